@@ -17,7 +17,7 @@ from bnet_transformer.interventions.sweeps.cell_spec import PATH_BYTES
 from bnet_transformer.learning import training
 from bnet_transformer.tpm import Categorical
 from tests.file_helpers import rewrite
-from tests.test_interrupted_runs import WORDS, mixture, same, vectors
+from tests.test_interrupted_runs import WORDS, are_equal as same, draw_vectors as vectors, make_mixture as mixture
 
 
 def decoder():

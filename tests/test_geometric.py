@@ -18,22 +18,22 @@ D = torch.float64
 FORMS = ("skew", "arbitrary", None)
 
 
-def spread_out(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
-    """The net in float64, biases and all of it moved from where they start."""
+def perturb(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
+    """The net in float64, with noise on every parameter, so that biases are not zero."""
     return jolted(net, spread).to(D)
 
 
-def arrays(net: bt.BNet) -> dict[str, np.ndarray]:
+def get_arrays(net: bt.BNet) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in net.parameters.items()}
 
 
-def said(net: bt.BNet, Z: np.ndarray) -> np.ndarray:
-    """What the compiled net makes of words in columns, as columns."""
+def run_net(net: bt.BNet, Z: np.ndarray) -> np.ndarray:
+    """The output of the compiled net for words in the columns of `Z`, as columns."""
     return net.module()(torch.from_numpy(Z.T.copy())[None]).detach()[0].numpy().T
 
 
-def whole_map(net: bt.BNet, d: int, n: int):
-    """The net as a map of R^(d n)."""
+def flatten_map(net: bt.BNet, d: int, n: int):
+    """The net as a function of R^(d n)."""
     module = net.module().eval()
     return lambda z: module(z.reshape(1, n, d)).reshape(-1)
 
@@ -41,7 +41,7 @@ def whole_map(net: bt.BNet, d: int, n: int):
 def determinant(net: bt.BNet, x: torch.Tensor) -> float:
     """The determinant of the Jacobian over all words at once."""
     n, d = x.shape
-    return torch.linalg.det(jacrev(whole_map(net, d, n))(x.reshape(-1))).item()
+    return torch.linalg.det(jacrev(flatten_map(net, d, n))(x.reshape(-1))).item()
 
 
 # parity with the formulas
@@ -50,20 +50,20 @@ def determinant(net: bt.BNet, x: torch.Tensor) -> float:
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(("d", "n", "slices", "blocks"), [(3, 3, 3, 2), (5, 2, 1, 1), (2, 7, 2, 3)])
 def test_the_correlation_matrix_mixes_the_words_themselves(d, n, slices, blocks, add):
-    net = spread_out(bt.geometric(d, slices=slices, blocks=blocks, add=add))
-    p, Z = arrays(net), np.random.default_rng(d).normal(size=(d, n))
+    net = perturb(bt.geometric(d, slices=slices, blocks=blocks, add=add))
+    p, Z = get_arrays(net), np.random.default_rng(d).normal(size=(d, n))
     expected = Z
     for t in range(slices):
         expected = columns.correlated(expected, p[f"A_{t}.value"], add=add)
         expected = columns.resnet(expected, zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True))
-    np.testing.assert_allclose(said(net, Z), expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(run_net(net, Z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(("d", "heads", "n", "slices", "blocks"), [(3, 1, 3, 3, 2), (4, 2, 5, 2, 1), (6, 3, 2, 1, 3)])
 def test_the_standard_integrator_scales_by_the_full_width(d, heads, n, slices, blocks, add):
-    net = spread_out(bt.geometric(d, heads=heads, slices=slices, blocks=blocks, add=add))
-    p, Z = arrays(net), np.random.default_rng(n).normal(size=(d, n))
+    net = perturb(bt.geometric(d, heads=heads, slices=slices, blocks=blocks, add=add))
+    p, Z = get_arrays(net), np.random.default_rng(n).normal(size=(d, n))
     expected = Z
     for t in range(slices):
         P = [[W.T for W in p[f"W_{role}_{t}.value"]] for role in "qkv"]
@@ -71,14 +71,14 @@ def test_the_standard_integrator_scales_by_the_full_width(d, heads, n, slices, b
         expected = columns.resnet(expected, zip(p[f"resnet_{t}.weight"], p[f"resnet_{t}.bias"], strict=True))
         last = zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True)
         expected = columns.resnet(expected, last, lambda x: x)
-    np.testing.assert_allclose(said(net, Z), expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(run_net(net, Z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("d", "n", "slices", "blocks"), [(3, 3, 3, 2), (5, 2, 1, 1), (2, 7, 2, 3), (4, 1, 1, 1)])
 def test_volume_preserving_nets_are_their_formulas(d, n, slices, blocks, form):
-    net = spread_out(bt.volume_preserving(d, attention=form, slices=slices, blocks=blocks))
-    p, Z = arrays(net), np.random.default_rng(d * n).normal(size=(d, n))
+    net = perturb(bt.volume_preserving(d, attention=form, slices=slices, blocks=blocks))
+    p, Z = get_arrays(net), np.random.default_rng(d * n).normal(size=(d, n))
     expected = Z
     for t in range(slices):
         if form == "skew":
@@ -93,7 +93,7 @@ def test_volume_preserving_nets_are_their_formulas(d, n, slices, blocks, form):
             assert (b is None) == (m % 2 == 1)
             expected = columns.triangular(expected, p[f"lower{m}_{t}.packed"], "lower", b, tanh)
             expected = columns.triangular(expected, p[f"{last}.packed"], "upper", p[f"{last}.bias"], tanh)
-    np.testing.assert_allclose(said(net, Z), expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(run_net(net, Z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_the_nets_of_the_rigid_body_have_their_parameters(count, net):
 
 def test_packed_matrices_lie_as_in_the_julia_package():
     """The examples of its documentation."""
-    at = EvalContext({"packed": torch.arange(1.0, 7.0)})
+    context = EvalContext({"packed": torch.arange(1.0, 7.0)})
     skew = [[0, -1, -2, -4], [1, 0, -3, -5], [2, 3, 0, -6], [4, 5, 6, 0]]
     upper = [[0, 1, 2, 4], [0, 0, 3, 5], [0, 0, 0, 6], [0, 0, 0, 0]]
-    assert Skew(4).value(at).tolist() == skew
+    assert Skew(4).value(context).tolist() == skew
     for side, matrix in (("lower", np.array(upper).T), ("upper", np.array(upper))):
         step = Triangular(side, "identity", bias=False)
-        created = torch.stack([step.value(at, e) - e for e in torch.eye(4)], -1)
-        assert created.tolist() == matrix.tolist()
+        actual = torch.stack([step.value(context, e) - e for e in torch.eye(4)], -1)
+        assert actual.tolist() == matrix.tolist()
 
 
 # volumes
@@ -145,24 +145,24 @@ def test_volume_is_preserved(d, n, slices, form, activation, spread, seed):
 def test_the_arbitrary_form_changes_volume():
     """Words of two slices: the determinants are spread over either side of 1, and none is 1."""
     net = bt.volume_preserving(3, attention="arbitrary", spread=1.0, slices=1).to(D)
-    draw = torch.Generator().manual_seed(0)
-    result = [determinant(net, torch.randn(3, 3, dtype=D, generator=draw)) for _ in range(8)]
-    assert min(abs(item - 1) for item in result) > 1e-3 and min(result) < 0.9
+    generator = torch.Generator().manual_seed(0)
+    determinants = [determinant(net, torch.randn(3, 3, dtype=D, generator=generator)) for _ in range(8)]
+    assert min(abs(value - 1) for value in determinants) > 1e-3 and min(determinants) < 0.9
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 def test_only_the_skew_form_does_not_see_the_order_of_words(form):
-    net = spread_out(bt.volume_preserving(3, attention=form))
+    net = perturb(bt.volume_preserving(3, attention=form))
     x, order = torch.randn(1, 4, 3, dtype=D), [2, 0, 3, 1]
     module = net.module()
-    separate = (module(x)[:, order] - module(x[:, order])).abs().max()
-    assert separate < 1e-12 if form == "skew" else separate > 1e-2
+    difference = (module(x)[:, order] - module(x[:, order])).abs().max()
+    assert difference < 1e-12 if form == "skew" else difference > 1e-2
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 def test_attention_keeps_the_length_of_every_feature(form):
     """Cay(C) is orthogonal: `|z_a|^2` over the words stays, and so does the Gram matrix of features."""
-    net = spread_out(bt.volume_preserving(3, attention=form, slices=1))
+    net = perturb(bt.volume_preserving(3, attention=form, slices=1))
     x = torch.randn(2, 5, 3, dtype=D)
     a = net.module()(x, want=["a_0"])["a_0"]
     torch.testing.assert_close(a.mT @ a, x.mT @ x, rtol=1e-10, atol=1e-12)
@@ -173,32 +173,32 @@ def test_attention_keeps_the_length_of_every_feature(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_padded_word_is_as_if_it_were_not_there(form):
-    net = spread_out(bt.volume_preserving(3, attention=form))
+    net = perturb(bt.volume_preserving(3, attention=form))
     module, x = net.module(), torch.randn(3, 5, 3, dtype=D)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 0, 1, 1]], dtype=torch.bool)
     x[~mask] = 1e6
     padded = module(x, mask=mask)
-    for row, present, created in zip(x, mask, padded, strict=True):
-        single = module(row[present][None])[0]
-        torch.testing.assert_close(created[present], single, rtol=1e-10, atol=1e-12)
-    full = module(x, mask=torch.ones_like(mask))
-    assert torch.equal(full, module(x)) or torch.allclose(full, module(x), rtol=1e-12, atol=1e-12)
+    for words, present, actual in zip(x, mask, padded, strict=True):
+        expected = module(words[present][None])[0]
+        torch.testing.assert_close(actual[present], expected, rtol=1e-10, atol=1e-12)
+    unpadded = module(x, mask=torch.ones_like(mask))
+    assert torch.equal(unpadded, module(x)) or torch.allclose(unpadded, module(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 def test_one_system_for_all_words_is_as_many_as_words(form):
-    """The equation of one node, with a mask of its own for each word, and the mix of all words at once."""
+    """The value of one node, with a mask for each word, equals the mix of all words at once."""
     tpm, z, A = Cayley(form), torch.randn(4, 3, dtype=D), torch.randn(3, 3, dtype=D)
     A = A - A.mT if form == "skew" else A
     j = torch.arange(4)
     mask = torch.tensor([True, False, True, True])
-    at = EvalContext(word=j, read_indices={"z.": j}, mask={"z.": mask.expand(4, 4)}, dtype=D)
-    item = tpm.value(at, z[None], A)
-    together = tpm.mix(j, mask, z, A)
-    torch.testing.assert_close(item, together, rtol=1e-12, atol=1e-12)
-    retained = tpm.mix(torch.arange(3), None, z[mask], A)
-    torch.testing.assert_close(together[mask], retained, rtol=1e-12, atol=1e-12)
-    assert not together[~mask].any()
+    context = EvalContext(word=j, read_indices={"z.": j}, mask={"z.": mask.expand(4, 4)}, dtype=D)
+    per_word = tpm.value(context, z[None], A)
+    mixed = tpm.mix(j, mask, z, A)
+    torch.testing.assert_close(per_word, mixed, rtol=1e-12, atol=1e-12)
+    unmasked = tpm.mix(torch.arange(3), None, z[mask], A)
+    torch.testing.assert_close(mixed[mask], unmasked, rtol=1e-12, atol=1e-12)
+    assert not mixed[~mask].any()
     z.requires_grad_()
     A.requires_grad_()
     assert gradcheck(lambda z, A: tpm.mix(j, mask, z, A), (z, A))
@@ -207,12 +207,12 @@ def test_one_system_for_all_words_is_as_many_as_words(form):
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 @pytest.mark.parametrize("scale", [1e3, 1e4])
 def test_large_words_in_single_precision_are_as_in_double(form, scale):
-    """C grows with the squares of the words, and the 1 of I + C must not be lost beside it."""
+    """C grows with the squares of the words, and the 1 of I + C must not be rounded away."""
     net = bt.volume_preserving(3, attention=form, slices=1)
     x = scale * torch.randn(200, 3, 3, generator=torch.Generator().manual_seed(0))
-    result = net.module()(x, want=["a_0"])["a_0"].double()
+    actual = net.module()(x, want=["a_0"])["a_0"].double()
     expected = net.to(D).module()(x.double(), want=["a_0"])["a_0"]
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6 * scale)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6 * scale)
     s = net.sentence(x=x[0])
     torch.testing.assert_close(s["a_0_1"].double(), expected[0, 1], rtol=1e-6, atol=1e-6 * scale)
 
@@ -223,8 +223,8 @@ def test_words_without_a_solution_are_told_where_numbers_must_be_finite(form, sc
     net = bt.volume_preserving(3, attention=form, slices=1, observe=Normal(0.1))
     x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     x[0] *= scale
-    created = net.module()(x)
-    assert created[0].isnan().all() and created[1].isfinite().all()
+    output = net.module()(x)
+    assert output[0].isnan().all() and output[1].isfinite().all()
     with pytest.raises(bt.BNetError, match="a_0_1: expected a value that is a number; got NaN"):
         net.sentence(x=x[0])["a_0_1"]
     with pytest.raises(bt.BNetError, match="expected a finite loss; got loss nan"):
@@ -246,10 +246,10 @@ def test_the_compiled_net_is_one_graph_with_its_gradient():
     module = bt.volume_preserving(3, slices=1).module()
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     torch._dynamo.reset()  # nothing of the nets that other tests compiled
-    full = torch.compile(module, backend="eager", fullgraph=True)
-    torch.testing.assert_close(full(x), module(x), rtol=0, atol=0)
-    result, expected = (torch.autograd.grad(item(x).square().sum(), x)[0] for item in (full, module))
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x), rtol=0, atol=0)
+    actual, expected = (torch.autograd.grad(fn(x).square().sum(), x)[0] for fn in (compiled, module))
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_nets_can_be_observed_and_asked():
@@ -261,14 +261,14 @@ def test_the_nets_can_be_observed_and_asked():
     assert s.parents("a_0_1_2") == ["q_0_1_0", "q_0_1_1", "q_0_1_2", "k_0_1_2", "v_0_1_0", "v_0_1_1", "v_0_1_2"]
 
 
-# what there is not, and bad input
+# unsupported queries, and bad input
 
 
 def test_a_cayley_net_has_no_attention_distribution_and_says_why():
     s = bt.volume_preserving(3).sentence("a b c")
-    for ask in (lambda: s.attention(0), lambda: s.reads()):
+    for call in (lambda: s.attention(0), lambda: s.reads()):
         with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are no distributions"):
-            ask()
+            call()
 
 
 BAD = [
@@ -305,13 +305,13 @@ def test_cayley_asks_for_every_word_and_a_square_matrix(reach, A, message):
 
 
 def test_equations_are_told_in_columns_and_say_who_is_the_key():
-    passed = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
-    assert all("q and k have changed roles" in item for item in passed.values())
-    assert r"(Q^{t,h})^\top K^{t,h}" in passed["column"]
+    texts = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
+    assert all("q and k have changed roles" in text for text in texts.values())
+    assert r"(Q^{t,h})^\top K^{t,h}" in texts["column"]
     assert r"Z_{:i} = a_i" in str(bt.geometric(3).equations("column"))
     for form in ("row", "column", "einstein"):  # the matrix of the words a is not the weight A
         assert "mathbf{A}" not in str(bt.geometric(3).equations(form)) and "Z" in str(bt.geometric(3).equations(form))
-    skew, arbitrary = (str(bt.volume_preserving(3, attention=item).equations("column")) for item in FORMS[:2])
+    skew, arbitrary = (str(bt.volume_preserving(3, attention=kind).equations("column")) for kind in FORMS[:2])
     assert r"X^t \operatorname{Cay}((X^t)^\top A^t X^t)" in skew and r"(\hat{A}^t)^\top = -\hat{A}^t" in skew
     assert r"X^t \operatorname{Cay}(C(A^t))" in arbitrary
     assert r"C(A^t) = B - B^\top, \quad B = \operatorname{lower}((X^t)^\top A^t X^t) / \sqrt{3}" in arbitrary

@@ -14,7 +14,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.tpm import Normal
 from tests import numpy_geometric as columns
-from tests.test_geometric import said
+from tests.test_geometric import run_net
 
 h5py = pytest.importorskip("h5py")
 
@@ -31,7 +31,7 @@ class Packed:
 
 
 @dataclass
-class Julia:
+class JuliaFile:
     """A parameter file as Julia writes it: arrays in the order of its columns, so transposed for Python."""
 
     layers: list[dict] = field(default_factory=list)
@@ -40,33 +40,33 @@ class Julia:
     def write(self, path: Path) -> Path:
         with h5py.File(path, "w") as file:
             names = [f"L{k + 1}" for k in range(len(self.layers))]
-            self._keys(file, names, "NetworkParameters")
+            self._write_keys(file, names, "NetworkParameters")
             for name, layer in zip(names, self.layers, strict=True):
-                self._group(file.create_group(name), layer)
+                self._write_group(file.create_group(name), layer)
         return path
 
-    def _keys(self, group, names, kind):
+    def _write_keys(self, group, names, kind):
         if self.style == "storage":
             group.attrs["kind"], group.attrs["keys"] = kind, list(names)
 
-    def _group(self, group, content):
-        self._keys(group, content, "NamedTuple")
+    def _write_group(self, group, content):
+        self._write_keys(group, content, "NamedTuple")
         for name, value in content.items():
             if isinstance(value, dict):
-                self._group(group.create_group(name), value)
+                self._write_group(group.create_group(name), value)
             elif isinstance(value, Packed) and self.style == "plain":
                 side = {"LowerTriangular": "lower", "UpperTriangular": "upper"}.get(value.kind, "skew")
                 group[name] = columns.unpacked(value.S, value.n, side).T
             elif isinstance(value, Packed):
-                self._packed(group.create_group(name), value)
+                self._write_packed(group.create_group(name), value)
             else:
                 group[name] = np.asarray(value).T
 
-    def _packed(self, group, value):
+    def _write_packed(self, group, value):
         if self.style == "storage":
             group.attrs["kind"], group.attrs["parameter_type"] = "wrapped", value.kind
             group["storage"] = value.S
-            self._group(group.create_group("metadata"), {"n": np.int64(value.n)})
+            self._write_group(group.create_group("metadata"), {"n": np.int64(value.n)})
             return
         group["S"], group["n"] = value.S, np.int64(value.n)
         if self.style == "tagged":
@@ -77,46 +77,46 @@ def normal(*shape, dtype=np.float64):
     return (0.4 * RNG.normal(size=shape)).astype(dtype)
 
 
-def attention(d, heads=1, dtype=np.float64):
+def make_attention(d, heads=1, dtype=np.float64):
     """`P` of each head is `[d, d / heads]`."""
     return {
         role: {f"head_{k + 1}": normal(d, d // heads, dtype=dtype) for k in range(heads)} for role in ("PQ", "PK", "PV")
     }
 
 
-def dense(d, dtype=np.float64):
+def make_dense(d, dtype=np.float64):
     return {"weight": normal(d, d, dtype=dtype), "bias": normal(d, dtype=dtype)}
 
 
-def standard(d, L, blocks, heads=1, dtype=np.float64):
+def make_standard(d, L, blocks, heads=1, dtype=np.float64):
     layers = []
     for _ in range(L):
-        layers += [attention(d, heads, dtype), *(dense(d, dtype) for _ in range(blocks + 1))]
+        layers += [make_attention(d, heads, dtype), *(make_dense(d, dtype) for _ in range(blocks + 1))]
     return layers
 
 
-def triangular(d, side, bias, dtype=np.float64):
+def make_triangular(d, side, bias, dtype=np.float64):
     kind = {"lower": "LowerTriangular", "upper": "UpperTriangular"}[side]
     weight = {"weight": Packed(normal(d * (d - 1) // 2, dtype=dtype), d, kind)}
     return weight | ({"bias": normal(d, dtype=dtype)} if bias else {})
 
 
-def feed_forward(d, blocks, dtype=np.float64):
+def make_feed_forward(d, blocks, dtype=np.float64):
     pair = [("lower", False), ("upper", True)]
-    return [triangular(d, *item, dtype) for item in [*pair, ("lower", True), ("upper", True)] * blocks + pair]
+    return [make_triangular(d, *side, dtype) for side in [*pair, ("lower", True), ("upper", True)] * blocks + pair]
 
 
-def volume(d, L, blocks, skew, dtype=np.float64):
+def make_volume(d, L, blocks, skew, dtype=np.float64):
     layers = []
     for _ in range(L):
         A = Packed(normal(d * (d - 1) // 2, dtype=dtype), d, "SkewSymMatrix") if skew else normal(d, d, dtype=dtype)
-        layers += [{"A": A}, *feed_forward(d, blocks, dtype)]
+        layers += [{"A": A}, *make_feed_forward(d, blocks, dtype)]
     return layers
 
 
-def julia_says(layers, Z, *, add=False):
-    """What the Julia package makes of Z, layer by layer, from the arrays as they are in Julia."""
-    curved = {id(layer): k % 4 in (2, 3) for k, layer in _steps(layers)}
+def apply_layers(layers, Z, *, add=False):
+    """The output of the Julia package for Z, layer by layer, from the arrays as they are in Julia."""
+    has_tanh = {id(layer): k % 4 in (2, 3) for k, layer in iter_triangular(layers)}
     for k, layer in enumerate(layers):
         if "PQ" in layer:
             Z = columns.standard(Z, *(list(layer[role].values()) for role in ("PQ", "PK", "PV")), add=add)
@@ -128,7 +128,7 @@ def julia_says(layers, Z, *, add=False):
                 Z = columns.cayley(Z, A, "arbitrary")
         elif isinstance(layer["weight"], Packed):
             side = "lower" if layer["weight"].kind == "LowerTriangular" else "upper"
-            act = np.tanh if curved[id(layer)] else None
+            act = np.tanh if has_tanh[id(layer)] else None
             Z = columns.triangular(Z, layer["weight"].S, side, layer.get("bias"), act)
         else:
             last = k + 1 == len(layers) or "PQ" in layers[k + 1]
@@ -136,8 +136,8 @@ def julia_says(layers, Z, *, add=False):
     return Z
 
 
-def _steps(layers):
-    """The triangular layers, counted from the last attention."""
+def iter_triangular(layers):
+    """The triangular layers, with their index since the last attention."""
     k = 0
     for layer in layers:
         if "weight" not in layer:
@@ -148,12 +148,12 @@ def _steps(layers):
 
 
 ARCHITECTURES = {
-    "standard": (lambda: standard(3, 3, 2), 189),
-    "standard, heads": (lambda: standard(4, 2, 1, heads=2), None),
-    "arbitrary": (lambda: volume(3, 3, 2, False), 180),
-    "skew": (lambda: volume(3, 3, 2, True), 162),
-    "feed-forward": (lambda: feed_forward(3, 6), 135),
-    "wide": (lambda: volume(5, 2, 1, True), None),
+    "standard": (lambda: make_standard(3, 3, 2), 189),
+    "standard, heads": (lambda: make_standard(4, 2, 1, heads=2), None),
+    "arbitrary": (lambda: make_volume(3, 3, 2, False), 180),
+    "skew": (lambda: make_volume(3, 3, 2, True), 162),
+    "feed-forward": (lambda: make_feed_forward(3, 6), 135),
+    "wide": (lambda: make_volume(5, 2, 1, True), None),
 }
 
 
@@ -165,13 +165,13 @@ STYLES += [(name, "storage") for name in ("skew", "feed-forward")]
 def test_a_file_is_the_net_that_julia_has(name, style, tmp_path):
     make, count = ARCHITECTURES[name]
     layers = make()
-    full = "skew" if style == "plain" and name in ("skew", "wide") else None  # such a file does not say that A is skew
-    net = bt.load_geometric(Julia(layers, style).write(tmp_path / "net.h5"), attention=full)
+    form = "skew" if style == "plain" and name in ("skew", "wide") else None  # such a file does not say that A is skew
+    net = bt.load_geometric(JuliaFile(layers, style).write(tmp_path / "net.h5"), attention=form)
     assert net.network.dtype == torch.float64
     assert count is None or sum(value.numel() for value in net.parameters.values()) == count
     d = net.sentence("a").ground and len(net.sentence("a")["x_0_0"])
     Z = RNG.normal(size=(d, 3))
-    np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(run_net(net, Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
 
 SKEW = np.array([[0, 0.3, -0.2], [-0.3, 0, 0.5], [0.2, -0.5, 0]])
@@ -179,14 +179,14 @@ SKEW = np.array([[0, 0.3, -0.2], [-0.3, 0, 0.5], [0.2, -0.5, 0]])
 
 @pytest.mark.parametrize("first", [SKEW, np.zeros((3, 3))], ids=["skew numbers", "zeros"])
 def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_path):
-    """Over all units, until the file or the caller says skew."""
-    layers = volume(3, 2, 1, False)
+    """For all units, unless the file or `attention=` says skew."""
+    layers = make_volume(3, 2, 1, False)
     layers[0]["A"] = first
-    path, Z = Julia(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
-    for given in (None, "arbitrary"):
-        net = bt.load_geometric(path, attention=given)
+    path, Z = JuliaFile(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
+    for form in (None, "arbitrary"):
+        net = bt.load_geometric(path, attention=form)
         assert {"A_0.value", "A_1.value"} <= net.parameters.keys()
-        np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(run_net(net, Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
     with pytest.raises(
         bt.FileError, match=r"L8: expected attention \(A, skew-symmetric\); got attention \(A, a matrix\)"
     ):
@@ -194,15 +194,15 @@ def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_pa
 
 
 def test_the_skew_form_is_told_by_a_type_or_by_another_unit(tmp_path):
-    layers = volume(3, 2, 1, True)
-    path, Z = Julia(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
-    for typed in (False, True):  # the first unit alone written out, then both
+    layers = make_volume(3, 2, 1, True)
+    path, Z = JuliaFile(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
+    for is_typed in (False, True):  # the first unit alone written out, then both
         with h5py.File(path, "a") as file:
-            for k in (1, 8) if typed else (1,):
-                put(file, f"L{k}/A", columns.unpacked(layers[k - 1]["A"].S, 3, "skew").T)
-            if typed:
+            for k in (1, 8) if is_typed else (1,):
+                write(file, f"L{k}/A", columns.unpacked(layers[k - 1]["A"].S, 3, "skew").T)
+            if is_typed:
                 file["L8/A"].attrs["gml_type"] = "GeometricMachineLearning.SkewSymMatrix"
-        np.testing.assert_allclose(said(bt.load_geometric(path), Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(run_net(bt.load_geometric(path), Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
         with pytest.raises(bt.FileError, match=r"L8: expected attention \(A, a matrix\), as is told; got .*skew"):
             bt.load_geometric(path, attention="arbitrary")
     with h5py.File(path, "a") as file:
@@ -212,119 +212,119 @@ def test_the_skew_form_is_told_by_a_type_or_by_another_unit(tmp_path):
 
 
 def test_a_triangle_of_zeros_fits_either_side(tmp_path):
-    layers = feed_forward(3, 1)
+    layers = make_feed_forward(3, 1)
     for layer in layers:
         layer["weight"] = Packed(np.zeros(3), 3, layer["weight"].kind)
     Z = RNG.normal(size=(3, 4))
-    net = bt.load_geometric(Julia(layers, "plain").write(tmp_path / "net.h5"))
-    np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+    net = bt.load_geometric(JuliaFile(layers, "plain").write(tmp_path / "net.h5"))
+    np.testing.assert_allclose(run_net(net, Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
 
 def test_a_form_without_such_attention_is_refused(tmp_path):
-    for layers in (feed_forward(3, 1), standard(3, 1, 1)):
+    for layers in (make_feed_forward(3, 1), make_standard(3, 1, 1)):
         with pytest.raises(bt.BNetError, match="attention: expected None, for the file has no volume-preserving att"):
-            bt.load_geometric(Julia(layers).write(tmp_path / "net.h5"), attention="skew")
+            bt.load_geometric(JuliaFile(layers).write(tmp_path / "net.h5"), attention="skew")
     with pytest.raises(bt.BNetError, match=r"attention: expected one of .*'skew', 'arbitrary'"):
-        bt.load_geometric(Julia(volume(3, 1, 1, True)).write(tmp_path / "net.h5"), attention="softmax")
+        bt.load_geometric(JuliaFile(make_volume(3, 1, 1, True)).write(tmp_path / "net.h5"), attention="softmax")
 
 
 def test_many_layers_keep_their_order(tmp_path):
-    """L10 stands before L2 in the file's own order."""
-    layers = volume(3, 3, 3, False)
+    """In the file, L10 precedes L2."""
+    layers = make_volume(3, 3, 3, False)
     assert len(layers) > 40
     Z = RNG.normal(size=(3, 4))
-    net = bt.load_geometric(Julia(layers).write(tmp_path / "net.h5"))
-    np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+    net = bt.load_geometric(JuliaFile(layers).write(tmp_path / "net.h5"))
+    np.testing.assert_allclose(run_net(net, Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
 
 def test_what_the_file_does_not_hold_is_told(tmp_path):
-    layers = standard(4, 2, 1, heads=2)
-    path = str(Julia(layers).write(tmp_path / "net.h5"))
+    layers = make_standard(4, 2, 1, heads=2)
+    path = str(JuliaFile(layers).write(tmp_path / "net.h5"))
     Z = RNG.normal(size=(4, 3))
-    added = bt.load_geometric(path, add=True)
-    np.testing.assert_allclose(said(added, Z), julia_says(layers, Z, add=True), rtol=1e-10, atol=1e-10)
-    other = bt.load_geometric(path, activation="relu", observe=Normal(0.1))
-    assert np.abs(said(other.replace({}), Z) - said(bt.load_geometric(path), Z)).max() > 1e-3
-    assert "y_0" in other.sentence("a b").graph()
+    with_add = bt.load_geometric(path, add=True)
+    np.testing.assert_allclose(run_net(with_add, Z), apply_layers(layers, Z, add=True), rtol=1e-10, atol=1e-10)
+    with_relu = bt.load_geometric(path, activation="relu", observe=Normal(0.1))
+    assert np.abs(run_net(with_relu.replace({}), Z) - run_net(bt.load_geometric(path), Z)).max() > 1e-3
+    assert "y_0" in with_relu.sentence("a b").graph()
     with pytest.raises(bt.BNetError, match="add: expected False, for the file has no standard transformer"):
-        bt.load_geometric(Julia(feed_forward(3, 1)).write(tmp_path / "vpff.h5"), add=True)
+        bt.load_geometric(JuliaFile(make_feed_forward(3, 1)).write(tmp_path / "vpff.h5"), add=True)
 
 
 def test_single_precision_and_the_other_byte_order_are_kept(tmp_path):
-    layers = volume(3, 1, 1, True, np.float32)
-    net = bt.load_geometric(Julia(layers).write(tmp_path / "net.h5"))
+    layers = make_volume(3, 1, 1, True, np.float32)
+    net = bt.load_geometric(JuliaFile(layers).write(tmp_path / "net.h5"))
     assert net.network.dtype == torch.float32
-    big = volume(3, 1, 1, False, np.dtype(">f8"))
+    big_endian = make_volume(3, 1, 1, False, np.dtype(">f8"))
     Z = RNG.normal(size=(3, 3))
-    net = bt.load_geometric(Julia(big).write(tmp_path / "big.h5"))
-    np.testing.assert_allclose(said(net, Z), julia_says(big, Z), rtol=1e-10, atol=1e-10)
+    net = bt.load_geometric(JuliaFile(big_endian).write(tmp_path / "big.h5"))
+    np.testing.assert_allclose(run_net(net, Z), apply_layers(big_endian, Z), rtol=1e-10, atol=1e-10)
 
 
 def test_a_projection_of_the_stiefel_manifold_is_its_matrix(tmp_path):
-    layers = standard(3, 1, 1)
-    path = Julia(layers).write(tmp_path / "net.h5")
+    layers = make_standard(3, 1, 1)
+    path = JuliaFile(layers).write(tmp_path / "net.h5")
     with h5py.File(path, "a") as file:
         value = file["L1/PQ/head_1"][()]
         del file["L1/PQ/head_1"]
         group = file.create_group("L1/PQ/head_1")
         group.attrs["gml_type"], group["A"] = "StiefelManifold", value
     Z = RNG.normal(size=(3, 3))
-    np.testing.assert_allclose(said(bt.load_geometric(path), Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(run_net(bt.load_geometric(path), Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
 
 # bad files
 
 
-# What spoils a file, and the place that is told: a volume-preserving net, then a standard transformer.
+# Edits that corrupt a file, and the error message: a volume-preserving net, then a standard transformer.
 VOLUME = {
     "a gap": (lambda f: f.pop("L2"), "no L2"),
     "more": (lambda f: f.create_group("optimizer"), "no L8, but"),
     "an empty layer": (lambda f: f["L4"].clear(), "L4: expected PQ"),
-    "A beside": (lambda f: put(f, "L1/B", [1.0]), "L1: expected A; got A, B"),
-    "a bias too much": (lambda f: put(f, "L2/bias", np.ones(3)), "L2: expected no bias"),
+    "A beside": (lambda f: write(f, "L1/B", [1.0]), "L1: expected A; got A, B"),
+    "a bias too much": (lambda f: write(f, "L2/bias", np.ones(3)), "L2: expected no bias"),
     "no bias": (lambda f: f["L3"].pop("bias"), "L3: expected a bias"),
     "another width": (lambda f: widen(f), "L2: expected the width 3"),
     "no width": (lambda f: f["L2/weight"].pop("n"), "L2/weight: expected S, n"),
     "upper first": (lambda f: tag(f, "UpperTriangular"), "L2: expected a strictly lower"),
     "a symmetric one": (lambda f: tag(f, "SymmetricMatrix"), "got SymmetricMatrix"),
-    "an odd A": (lambda f: put(f, "L1/A", np.ones((3, 2))), "L1/A: expected a square"),
-    "ids": (lambda f: put(f, "L1/A", np.ones((3, 3), int)), "L1/A: expected real numbers"),
-    "not a number": (lambda f: put(f, "L1/A", np.full((3, 3), np.nan)), "L1/A: expected finite"),
-    "two types": (lambda f: put(f, "L1/A", np.ones((3, 3), "f4")), "got torch.float64"),
-    "another file": (lambda f: put(f, "L1", h5py.ExternalLink("other.h5", "/L1")), "L1: .* got a link"),
-    "numbers elsewhere": (lambda f: elsewhere(f), "L1/A: expected numbers in the file itself"),
-    "a dataset for a layer": (lambda f: put(f, "L1", np.ones(3)), "L1: expected a group"),
+    "an odd A": (lambda f: write(f, "L1/A", np.ones((3, 2))), "L1/A: expected a square"),
+    "ids": (lambda f: write(f, "L1/A", np.ones((3, 3), int)), "L1/A: expected real numbers"),
+    "not a number": (lambda f: write(f, "L1/A", np.full((3, 3), np.nan)), "L1/A: expected finite"),
+    "two types": (lambda f: write(f, "L1/A", np.ones((3, 3), "f4")), "got torch.float64"),
+    "another file": (lambda f: write(f, "L1", h5py.ExternalLink("other.h5", "/L1")), "L1: .* got a link"),
+    "numbers elsewhere": (lambda f: write_external(f), "L1/A: expected numbers in the file itself"),
+    "a dataset for a layer": (lambda f: write(f, "L1", np.ones(3)), "L1: expected a group"),
 }
 STANDARD = {
     "no head": (lambda f: f["L1/PQ"].clear(), "L1/PQ: expected head_1"),
     "no values": (lambda f: f["L1"].pop("PV"), "L1: expected PQ, PK, PV"),
     "one ResNet layer": (lambda f: [f.pop(f"L{k}") for k in range(3, 7)], "at least two ResNet layers"),
     "fewer in a unit": (lambda f: f.pop("L6"), "L4: expected 2 layers"),
-    "a triangle among them": (lambda f: triangle(f), "L2: expected a dense"),
+    "a triangle among them": (lambda f: write_triangle(f), "L2: expected a dense"),
 }
 
 
 def widen(file):
-    put(file, "L2/weight/S", np.ones(6))
-    put(file, "L2/weight/n", 4)
+    write(file, "L2/weight/S", np.ones(6))
+    write(file, "L2/weight/n", 4)
 
 
 def tag(file, kind):
     file["L2/weight"].attrs["gml_type"] = kind
 
 
-def elsewhere(file):
+def write_external(file):
     del file["L1/A"]
     file["L1"].create_dataset("A", (3, 3), "f8", external=[("/etc/hostname", 0, 72)])
 
 
-def triangle(file):
+def write_triangle(file):
     del file["L2/weight"]
-    put(file, "L2/weight/S", np.ones(3))
-    put(file, "L2/weight/n", 3)
+    write(file, "L2/weight/S", np.ones(3))
+    write(file, "L2/weight/n", 3)
 
 
-def put(file, name, value):
+def write(file, name, value):
     if name in file:
         del file[name]
     file[name] = value
@@ -332,20 +332,20 @@ def put(file, name, value):
 
 @pytest.mark.parametrize("kind", ["volume", "standard"])
 def test_a_file_that_is_not_one_is_refused_with_the_place(kind, tmp_path):
-    layers = volume(3, 1, 1, False) if kind == "volume" else standard(3, 2, 1)
-    valid = Julia(layers).write(tmp_path / "sound.h5").read_bytes()
+    layers = make_volume(3, 1, 1, False) if kind == "volume" else make_standard(3, 2, 1)
+    valid = JuliaFile(layers).write(tmp_path / "sound.h5").read_bytes()
     path = tmp_path / "net.h5"
-    for subject, (edit, message) in (VOLUME if kind == "volume" else STANDARD).items():
+    for label, (edit, message) in (VOLUME if kind == "volume" else STANDARD).items():
         path.write_bytes(valid)
         with h5py.File(path, "a") as file:
             edit(file)
         with pytest.raises(bt.FileError, match=message) as caught:
-            print(subject, bt.load_geometric(path))
+            print(label, bt.load_geometric(path))
         assert str(path) in str(caught.value)
 
 
 def test_what_is_no_hdf5_file_is_refused(tmp_path):
-    valid = Julia(volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
+    valid = JuliaFile(make_volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
     for content in (b"", b"not HDF5 at all", valid[: len(valid) // 3], valid[:-200]):
         (tmp_path / "net.h5").write_bytes(content)
         with pytest.raises(bt.FileError, match=re.escape(str(tmp_path))):
@@ -355,14 +355,14 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path):
 
 
 def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
-    path = Julia(feed_forward(3, 1)).write(tmp_path / "net.h5")
-    known = builtins.__import__
+    path = JuliaFile(make_feed_forward(3, 1)).write(tmp_path / "net.h5")
+    original_import = builtins.__import__
 
-    def without(name, *remainder, **more):
+    def import_without_h5py(name, *args, **kwargs):
         if name == "h5py":
             raise ImportError(name)
-        return known(name, *remainder, **more)
+        return original_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", import_without_h5py)
     with pytest.raises(bt.BNetError, match=r"the package h5py.*bnet-transformer\[hdf5\]"):
         bt.load_geometric(path)

@@ -1,4 +1,4 @@
-"""Structure: the counts of the chapter, and every question against networkx and pgmpy on random nets."""
+"""The graph: node and arrow counts of the chapter; every query against networkx and pgmpy on random nets."""
 
 import itertools
 from collections import Counter
@@ -25,33 +25,33 @@ from bnet_transformer.graph.traversal import markov_blanket
 from tests.cases import CASES
 
 THREE = {"": 3}
-EVERYTHING = NodeSelection()
+NO_FILTER = NodeSelection()
 
 
-def counts(net: bt.BNet, words: int = 3, **selection: object) -> tuple[int, int]:
+def get_counts(net: bt.BNet, words: int = 3, **selection: object) -> tuple[int, int]:
     ground = GroundGraph(net.network.graph, {"": words})
     chosen = NodeSelection(**selection)
     arrows = sum(len(sources) for _, sources, _ in ground.arrows(chosen))
     assert arrows == ground.count_arrows(chosen)
     assert ground.count_nodes(chosen) == sum(
-        len(ground.select_nodes(f, chosen)) for f in ground.template.groups if ground.is_selected(f, chosen)
+        len(ground.select_nodes(g, chosen)) for g in ground.template.groups if ground.is_selected(g, chosen)
     )
     return ground.count_nodes(chosen), arrows
 
 
 def test_the_chapters_slice():
     net = bt.bayesuvius(4)
-    assert counts(net, weights=False) == (15, 30) and counts(net) == (19, 42)
-    assert counts(bt.bayesuvius(4, residual=True), weights=False) == (15, 33)
+    assert get_counts(net, weights=False) == (15, 30) and get_counts(net) == (19, 42)
+    assert get_counts(bt.bayesuvius(4, residual=True), weights=False) == (15, 33)
     ground = GroundGraph(bt.bayesuvius(4, mask="causal").network.graph, THREE)
-    families, child = ground.template.groups, ground.template.by_name["x_1"].index
-    by_role = {families[b.parent].role: len(sources) for b, sources, _ in ground.arrows() if b.child == child}
+    groups, child = ground.template.groups, ground.template.by_name["x_1"].index
+    by_role = {groups[edge.parent].role: len(sources) for edge, sources, _ in ground.arrows() if edge.child == child}
     assert by_role == {"q": 3, "k": 6, "v": 6}
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5])
 def test_a_selector_for_each_word(heads):
-    assert counts(bt.bayesuvius(4, heads=heads, per="word")) == (9 + 12 * heads, 3 + 39 * heads)
+    assert get_counts(bt.bayesuvius(4, heads=heads, per="word")) == (9 + 12 * heads, 3 + 39 * heads)
 
 
 @pytest.mark.parametrize("slices, words, heads", [(1, 3, 2), (2, 4, 3), (3, 1, 1)])
@@ -59,11 +59,11 @@ def test_concat_counts(slices, words, heads):
     """x, and for each head q, k, v, a; W_q, W_k, W_v, W_o for each head."""
     net = bt.bayesuvius(4, slices=slices, heads=heads, combine="concat")
     nodes = words * (slices + 1) + slices * heads * (4 * words + 4)
-    into = slices * heads * (6 * words + words + 2 * words**2 + words + words)
-    assert counts(net, words) == (nodes, into)
+    arrows = slices * heads * (6 * words + words + 2 * words**2 + words + words)
+    assert get_counts(net, words) == (nodes, arrows)
 
 
-def as_networkx(ground: GroundGraph, selection: NodeSelection = EVERYTHING) -> nx.DiGraph:
+def as_networkx(ground: GroundGraph, selection: NodeSelection = NO_FILTER) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(ground)))
     for _, sources, targets in ground.arrows(selection):
@@ -88,19 +88,19 @@ def test_questions_of_structure_agree_with_networkx(case):
         assert sorted(ground.children(node)) == sorted(graph.successors(node))
         assert ancestors(ground, [node]) == sorted(nx.ancestors(graph, node))
         assert descendants(ground, [node]) == sorted(nx.descendants(graph, node))
-        assert markov_blanket(ground, node) == _blanket(graph, node)
+        assert markov_blanket(ground, node) == compute_blanket(graph, node)
 
 
-def _blanket(graph: nx.DiGraph, node: int) -> list[int]:
-    around = set(graph.predecessors(node)) | set(graph.successors(node))
+def compute_blanket(graph: nx.DiGraph, node: int) -> list[int]:
+    blanket = set(graph.predecessors(node)) | set(graph.successors(node))
     for child in graph.successors(node):
-        around |= set(graph.predecessors(child))
-    return sorted(around - {node})
+        blanket |= set(graph.predecessors(child))
+    return sorted(blanket - {node})
 
 
 @st.composite
 def plans(draw):
-    """A random folded graph over two plates and words of one stack, recurrent arrows included, and a word count."""
+    """A random template graph over two plates and words of one stack, recurrent arrows included, and a word count."""
     count = draw(st.integers(2, 6))
     plates = [tuple(p for p in ("atom", "head") if draw(st.booleans())) for _ in range(count)]
     over_words = [draw(st.booleans()) for _ in range(count)]
@@ -115,22 +115,22 @@ def plans(draw):
     return plates, over_words, arrows, draw(st.integers(1, 4))
 
 
-def grounded(plan) -> GroundGraph:
-    """The ground graph of a plan."""
+def make_ground_graph(plan) -> GroundGraph:
+    """The ground graph of a plan (of `plans`)."""
     plates, over_words, arrows, words = plan
-    families = tuple(
+    groups = tuple(
         NodeGroup(k, "", f"r{chr(97 + k)}", None, plates[k], "" if over_words[k] else None, 0)
         for k in range(len(plates))
     )
-    bundles = tuple(EdgeTemplate(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
-    groups = tuple((k,) for k in range(len(plates)))
-    return GroundGraph(TemplateGraph(families, bundles, {"atom": 2, "head": 3}, {"": 1}, groups), {"": words})
+    edges = tuple(EdgeTemplate(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
+    components = tuple((k,) for k in range(len(plates)))
+    return GroundGraph(TemplateGraph(groups, edges, {"atom": 2, "head": 3}, {"": 1}, components), {"": words})
 
 
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
 def test_random_nets_agree_with_networkx(plan, data):
-    ground = grounded(plan)
+    ground = make_ground_graph(plan)
     cut = data.draw(st.sets(st.integers(0, len(ground) - 1), max_size=3))
     graph = as_networkx(ground)
     for node in cut:
@@ -143,7 +143,7 @@ def test_random_nets_agree_with_networkx(plan, data):
     down = set().union(*(nx.descendants(graph, node) for node in nodes)) - set(nodes)
     assert ancestors(after, nodes) == sorted(up)
     assert descendants(after, nodes) == sorted(down)
-    assert markov_blanket(after, nodes[0]) == _blanket(graph, nodes[0])
+    assert markov_blanket(after, nodes[0]) == compute_blanket(graph, nodes[0])
     position = {node: k for k, node in enumerate(topological_order(after).tolist())}
     assert all(position[u] < position[v] for u, v in graph.edges)
 
@@ -151,7 +151,7 @@ def test_random_nets_agree_with_networkx(plan, data):
 @settings(max_examples=25, deadline=None)
 @given(plans(), st.data())
 def test_blankets_agree_with_pgmpy(plan, data):
-    ground = grounded(plan)
+    ground = make_ground_graph(plan)
     from pgmpy.base import DAG
 
     dag = DAG()
@@ -165,31 +165,31 @@ def test_blankets_agree_with_pgmpy(plan, data):
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.data())
 def test_a_selection_is_the_induced_subgraph(plan, data):
-    ground = grounded(plan)
+    ground = make_ground_graph(plan)
     words = data.draw(st.lists(st.integers(0, ground.word_counts[""] - 1), min_size=1, unique=True))
     heads = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
     selection = NodeSelection(words={"": words}, plates={"head": heads}, weights=data.draw(st.booleans()))
-    retained = {
+    selected = {
         int(node)
-        for family in ground.template.groups
-        if ground.is_selected(family, selection)
-        for node in ground.select_nodes(family, selection)
+        for group in ground.template.groups
+        if ground.is_selected(group, selection)
+        for node in ground.select_nodes(group, selection)
     }
-    expected = as_networkx(ground).subgraph(retained)
+    expected = as_networkx(ground).subgraph(selected)
     actual = as_networkx(ground, selection)
     assert set(actual.edges) == set(expected.edges)
     assert ground.count_arrows(selection) == expected.number_of_edges()
-    assert ground.count_nodes(selection) == len(retained)
+    assert ground.count_nodes(selection) == len(selected)
 
 
 def test_slices_keep_what_they_read_and_compute():
     ground = GroundGraph(bt.bayesuvius(4, slices=3, vocabulary=["a", "b"]).network.graph, THREE)
-    only = NodeSelection(slices=[1], weights=False)
-    names = {f.name for f in ground.template.groups if ground.is_selected(f, only)}
+    selection = NodeSelection(slices=[1], weights=False)
+    names = {g.name for g in ground.template.groups if ground.is_selected(g, selection)}
     assert names == {"x_1", "q_1", "k_1", "v_1", "x_2"}
-    assert counts(bt.bayesuvius(4, slices=3), slices=[1], weights=False) == (15, 30)
-    assert counts(bt.bayesuvius(4, slices=3), slices=[0, 2], weights=False) == (30, 60)
-    first = {f.name for f in ground.template.groups if ground.is_selected(f, NodeSelection(slices=[0], weights=False))}
+    assert get_counts(bt.bayesuvius(4, slices=3), slices=[1], weights=False) == (15, 30)
+    assert get_counts(bt.bayesuvius(4, slices=3), slices=[0, 2], weights=False) == (30, 60)
+    first = {g.name for g in ground.template.groups if ground.is_selected(g, NodeSelection(slices=[0], weights=False))}
     assert first == {"token", "x_0", "q_0", "k_0", "v_0", "x_1"}
 
 
@@ -202,14 +202,14 @@ def test_shrinking_counts_and_cycles():
     causal = bt.bayesuvius(4, mask="causal").sentence("the cat sat")
     roles = causal.shrink(lambda name: name.rsplit("_", 1)[0])
     assert roles.acyclic and set(roles.to_networkx()) == {"x_0", "q_0", "k_0", "v_0", "x_1"}
-    some = s.shrink({"q_0_0": "qs", "q_0_1": "qs"})
-    assert "q_0_2" in some.boxes and some.to_networkx()["x_0_0"]["qs"]["count"] == 1
+    partial = s.shrink({"q_0_0": "qs", "q_0_1": "qs"})
+    assert "q_0_2" in partial.boxes and partial.to_networkx()["x_0_0"]["qs"]["count"] == 1
 
 
 @settings(max_examples=30, deadline=None)
 @given(plans(), st.randoms(use_true_random=False))
 def test_shrinking_agrees_with_networkx_quotients(plan, random):
-    ground = grounded(plan)
+    ground = make_ground_graph(plan)
     boxes = {name: f"box{random.randrange(3)}" for name in ground.names}
     partition = [{n for n in ground.names if boxes[n] == box} for box in sorted(set(boxes.values()))]
     graph = nx.relabel_nodes(as_networkx(ground), dict(enumerate(ground.names)))
@@ -223,9 +223,9 @@ def test_shrinking_agrees_with_networkx_quotients(plan, random):
 
 def test_a_net_that_sums_its_heads_says_so_when_it_is_asked_for_a_selector():
     s = bt.encoder(dim=4, heads=2, slices=1).sentence("the cat")
-    for ask in (lambda: s.posterior("c"), lambda: s.do(c=1), lambda: s["c_0"]):
+    for call in (lambda: s.posterior("c"), lambda: s.do(c=1), lambda: s["c_0"]):
         with pytest.raises(bt.UnknownNameError, match=r"heads are a plate here: all are summed.*bt\.inclusion"):
-            ask()
+            call()
 
 
 def test_unknown_names_tell_the_range_or_near_matches():
@@ -234,9 +234,9 @@ def test_unknown_names_tell_the_range_or_near_matches():
         s.parents("q_0_2_0")
     with pytest.raises(bt.UnknownNameError, match="near matches"):
         s.parents("w_q_0_0")
-    for bad in ("x", "x_0", "x_0_3", "x_-1_0", "", "x_0_0 ", "x_00_0", None, 3):
+    for name in ("x", "x_0", "x_0_3", "x_-1_0", "", "x_0_0 ", "x_00_0", None, 3):
         with pytest.raises(bt.UnknownNameError):
-            s.parents(bad)
+            s.parents(name)
 
 
 def test_counting_is_lazy():

@@ -1,4 +1,4 @@
-"""The posterior of heads: against quadrature, planted heads, the share of intervals that hold, all slices at once."""
+"""The posterior of gates: against quadrature, planted heads, coverage of intervals, all slices at once."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ D = torch.float64
 
 
 def quiet(_):
-    """No bar."""
+    """Progress callback that prints nothing."""
 
 
 def seeded(seed=0):
@@ -37,18 +37,18 @@ def inclusion(net, data, **options):
     return bt.inclusion(net, data, progress=False, **{"draws": 64, **options})
 
 
-def found_for(table, draws=1000, seed=0):
+def sample_posterior(table, draws=1000, seed=0):
     return exact_gate_posterior(table, draws, seeded(seed), quiet)
 
 
 # quadrature: every integrand is a polynomial of rho, for which Gauss and Legendre's rule is exact
 
 
-def grid(points, dims):
+def make_grid(points, dims):
     """Points and log weights on [0, 1]^dims."""
-    t, w = (torch.from_numpy(item) for item in np.polynomial.legendre.leggauss(points))
-    positions = [item.flatten() for item in torch.meshgrid(*[(t + 1) / 2] * dims, indexing="ij")]
-    weights = [item.flatten() for item in torch.meshgrid(*[(w / 2).log()] * dims, indexing="ij")]
+    t, w = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(points))
+    positions = [values.flatten() for values in torch.meshgrid(*[(t + 1) / 2] * dims, indexing="ij")]
+    weights = [values.flatten() for values in torch.meshgrid(*[(w / 2).log()] * dims, indexing="ij")]
     return torch.stack(positions, -1), torch.stack(weights, -1).sum(-1)
 
 
@@ -57,36 +57,36 @@ def quadrature(table, tails=(0.05, 0.95)):
     sentences, heads = len(table), int(math.log2(table.shape[1]))
     bits = torch.tensor(list(itertools.product((False, True), repeat=heads)))[:, range(heads - 1, -1, -1)]
 
-    def likelihoods(rho):  # of each sentence at each point, and the terms that it sums
+    def compute_likelihoods(rho):  # of each sentence at each point, and the terms that it sums
         prior = torch.where(bits[:, None], rho, 1 - rho).log().sum(-1)
         terms = table[:, :, None] + prior
         return terms.logsumexp(1), terms
 
-    def evidence_at(head, value):
-        rho, weights = grid(sentences // 2 + 2, heads - 1)
-        full = torch.cat([rho[:, :head], torch.full((len(rho), 1), value, dtype=D), rho[:, head:]], 1)
-        return (likelihoods(full)[0].sum(0) + weights).logsumexp(0)
+    def compute_evidence(head, value):
+        rho, weights = make_grid(sentences // 2 + 2, heads - 1)
+        point = torch.cat([rho[:, :head], torch.full((len(rho), 1), value, dtype=D), rho[:, head:]], 1)
+        return (compute_likelihoods(point)[0].sum(0) + weights).logsumexp(0)
 
-    rho, weights = grid(sentences // 2 + 2, heads)
-    item, terms = likelihoods(rho)
-    log = item.sum(0) + weights
-    share = log.softmax(0)
-    on = [((terms[:, bits[:, head]].logsumexp(1) - item).exp() * share).sum(1) for head in range(heads)]
+    rho, weights = make_grid(sentences // 2 + 2, heads)
+    log_lik, terms = compute_likelihoods(rho)
+    log_joint = log_lik.sum(0) + weights
+    posterior = log_joint.softmax(0)
+    on = [((terms[:, bits[:, head]].logsumexp(1) - log_lik).exp() * posterior).sum(1) for head in range(heads)]
     x = torch.linspace(0, 1, 101, dtype=D)
     ends, bayes = [], []
     for head in range(heads):
-        density = torch.stack([evidence_at(head, float(v)) for v in x])
-        bayes.append(log.logsumexp(0) - density[0])
+        density = torch.stack([compute_evidence(head, float(v)) for v in x])
+        bayes.append(log_joint.logsumexp(0) - density[0])
         mass = torch.cumulative_trapezoid((density - density.max()).exp(), x)
         ends.append(np.interp(tails, (mass / mass[-1]).numpy(), x[1:].numpy()))
-    return (share[:, None] * rho).sum(0), torch.stack(bayes), torch.tensor(np.array(ends)), torch.stack(on, 1)
+    return (posterior[:, None] * rho).sum(0), torch.stack(bayes), torch.tensor(np.array(ends)), torch.stack(on, 1)
 
 
 @pytest.mark.parametrize(("sentences", "heads", "scale"), [(1, 2, 3.0), (5, 3, 3.0), (12, 2, 3000.0)])
 def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
     table = torch.randn(sentences, 2**heads, generator=seeded(sentences), dtype=D) * scale
     table += all_settings(heads) @ torch.linspace(0, scale / 3, heads, dtype=D)
-    result, (mean, bayes, ends, on) = found_for(table), quadrature(table)
+    result, (mean, bayes, ends, on) = sample_posterior(table), quadrature(table)
     torch.testing.assert_close(result.rho.mean(0), mean, atol=0.025, rtol=0)
     low, high = result.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
     torch.testing.assert_close(torch.stack([low, high], 1), ends, atol=0.04, rtol=0)
@@ -99,19 +99,19 @@ def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
 
 @pytest.mark.parametrize(("sentences", "both_off", "one"), [(40, -1.0, -6.0), (20, -2.0, -50.0)])
 def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off, one):
-    """Each undoes the other: both on or both off, and hardly a way between; where one never is, the other is not."""
+    """Each cancels the other, so that the posterior has two modes: both on, and both off."""
     table = torch.tensor([[both_off, one, one, 0.0]], dtype=D).repeat(sentences, 1)
-    result, (mean, bayes, _, on) = found_for(table), quadrature(table)
+    result, (mean, bayes, _, on) = sample_posterior(table), quadrature(table)
     torch.testing.assert_close(result.rho.mean(0), mean, atol=0.03, rtol=0)
     torch.testing.assert_close(result.inclusion, on, atol=0.03, rtol=0)
     assert float((result.log_bayes - bayes).abs().max()) < 2.5 and float(result.error.min()) > 0.01
 
 
 def test_heads_on_which_nothing_hangs_keep_their_prior():
-    """Beside others that differ by thousands of nats."""
+    """While other settings differ by thousands of nats."""
     live = torch.tensor([-4000.0, 3.0, 0.0, 2500.0], dtype=D) * torch.randn(20, 1, generator=seeded(), dtype=D).abs()
     table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are alike
-    result = found_for(table, 500)
+    result = sample_posterior(table, 500)
     assert result.log_bayes[0].abs() < 1e-12 and result.error[0] < 1e-12
     assert kstest(result.rho[:, 0].numpy(), beta(1, 1).cdf).pvalue > 0.01
     assert float((result.inclusion[:, 0] - result.inclusion[0, 0]).abs().max()) < 1e-12
@@ -119,21 +119,21 @@ def test_heads_on_which_nothing_hangs_keep_their_prior():
 
 
 def test_one_head_is_a_beta_where_each_sentence_is_sure():
-    """All on, all off, some of each, one against many: few sentences and very many."""
+    """All on, all off, mixed, and one on against many off: few sentences and very many."""
     for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 6_000), (20_000, 1)):
         table = torch.full((1, count), -2000.0, dtype=D)
         table[:, :on] = 2000.0
-        rho, log = sample_rho(table, 4000, seeded())
-        law = beta(on + 1, count - on + 1)
-        assert kstest(rho[0].numpy(), law.cdf).statistic < 0.03
-        assert float(log) == pytest.approx(2000 * on + betaln(on + 1, count - on + 1), abs=0.02)
+        rho, log_evidence = sample_rho(table, 4000, seeded())
+        exact = beta(on + 1, count - on + 1)
+        assert kstest(rho[0].numpy(), exact.cdf).statistic < 0.03
+        assert float(log_evidence) == pytest.approx(2000 * on + betaln(on + 1, count - on + 1), abs=0.02)
 
 
 # planted heads
 
 
-def planted(strengths, seed, same=None, squash="identity"):
-    """One slice whose heads count more and less; two of them alike; the state is squashed."""
+def make_planted_net(strengths, seed, duplicates=None, squash="identity"):
+    """One slice whose heads have these output strengths; two may be duplicates; an activation bounds the state."""
     dim, count = 8, len(strengths)
     nodes = [
         *projections(heads=True, width=dim, dim=dim),
@@ -145,18 +145,18 @@ def planted(strengths, seed, same=None, squash="identity"):
     readout = [bt.Node("y", Normal(0.25), ["x"], plates=WORD)]
     stack = bt.Stack(nodes, [bt.Node("x", Given(dim), plates=WORD)], readout)
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", count)], name="planted"), seed=seed).to(D)
-    passed = {f"W_{r}_0.value": net.parameters[f"W_{r}_0.value"].clone() for r in "qkvo"}
-    for value in passed.values():
-        if same:
-            value[same[1]] = value[same[0]]
-    passed["W_o_0.value"] *= torch.tensor(strengths, dtype=D)[:, None, None]
-    if same:  # they write to features of their own
-        twins = torch.isin(torch.arange(count), torch.tensor(same))[:, None]
-        passed["W_o_0.value"][twins == (torch.arange(dim) >= dim // 2)] = 0.0
-    return net.replace(passed)
+    parameters = {f"W_{r}_0.value": net.parameters[f"W_{r}_0.value"].clone() for r in "qkvo"}
+    for value in parameters.values():
+        if duplicates:
+            value[duplicates[1]] = value[duplicates[0]]
+    parameters["W_o_0.value"] *= torch.tensor(strengths, dtype=D)[:, None, None]
+    if duplicates:  # they write to features that no other head writes to
+        is_duplicate = torch.isin(torch.arange(count), torch.tensor(duplicates))[:, None]
+        parameters["W_o_0.value"][is_duplicate == (torch.arange(dim) >= dim // 2)] = 0.0
+    return net.replace(parameters)
 
 
-def spread_out(count, generator):
+def sample_strengths(count, generator):
     """Strengths that differ by a factor of one and a half, in any order."""
     return (0.2 * 1.5 ** torch.randperm(count, generator=generator).double()).tolist()
 
@@ -164,10 +164,10 @@ def spread_out(count, generator):
 def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation():
     seed = 1
     generator = seeded(seed)
-    strengths = spread_out(6, generator)
+    strengths = sample_strengths(6, generator)
     strengths[seed] = 0.0
     x = torch.randn(24, 4, 8, generator=generator, dtype=D)
-    f = inclusion(planted(strengths, seed), x)
+    f = inclusion(make_planted_net(strengths, seed), x)
     assert f.dead == ((0, seed),) and f.log_bayes[0, seed].abs() < 1e-9
     assert f.low[0, seed] < 0.15 and f.high[0, seed] > 0.85
     assert spearmanr(f.log_bayes[0], f.ablation[0]).statistic > 0.9
@@ -179,9 +179,9 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
     """The features that they write to are saturated: one of the two is enough, and with either off nothing is lost."""
     seed = 1
     generator = seeded(seed)
-    strengths = [*spread_out(4, generator), 1e4, 1e4]
+    strengths = [*sample_strengths(4, generator), 1e4, 1e4]
     strengths[seed] = 0.0
-    net = planted(strengths, seed, same=(4, 5), squash="tanh")
+    net = make_planted_net(strengths, seed, duplicates=(4, 5), squash="tanh")
     x = torch.randn(30, 4, 8, generator=generator, dtype=D)
     state = net.module()(x, want=["x_1"])["x_1"]
     y = state + 0.25 * torch.randn(state.shape, generator=generator, dtype=D)
@@ -200,20 +200,18 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 
 @pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
-    """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%. No Bayes factor is asked."""
-    monkeypatch.setattr(
-        "bnet_transformer.attention.heads.gate_posterior._bayes", lambda *passed: torch.zeros(2, dtype=D)
-    )
+    """rho is sampled from the prior, gates from rho, and y from the gates: 90% intervals cover rho 90% of the time."""
+    monkeypatch.setattr("bnet_transformer.attention.heads.gate_posterior._bayes", lambda *args: torch.zeros(2, dtype=D))
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):
         rho = torch.rand(4, generator=generator, dtype=D)
         gates = (torch.rand(50, 4, generator=generator, dtype=D) < rho).to(D)
-        item = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
-        y = torch.einsum("sh,shd->sd", gates, item) + torch.randn(50, 6, generator=generator, dtype=D)
-        separate = y[:, None] - torch.einsum("kh,shd->skd", bits, item)
-        result = exact_gate_posterior(-0.5 * separate.square().sum(-1), 256, generator, quiet)
-        low, high = result.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
+        effects = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
+        y = torch.einsum("sh,shd->sd", gates, effects) + torch.randn(50, 6, generator=generator, dtype=D)
+        residual = y[:, None] - torch.einsum("kh,shd->skd", bits, effects)
+        posterior = exact_gate_posterior(-0.5 * residual.square().sum(-1), 256, generator, quiet)
+        low, high = posterior.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
         inside.append((low <= rho) & (rho <= high))
     assert 0.85 <= float(torch.stack(inside).double().mean()) <= 0.95
 
@@ -221,47 +219,47 @@ def test_intervals_hold_planted_shares(monkeypatch):
 # all slices at once
 
 
-def joint(runs, sigma):
+def compute_joint_table(runs, sigma):
     """`log P` of each sentence under every setting of the gates of all slices."""
     (part,) = runs.parts()
     shape = (1, len(runs.sites), runs.num_heads)
-    rows = [runs.gated_log_probs(part, setting.reshape(shape).expand(len(part), -1, -1))
-            for setting in all_settings(len(runs.sites) * runs.num_heads)]  # fmt: skip
+    rows = [runs.gated_log_probs(part, gates.reshape(shape).expand(len(part), -1, -1))
+            for gates in all_settings(len(runs.sites) * runs.num_heads)]  # fmt: skip
     return torch.stack(rows, 1)[part.indices.argsort()].detach() / sigma**2
 
 
-def summed(heads, seed):
+def make_net(heads, seed):
     net = bt.bayesuvius(8, heads=heads, slices=2, combine="concat", residual=True, seed=seed)
     return jolted(net).to(D)
 
 
 @pytest.mark.parametrize("heads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
-    """Means within 0.06 and log Bayes factors within 30% (and what drawing does); nearer than slice by slice, where the
+    """Means within 0.06 and log Bayes factors within 30% (and Monte Carlo error); nearer than slice by slice, where the
     other slices are taken to be on."""
-    net, x = summed(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
-    single = inclusion(net, x, draws=400)
+    net, x = make_net(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
+    per_slice = inclusion(net, x, draws=400)
     f = inclusion(net, x, method="svi", rounds=40, draws=500)
-    assert f.sigma == pytest.approx(single.sigma)
-    torch.testing.assert_close(f.ablation, single.ablation)
-    exact = found_for(joint(create_runs(net.network, x, should_observe=False), f.sigma), 400)
-    log = exact.log_bayes.reshape(2, heads)
-    assert float((f.log_bayes - log).abs().mean()) < 0.75 * float((single.log_bayes - log).abs().mean())
-    assert bool(((f.log_bayes - log).abs() < 0.3 * log + 3 * f.error + 0.05).all())
+    assert f.sigma == pytest.approx(per_slice.sigma)
+    torch.testing.assert_close(f.ablation, per_slice.ablation)
+    exact = sample_posterior(compute_joint_table(create_runs(net.network, x, should_observe=False), f.sigma), 400)
+    log_bayes = exact.log_bayes.reshape(2, heads)
+    assert float((f.log_bayes - log_bayes).abs().mean()) < 0.75 * float((per_slice.log_bayes - log_bayes).abs().mean())
+    assert bool(((f.log_bayes - log_bayes).abs() < 0.3 * log_bayes + 3 * f.error + 0.05).all())
     torch.testing.assert_close(f.mean.flatten(), exact.rho.mean(0), atol=0.06, rtol=0)
     torch.testing.assert_close(f.inclusion.flatten(1).mean(0), exact.inclusion.mean(0), atol=0.1, rtol=0)
     assert float((f.inclusion.flatten(1) - exact.inclusion).abs().max()) < 0.25
 
 
 def test_svi_of_one_slice_is_exact_but_for_drawing():
-    """Where gates do not interact (heads write to features of their own), nothing is approximated but by drawing."""
-    net = summed(3, 0)
-    local = torch.zeros(3, 8, 8, dtype=D)
+    """Where gates do not interact (heads write to disjoint features), only Monte Carlo error remains."""
+    net = make_net(3, 0)
+    W_o = torch.zeros(3, 8, 8, dtype=D)
     for head, features in enumerate(((0, 1, 2), (3, 4), (5, 6, 7))):
-        local[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
-    net, x = net.replace({"W_o_1.value": local}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
+        W_o[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
+    net, x = net.replace({"W_o_1.value": W_o}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
     runs = create_runs(net.network, x, "x_2", should_observe=False, sites=("a_1",))
-    exact = found_for(runs.log_prob_table(all_settings(3), quiet)[0] / 36, 800)
+    exact = sample_posterior(runs.log_prob_table(all_settings(3), quiet)[0] / 36, 800)
     f = relaxed_gate_posterior(runs, 1 / 36, 40, 800, seeded(), quiet)
     assert bool(((f.log_bayes[0] - exact.log_bayes).abs() < 4 * (f.error[0] + exact.error) + 0.02).all())
     assert float((f.log_bayes[0] - exact.log_bayes).abs().max()) < 0.1 * float(exact.log_bayes.max())
@@ -269,15 +267,15 @@ def test_svi_of_one_slice_is_exact_but_for_drawing():
 
 
 def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
-    net = summed(3, 1)
+    net = make_net(3, 1)
     W = net.parameters["W_o_0.value"].clone()
     W[1] = 0
     net, x = net.replace({"W_o_0.value": W}), torch.randn(6, 2, 8, generator=seeded(), dtype=D)
-    one, two, other = (inclusion(net, x, method="svi", rounds=3, draws=1000, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(one.rho, two.rho) and torch.equal(one.log_bayes, two.log_bayes)
-    assert torch.equal(one.importance, two.importance) and not torch.equal(one.rho, other.rho)
-    assert one.log_bayes[0, 1].abs() < 1e-12 and one.dead == ((0, 1),)
-    assert kstest(one.rho[:, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
+    first, repeated, other = (inclusion(net, x, method="svi", rounds=3, draws=1000, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.rho, repeated.rho) and torch.equal(first.log_bayes, repeated.log_bayes)
+    assert torch.equal(first.importance, repeated.importance) and not torch.equal(first.rho, other.rho)
+    assert first.log_bayes[0, 1].abs() < 1e-12 and first.dead == ((0, 1),)
+    assert kstest(first.rho[:, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
     exact = [inclusion(net, x, seed=seed) for seed in (3, 3, 4)]
     assert torch.equal(exact[0].rho, exact[1].rho) and not torch.equal(exact[0].rho, exact[2].rho)
 
@@ -286,19 +284,19 @@ def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
 
 
 def test_an_inclusion_reads_as_a_table():
-    net, x = summed(2, 0), torch.randn(5, 2, 8, generator=seeded(), dtype=D)
+    net, x = make_net(2, 0), torch.randn(5, 2, 8, generator=seeded(), dtype=D)
     f = inclusion(net, x, interval=0.5, draws=200)
-    width = inclusion(net, x, interval=0.98, draws=200)
-    assert torch.equal(f.rho, width.rho) and bool(((width.low < f.low) & (f.high < width.high)).all())
-    close = {"atol": 1e-12, "rtol": 0}
-    torch.testing.assert_close(f.low, f.rho.quantile(0.25, dim=0), **close)
-    torch.testing.assert_close(f.high, f.rho.quantile(0.75, dim=0), **close)
+    wider = inclusion(net, x, interval=0.98, draws=200)
+    assert torch.equal(f.rho, wider.rho) and bool(((wider.low < f.low) & (f.high < wider.high)).all())
+    tolerance = {"atol": 1e-12, "rtol": 0}
+    torch.testing.assert_close(f.low, f.rho.quantile(0.25, dim=0), **tolerance)
+    torch.testing.assert_close(f.high, f.rho.quantile(0.75, dim=0), **tolerance)
     table = f.to_dataframe()
     assert table["rank"].tolist() == [1, 2, 3, 4] and table["log_bayes"].is_monotonic_decreasing
     for _, row in table.iterrows():
-        at = f.slices.index(row["slice"]), row["head"]
-        assert row["rho"] == float(f.mean[at]) and row["ablation"] == float(f.ablation[at])
-        assert row["importance"] == float(f.importance[at]) and row["low"] <= row["rho"] <= row["high"]
+        index = f.slices.index(row["slice"]), row["head"]
+        assert row["rho"] == float(f.mean[index]) and row["ablation"] == float(f.ablation[index])
+        assert row["importance"] == float(f.importance[index]) and row["low"] <= row["rho"] <= row["high"]
     text = str(f)
     assert "2 heads of 2 slices by 5 sentences" in text and "Normal around x_2, sigma" in text and "50%" in text
     assert "<table" in f._repr_html_() and "&lt;" not in f._repr_html_()
@@ -307,7 +305,7 @@ def test_an_inclusion_reads_as_a_table():
 
 
 def test_one_sentence_gives_a_result_without_standard_errors():
-    net, x = summed(2, 0), torch.randn(1, 2, 8, generator=seeded(), dtype=D)
+    net, x = make_net(2, 0), torch.randn(1, 2, 8, generator=seeded(), dtype=D)
     for method in ("exact", "svi"):
         f = inclusion(net, x, method=method, rounds=3)
         assert bool((f.high - f.low > 0.6).all()) and bool(f.log_bayes.isfinite().all())
@@ -318,16 +316,16 @@ def test_one_sentence_gives_a_result_without_standard_errors():
 @settings(max_examples=15)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**20))
 def test_shares_are_those_of_enumeration(heads, draws, seed):
-    """`E[xi_nu / sum xi]` over all settings; what is left is that all are off."""
+    """`E[xi_nu / sum xi]` over all settings; the rest is the probability that all are off."""
     rho = torch.rand(draws, 2, heads, generator=seeded(seed), dtype=D)
     rho = torch.where(torch.rand(rho.shape, generator=seeded(seed + 1)) < 0.2, rho.round(), rho)
-    share, nobody = head_shares(rho)
-    expected, none = torch.zeros(2, heads, dtype=D), torch.zeros(2, dtype=D)
+    shares, all_off = head_shares(rho)
+    expected, expected_off = torch.zeros(2, heads, dtype=D), torch.zeros(2, dtype=D)
     for gates in itertools.product((0, 1), repeat=heads):
         on = torch.tensor(gates, dtype=D)
-        chance = torch.where(on == 1, rho, 1 - rho).prod(-1).mean(0)
-        expected += chance[:, None] * on / max(sum(gates), 1)
-        none += chance * (not any(gates))
-    torch.testing.assert_close(share, expected)
-    torch.testing.assert_close(nobody, none)
-    torch.testing.assert_close(share.sum(-1) + nobody, torch.ones(2, dtype=D))
+        prob = torch.where(on == 1, rho, 1 - rho).prod(-1).mean(0)
+        expected += prob[:, None] * on / max(sum(gates), 1)
+        expected_off += prob * (not any(gates))
+    torch.testing.assert_close(shares, expected)
+    torch.testing.assert_close(all_off, expected_off)
+    torch.testing.assert_close(shares.sum(-1) + all_off, torch.ones(2, dtype=D))

@@ -32,18 +32,18 @@ from tests.gate_helpers import (
 # the table, by a loop
 
 
-def table_by_loop(net, sites, sentences, given, output=None):
+def compute_table(net, sites, sentences, evidence, output=None):
     """`[site, sentence, setting]`: a sentence and a setting at a time."""
     heads = net.network.graph.plate_sizes["head"] * net.network.graph.plate_sizes.get("group", 1)
     result = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
-    for k, text in enumerate(sentences):
-        s = net.sentence(x=text) if isinstance(text, torch.Tensor) else net.sentence(text)
-        entire = run_of(s)
-        full = None if given is not None else output_of(s, entire, output)
+    for k, sentence in enumerate(sentences):
+        s = net.sentence(x=sentence) if isinstance(sentence, torch.Tensor) else net.sentence(sentence)
+        full_run = run_of(s)
+        expected = None if evidence is not None else output_of(s, full_run, output)
         for site, setting in itertools.product(range(len(sites)), range(2**heads)):
             off = [(sites[site], h) for h in range(heads) if not setting >> h & 1]
-            run = run_of(s, *off) if off else entire
-            result[site, k, setting] = log_p(s, run, None if given is None else given[k], output, full)
+            run = run_of(s, *off) if off else full_run
+            result[site, k, setting] = log_p(s, run, None if evidence is None else evidence[k], output, expected)
     return result
 
 
@@ -67,74 +67,74 @@ SUMMED = {
 LENGTHS = (2, 1, 2)
 
 
-def said_to(item, net):
-    """Sentences of several lengths that a case's net reads, and something observed of each readout."""
+def make_inputs(case, net):
+    """Sentences of several lengths for the net of a case, and evidence on each readout."""
     rng, network = np.random.default_rng(3), net.network
-    table = item.name in ("vanilla encoder-decoder, pre-norm", "shared slices")  # who reads whom, for so many words
+    has_table = case.name in ("vanilla encoder-decoder, pre-norm", "shared slices")  # who reads whom, for so many words
     sentences, observed = [], []
     for n in LENGTHS:
         words = {stack.name: n + (stack.name == "enc") for stack in network.declaration.stacks}
-        words = {"enc": 3, "dec": 2, "": 3} if table else words
-        text, given = {}, {}
-        for m in network.specs:
-            prefix = () if m.group.word_stack is None else (words[m.group.word_stack],)
-            if m.tpm.kind == "input":
-                local = (*prefix, *m.shape)
-                text[m.group.word_stack] = (
-                    torch.from_numpy(rng.normal(size=local))
-                    if m.shape
-                    else rng.integers(m.tpm.states, size=local).tolist()
+        words = {"enc": 3, "dec": 2, "": 3} if has_table else words
+        inputs, evidence = {}, {}
+        for spec in network.specs:
+            prefix = () if spec.group.word_stack is None else (words[spec.group.word_stack],)
+            if spec.tpm.kind == "input":
+                dims = (*prefix, *spec.shape)
+                inputs[spec.group.word_stack] = (
+                    torch.from_numpy(rng.normal(size=dims))
+                    if spec.shape
+                    else rng.integers(spec.tpm.states, size=dims).tolist()
                 )
-            elif m.tpm.is_random and not network.graph.out_edges[m.group.index]:
-                local = (*prefix, *(m.shape if m.tpm.kind == "continuous" else ()))
+            elif spec.tpm.is_random and not network.graph.out_edges[spec.group.index]:
+                dims = (*prefix, *(spec.shape if spec.tpm.kind == "continuous" else ()))
                 samples = (
-                    rng.normal(size=local) if m.tpm.kind == "continuous" else rng.integers(m.tpm.states, size=local)
+                    rng.normal(size=dims) if spec.tpm.kind == "continuous" else rng.integers(spec.tpm.states, size=dims)
                 )
-                given[m.group.name] = samples.tolist()
-        sentences.append(text if len(text) > 1 else text[""])
-        observed.append(given)
+                evidence[spec.group.name] = samples.tolist()
+        sentences.append(inputs if len(inputs) > 1 else inputs[""])
+        observed.append(evidence)
     return sentences, observed
 
 
-def both(sentence, given):
-    """A sentence with what is observed of it, as a mapping."""
-    return {**(sentence if isinstance(sentence, dict) else {"": sentence}), **given}
+def merge_evidence(sentence, evidence):
+    """A sentence and its evidence, as one mapping."""
+    return {**(sentence if isinstance(sentence, dict) else {"": sentence}), **evidence}
 
 
-def check_table(net, data, sentences, given, output=None):
-    """`runs.table` is what the loop finds."""
-    runs = create_runs(net.network, data, output, should_observe=given is not None)
+def check_table(net, data, sentences, evidence, output=None):
+    """The table of `runs` equals that of the loop."""
+    runs = create_runs(net.network, data, output, should_observe=evidence is not None)
     sites = [site.name for site in runs.sites]
-    created = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
-    output = runs.targets[0] if given is None else None
-    close(created, table_by_loop(net, sites, sentences, given, output))
-    assert float((created - created[..., -1:]).abs().amax()) > 1e-3
+    table = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
+    output = runs.targets[0] if evidence is None else None
+    close(table, compute_table(net, sites, sentences, evidence, output))
+    assert float((table - table[..., -1:]).abs().amax()) > 1e-3
     return sites
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUMMED)
 def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
-    """Of what is observed, and around the output, wherever heads are summed; by the reference, head by head at zero."""
+    """With observed readouts and around the output, in every case of summed heads; the reference sets heads to zero."""
     net = BY_NAME[name].net
-    sentences, given = said_to(BY_NAME[name], net)
-    if given[0]:
-        data = [both(*pair) for pair in zip(sentences, given, strict=True)]
-        assert len(check_table(net, data, sentences, given)) == SUMMED[name]
-    if not given[0] or SUMMED[name] == 1:
+    sentences, evidence = make_inputs(BY_NAME[name], net)
+    if evidence[0]:
+        data = [merge_evidence(*pair) for pair in zip(sentences, evidence, strict=True)]
+        assert len(check_table(net, data, sentences, evidence)) == SUMMED[name]
+    if not evidence[0] or SUMMED[name] == 1:
         assert len(check_table(net, sentences, sentences, None)) == SUMMED[name]
 
 
 def test_cases_without_summed_heads_are_refused():
-    for item in CASES:
-        if item.name not in SUMMED and item.said is not None:
-            net = item.net
+    for case in CASES:
+        if case.name not in SUMMED and case.said is not None:
+            net = case.net
             with pytest.raises(bt.BNetError, match="heads that are summed"):
-                inclusion(net, said_to(item, net)[0][:1])
+                inclusion(net, make_inputs(case, net)[0][:1])
 
 
 def test_heads_that_no_word_decides_have_a_table():
-    """Queries, keys and values of places alone: what the heads read is one value for all sentences."""
+    """Queries, keys and values of positions alone: the output of heads is the same for all sentences."""
     maps = [bt.Node(n.role, n.tpm, [{"x": "place"}.get(a.role, a.role) for a in n.arrows], n.plates)
             for n in projections(heads=True)]  # fmt: skip
     nodes = [
@@ -161,46 +161,46 @@ def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], readouts)
     net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="two readouts"))).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 2)]
-    given = [{"y": [1, None, 0], "z": torch.randn(3, 4).tolist()}, {"y": [2, 2], "z": torch.randn(2, 4).tolist()}]
-    check_table(net, [both(*pair) for pair in zip(x, given, strict=True)], x, given)
+    evidence = [{"y": [1, None, 0], "z": torch.randn(3, 4).tolist()}, {"y": [2, 2], "z": torch.randn(2, 4).tolist()}]
+    check_table(net, [merge_evidence(*pair) for pair in zip(x, evidence, strict=True)], x, evidence)
 
 
 def test_small_parts_change_nothing(monkeypatch):
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
-    full = runs.log_prob_table(gate_settings(3), quiet)
+    expected = runs.log_prob_table(gate_settings(3), quiet)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.MEMORY_BUDGET", 1)
-    close(runs.log_prob_table(gate_settings(3), quiet), full, 1e-12)
+    close(runs.log_prob_table(gate_settings(3), quiet), expected, 1e-12)
 
 
 # ablation
 
 
 def test_ablation_is_zero_before_the_output_projection():
-    """Three ways: by surgery on the heads, by their columns of W_o at zero, and around the output or of y."""
+    """Computed by surgery on the heads and by zero columns of W_o; around the output and of y."""
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     x, y = TEXTS, [[1, 0, 2], [0, 0, 1, 2, 1, 0], [2, 2, 1], [0, 1]]
     observed, around = inclusion(net, (x, y)), inclusion(net, x, sigma=0.7)
     for t, head in itertools.product(range(2), range(3)):
         W = net.parameters[f"W_o_{t}.value"].clone()
         W[head] = 0
-        plain = net.replace({f"W_o_{t}.value": W})
-        missing, separate = [], []
+        zeroed_net = net.replace({f"W_o_{t}.value": W})
+        drops, distances = [], []
         for words, states in zip(x, y, strict=True):
-            s, cut = net.sentence(words), plain.sentence(words)
-            done = s.do({name: Zero() for name in nodes_of(s, f"a_{t}")[head]})
-            log = [[item.tpm(f"y_{i}").logits for i in range(len(states))] for item in (s, cut, done)]
-            close(torch.stack(log[1]), torch.stack(log[2]))
-            missing.append(sum(float(log[0][i][k] - log[1][i][k]) for i, k in enumerate(states)))
-            separate.append(sum(float((a - b).square().sum()) for a, b in zip(*log[:2], strict=True)))
-        close(observed.ablation[t, head], torch.tensor(missing, dtype=D).mean())
-        close(observed.ablation_error[t, head], torch.tensor(missing, dtype=D).std() / 2)
-        close(around.ablation[t, head], torch.tensor(separate, dtype=D).mean() / 2 / 0.7**2)
+            s, zeroed = net.sentence(words), zeroed_net.sentence(words)
+            ablated = s.do({name: Zero() for name in nodes_of(s, f"a_{t}")[head]})
+            logits = [[sentence.tpm(f"y_{i}").logits for i in range(len(states))] for sentence in (s, zeroed, ablated)]
+            close(torch.stack(logits[1]), torch.stack(logits[2]))
+            drops.append(sum(float(logits[0][i][k] - logits[1][i][k]) for i, k in enumerate(states)))
+            distances.append(sum(float((a - b).square().sum()) for a, b in zip(*logits[:2], strict=True)))
+        close(observed.ablation[t, head], torch.tensor(drops, dtype=D).mean())
+        close(observed.ablation_error[t, head], torch.tensor(drops, dtype=D).std() / 2)
+        close(around.ablation[t, head], torch.tensor(distances, dtype=D).mean() / 2 / 0.7**2)
     assert observed.sigma is None and around.sigma == 0.7
-    usual = inclusion(net, x, output="y")
-    close(usual.sigma**2, float(2 * around.ablation.mean() * 0.7**2))  # the root mean square distance
-    assert float(usual.ablation.mean()) == pytest.approx(0.5)
+    default = inclusion(net, x, output="y")
+    close(default.sigma**2, float(2 * around.ablation.mean() * 0.7**2))  # the root mean square distance
+    assert float(default.ablation.mean()) == pytest.approx(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -218,32 +218,32 @@ def test_ablation_in_bert_is_zero_columns_before_the_output_projection(bert):
     f = inclusion(net, [row.tolist() for part in ids for row in part], sigma=2.0)
     for t, head in itertools.product(range(2), range(3)):
 
-        def zeroed(module, given, head=head):
-            context = given[0].clone()
+        def zero_head(module, args, head=head):
+            context = args[0].clone()
             context[..., 4 * head : 4 * head + 4] = 0
-            return (context, *given[1:])
+            return (context, *args[1:])
 
-        missing = []
+        drops = []
         for part in ids:
-            full = model(part).last_hidden_state
-            hook = model.encoder.layer[t].attention.output.dense.register_forward_pre_hook(zeroed)
-            missing.append((model(part).last_hidden_state - full).square().flatten(1).sum(1) / 2 / 2.0**2)
+            expected = model(part).last_hidden_state
+            hook = model.encoder.layer[t].attention.output.dense.register_forward_pre_hook(zero_head)
+            drops.append((model(part).last_hidden_state - expected).square().flatten(1).sum(1) / 2 / 2.0**2)
             hook.remove()
-        close(f.ablation[t, head], torch.cat(missing).mean(), 1e-7)
+        close(f.ablation[t, head], torch.cat(drops).mean(), 1e-7)
 
 
 # gradient importance
 
 
-def attended(net, x, families, loss):
+def compute_importance(net, x, groups, loss):
     """`|Att_h(x)^T dL / dAtt_h(x)|` of each head (Michel, Levy and Neubig 2019, equation 2), `[family, head]`: the
-    heads of a family are computed, kept, and put in again as leaves."""
-    module, result = net.module().eval(), []
-    for family in families:
-        a = module(x[None], want=[family])[family].detach().requires_grad_()
-        (slope,) = torch.autograd.grad(loss(module(x[None], do={family: a})[0]), a)
-        result.append((a * slope).sum((0, 2, 3)).abs().detach())
-    return torch.stack(result)
+    outputs of heads are computed, detached, and set by `do` as leaves."""
+    module, importances = net.module().eval(), []
+    for group in groups:
+        a = module(x[None], want=[group])[group].detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(module(x[None], do={group: a})[0]), a)
+        importances.append((a * gradient).sum((0, 2, 3)).abs().detach())
+    return torch.stack(importances)
 
 
 @pytest.mark.parametrize("observe", [Normal(0.5, dim=2), Categorical(4, pool="mean")], ids=str)
@@ -251,20 +251,20 @@ def test_importance_is_its_published_definition_by_autograd(observe):
     net = concat(observe=observe)
     discrete, pooled = observe.kind == "discrete", getattr(observe, "pool", None) is not None
     x, y = [torch.randn(n, 4, dtype=D) for n in (3, 2, 5, 3)], []
-    for item in x:
-        shape = () if pooled else (len(item),)
+    for words in x:
+        shape = () if pooled else (len(words),)
         y.append(torch.randint(3, shape) if discrete else torch.randn(*shape, 2, dtype=D))
 
-    def loss(out, given):
+    def loss(out, target):
         if discrete:
-            return -torch.log_softmax(out, -1).gather(-1, given[..., None]).sum()
-        return (out - given).square().sum() / 2 / 0.5**2
+            return -torch.log_softmax(out, -1).gather(-1, target[..., None]).sum()
+        return (out - target).square().sum() / 2 / 0.5**2
 
     f = inclusion(net, list(zip(x, y, strict=True)))
-    item = [attended(net, words, ("a_0", "a_1"), lambda out, given=given: loss(out, given))
-            for words, given in zip(x, y, strict=True)]  # fmt: skip
-    close(f.importance, torch.stack(item).mean(0), 1e-7)  # sigma is kept in single precision
-    close(f.importance_error, torch.stack(item).std(0) / 2, 1e-7)
+    importances = [compute_importance(net, words, ("a_0", "a_1"), lambda out, target=target: loss(out, target))
+                   for words, target in zip(x, y, strict=True)]  # fmt: skip
+    close(f.importance, torch.stack(importances).mean(0), 1e-7)  # sigma is stored in single precision
+    close(f.importance_error, torch.stack(importances).std(0) / 2, 1e-7)
 
 
 def test_importance_of_next_words_is_that_of_the_sum_over_words():
@@ -272,11 +272,11 @@ def test_importance_of_next_words_is_that_of_the_sum_over_words():
     f = inclusion(net, TEXTS)
     ids = [torch.tensor([VOCABULARY.index(word) for word in text.split()]) for text in TEXTS]
 
-    def loss(out, after):
-        return torch.nn.functional.cross_entropy(out, after, reduction="sum")
+    def loss(out, target):
+        return torch.nn.functional.cross_entropy(out, target, reduction="sum")
 
-    item = [attended(net, x[:-1], ("a_0", "a_1"), lambda out, x=x: loss(out, x[1:])) for x in ids]
-    close(f.importance, torch.stack(item).mean(0))
+    importances = [compute_importance(net, x[:-1], ("a_0", "a_1"), lambda out, x=x: loss(out, x[1:])) for x in ids]
+    close(f.importance, torch.stack(importances).mean(0))
 
 
 def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
@@ -288,10 +288,10 @@ def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
     for sentence in (row[None] for part in ids for row in part):
         gates = torch.ones(2, 3, dtype=D)
 
-        def gated(gates, sentence=sentence):
+        def run_gated(gates, sentence=sentence):
             hooks = [
                 layer.attention.output.dense.register_forward_pre_hook(
-                    lambda _, given, g=g: (given[0] * g.repeat_interleave(4), *given[1:])
+                    lambda _, args, g=g: (args[0] * g.repeat_interleave(4), *args[1:])
                 )
                 for layer, g in zip(model.encoder.layer, gates, strict=True)
             ]
@@ -300,7 +300,7 @@ def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
                 hook.remove()
             return out
 
-        sizes.append(torch.autograd.functional.jacobian(gated, gates).flatten(0, 2).norm(dim=0))
+        sizes.append(torch.autograd.functional.jacobian(run_gated, gates).flatten(0, 2).norm(dim=0))
     mean = math.sqrt(2 / math.pi) * torch.stack(sizes).mean(0) / 1.5
     spread = math.sqrt((1 - 2 / math.pi) / 8) * torch.stack(sizes).square().sum(0).sqrt() / len(sizes) / 1.5
     assert bool(((f.importance - mean).abs() < 3.5 * spread).all()) and float((spread / mean).max()) < 0.2
@@ -309,14 +309,14 @@ def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
 # damage
 
 
-def lost_by(net, one, off, sigma):
-    """What `log P` of a sentence loses with these heads off, by the reference."""
-    x, y = one if sigma is None else (one, None)
+def compute_drop(net, sentence, off, sigma):
+    """The drop of `log P` of a sentence with these heads off, by the reference."""
+    x, y = sentence if sigma is None else (sentence, None)
     s = net.sentence(x=x)
-    full, cut = run_of(s), run_of(s, *off)
-    given, output = (None, output_of(s, full, "y")) if y is None else ({"y": y.tolist()}, None)
-    missing = log_p(s, full, given, "y", output) - log_p(s, cut, given, "y", output)
-    return missing if sigma is None else missing / sigma**2
+    full_run, ablated = run_of(s), run_of(s, *off)
+    evidence, output = (None, output_of(s, full_run, "y")) if y is None else ({"y": y.tolist()}, None)
+    drop = log_p(s, full_run, evidence, "y", output) - log_p(s, ablated, evidence, "y", output)
+    return drop if sigma is None else drop / sigma**2
 
 
 @pytest.mark.parametrize("sigma", [None, 2.0])
@@ -327,20 +327,20 @@ def test_damage_is_that_of_the_heads_off_together(sigma):
     if sigma is None:
         data = [[(x, torch.randn(len(x), 4, dtype=D)) for x in part] for part in data]
     f = inclusion(net, data[0], **({} if sigma is None else {"sigma": sigma}))
-    for given, held_out in ((data[0], None), (data[1], data[1]))[sigma is not None :]:
+    for sentences, held_out in ((data[0], None), (data[1], data[1]))[sigma is not None :]:
         result = damage(f, held_out, counts=counts, progress=False)
-        assert result.labels["heads off"] == ("0", "2", "6") and result.sentences == len(given)
-        known = {}
+        assert result.labels["heads off"] == ("0", "2", "6") and result.sentences == len(sentences)
+        drops = {}
         for m, name in enumerate(result.labels["measure"]):
             measure = f.measure(name)
             values = [float(measure[at]) for at in result.order[name]]
             assert values == sorted(values) and len(set(result.order[name])) == 6
             for k, count in enumerate(counts):
                 off = frozenset((f"a_{t}", head) for t, head in result.order[name][:count])
-                if off not in known:
-                    known[off] = torch.stack([lost_by(net, one, off, sigma) for one in given])
-                close(result.values[m, k], known[off].mean(), 1e-7)
-                close(result.error[m, k], known[off].std() / len(given) ** 0.5, 1e-7)
+                if off not in drops:
+                    drops[off] = torch.stack([compute_drop(net, sentence, off, sigma) for sentence in sentences])
+                close(result.values[m, k], drops[off].mean(), 1e-7)
+                close(result.error[m, k], drops[off].std() / len(sentences) ** 0.5, 1e-7)
         assert result.values[:, 0].abs().max() < 1e-12
         assert result.to_dataframe()["ablation"].tolist() == result.values[2].tolist()
         assert list(result.to_dataframe().index) == [0, 2, 6]
@@ -348,7 +348,7 @@ def test_damage_is_that_of_the_heads_off_together(sigma):
 
 def test_damage_of_one_role_and_of_one_sentence():
     net = BY_NAME["vanilla encoder-decoder"].net
-    data = said_to(BY_NAME["vanilla encoder-decoder"], net)[0]
+    data = make_inputs(BY_NAME["vanilla encoder-decoder"], net)[0]
     f = inclusion(net, data, role="dec_cross_a", sigma=1.0)
     assert f.slices == ("dec_cross_a_0",)
     result = damage(f, data[:1], progress=False)
@@ -381,10 +381,10 @@ def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
     for role, count in (("a", 2), ("b", 3)):
         f = inclusion(net, x, role=role, sigma=1.0)
         result = damage(f, counts=[0, count], progress=False)
-        missing = []
+        drops = []
         for words in x:
             s = net.sentence(x=words)
-            cut = run_of(s, *((f"{role}_0", head) for head in range(count)))
-            missing.append(-log_p(s, cut, None, "x_1", output_of(s, run_of(s), "x_1")))
+            ablated = run_of(s, *((f"{role}_0", head) for head in range(count)))
+            drops.append(-log_p(s, ablated, None, "x_1", output_of(s, run_of(s), "x_1")))
         assert f.log_bayes.shape == (1, count)
-        close(result.values[:, 1], torch.stack(missing).mean().expand(3))
+        close(result.values[:, 1], torch.stack(drops).mean().expand(3))

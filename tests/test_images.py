@@ -24,19 +24,19 @@ NODES = ("x_0_1", "x_1_3", "x_2_0", "q_1_2_3", "a_0_1_2", "mix_1_0", "norm1_0_2"
 NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
 
 
-def images(net, count=2, dtype=D):
+def sample_images(net, count=2, dtype=D):
     grid = net.network.get_spec("patch").tpm.image
     generator = torch.Generator().manual_seed(7)
     return torch.randn(count, grid.channels, grid.rows, grid.columns, generator=generator, dtype=D).to(dtype)
 
 
-def asked(net, module, pixels):
-    """Our states to the last one, what leaves the final norm, and what is observed or pooled."""
+def run_module(net, module, pixels):
+    """Our states but the last, the output of the final norm, the readout or pooled output, and attention weights."""
     batch = net.batch(list(pixels))
-    last = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
-    expected = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", last]
-    readings, result = module.attention_weights(batch.x, batch.mask, want=expected)
-    return [result[name] for name in expected[:-2]], result["norm"], result[last], readings
+    readout = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
+    names = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", readout]
+    attn, values = module.attention_weights(batch.x, batch.mask, want=names)
+    return [values[name] for name in names[:-2]], values["norm"], values[readout], attn
 
 
 @pytest.mark.parametrize(("dtype", "tolerance", "attention"), [(D, 1e-9, "eager"), (torch.float32, 1e-4, "sdpa")])
@@ -44,19 +44,19 @@ def asked(net, module, pixels):
 def test_states_attention_and_readout_are_transformers(name, options, attention, dtype, tolerance):
     model = random_model(name, options, dtype, attention)
     net = from_pretrained(model)
-    pixels = images(net, dtype=dtype)
+    pixels = sample_images(net, dtype=dtype)
     peer = model(pixels, output_hidden_states=True, output_attentions=attention == "eager")
-    states, left, last, readings = asked(net, net.module().eval(), pixels)
-    close = {"rtol": tolerance, "atol": tolerance}
-    for actual, other in zip(states, peer.hidden_states, strict=True):
-        torch.testing.assert_close(actual, other, **close)
-    torch.testing.assert_close(last, peer.logits if "logits" in peer else peer.pooler_output, **close)
+    states, normed, readout, attn = run_module(net, net.module().eval(), pixels)
+    tolerances = {"rtol": tolerance, "atol": tolerance}
+    for actual, expected in zip(states, peer.hidden_states, strict=True):
+        torch.testing.assert_close(actual, expected, **tolerances)
+    torch.testing.assert_close(readout, peer.logits if "logits" in peer else peer.pooler_output, **tolerances)
     if "last_hidden_state" in peer:
-        torch.testing.assert_close(left, peer.last_hidden_state, **close)
-    for t, other in enumerate(peer.attentions or ()):
-        torch.testing.assert_close(readings[f"a_{t}"], other, **close)
+        torch.testing.assert_close(normed, peer.last_hidden_state, **tolerances)
+    for t, expected in enumerate(peer.attentions or ()):
+        torch.testing.assert_close(attn[f"a_{t}"], expected, **tolerances)
     s = net.sentence(pixels[1])
-    torch.testing.assert_close(s["x_1_2"], peer.hidden_states[1][1, 2].detach(), **close)
+    torch.testing.assert_close(s["x_1_2"], peer.hidden_states[1][1, 2].detach(), **tolerances)
     assert s.words == net.network.get_spec("patch").tpm.image.tokens
     assert s.special == (True, *[False] * (len(s.words) - 1))
 
@@ -64,17 +64,17 @@ def test_states_attention_and_readout_are_transformers(name, options, attention,
 def test_gradients_are_transformers():
     model = random_model(*MODELS[0])
     net = from_pretrained(model)
-    pixels, module = images(net), net.module().eval()
-    *_, last, _ = asked(net, module, pixels)
-    weight = torch.linspace(-1, 1, last.numel(), dtype=D).reshape(last.shape)
+    pixels, module = sample_images(net), net.module().eval()
+    *_, readout, _ = run_module(net, module, pixels)
+    weight = torch.linspace(-1, 1, readout.numel(), dtype=D).reshape(readout.shape)
     (model(pixels).logits * weight).sum().backward()
     names = [name.replace("/", ".") for name in module.store]
-    actual = dict(zip(names, torch.autograd.grad((last * weight).sum(), list(module.store.values())), strict=True))
+    actual = dict(zip(names, torch.autograd.grad((readout * weight).sum(), list(module.store.values())), strict=True))
     family = FAMILIES["vit"]
-    held = {canonicalize_key(family, key): value.grad for key, value in model.named_parameters()}
+    peer_grads = {canonicalize_key(family, key): value.grad for key, value in model.named_parameters()}
     for entry in map_parameters(net.network, family):
-        other = entry.view(held[canonicalize_key(family, entry.keys[0])])
-        torch.testing.assert_close(actual[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
+        grad = entry.view(peer_grads[canonicalize_key(family, entry.keys[0])])
+        torch.testing.assert_close(actual[entry.name], grad, rtol=1e-9, atol=1e-9 * float(grad.abs().max()) + 1e-12)
 
 
 def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
@@ -84,7 +84,7 @@ def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
     assert read.declaration == net.declaration
     assert all(value.equal(net.parameters[name]) for name, value in read.parameters.items())
     read.save(tmp_path / "net.safetensors")
-    pixels = images(net, dtype=torch.float32)
+    pixels = sample_images(net, dtype=torch.float32)
     again = bt.load(tmp_path / "net.safetensors").sentence(pixels[0])
     assert again["x_2_0"].equal(net.sentence(pixels[0])["x_2_0"])
     config(tmp_path, patch_size=[3, 4])
@@ -99,16 +99,16 @@ def test_names_hold_what_our_nodes_hold():
         module.register_forward_hook(
             lambda m, i, o, name=name: observed.update({f"{name}.output": o, f"{name}.input": i})
         )
-    pixels = images(net, 1)
-    passed = model(pixels, output_hidden_states=True, output_attentions=True)
+    pixels = sample_images(net, 1)
+    outputs = model(pixels, output_hidden_states=True, output_attentions=True)
     s = net.sentence(pixels[0])
-    for actual in NODES:
-        peer = to_hugging_face(net, actual)
-        position, index = re.fullmatch(r"([^\[]*(?:\[\d+\])?)(\[:.*\])", peer).groups()
-        value = eval(position, {"hidden_states": passed.hidden_states}) if "hidden" in position else observed[position]
+    for node in NODES:
+        peer = to_hugging_face(net, node)
+        key, index = re.fullmatch(r"([^\[]*(?:\[\d+\])?)(\[:.*\])", peer).groups()
+        value = eval(key, {"hidden_states": outputs.hidden_states}) if "hidden" in key else observed[key]
         value = value[0] if isinstance(value, tuple) else value
-        torch.testing.assert_close(eval(f"value{index}")[0], s[actual], rtol=1e-9, atol=1e-9)
-        assert from_hugging_face(net, peer) == (actual,)
+        torch.testing.assert_close(eval(f"value{index}")[0], s[node], rtol=1e-9, atol=1e-9)
+        assert from_hugging_face(net, peer) == (node,)
     assert to_hugging_face(net, "start.vector") == "embeddings.cls_token"
     with pytest.raises(bt.UnknownNameError):
         to_hugging_face(net, "embed_1")  # the output of a convolution is no [batch, word, feature]
@@ -122,24 +122,24 @@ def test_patches_are_what_a_convolution_sees(sizes):
     image = torch.randn(channels, grid.rows, grid.columns, dtype=D)
     kernel = torch.randn(2, channels, high, width, dtype=D)
     peer = functional.conv2d(image[None], kernel, stride=(high, width))[0].flatten(1).mT
-    words = grid.patchify(image)
-    torch.testing.assert_close(words[1:] @ kernel.flatten(1).mT, peer, rtol=1e-10, atol=1e-10)
-    assert not words[0].any() and len(words) == grid.words == len(grid.tokens)
+    patches = grid.patchify(image)
+    torch.testing.assert_close(patches[1:] @ kernel.flatten(1).mT, peer, rtol=1e-10, atol=1e-10)
+    assert not patches[0].any() and len(patches) == grid.words == len(grid.tokens)
 
 
 def test_the_first_word_is_of_no_patch():
-    """Its own vector stands in the place of its embedding; the others pass, and no arrow leads from a patch to it."""
+    """Its embedding is replaced by a learned vector; other words pass, and no arrow leads from a patch to it."""
     x = torch.arange(6.0).reshape(3, 2)
-    created = Start().value(EvalContext({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
-    assert created.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
+    actual = Start().value(EvalContext({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
+    assert actual.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
     net = from_pretrained(random_model("ViTModel", VIT))
-    first = net.sentence(images(net)[0])
-    words = first.state.encoded.given["patch"].clone()
-    words[0] = 5.0
-    changed = net.sentence(x=words)
-    assert changed["x_2_1"].equal(first["x_2_1"]) and changed["x_0_0"].equal(first["x_0_0"])
-    assert first.parents("start_0") == [] and first.parents("start_1") == ["embed_1"]
-    assert first.separated("patch_0", "x_2_1") and not first.separated("patch_1", "x_2_0")
+    sentence = net.sentence(sample_images(net)[0])
+    patches = sentence.state.encoded.given["patch"].clone()
+    patches[0] = 5.0
+    changed = net.sentence(x=patches)
+    assert changed["x_2_1"].equal(sentence["x_2_1"]) and changed["x_0_0"].equal(sentence["x_0_0"])
+    assert sentence.parents("start_0") == [] and sentence.parents("start_1") == ["embed_1"]
+    assert sentence.separated("patch_0", "x_2_1") and not sentence.separated("patch_1", "x_2_0")
 
 
 def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
@@ -153,7 +153,7 @@ def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
 
 def test_images_that_are_none_are_refused():
     net = from_pretrained(random_model("ViTModel", VIT))
-    pixels = images(net)
+    pixels = sample_images(net)
     for wrong, match in (
         (["a", "cat"], "an image"),
         (pixels[0, :, :-1], r"got \(3, 8, 9\)"),

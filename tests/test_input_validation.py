@@ -1,6 +1,6 @@
-"""What people mistype, over every public signature: a wrong type, a near-miss name, a number out of range.
+"""Invalid arguments of every public function: a wrong type, a mistyped name, a number out of range.
 
-Each argument of each public function in turn gets a wrong value among sound ones. The call must raise a `BNetError`
+Each argument of each public function in turn gets a wrong value among valid ones. The call must raise a `BNetError`
 that names the argument, and leave nets, sentences and random generators as they were.
 """
 
@@ -22,11 +22,11 @@ import bnet_transformer as bt
 from bnet_transformer import tpm
 
 WORDS = ["the", "cat", "sat"]
-SAID = ["the cat sat", "sat the cat"]
+TEXTS = ["the cat sat", "sat the cat"]
 PAIRS = [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")]
 METRIC = {"y_2": ("cat", "sat")}
 
-# Sound arguments of every public function, by its name.
+# Valid arguments of every public function, by its name.
 CONFIGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("EM", "MAP", "NUTS", "SVI", "AdamW", "EarlyStopping", "Execution", "Reach", "Stack")},
     **{"Arrow": {"role": "x"}, "Checkpoints": {"folder": "run"}, "Plate": {"name": "head", "size": 2}},
@@ -63,15 +63,15 @@ STRUCTURE: dict[str, dict[str, Any]] = {
     **{name: {"name": "x_1"} for name in ("blanket", "children", "parents")},
     "draw": {"path": "net.svg"},
 }
-OF_NETS: dict[str, dict[str, Any]] = {
+NET_METHODS: dict[str, dict[str, Any]] = {
     **STRUCTURE,
-    **{"batch": {"sentences": SAID}, "cost": {"words": 3}, "equations": {}, "pyro": {}, "replace": {"parameters": {}}},
+    **{"batch": {"sentences": TEXTS}, "cost": {"words": 3}, "equations": {}, "pyro": {}, "replace": {"parameters": {}}},
     **{"save": {"path": "n.safetensors"}, "sentence": {"sentence": "the cat"}, "to": {}},
-    **{"separations": {"questions": [("x_1", "y", "c")]}, "tan": {"sentences": SAID, "classes": ["a", "b"]}},
+    **{"separations": {"questions": [("x_1", "y", "c")]}, "tan": {"sentences": TEXTS, "classes": ["a", "b"]}},
 }
 GROUND = {"x_1": "x_1_0", "y": "y_0"}
-OF_SENTENCES: dict[str, dict[str, Any]] = {
-    **{name: {key: GROUND.get(value, value) for key, value in sound.items()} for name, sound in STRUCTURE.items()},
+SENTENCE_METHODS: dict[str, dict[str, Any]] = {
+    **{name: {key: GROUND.get(value, value) for key, value in args.items()} for name, args in STRUCTURE.items()},
     **{"attention": {"slice": 0}, "counterfactual": {"name": "y_0", "do": {"c": 1}}, "explain": {"question": "reads"}},
     **{"explore": {"path": "net.html"}, "graph": {}, "log_prob": {"evidence": {"y_0": 1}}, "posterior": {"name": "c"}},
     **{
@@ -82,11 +82,11 @@ OF_SENTENCES: dict[str, dict[str, Any]] = {
     },
     **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "tpm": {"name": "c"}},
 }
-# Names without an argument of their own to get wrong: classes of results and errors, and `**options` or `*names` alone.
-ELSEWHERE = {"Fit", "Sentence", "load_geometric", "models", "tpm", *(name for name in bt.__all__ if "Error" in name)}
-ELSEWHERE |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
-ELSEWHERE |= {"BNet.check", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
-ELSEWHERE |= {
+# Names without an argument to test: classes of results and errors, and functions of `**options` or `*names` alone.
+EXCLUDED = {"Fit", "Sentence", "load_geometric", "models", "tpm", *(name for name in bt.__all__ if "Error" in name)}
+EXCLUDED |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
+EXCLUDED |= {"BNet.check", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
+EXCLUDED |= {
     "Sentence.observe",
     "Sentence.topological_order",
     "Sentence.undo",
@@ -95,8 +95,8 @@ ELSEWHERE |= {
     "Sentence.to_graphviz",
 }
 
-# What an error calls an argument, where that is another word than its name.
-CALLED = {
+# The name of an argument in error messages, where it is not that of the signature.
+ERROR_NAMES = {
     **{
         "path": "path|file",
         "folder": "path",
@@ -117,50 +117,50 @@ CALLED = {
     },
     **{"x": "node|x|family", "y": "node|y|family", "name": "node|name|family", "given": "node|given|family"},
 }
-ANY_NUMBER = {"seed", "scale", "factor", "bound"}  # a negative one is sound
+ANY_NUMBER = {"seed", "scale", "factor", "bound"}  # a negative one is valid
 ANY_TEXT = {"name", "checkpoints", "folder", "path"}
 
 
 @cache
-def net() -> bt.BNet:
+def get_net() -> bt.BNet:
     """A mixture of heads with a readout."""
     return bt.bayesuvius(4, heads=3, vocabulary=WORDS, observe=tpm.Categorical(3, labels=WORDS))
 
 
 @cache
-def decoder() -> bt.BNet:
+def get_decoder() -> bt.BNet:
     """A net in which each word reads earlier ones."""
     return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
 
 
 @cache
-def sentence() -> bt.Sentence:
+def get_sentence() -> bt.Sentence:
     """A sentence of the mixture."""
-    return net().sentence(SAID[0])
+    return get_net().sentence(TEXTS[0])
 
 
 @cache
-def functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Every public function, and sound arguments of it."""
-    two = {"clean": decoder().sentence(SAID[0]), "corrupt": decoder().sentence(SAID[1]), "metric": METRIC}
-    query: dict[str, dict[str, Any]] = {
-        **{**CONFIGS, **MODELS, "BNet": {"declaration": net().declaration}, "plot": {"result": torch.ones(3)}},
+def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every public function, with valid arguments."""
+    two = {"clean": get_decoder().sentence(TEXTS[0]), "corrupt": get_decoder().sentence(TEXTS[1]), "metric": METRIC}
+    entries: dict[str, dict[str, Any]] = {
+        **{**CONFIGS, **MODELS, "BNet": {"declaration": get_net().declaration}, "plot": {"result": torch.ones(3)}},
         **{"circuit": {**two, "threshold": 0.1}, "explain": {"task": "posterior"}, "load": {"path": "net.safetensors"}},
         **{name: {**two, "progress": False} for name in ("sweep", "mediation")},
-        **{"fit": {"net": net(), "data": PAIRS, "method": bt.MAP(steps=1), "progress": False}},
-        **{"train": {"net": decoder(), "data": SAID, "steps": 1, "progress": False}},
-        **{"inclusion": {"net": decoder(), "sentences": SAID, "draws": 20, "progress": False}},
-        **{"roles": {"net": decoder(), "sentences": SAID, "draws": 20}, "from_pretrained": {"source": "minilm"}},
+        **{"fit": {"net": get_net(), "data": PAIRS, "method": bt.MAP(steps=1), "progress": False}},
+        **{"train": {"net": get_decoder(), "data": TEXTS, "steps": 1, "progress": False}},
+        **{"inclusion": {"net": get_decoder(), "sentences": TEXTS, "draws": 20, "progress": False}},
+        **{"roles": {"net": get_decoder(), "sentences": TEXTS, "draws": 20}, "from_pretrained": {"source": "minilm"}},
     }
-    result = {name: (getattr(bt, name), sound) for name, sound in query.items()}
-    result |= {f"tpm.{name}": (getattr(tpm, name), sound) for name, sound in TPMS.items()}
-    for owner, methods in ((net(), OF_NETS), (sentence(), OF_SENTENCES)):
-        result |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), sound) for name, sound in methods.items()}
+    result = {name: (getattr(bt, name), args) for name, args in entries.items()}
+    result |= {f"tpm.{name}": (getattr(tpm, name), args) for name, args in TPMS.items()}
+    for owner, methods in ((get_net(), NET_METHODS), (get_sentence(), SENTENCE_METHODS)):
+        result |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), args) for name, args in methods.items()}
     return result
 
 
 def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
-    """Values that no one means: of no sound type, out of every range, a choice mistyped."""
+    """Invalid values: of a wrong type, out of every range, a choice mistyped."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return
     yield object()
@@ -173,30 +173,30 @@ def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
         yield f"{parameter.default}q"
 
 
-def fault(call: Callable[[], object], name: str) -> str | None:
-    """What is wrong with the refusal of a wrong argument, or None."""
+def find_fault(call: Callable[[], object], name: str) -> str | None:
+    """What is wrong with the error for a wrong argument, or None."""
     try:
         result = call()
     except bt.BNetError as error:
-        passed = str(error)
-        if len(passed) < 2000 and re.search(rf"\b({CALLED.get(name, name)})\b", passed):
+        message = str(error)
+        if len(message) < 2000 and re.search(rf"\b({ERROR_NAMES.get(name, name)})\b", message):
             return None
-        return f"the error does not name it: {passed:.200}"
+        return f"the error does not name it: {message:.200}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"no error, but {result!r:.80}"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever is refused: nets, sentences, random generators and the current folder stay as they are."""
-    before = {name: value.clone() for name, value in net().parameters.items()}
-    value, generator = sentence()["x_1_2"].clone(), torch.get_rng_state()
+def _check_state_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A refused call leaves nets, sentences, random generators and the current folder unchanged."""
+    before = {name: value.clone() for name, value in get_net().parameters.items()}
+    value, generator = get_sentence()["x_1_2"].clone(), torch.get_rng_state()
     monkeypatch.chdir(tmp_path)
     yield
     assert list(tmp_path.iterdir()) == []
-    assert all(net().parameters[name].equal(item) for name, item in before.items())
-    assert sentence()["x_1_2"].equal(value)
+    assert all(get_net().parameters[name].equal(tensor) for name, tensor in before.items())
+    assert get_sentence()["x_1_2"].equal(value)
     assert torch.get_rng_state().equal(generator)
 
 
@@ -205,37 +205,37 @@ def test_every_public_function_is_in_the_table():
     for owner in (bt.BNet, bt.Sentence):
         methods = (name for name in dir(owner) if inspect.isfunction(getattr(owner, name)) and not name.startswith("_"))
         public |= {f"{owner.__name__}.{name}" for name in methods}
-    assert public - ELSEWHERE == {name for name in functions() if not name.startswith("tpm.")}
+    assert public - EXCLUDED == {name for name in list_functions() if not name.startswith("tpm.")}
 
 
-@pytest.mark.parametrize("room", ["tpm", "BNet", "Sentence", ""])
-def test_a_wrong_argument_is_refused_by_its_name(room):
+@pytest.mark.parametrize("owner", ["tpm", "BNet", "Sentence", ""])
+def test_a_wrong_argument_is_refused_by_its_name(owner):
     faults = []
-    for name, (function, sound) in functions().items():
-        if name.rpartition(".")[0] != room:
+    for name, (function, args) in list_functions().items():
+        if name.rpartition(".")[0] != owner:
             continue
         for parameter in inspect.signature(function).parameters.values():
             for value in wrong_values(parameter):
-                result = fault(lambda f=function, a={**sound, parameter.name: value}: f(**a), parameter.name)
-                faults += [f"{name}({parameter.name}={value!r}): {result}"] if result else []
+                fault = find_fault(lambda f=function, a={**args, parameter.name: value}: f(**a), parameter.name)
+                faults += [f"{name}({parameter.name}={value!r}): {fault}"] if fault else []
     assert not faults, "\n".join(faults)
 
 
 # Names, mistyped by a letter, and the name that the error must offer.
 MISTYPED: dict[str, Callable[[], object]] = {
-    "x_1_0": lambda: sentence()["x_1_O"],
-    "q_0_0": lambda: sentence().do({"q_0_O": torch.zeros(4)}),
-    "y_0": lambda: sentence().observe(y_O=1),
-    "sat": lambda: net().sentence("the cat sta"),
-    "cat": lambda: sentence().observe(y_0="cta"),
-    "x_1": lambda: net().parents("x_I"),
-    "k_0": lambda: net().module()(torch.tensor([[0, 1]]), want=["k_O"]),
-    "W_q_0.values": lambda: net().replace({"W_q_O.values": torch.zeros(3, 4, 4)}),
+    "x_1_0": lambda: get_sentence()["x_1_O"],
+    "q_0_0": lambda: get_sentence().do({"q_0_O": torch.zeros(4)}),
+    "y_0": lambda: get_sentence().observe(y_O=1),
+    "sat": lambda: get_net().sentence("the cat sta"),
+    "cat": lambda: get_sentence().observe(y_0="cta"),
+    "x_1": lambda: get_net().parents("x_I"),
+    "k_0": lambda: get_net().module()(torch.tensor([[0, 1]]), want=["k_O"]),
+    "W_q_0.values": lambda: get_net().replace({"W_q_O.values": torch.zeros(3, 4, 4)}),
     "resume": lambda: bt.Checkpoints("run", resume="resum"),
-    "'em'": lambda: bt.fit(net(), PAIRS, method="me"),
-    "length": lambda: decoder().generate("the", lenght=2),
+    "'em'": lambda: bt.fit(get_net(), PAIRS, method="me"),
+    "length": lambda: get_decoder().generate("the", lenght=2),
     "sweep": lambda: bt.explain("sweeep"),
-    "theme": lambda: sentence().picture(them="dark"),
+    "theme": lambda: get_sentence().picture(them="dark"),
 }
 
 
@@ -248,13 +248,13 @@ def test_a_name_mistyped_by_a_letter_is_offered():
 
 # Values of the right type that do not fit, and what the error names.
 UNFIT: list[tuple[Callable[[], object], str]] = [
-    (lambda: net().sentence(""), "at least one word"),
+    (lambda: get_net().sentence(""), "at least one word"),
     (lambda: tpm.Parameter((2,), spread=-1.0), "spread of a parameter"),
     (lambda: tpm.Parameter((2,), fill=(1.0, 2.0, 3.0)), r"shape \(2,\)"),
-    (lambda: net().sentence(["the", ""]), "word"),
-    (lambda: net().sentence([0, 3]), "ids from 0 to 2"),
-    (lambda: net().sentence("the", x=torch.zeros(2, 4)), "x"),
-    (lambda: net().sentence("the cat", given={"token": [2, 2]}), "token"),
+    (lambda: get_net().sentence(["the", ""]), "word"),
+    (lambda: get_net().sentence([0, 3]), "ids from 0 to 2"),
+    (lambda: get_net().sentence("the", x=torch.zeros(2, 4)), "x"),
+    (lambda: get_net().sentence("the cat", given={"token": [2, 2]}), "token"),
     (lambda: bt.bayesuvius(4).sentence(x=torch.zeros(3, 5)), r"shape \(3, 5\)"),
     (lambda: bt.bayesuvius(4).sentence(x=torch.full((2, 4), torch.nan)), "finite"),
     (lambda: bt.bayesuvius(4, mask=[[True, False], [True, True]]).sentence("a b c"), "2 words"),
@@ -263,28 +263,28 @@ UNFIT: list[tuple[Callable[[], object], str]] = [
     (lambda: bt.bayesuvius(4, per="word", combine="concat"), "selector"),
     (lambda: bt.bayesuvius(4, vocabulary=["a", "a"]), "vocabulary: .* different"),
     (lambda: bt.bayesuvius(99999999999), "parameters"),
-    (lambda: sentence().do(c=3), "c: .* from 0 to 2"),
-    (lambda: sentence().do(c=1.0), "c: .* a state"),
-    (lambda: sentence().do(x_1_0=torch.zeros(3)), r"x_1_0: .*shape \(4,\)"),
-    (lambda: sentence().do(x_1_0=torch.full((4,), torch.inf)), "x_1_0: .*finite"),
-    (lambda: sentence().do(x_1_0=sentence()["x_1_1"]), r"x_1_0: .*do\(c=...\)"),
-    (lambda: sentence().do(x_1_9=torch.zeros(4)), "x_0_0 to x_1_2"),
-    (lambda: sentence().do(c=1).observe(c=1), "not both"),
-    (lambda: sentence().observe(c=1).posterior("c", {"c": 0}), "c: "),
-    (lambda: sentence().posterior("x_1_0"), "nodes of c"),
-    (lambda: sentence().posterior("c", {"token_0": 1}), "token_0: .*possible"),
-    (lambda: sentence().attention(1), "slice from 0 to 0"),
-    (lambda: sentence().graph(limit=10), "arrows"),
-    (lambda: sentence().graph(words="dog"), "word: "),
-    (lambda: net().replace({"W_q_0.values": torch.zeros(2)}), "W_q_0.values of shape"),
-    (lambda: net().to(torch.int32), "to: "),
-    (lambda: net().to("cuda:99"), "to: "),
-    (lambda: bt.sweep(sentence(), net().sentence("the cat"), metric=METRIC), "words"),
-    (lambda: bt.train(decoder(), [], steps=1), "data"),
-    (lambda: bt.fit(net(), [("the cat", "cat")]), "data|y"),
+    (lambda: get_sentence().do(c=3), "c: .* from 0 to 2"),
+    (lambda: get_sentence().do(c=1.0), "c: .* a state"),
+    (lambda: get_sentence().do(x_1_0=torch.zeros(3)), r"x_1_0: .*shape \(4,\)"),
+    (lambda: get_sentence().do(x_1_0=torch.full((4,), torch.inf)), "x_1_0: .*finite"),
+    (lambda: get_sentence().do(x_1_0=get_sentence()["x_1_1"]), r"x_1_0: .*do\(c=...\)"),
+    (lambda: get_sentence().do(x_1_9=torch.zeros(4)), "x_0_0 to x_1_2"),
+    (lambda: get_sentence().do(c=1).observe(c=1), "not both"),
+    (lambda: get_sentence().observe(c=1).posterior("c", {"c": 0}), "c: "),
+    (lambda: get_sentence().posterior("x_1_0"), "nodes of c"),
+    (lambda: get_sentence().posterior("c", {"token_0": 1}), "token_0: .*possible"),
+    (lambda: get_sentence().attention(1), "slice from 0 to 0"),
+    (lambda: get_sentence().graph(limit=10), "arrows"),
+    (lambda: get_sentence().graph(words="dog"), "word: "),
+    (lambda: get_net().replace({"W_q_0.values": torch.zeros(2)}), "W_q_0.values of shape"),
+    (lambda: get_net().to(torch.int32), "to: "),
+    (lambda: get_net().to("cuda:99"), "to: "),
+    (lambda: bt.sweep(get_sentence(), get_net().sentence("the cat"), metric=METRIC), "words"),
+    (lambda: bt.train(get_decoder(), [], steps=1), "data"),
+    (lambda: bt.fit(get_net(), [("the cat", "cat")]), "data|y"),
     (lambda: bt.load("no_such_file.safetensors"), "no_such_file"),
-    (lambda: sentence().draw("figure.xyz"), "figure.xyz"),
-    (lambda: net().save("no_such_folder/net.safetensors"), "no_such_folder"),
+    (lambda: get_sentence().draw("figure.xyz"), "figure.xyz"),
+    (lambda: get_net().save("no_such_folder/net.safetensors"), "no_such_folder"),
 ]
 
 
@@ -302,30 +302,17 @@ HOSTILE = st.one_of(
     st.sampled_from([torch.zeros(0), torch.zeros(4), torch.tensor(1), np.zeros((2, 2)), len, 1j, 10**5000]),
     st.sampled_from(["x_0_0", "q_0_1", "c", "y_1", "W_k_1", "x_0_99", "\x00", "é_1", "\ud800", "x_0_0" * 50]),
 )
-WRITES_OR_TAKES_LONG = {
-    "draw",
-    "explore",
-    "save",
-    "sweep",
-    "mediation",
-    "circuit",
-    "fit",
-    "train",
-    "inclusion",
-    "roles",
-}
+WRITES_OR_SLOW = {"draw", "explore", "save", "sweep", "mediation", "circuit", "fit", "train", "inclusion", "roles"}
 
 
 @given(st.data())
 @settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_any_value_of_any_argument_is_answered_or_refused(data):
-    quick = [name for name in functions() if name.rpartition(".")[2] not in WRITES_OR_TAKES_LONG | {"from_pretrained"}]
-    function, sound = functions()[data.draw(st.sampled_from(quick))]
-    names = [
-        name for name, item in inspect.signature(function).parameters.items() if item.kind.name.endswith("KEYWORD")
-    ]
+    quick = [name for name in list_functions() if name.rpartition(".")[2] not in WRITES_OR_SLOW | {"from_pretrained"}]
+    function, args = list_functions()[data.draw(st.sampled_from(quick))]
+    names = [name for name, p in inspect.signature(function).parameters.items() if p.kind.name.endswith("KEYWORD")]
     changed = data.draw(st.dictionaries(st.sampled_from(names), HOSTILE, max_size=2)) if names else {}
     try:
-        function(**{**sound, **changed})
+        function(**{**args, **changed})
     except bt.BNetError as error:
         assert 0 < len(str(error)) < 2000

@@ -1,4 +1,4 @@
-"""Runs and writers that are killed or interrupted: what they leave is whole, and a run resumes bit for bit."""
+"""Runs and writers that are killed or interrupted: files stay complete, and a run resumes bit for bit."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ WORDS = ["the", "cat", "sat", "on", "mat", "dog"]
 TEXTS = ["the cat sat on the mat", "the mat sat", "on the cat", "the dog sat on the cat"]
 
 
-def in_a_child(job, *arguments):
-    """Do a job in a forked process; its exit status, or minus the signal that ended it."""
+def run_in_fork(job, *arguments):
+    """Run a job in a forked process; returns its exit status, or minus the signal that ended it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads: the child uses none
         child = os.fork()
@@ -42,39 +42,39 @@ def in_a_child(job, *arguments):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def ends_itself(function, count, by):
-    """The function, which sends a signal to its own process when it is called for the `count`-th time."""
+def kill_at_call(function, count, signum):
+    """Wrap a function: its `count`-th call sends a signal to its own process."""
     calls = []
 
-    def counted(*arguments):
+    def call_and_count(*arguments):
         calls.append(1)
         if len(calls) == count:
-            os.kill(os.getpid(), by)
+            os.kill(os.getpid(), signum)
         return function(*arguments)
 
-    return counted
+    return call_and_count
 
 
-def mixture():
+def make_mixture():
     return bt.bayesuvius(3, heads=2, key_dim=2, seed=1, observe=Normal(0.5)).to(torch.float64)
 
 
-def vectors():
+def draw_vectors():
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(12, 3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-def train(checkpoints):
+def run_training(checkpoints):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.1, seed=3)
     options = {"held_out": TEXTS[:2], "every": 1, "progress": False, "optimizer": bt.AdamW(rate=0.01)}
     result = bt.train(net, TEXTS, steps=8, batch=2, checkpoints=checkpoints, **options)
     return result.losses, result.held_out, dict(result.net.parameters)
 
 
-def fit(method, **options):
+def make_fit(method, **options):
     def run(checkpoints):
         result = bt.fit(
-            mixture(), vectors(), method=method, every=1, checkpoints=checkpoints, progress=False, **options
+            make_mixture(), draw_vectors(), method=method, every=1, checkpoints=checkpoints, progress=False, **options
         )
         return result.bounds, result.measured, dict(result.samples), dict(result.net.parameters)
 
@@ -82,20 +82,20 @@ def fit(method, **options):
 
 
 RUNS = {
-    "train": train,
-    "map": fit(bt.MAP(steps=8, restarts=2), batch=5),
-    "em": fit(bt.EM(steps=8, inner=2)),
-    "svi": fit(bt.SVI(steps=8, draws=3), spread=1.0),
+    "train": run_training,
+    "map": make_fit(bt.MAP(steps=8, restarts=2), batch=5),
+    "em": make_fit(bt.EM(steps=8, inner=2)),
+    "svi": make_fit(bt.SVI(steps=8, draws=3), spread=1.0),
 }
 
 
-def same(one, other):
+def are_equal(one, other):
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(are_equal(one[name], other[name]) for name in one)
     if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     return one == other
 
 
@@ -104,19 +104,19 @@ def same(one, other):
 def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
     """It is killed while it writes its third checkpoint, or just before."""
 
-    def killed(folder, inside):
-        if inside:
-            os.fsync = ends_itself(os.fsync, 3, signal.SIGKILL)
+    def run_killed(folder, in_write):
+        if in_write:
+            os.fsync = kill_at_call(os.fsync, 3, signal.SIGKILL)
         else:
-            checkpoint.write_checkpoint = ends_itself(checkpoint.write_checkpoint, 3, signal.SIGKILL)
+            checkpoint.write_checkpoint = kill_at_call(checkpoint.write_checkpoint, 3, signal.SIGKILL)
         RUNS[kind](folder)
 
-    full = RUNS[kind](None)
-    for inside in (True, False):
-        folder = tmp_path / str(inside)
-        assert in_a_child(killed, folder, inside) == -signal.SIGKILL
-        assert (len([*folder.glob(".*.tmp")]) == 1) is inside
-        assert same(RUNS[kind](bt.Checkpoints(folder, resume=True)), full), f"inside a write: {inside}"
+    expected = RUNS[kind](None)
+    for in_write in (True, False):
+        folder = tmp_path / str(in_write)
+        assert run_in_fork(run_killed, folder, in_write) == -signal.SIGKILL
+        assert (len([*folder.glob(".*.tmp")]) == 1) is in_write
+        assert are_equal(RUNS[kind](bt.Checkpoints(folder, resume=True)), expected), f"inside a write: {in_write}"
         assert {path.name for path in folder.iterdir() if path.is_file()} == {
             "checkpoint.safetensors",
             "checkpoint.safetensors.lock",
@@ -146,7 +146,7 @@ class Scaled(TPM):
         return self.amount.value * parents[0]
 
 
-def scaled(amount):
+def make_scaled(amount):
     nodes = [bt.Node("h", Scaled(amount), ["x"], ["word"]), bt.Node("x", Linear(2), ["h"], ["word"])]
     ends = [bt.Node("x", Given(2), plates=["word"])], [bt.Node("y", Normal(0.5), ["x"], ["word"])]
     return bt.BNet(bt.Declaration([bt.Stack(nodes, *ends)], name="scaled"))
@@ -154,29 +154,29 @@ def scaled(amount):
 
 def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
     data, resumed = (torch.ones(4, 3, 2), torch.zeros(4, 3, 2)), bt.Checkpoints(tmp_path, resume=True)
-    full, locked = bt.train(scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
-    locked.lock = threading.Lock()
-    bt.train(scaled(Amount(2.0)), data, steps=2, checkpoints=tmp_path, progress=False)
+    full, unhashable = bt.train(make_scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
+    unhashable.lock = threading.Lock()
+    bt.train(make_scaled(Amount(2.0)), data, steps=2, checkpoints=tmp_path, progress=False)
     with pytest.raises(bt.FileError, match="another declaration"):
-        bt.train(scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
-    assert bt.train(scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == full.losses
+        bt.train(make_scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
+    assert bt.train(make_scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == full.losses
     with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
-        bt.train(scaled(locked), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
+        bt.train(make_scaled(unhashable), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
 
 
 def test_a_killed_writer_leaves_the_old_file(tmp_path):
     net = bt.bayesuvius(6, heads=2, vocabulary=WORDS, observe=Categorical(2))
     s = net.sentence(TEXTS[0])
-    written = {"a.safetensors": net.save, "a.svg": s.draw, "a.html": s.explore, "a.json": s.draw}
+    writers = {"a.safetensors": net.save, "a.svg": s.draw, "a.html": s.explore, "a.json": s.draw}
 
-    def killed(write, path):
-        os.fsync = ends_itself(os.fsync, 1, signal.SIGKILL)
+    def write_killed(write, path):
+        os.fsync = kill_at_call(os.fsync, 1, signal.SIGKILL)
         write(path)
 
-    for name, write in written.items():
+    for name, write in writers.items():
         path = tmp_path / name
         path.write_bytes(b"old")
-        assert in_a_child(killed, write, path) == -signal.SIGKILL, name
+        assert run_in_fork(write_killed, write, path) == -signal.SIGKILL, name
         assert path.read_bytes() == b"old", name
         with exclusive_lock(path):  # as the next run does
             pass
@@ -186,30 +186,30 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path):
 
 
 def test_an_interrupted_command_saves_and_resumes(tmp_path):
-    words = ["train", *TEXTS, "--dim", "8", "--dropout", "0.1", "--every", "1", "--steps", "6"]
-    words += ["--checkpoint", "run", "-o", "a.json", "-o", "a.safetensors"]
+    args = ["train", *TEXTS, "--dim", "8", "--dropout", "0.1", "--every", "1", "--steps", "6"]
+    args += ["--checkpoint", "run", "-o", "a.json", "-o", "a.safetensors"]
 
-    def command(folder, *more, interrupted=False):
+    def run_command(folder, *options, interrupted=False):
         os.chdir(folder)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stdout = sys.stderr = open("said", "w")  # noqa: SIM115
+        sys.stdout = sys.stderr = open("output", "w")  # noqa: SIM115
         if interrupted:
-            checkpoint.write_checkpoint = ends_itself(checkpoint.write_checkpoint, 2, signal.SIGINT)
+            checkpoint.write_checkpoint = kill_at_call(checkpoint.write_checkpoint, 2, signal.SIGINT)
         try:
-            main([*words, *more])
+            main([*args, *options])
         finally:
             sys.stdout.flush()
 
-    full, folder = tmp_path / "whole", tmp_path / "interrupted"
-    for item in (full, folder):
-        item.mkdir()
-    assert in_a_child(command, full) == 0, (full / "said").read_text()
-    assert in_a_child(lambda: command(folder, interrupted=True)) == 130
-    text = (folder / "said").read_text()
+    complete, folder = tmp_path / "whole", tmp_path / "interrupted"
+    for path in (complete, folder):
+        path.mkdir()
+    assert run_in_fork(run_command, complete) == 0, (complete / "output").read_text()
+    assert run_in_fork(lambda: run_command(folder, interrupted=True)) == 130
+    text = (folder / "output").read_text()
     assert text.splitlines()[-1].startswith("interrupted") and "Traceback" not in text
-    assert in_a_child(command, folder, "--resume") == 0, (folder / "said").read_text()
+    assert run_in_fork(run_command, folder, "--resume") == 0, (folder / "output").read_text()
     for name in ("a.json", "a.safetensors"):
-        assert (folder / name).read_bytes() == (full / name).read_bytes()
+        assert (folder / name).read_bytes() == (complete / name).read_bytes()
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
@@ -218,24 +218,24 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     link.symlink_to(folder, target_is_directory=True)
     path = folder / checkpoint.FILE_NAME
     with exclusive_lock(path), exclusive_lock(folder / "another"):
-        for position in (folder, link):
+        for alias in (folder, link):
             with pytest.raises(bt.FileError, match="no other run writes to"):
-                train(bt.Checkpoints(position, resume=True))
-        assert in_a_child(train, folder) == 1
+                run_training(bt.Checkpoints(alias, resume=True))
+        assert run_in_fork(run_training, folder) == 1
     with pytest.raises(ZeroDivisionError), exclusive_lock(path):
         raise ZeroDivisionError
 
-    def killed():
+    def run_killed():
         with exclusive_lock(path):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    assert in_a_child(killed) == -signal.SIGKILL
-    local, other = (folder / f".{name}.abcd1234.tmp" for name in (path.name, "another"))
-    for stray in (local, other):  # as killed writers leave them
-        stray.mkdir()
-        (stray / "whole").touch()
+    assert run_in_fork(run_killed) == -signal.SIGKILL
+    stale, unrelated = (folder / f".{name}.abcd1234.tmp" for name in (path.name, "another"))
+    for tmp in (stale, unrelated):  # as killed writers leave them
+        tmp.mkdir()
+        (tmp / "whole").touch()
     with exclusive_lock(path):
-        assert not local.exists() and other.exists()
+        assert not stale.exists() and unrelated.exists()
     (tmp_path / "file").touch()
     with pytest.raises(bt.FileError, match="a folder that can be written"), exclusive_lock(tmp_path / "file" / "a"):
         raise AssertionError

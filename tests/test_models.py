@@ -15,19 +15,19 @@ from bnet_transformer.tpm import Categorical, Dropout, Normal, Positions, Sinuso
 from tests.cases import jolted
 
 D = torch.float64
-BARE = {"dropout": 0.0, "positions": None}
+PLAIN = {"dropout": 0.0, "positions": None}
 SIZES = {"heads": 3, "slices": 2, "hidden": 10}
 WORDS = ["the", "cat", "sat", "on", "mat"]
 EXACT = [(D, 1e-10), (torch.float32, 1e-5)]
 
 
 @pytest.fixture(params=EXACT, ids=["float64", "float32"])
-def exact(request):
-    """A floating type, and how near to torch's its numbers must be."""
+def precision(request):
+    """A floating type, and the tolerance against torch."""
     return request.param
 
 
-def jolt(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def perturb(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Torch's module with noise on biases and gains, which would start at zero and one."""
     torch.manual_seed(3)
     for parameter in module.parameters():
@@ -36,33 +36,33 @@ def jolt(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype).eval()
 
 
-def agree(net, peer, output, inputs, tolerance, *, x, stack=None, want=None, mask=None, do=None, rows=slice(None)):
-    """Outputs of both, and the gradients of a loss by every weight and by the input, are equal."""
+def check_peer(net, peer, output, inputs, tolerance, *, x, stack=None, want=None, mask=None, do=None, rows=slice(None)):
+    """Outputs of the net and of torch's module agree, and gradients of a loss by every weight and by the inputs."""
     weights = weights_of(peer, stack)
     module = net.to(next(peer.parameters()).dtype).replace(weights).module().eval()
     actual = module(x, mask, want=[want or module.output], do=do)[want or module.output]
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
-    close = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(actual[rows], output[rows], **close)
-    our_value = {name: module.store[name.replace(".", "/")] for name in weights}
+    tolerances = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(actual[rows], output[rows], **tolerances)
+    parameters = {name: module.store[name.replace(".", "/")] for name in weights}
     expected = torch.autograd.grad((output * weight)[rows].sum(), [*peer.parameters(), *inputs], retain_graph=True)
-    ours = torch.autograd.grad((actual * weight)[rows].sum(), [*our_value.values(), *inputs])
-    gradients = weights_of(replaced(peer, expected), stack)
+    grads = torch.autograd.grad((actual * weight)[rows].sum(), [*parameters.values(), *inputs])
+    expected_grads = weights_of(replace_values(peer, expected), stack)
     scale = max(float(gradient.abs().max()) for gradient in expected)
-    for name, gradient in zip(our_value, ours, strict=False):
+    for name, gradient in zip(parameters, grads, strict=False):
         torch.testing.assert_close(
-            gradient / scale, gradients[name] / scale, **close, msg=lambda m, n=name: f"{n}: {m}"
+            gradient / scale, expected_grads[name] / scale, **tolerances, msg=lambda m, n=name: f"{n}: {m}"
         )
-    for gradient, other in zip(ours[len(our_value) :], expected[len(list(peer.parameters())) :], strict=True):
-        torch.testing.assert_close(gradient / scale, other / scale, **close)
+    for gradient, other in zip(grads[len(parameters) :], expected[len(list(peer.parameters())) :], strict=True):
+        torch.testing.assert_close(gradient / scale, other / scale, **tolerances)
 
 
-def replaced(peer: nn.Module, values) -> nn.Module:
-    """A copy of torch's module that holds these values (gradients, to be told under our names)."""
-    twin = copy.deepcopy(peer)
-    for parameter, value in zip(twin.parameters(), values, strict=False):
+def replace_values(peer: nn.Module, values) -> nn.Module:
+    """A copy of torch's module that holds these values (gradients, to be mapped to our names)."""
+    clone = copy.deepcopy(peer)
+    for parameter, value in zip(clone.parameters(), values, strict=False):
         parameter.data = value
-    return twin
+    return clone
 
 
 # torch's own modules
@@ -70,89 +70,89 @@ def replaced(peer: nn.Module, values) -> nn.Module:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("mask", [None, "causal", "table"])
-def test_multihead_attention_is_torchs(exact, mask, bias):
-    dtype, tolerance = exact
-    peer = jolt(nn.MultiheadAttention(6, 3, bias=bias, batch_first=True), dtype)
+def test_multihead_attention_is_torchs(precision, mask, bias):
+    dtype, tolerance = precision
+    peer = perturb(nn.MultiheadAttention(6, 3, bias=bias, batch_first=True), dtype)
     x = torch.randn(2, 5, 6, dtype=dtype, requires_grad=True)
-    reads = {"causal": torch.ones(5, 5).tril().bool(), "table": torch.rand(5, 5) < 0.5}.get(mask)
-    if reads is not None:
-        reads = reads | torch.eye(5, dtype=torch.bool)
-    output, shares = peer(x, x, x, attn_mask=None if reads is None else ~reads, average_attn_weights=False)
-    net = bt.encoder(6, heads=3, slices=1, bias=bias, mask=reads.numpy() if mask == "table" else mask, **BARE)
-    agree(net, peer, output, [x], tolerance, x=x, want="mix_0")
+    allowed = {"causal": torch.ones(5, 5).tril().bool(), "table": torch.rand(5, 5) < 0.5}.get(mask)
+    if allowed is not None:
+        allowed = allowed | torch.eye(5, dtype=torch.bool)
+    output, weights = peer(x, x, x, attn_mask=None if allowed is None else ~allowed, average_attn_weights=False)
+    net = bt.encoder(6, heads=3, slices=1, bias=bias, mask=allowed.numpy() if mask == "table" else mask, **PLAIN)
+    check_peer(net, peer, output, [x], tolerance, x=x, want="mix_0")
     s = net.to(dtype).replace(weights_of(peer)).sentence(x=x[0].detach())
-    torch.testing.assert_close(s.attention(0), shares[0].detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(s.attention(0), weights[0].detach(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_the_encoder_is_torchs(exact, norm, activation, bias):
-    """With padded sentences: what stands in their places does not matter, and theirs are not compared."""
-    dtype, tolerance = exact
+def test_the_encoder_is_torchs(precision, norm, activation, bias):
+    """With padded sentences: values at padded positions do not matter, and outputs there are not compared."""
+    dtype, tolerance = precision
     layer = nn.TransformerEncoderLayer(6, 3, 10, 0.0, activation, 1e-5, True, norm == "pre", bias)
     final = nn.LayerNorm(6, bias=bias) if norm == "pre" else None
-    peer = jolt(nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False), dtype)
-    net = bt.encoder(6, norm=norm, activation=activation, bias=bias, **SIZES, **BARE)
+    peer = perturb(nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False), dtype)
+    net = bt.encoder(6, norm=norm, activation=activation, bias=bias, **SIZES, **PLAIN)
     x = torch.randn(2, 5, 6, dtype=dtype, requires_grad=True)
-    present = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    output = peer(x, src_key_padding_mask=~present)
-    agree(net, peer, output, [x], tolerance, x=x, mask=present, rows=present)
+    valid = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    output = peer(x, src_key_padding_mask=~valid)
+    check_peer(net, peer, output, [x], tolerance, x=x, mask=valid, rows=valid)
     assert set(weights_of(peer)) == set(net.parameters)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_causal_encoder_is_the_decoder(exact, norm):
-    dtype, tolerance = exact
+def test_a_causal_encoder_is_the_decoder(precision, norm):
+    dtype, tolerance = precision
     layer = nn.TransformerEncoderLayer(6, 3, 10, 0.0, batch_first=True, norm_first=norm == "pre")
-    peer = jolt(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), dtype)
-    net = bt.decoder(6, norm=norm, final_norm=False, **SIZES, **BARE)
+    peer = perturb(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), dtype)
+    net = bt.decoder(6, norm=norm, final_norm=False, **SIZES, **PLAIN)
     x = torch.randn(2, 20, 6, dtype=dtype, requires_grad=True)
     output = peer(x, nn.Transformer.generate_square_subsequent_mask(20, dtype=dtype), is_causal=True)
-    agree(net, peer, output, [x], tolerance, x=x)
+    check_peer(net, peer, output, [x], tolerance, x=x)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_decoder_is_torchs(exact, norm):
+def test_the_decoder_is_torchs(precision, norm):
     """Torch's decoder is the stack `dec` of an encoder-decoder whose last encoder state is set."""
-    dtype, tolerance = exact
+    dtype, tolerance = precision
     layer = nn.TransformerDecoderLayer(6, 3, 10, 0.0, batch_first=True, norm_first=norm == "pre")
-    peer = jolt(nn.TransformerDecoder(layer, 2), dtype)
-    reads = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, False, True]])
-    net = bt.encoder_decoder(6, norm=norm, final_norm=False, mask={"cross": reads.numpy()}, **SIZES, **BARE)
+    peer = perturb(nn.TransformerDecoder(layer, 2), dtype)
+    allowed = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, False, True]])
+    net = bt.encoder_decoder(6, norm=norm, final_norm=False, mask={"cross": allowed.numpy()}, **SIZES, **PLAIN)
     memory = torch.randn(2, 4, 6, dtype=dtype, requires_grad=True)
     x = torch.randn(2, 3, 6, dtype=dtype, requires_grad=True)
     causal = nn.Transformer.generate_square_subsequent_mask(3).isinf()
-    output = peer(x, memory, tgt_mask=causal, memory_mask=~reads)
-    agree(net, peer, output, [x, memory], tolerance, x={"enc": memory, "dec": x}, do={"enc_x_2": memory})
+    output = peer(x, memory, tgt_mask=causal, memory_mask=~allowed)
+    check_peer(net, peer, output, [x, memory], tolerance, x={"enc": memory, "dec": x}, do={"enc_x_2": memory})
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_transformer_is_torchs(exact, norm):
+def test_the_transformer_is_torchs(precision, norm):
     """Both stacks with their final norms, causal, and padded on both sides."""
-    dtype, tolerance = exact
+    dtype, tolerance = precision
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "enable_nested_tensor is True", UserWarning)
-        peer = jolt(nn.Transformer(6, 3, 2, 2, 10, 0.0, batch_first=True, norm_first=norm == "pre"), dtype)
-    net = bt.encoder_decoder(6, norm=norm, final_norm=True, **SIZES, **BARE)
+        peer = perturb(nn.Transformer(6, 3, 2, 2, 10, 0.0, batch_first=True, norm_first=norm == "pre"), dtype)
+    net = bt.encoder_decoder(6, norm=norm, final_norm=True, **SIZES, **PLAIN)
     source = torch.randn(2, 4, 6, dtype=dtype, requires_grad=True)
     target = torch.randn(2, 3, 6, dtype=dtype, requires_grad=True)
-    present = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
-    current = torch.tensor([[True] * 3, [True] * 2 + [False]])
+    source_mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    target_mask = torch.tensor([[True] * 3, [True] * 2 + [False]])
     output = peer(
         source,
         target,
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(3).isinf(),
-        src_key_padding_mask=~present,
-        tgt_key_padding_mask=~current,
-        memory_key_padding_mask=~present,
+        src_key_padding_mask=~source_mask,
+        tgt_key_padding_mask=~target_mask,
+        memory_key_padding_mask=~source_mask,
     )
-    x, mask = {"enc": source, "dec": target}, {"enc": present, "dec": current}
-    agree(net, peer, output, [source, target], tolerance, x=x, mask=mask, rows=current)
+    x, mask = {"enc": source, "dec": target}, {"enc": source_mask, "dec": target_mask}
+    check_peer(net, peer, output, [source, target], tolerance, x=x, mask=mask, rows=target_mask)
     assert set(weights_of(peer)) == set(net.parameters)
 
 
-WHOLE = {
+MISMATCHES = {
     "more slices": ({"slices": 3}, {}, r"the module has no .*_2\."),
     "fewer slices": ({"slices": 1}, {}, r"the net has no .*_1\."),
     "no biases": ({}, {"bias": False}, "the module has no"),
@@ -163,16 +163,16 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", MISMATCHES)
 def test_a_copy_in_part_is_refused(name):
-    """A net that the module would not fill, or that does not hold it; words and readout are the net's own."""
-    options, layer, match = WHOLE[name]
+    """The parameters of the module and of the net differ, words and readout excepted."""
+    options, layer, match = MISMATCHES[name]
     peer = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, **layer), 2, enable_nested_tensor=False)
-    local = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}
-    fits = bt.encoder(6, **local, bias=layer.get("bias", True))
-    assert weights_of(peer, net=fits).keys() == weights_of(peer).keys() < fits.parameters.keys()
+    base = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}
+    net = bt.encoder(6, **base, bias=layer.get("bias", True))
+    assert weights_of(peer, net=net).keys() == weights_of(peer).keys() < net.parameters.keys()
     with pytest.raises(bt.BNetError, match=match):
-        weights_of(peer, net=bt.encoder(6, **{**local, **options}))
+        weights_of(peer, net=bt.encoder(6, **{**base, **options}))
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
@@ -183,16 +183,16 @@ def test_a_whole_copy_of_a_part():
     with pytest.raises(bt.BNetError, match="the module has no"):
         weights_of(attention, net=bt.encoder(6, heads=3, slices=2))
     peer = nn.Transformer(6, 3, 1, 2, 10, 0.0, batch_first=True).eval()
-    net = bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, final_norm=True, **BARE)
+    net = bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, final_norm=True, **PLAIN)
     net = net.replace(weights_of(peer, net=net))
     source, target = torch.randn(2, 4, 6), torch.randn(2, 3, 6)
     causal = nn.Transformer.generate_square_subsequent_mask(3)
     expected = peer(source, target, tgt_mask=causal, tgt_is_causal=True)
     torch.testing.assert_close(net.module().eval()({"enc": source, "dec": target}), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(bt.BNetError, match="the net has no enc_norm"):
-        weights_of(peer, net=bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, **BARE))
+        weights_of(peer, net=bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, **PLAIN))
     with pytest.raises(bt.BNetError, match="net has no"):
-        weights_of(peer.decoder, net=bt.encoder(6, heads=3, slices=2, hidden=10, **BARE))
+        weights_of(peer.decoder, net=bt.encoder(6, heads=3, slices=2, hidden=10, **PLAIN))
     for slices in ({"enc": 1}, {"enc": 1, "dec": 0}, (1, 2)):
         with pytest.raises(bt.BNetError, match="slices"):
             bt.encoder_decoder(6, heads=3, slices=slices)
@@ -200,14 +200,14 @@ def test_a_whole_copy_of_a_part():
 
 def test_copied_weights_are_copies():
     peer = nn.TransformerEncoderLayer(4, 2)
-    result = weights_of(peer, "enc")
-    assert "enc_x_1.gain" in result and not any(value.requires_grad for value in result.values())
-    result["enc_norm1_0.gain"].zero_()
+    weights = weights_of(peer, "enc")
+    assert "enc_x_1.gain" in weights and not any(value.requires_grad for value in weights.values())
+    weights["enc_norm1_0.gain"].zero_()
     assert peer.norm1.weight.sum() == 4
 
 
 @pytest.mark.parametrize(
-    "make, told",
+    "make, message",
     [
         (lambda: nn.Linear(3, 3), "a transformer of torch; got Linear"),
         (lambda: nn.MultiheadAttention(6, 2, kdim=4), "kdim"),
@@ -220,8 +220,8 @@ def test_copied_weights_are_copies():
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
-def test_what_our_nets_have_not_is_refused(make, told):
-    with pytest.raises(bt.BNetError, match=told):
+def test_what_our_nets_have_not_is_refused(make, message):
+    with pytest.raises(bt.BNetError, match=message):
         weights_of(make())
 
 
@@ -248,25 +248,25 @@ def test_one_table_serves_embeddings_and_readout():
     assert s.children("W_embed") == readers
     assert s["enc_embed_0"].equal(table[0] * 2) and s["dec_embed_1"].equal(table[0] * 2)
     torch.testing.assert_close(s.tpm("dec_y_1").probs, (table @ x).softmax(0), rtol=1e-12, atol=1e-12)
-    separate = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, tie=False).parameters
-    assert {"enc_embed.table", "dec_embed.table", "dec_logits.weight", "dec_logits.bias"} <= set(separate)
-    two = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, target_vocabulary=3)
-    assert two.parameters["enc_embed.table"].shape == (5, 4) and two.parameters["W_embed.value"].shape == (3, 4)
-    assert two.sentence({"enc": "cat", "dec": [2]}).children("W_embed") == ["dec_embed_0", "dec_logits_0"]
+    untied = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, tie=False).parameters
+    assert {"enc_embed.table", "dec_embed.table", "dec_logits.weight", "dec_logits.bias"} <= set(untied)
+    split = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, target_vocabulary=3)
+    assert split.parameters["enc_embed.table"].shape == (5, 4) and split.parameters["W_embed.value"].shape == (3, 4)
+    assert split.sentence({"enc": "cat", "dec": [2]}).children("W_embed") == ["dec_embed_0", "dec_logits_0"]
 
 
 def test_a_tied_table_takes_no_memory_for_each_word():
     """No tensor of the forward and backward run is larger than the table itself."""
     sizes = []
 
-    class Sizes(TorchDispatchMode):
+    class SizeRecorder(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
-            sizes.extend(item.numel() for item in tree_leaves(out) if isinstance(item, torch.Tensor))
+            sizes.extend(tensor.numel() for tensor in tree_leaves(out) if isinstance(tensor, torch.Tensor))
             return out
 
     module = bt.decoder(8, heads=2, slices=1, vocabulary=500).module()
-    with Sizes():
+    with SizeRecorder():
         module(torch.randint(500, (2, 32)), want=["x_1"])["x_1"].square().sum().backward()
     assert max(sizes) == module.store["W_embed/value"].grad.numel() == 500 * 8
 
@@ -307,20 +307,20 @@ def test_outputs_are_shifted_right():
 
 
 def test_dropout_is_a_node_that_zero_leaves_out():
-    def drops(net):
+    def find_dropouts(net):
         return {m.group.stem: m.tpm.p for m in net.network.specs if isinstance(m.tpm, Dropout)}
 
     net = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=5, dropout=0.5)
     roles = {"enc_x", "enc_drop1", "enc_drop2", "dec_x", "dec_drop1", "dec_cross_drop", "dec_drop2"}
-    assert drops(net) == dict.fromkeys(roles, 0.5)
-    assert not drops(bt.encoder_decoder(4, heads=2, slices=1, vocabulary=5, dropout=0.0))
-    assert set(drops(bt.encoder(4, heads=2))) == {"x", "drop1", "drop2"}
-    assert set(drops(bt.encoder(4, heads=2, positions=None))) == {"drop1", "drop2"}  # given vectors stay whole
+    assert find_dropouts(net) == dict.fromkeys(roles, 0.5)
+    assert not find_dropouts(bt.encoder_decoder(4, heads=2, slices=1, vocabulary=5, dropout=0.0))
+    assert set(find_dropouts(bt.encoder(4, heads=2))) == {"x", "drop1", "drop2"}
+    assert set(find_dropouts(bt.encoder(4, heads=2, positions=None))) == {"drop1", "drop2"}  # given vectors stay whole
     module, x = net.module(), {"enc": torch.zeros(1, 3).long(), "dec": torch.zeros(1, 2).long()}
     result = module(x, want=["enc_mix_0", "enc_drop1_0"])
-    retained = result["enc_drop1_0"] != 0
-    assert not retained.all() and retained.any()
-    torch.testing.assert_close(result["enc_drop1_0"][retained], 2 * result["enc_mix_0"][retained])
+    nonzero = result["enc_drop1_0"] != 0
+    assert not nonzero.all() and nonzero.any()
+    torch.testing.assert_close(result["enc_drop1_0"][nonzero], 2 * result["enc_mix_0"][nonzero])
     assert module.eval()(x).equal(module(x))
 
 
@@ -339,12 +339,12 @@ def test_the_masked_word_of_an_encoder_with_its_transform():
 
 @pytest.mark.parametrize("pool", ["first", "last", "mean", "sum"])
 def test_the_class_of_a_sentence(pool):
-    given = Categorical(2, labels=("good", "bad"))
-    net = jolted(bt.encoder(4, heads=2, slices=1, readout=given, pool=pool, transform="tanh", norm="pre")).to(D)
+    readout = Categorical(2, labels=("good", "bad"))
+    net = jolted(bt.encoder(4, heads=2, slices=1, readout=readout, pool=pool, transform="tanh", norm="pre")).to(D)
     s, p = net.sentence("the cat sat"), net.parameters
     words = torch.stack([s[f"norm_{i}"] for i in range(3)])
-    one = {"first": words[0], "last": words[-1], "mean": words.mean(0), "sum": words.sum(0)}[pool]
-    hidden = torch.tanh(p["dense.weight"] @ one + p["dense.bias"])
+    pooled = {"first": words[0], "last": words[-1], "mean": words.mean(0), "sum": words.sum(0)}[pool]
+    hidden = torch.tanh(p["dense.weight"] @ pooled + p["dense.bias"])
     expected = (p["y.weight"] @ hidden + p["y.logits"]).softmax(0)
     torch.testing.assert_close(s.tpm("y").probs, expected, rtol=1e-12, atol=1e-12)
     assert s.observe(y="bad") is not None
@@ -381,14 +381,14 @@ BAD = [
 
 
 def test_bad_nets_are_refused():
-    for ask, given in BAD:
-        with pytest.raises(bt.BNetError, match=given):
-            print(given, ask())
+    for make, message in BAD:
+        with pytest.raises(bt.BNetError, match=message):
+            print(message, make())
 
 
 def test_positions_bound_the_words():
     net = bt.decoder(4, heads=2, slices=1, vocabulary=3, positions="learned", words=2)
-    for ask in (net.sentence, lambda words: net.module()(torch.tensor([words]))):
+    for call in (net.sentence, lambda words: net.module()(torch.tensor([words]))):
         with pytest.raises(bt.BNetError, match="at most 2 words"):
-            ask([0, 1, 2])
+            call([0, 1, 2])
     assert bt.encoder(4, heads=2, positions=Positions(3, 4)).sentence("a b c").words == ("a", "b", "c")

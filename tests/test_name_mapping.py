@@ -1,4 +1,4 @@
-"""Names of TransformerLens and Hugging Face, proved by value: what a name holds there is what ours holds here."""
+"""Names of TransformerLens and Hugging Face: the tensor under a name equals the value of our nodes of that name."""
 
 import re
 import warnings
@@ -41,31 +41,31 @@ HUGGING_FACE = [
     ("AlbertForSequenceClassification", {**ALBERT, "num_labels": 3, "num_hidden_layers": 1}),
     ("MPNetForMaskedLM", MPNET),
 ]
-NEAR = {"rtol": 1e-6, "atol": 1e-6}
+TOLERANCES = {"rtol": 1e-6, "atol": 1e-6}
 
 
-def ids_of(models):
+def make_ids(models):
     return [f"{name} {k}" for k, (name, *_) in enumerate(models)]
 
 
-def values_of(net):
-    """The value of every deterministic node, and what is read: `[batch, word, (head), feature]`, by role and slice."""
-    created = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
-    expected = [m.group for m in created if not isinstance(m.tpm, Given | Weight)]
+def compute_values(net):
+    """Values `[batch, word, (head), feature]` of deterministic nodes, and attention weights, by role and slice."""
+    specs = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
+    groups = [m.group for m in specs if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
-        readings, result = net.module().eval().attention_weights(IDS, want=[f.name for f in expected])
-    values = {(f.role, f.name.removeprefix(f.role)): result[f.name] for f in expected}
-    values = {key: item.movedim(-2, 1) if item.dim() > 3 else item for key, item in values.items()}
-    return values | {("j", name.removeprefix("a")): item for name, item in readings.items()}
+        attention, result = net.module().eval().attention_weights(IDS, want=[g.name for g in groups])
+    values = {(g.role, g.name.removeprefix(g.role)): result[g.name] for g in groups}
+    values = {key: value.movedim(-2, 1) if value.dim() > 3 else value for key, value in values.items()}
+    return values | {("j", name.removeprefix("a")): value for name, value in attention.items()}
 
 
-def named(net):
-    """Names of the nodes of each family: all, those of the first and last word, head and group, each with its value."""
-    for (role, slice_), value in values_of(net).items():
+def iter_names(net):
+    """Names and values of the nodes of each group: all, and those of the first and last word, head and group."""
+    for (role, slice_), value in compute_values(net).items():
         start = role + slice_
         if role == "j" or value.dim() > 3:
             rows = value if role == "j" else value.movedim(1, -2)
-            yield from of_heads(start, rows, [], rows.shape[1:-2], read=role == "j")
+            yield from iter_head_names(start, rows, [], rows.shape[1:-2], read=role == "j")
         elif value.dim() == 3:
             yield from ((f"{start}_{i}", value[:, i]) for i in (0, 4))
             yield f"{start}_*", value
@@ -73,26 +73,26 @@ def named(net):
             yield start, value
 
 
-def of_heads(start, rows, given, plates, *, read):
-    """The names of what is left of `[batch, *plates, word, feature]` once some plates are told."""
-    name = "_".join([start, *given, *"*" * len(plates)])
+def iter_head_names(start, rows, indices, plates, *, read):
+    """Names and values of the rest of `[batch, *plates, word, feature]` where some plates are indexed."""
+    name = "_".join([start, *indices, *"*" * len(plates)])
     yield from ((f"{name}_{i}", rows[..., i, :]) for i in (0, 4))
     yield f"{name}_*", rows if read else rows.movedim(-2, 1)
     for k in {0, plates[0] - 1} if plates else ():
-        yield from of_heads(start, rows[:, k], [*given, str(k)], plates[1:], read=read)
+        yield from iter_head_names(start, rows[:, k], [*indices, str(k)], plates[1:], read=read)
 
 
-def at(tensor, index):
-    """A tensor at an index that is told in brackets."""
+def index_tensor(tensor, index):
+    """A tensor at an index in brackets, as text."""
     return eval(f"tensor{index or ''}", {"tensor": tensor})
 
 
-def quick(models, chosen):
-    """All models, of which the quick tests take those that are chosen."""
-    return [pytest.param(item, marks=[pytest.mark.slow] * (k not in chosen)) for k, item in enumerate(models)]
+def mark_slow(models, chosen):
+    """All models; those that are not chosen are marked slow."""
+    return [pytest.param(model, marks=[pytest.mark.slow] * (k not in chosen)) for k, model in enumerate(models)]
 
 
-@pytest.fixture(scope="module", params=quick(LENS, (0, 4)), ids=ids_of(LENS))
+@pytest.fixture(scope="module", params=mark_slow(LENS, (0, 4)), ids=make_ids(LENS))
 def bridge(request, tmp_path_factory):
     """A net, and the value of every hook of a TransformerBridge of the same model."""
     pytest.importorskip("transformer_lens", reason='the oracle of its names: pip install "bnet-transformer[peers]"')
@@ -108,7 +108,7 @@ def bridge(request, tmp_path_factory):
         words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(13)}, unk_token="w12"))
         special = dict.fromkeys(("pad_token", "bos_token", "eos_token"), "w0")
         T.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w12", **special).save_pretrained(folder)
-        booted = TransformerBridge.boot_transformers(
+        lens_model = TransformerBridge.boot_transformers(
             str(folder),
             hf_model=model,
             tokenizer=T.AutoTokenizer.from_pretrained(folder),
@@ -116,59 +116,59 @@ def bridge(request, tmp_path_factory):
             dtype=torch.float64,
         )
         if compatible:
-            booted.enable_compatibility_mode(no_processing=True)
-        cache = booted.run_with_cache(IDS)[1]
+            lens_model.enable_compatibility_mode(no_processing=True)
+        cache = lens_model.run_with_cache(IDS)[1]
     return from_pretrained(random_model(name, options)), dict(cache.items())
 
 
 def test_a_hook_holds_what_our_nodes_hold(bridge):
     net, cache = bridge
-    given = set()
-    for actual, value in named(net):
-        peer = to_lens(net, actual)
+    hooks = set()
+    for name, value in iter_names(net):
+        peer = to_lens(net, name)
         hook, _, index = peer.partition("[")
-        torch.testing.assert_close(at(cache[hook], index and f"[{index}"), value, **NEAR)
-        assert from_lens(net, peer) == actual
-        given.add(hook)
-    assert len(given) == len(values_of(net))
+        torch.testing.assert_close(index_tensor(cache[hook], index and f"[{index}"), value, **TOLERANCES)
+        assert from_lens(net, peer) == name
+        hooks.add(hook)
+    assert len(hooks) == len(compute_values(net))
 
 
 def test_ours_for_a_hook_holds_what_it_holds(bridge):
-    """Of all hooks that a bridge has, those that have a name here; each of our nodes is met."""
+    """Of all hooks that a bridge has, those that have a name here; each of our groups is among them."""
     net, cache = bridge
-    actual, met = dict(named(net)), set()
-    for hook, peer in cache.items():
+    values, names = dict(iter_names(net)), set()
+    for hook, expected in cache.items():
         try:
             name = from_lens(net, hook)
         except bt.BNetError:
             continue
-        torch.testing.assert_close(peer, actual[name], **NEAR)
-        met.add(name)
-    assert len(met) == len(values_of(net))
+        torch.testing.assert_close(expected, values[name], **TOLERANCES)
+        names.add(name)
+    assert len(names) == len(compute_values(net))
 
 
-def seen_in(model):
-    """What enters and leaves each module of transformers, and what the model tells."""
+def record_values(model):
+    """Inputs and outputs of each module of transformers, hidden states and attentions."""
     observed = {}
 
-    def keep(name):
-        def kept(module, inputs, output):
+    def make_hook(name):
+        def record(module, inputs, output):
             observed[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
             if inputs:
                 observed[f"{name}.input"] = inputs[0]
 
-        return kept
+        return record
 
     for name, module in model.named_modules():
-        module.register_forward_hook(keep(name))
+        module.register_forward_hook(make_hook(name))
     with torch.no_grad():
-        given = model(IDS, output_hidden_states=True, output_attentions=True)
-    for subject in ("hidden_states", "attentions"):
-        observed |= {f"{subject}[{t}]": item for t, item in enumerate(given[subject])}
+        outputs = model(IDS, output_hidden_states=True, output_attentions=True)
+    for key in ("hidden_states", "attentions"):
+        observed |= {f"{key}[{t}]": value for t, value in enumerate(outputs[key])}
     return observed
 
 
-@pytest.fixture(scope="module", params=quick(HUGGING_FACE, (0, 7, 9, 13, 15)), ids=ids_of(HUGGING_FACE))
+@pytest.fixture(scope="module", params=mark_slow(HUGGING_FACE, (0, 7, 9, 13, 15)), ids=make_ids(HUGGING_FACE))
 def pretrained(request):
     """A model of transformers, and our net of it."""
     model = random_model(*request.param)
@@ -177,24 +177,24 @@ def pretrained(request):
 
 def test_hugging_face_holds_what_our_nodes_hold(pretrained):
     model, net = pretrained
-    observed, unnamed = seen_in(model), set()
-    for actual, value in named(net):
+    observed, unnamed = record_values(model), set()
+    for actual, value in iter_names(net):
         try:
             peer = to_hugging_face(net, actual)
         except bt.UnknownNameError:
             unnamed.add(actual)
             continue
-        position, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", peer).groups()
-        result = at(observed[position], index)
-        torch.testing.assert_close(result, value.reshape(result.shape), **NEAR)
+        key, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", peer).groups()
+        expected = index_tensor(observed[key], index)
+        torch.testing.assert_close(expected, value.reshape(expected.shape), **TOLERANCES)
         assert from_hugging_face(net, peer) in ((actual,), (actual.replace("_*_", "_0_"),))
     if FAMILIES[net.declaration.name].shared and net.network.graph.slices[""] > 1:  # a module is called for each slice
         unnamed = {actual for actual in unnamed if not re.search(r"_\d+_", actual)}
         assert to_hugging_face(net, "x_1_*") == "hidden_states[1]"
     if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads do not lie side by side
-        separate = {actual for actual in unnamed if re.match(r"[qkv]_\d+_\*_", actual)}
-        assert separate == {actual for actual, _ in named(net) if re.match(r"[qkv]_\d+_\*_", actual)}
-        unnamed -= separate
+        interleaved = {actual for actual in unnamed if re.match(r"[qkv]_\d+_\*_", actual)}
+        assert interleaved == {actual for actual, _ in iter_names(net) if re.match(r"[qkv]_\d+_\*_", actual)}
+        unnamed -= interleaved
     assert unnamed <= {"first", "pooled"}
     if hasattr(model.config, "n_embd"):
         assert from_hugging_face(net, f"hidden_states[{model.config.n_layer}][:, 2, :]") == ("norm_2",)
@@ -203,14 +203,14 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
 def test_a_key_holds_what_our_parameter_holds(pretrained):
     """Every parameter has a key that the model has, whose tensor is ours; every weight that is read has ours."""
     model, net = pretrained
-    held = model.state_dict()
+    state = model.state_dict()
     views = {entry.name: entry.view for entry in map_parameters(net.network, FAMILIES[net.declaration.name])}
     for parameter, value in net.parameters.items():
         key = to_hugging_face(net, parameter)
-        assert views[parameter](held[key]).equal(value)
+        assert views[parameter](state[key]).equal(value)
         assert parameter in from_hugging_face(net, key)
-    met = {name for key in held if "pooler" not in key for name in from_hugging_face(net, key)}
-    assert met == {name for name in net.parameters if not name.startswith("pooler")}
+    names = {name for key in state if "pooler" not in key for name in from_hugging_face(net, key)}
+    assert names == {name for name in net.parameters if not name.startswith("pooler")}
 
 
 def test_names_that_nothing_has_are_refused():
@@ -231,9 +231,9 @@ def test_names_that_nothing_has_are_refused():
         ("q_1_2", "q_slice_head_word"),
         ("zz_0_1", "a known name"),
     ):
-        for given in (to_lens, to_hugging_face):
+        for translate in (to_lens, to_hugging_face):
             with pytest.raises(bt.BNetError, match=match):
-                given(gpt2, wrong)
+                translate(gpt2, wrong)
     for wrong, match in (
         ("blocks.9.attn.hook_q", "a known name"),
         ("blocks.1.attn.hook_q[..., 99, :]", "whole nodes"),

@@ -1,4 +1,4 @@
-"""The naming law: names parse back without doubt, bad roles are refused, reaches say what they say."""
+"""Node names: formatting and parsing are inverse, bad roles are refused, reaches match their definitions."""
 
 import keyword
 
@@ -48,7 +48,7 @@ def test_bad_roles_are_told(role):
 
 @pytest.mark.parametrize("kind", [kind for kind in REACH_KINDS if kind not in (*KINDS_WITH_WIDTH, "mask")])
 def test_reach_matrices_against_their_definition(kind):
-    says = {
+    rule = {
         "same": lambda i, j: i == j,
         "every": lambda i, j: True,
         "causal": lambda i, j: j <= i,
@@ -60,7 +60,7 @@ def test_reach_matrices_against_their_definition(kind):
     }[kind]
     reach = Reach(kind)
     matrix = reach.matrix(4, 4)
-    assert matrix.tolist() == [[says(i, j) for j in range(4)] for i in range(4)]
+    assert matrix.tolist() == [[rule(i, j) for j in range(4)] for i in range(4)]
     assert reach.is_single == bool((matrix.sum(1) <= 1).all())
     if kind != "first":
         assert reach.is_causal == bool(~np.triu(matrix, 1).any())
@@ -70,16 +70,16 @@ def test_reach_matrices_against_their_definition(kind):
 @settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
 def test_who_reads_nothing_is_what_the_table_says(children, parents, width):
-    square = children == parents
+    is_square = children == parents
     plain = [
         kind
         for kind in REACH_KINDS
-        if kind not in (*KINDS_WITH_WIDTH, "mask") and (square or kind not in ("same", "rest"))
+        if kind not in (*KINDS_WITH_WIDTH, "mask") and (is_square or kind not in ("same", "rest"))
     ]
     kinds = [*map(Reach, plain), *(Reach(kind, width) for kind in KINDS_WITH_WIDTH)]
     for reach in [*kinds, as_reach(np.tri(children, parents, width - 2, dtype=bool))]:
-        idle = np.flatnonzero(~reach.matrix(children, parents).any(1))
-        assert reach.first_empty_row(children, parents) == (int(idle[0]) if len(idle) else None), reach
+        empty = np.flatnonzero(~reach.matrix(children, parents).any(1))
+        assert reach.first_empty_row(children, parents) == (int(empty[0]) if len(empty) else None), reach
 
 
 @given(st.integers(0, 5), st.integers(1, 6))
@@ -107,10 +107,10 @@ def test_a_mask_is_its_table():
 BAD = ["nonsense", "window", "recent", [[1, 0], [0, 1]], [True, False], 3.5, object(), [[True], []]]
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_bad_reaches_are_refused(bad):
+@pytest.mark.parametrize("value", BAD)
+def test_bad_reaches_are_refused(value):
     with pytest.raises(BNetError):
-        as_reach(bad)
+        as_reach(value)
 
 
 @settings(max_examples=50)

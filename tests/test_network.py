@@ -1,4 +1,4 @@
-"""The declaration: sound ones build, and a bad one is told every fault at once, each with node, expected, got."""
+"""Declarations: valid ones build; an invalid one reports every fault at once, each with node, expected, got."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def build(*nodes: bt.Node, prologue=(X,), epilogue=(), outside=(), plates=(), sl
     return bt.BNet(bt.Declaration([stack], outside, plates))
 
 
-def faults(*nodes: bt.Node, **options: object) -> list[str]:
+def find_faults(*nodes: bt.Node, **options: object) -> list[str]:
     with pytest.raises(bt.DeclarationError) as caught:
         build(*nodes, **options)
     return [str(fault) for fault in caught.value.faults]
@@ -34,7 +34,7 @@ def test_cases_check(case):
 
 
 def test_every_fault_at_once():
-    result = faults(
+    faults = find_faults(
         bt.Node("q", Linear(), ["W_q", "x"], plates=WORD),
         bt.Node("x_1", Add(), ["x"], plates=WORD),
         bt.Node("k", Linear(), ["W_k"], plates=[*WORD, "haed"]),
@@ -43,23 +43,23 @@ def test_every_fault_at_once():
         bt.Node("h", Add(), ["g"], plates=WORD),
         outside=[bt.Node("W_q", Weight((4, 5))), bt.Node("W_k", Weight((4, 4)))],
     )
-    text = "\n".join(result)
+    text = "\n".join(faults)
     assert "x_1: expected a role" in text
     assert "k_0: expected a declared plate" in text
     assert "2 parents (Linear takes W, x)" in text
     assert "near matches are x" in text
     assert "no cycle" in text
-    assert all("expected" in fault and "got" in fault for fault in result) and len(result) >= 5
+    assert all("expected" in fault and "got" in fault for fault in faults) and len(faults) >= 5
 
 
 def test_shapes_are_told_with_node_expected_and_got():
-    result = faults(
+    faults = find_faults(
         bt.Node("W", Weight((4, 5))),
         bt.Node("q", Linear(), ["W", "x"], plates=WORD),
         bt.Node("s", Add(), ["x", "n"], plates=WORD),
         bt.Node("n", Linear(3), ["x"], plates=WORD),
     )
-    assert result == [
+    assert faults == [
         "q_0: expected for x, a vector of width 5 (the columns of W_0); got shape (4,)",
         "s_0: expected for n_0, a value of shape (4,), as x; got shape (3,)",
     ]
@@ -70,12 +70,12 @@ def test_a_state_must_fit_the_next_slice():
     nodes = [bt.Node("v", Linear(3), ["x"], plates=WORD), widen]
     assert build(*nodes).sentence("a b")["x_1_0"].shape == (3,)
     rigid = [bt.Node("W", Weight((3, 4))), bt.Node("v", Linear(), ["W", "x"], plates=WORD), widen]
-    (fault,) = faults(*rigid, slices=2)
+    (fault,) = find_faults(*rigid, slices=2)
     assert fault.startswith("v_1") and "width 4" in fault and "(3,)" in fault
 
 
 @pytest.mark.parametrize(
-    "node, told",
+    "node, message",
     [
         (bt.Node("a", Attention(), ["x", "x", every("x")], plates=WORD), "slot k. of Attention"),
         (bt.Node("a", Add(), [every("x")], plates=WORD), "slot x of Add, a single parent"),
@@ -95,18 +95,18 @@ def test_a_state_must_fit_the_next_slice():
         (bt.Node("a", Categorical(2), ["x", "x"], plates=WORD), "at most one vector"),
     ],
 )
-def test_faults(node, told):
+def test_faults(node, message):
     heads = bt.Node("h", Linear(4), ["x"], plates=["head", "word"])
-    result = faults(heads, node, plates=[bt.Plate("head", 2)])
-    assert any(told in fault for fault in result), result
+    faults = find_faults(heads, node, plates=[bt.Plate("head", 2)])
+    assert any(message in fault for fault in faults), faults
 
 
 def test_scope_and_words_are_told():
     c = bt.Node("c", Categorical(2), ["x"], plates=WORD, scope="corpus")
-    assert any("a root without words alone" in fault for fault in faults(c))
-    both = bt.Node("k", Linear(4), ["x"], plates=["word", "enc.word"])
+    assert any("a root without words alone" in fault for fault in find_faults(c))
+    node = bt.Node("k", Linear(4), ["x"], plates=["word", "enc.word"])
     enc = bt.Stack([bt.Node("x", Add(), ["x"], plates=WORD)], [X], name="enc")
-    dec = bt.Stack([both], [X], name="dec")
+    dec = bt.Stack([node], [X], name="dec")
     with pytest.raises(bt.DeclarationError, match="the words of one stack"):
         bt.BNet(bt.Declaration([enc, dec]))
 
@@ -121,7 +121,7 @@ def test_a_wrong_number_of_words_names_the_arrow():
 
 def test_shared_is_for_slices():
     shared = bt.Node("x", Given(4), plates=WORD, shared=True)
-    assert any("within a slice alone" in fault for fault in faults(prologue=[shared]))
+    assert any("within a slice alone" in fault for fault in find_faults(prologue=[shared]))
 
 
 def test_clashing_names():
@@ -141,14 +141,14 @@ def test_two_heads_of_different_size_do_not_meet():
     selector = bt.Node("c", Categorical(3))
     node = bt.Node("a", Add(), [bt.Arrow("q", pick={"head": "c"})], plates=WORD)
     q = bt.Node("q", Linear(4), ["x"], plates=["head", "word"])
-    result = faults(q, node, outside=[selector], plates=[bt.Plate("head", 2)])
-    assert any("a selector of 2 states" in fault for fault in result)
+    faults = find_faults(q, node, outside=[selector], plates=[bt.Plate("head", 2)])
+    assert any("a selector of 2 states" in fault for fault in faults)
 
 
 def test_slices_have_their_own_parameters_unless_shared():
-    local = build(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=2)
+    per_slice = build(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=2)
     shared = build(bt.Node("x", Affine(4), ["x"], plates=WORD, shared=True), slices=2)
-    assert set(local.parameters) == {"x_1.weight", "x_1.bias", "x_2.weight", "x_2.bias"}
+    assert set(per_slice.parameters) == {"x_1.weight", "x_1.bias", "x_2.weight", "x_2.bias"}
     assert set(shared.parameters) == {"x.weight", "x.bias"}
 
 
@@ -160,13 +160,13 @@ def test_parameters_do_not_depend_on_their_neighbours():
 
 def test_bad_parameters_are_told_together():
     net = bt.bayesuvius(4)
-    bad = {
+    parameters = {
         "W_q_0.values": torch.full((2, 4, 4), torch.nan),
         "W_k_0.values": torch.zeros(2, 4),
         "W_v_0.values": torch.zeros(2, 4, 4, dtype=torch.int),
     }
     with pytest.raises(bt.DeclarationError) as caught:
-        net.replace(bad)
+        net.replace(parameters)
     text = str(caught.value)
     assert "finite" in text and "(2, 4, 4)" in text and "floating" in text
     with pytest.raises(bt.UnknownNameError, match=r"W_q_0\.values"):

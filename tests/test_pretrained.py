@@ -76,39 +76,39 @@ NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
 LOGITS = ("logits", "classifier", "tags")
 
 
-def padded(seed=0):
-    """Ids of three sentences of different lengths, and which are there."""
+def make_padded(seed=0):
+    """Ids of three sentences of different lengths, and the mask of their words."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, 13, (3, 7), generator=generator)
     return ids, torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
 
 
-def outputs(net, module, ids, present):
-    """Our states, from the first to the last, our logits and our attentions."""
+def compute_outputs(net, module, ids, mask):
+    """Our states, from the first to the last, and our logits."""
     slices = net.network.graph.slices[""]
-    last = "norm" if "norm" in net.network.graph.by_name else f"x_{slices}"
+    final = "norm" if "norm" in net.network.graph.by_name else f"x_{slices}"
     logits = [name for name in LOGITS if name in net.network.graph.by_name]
-    expected = [*(f"x_{t}" for t in range(slices)), last]
-    result = module(ids, present, want=[*dict.fromkeys(expected), *logits])
-    return [result[name] for name in expected], [result[name] for name in logits]
+    names = [*(f"x_{t}" for t in range(slices)), final]
+    result = module(ids, mask, want=[*dict.fromkeys(names), *logits])
+    return [result[name] for name in names], [result[name] for name in logits]
 
 
-def check_states(model, net, exact):
+def check_states(model, net, tolerance):
     """States and logits are those of a model of transformers."""
-    ids, present = padded()
-    peer = model(ids, attention_mask=present.long(), output_hidden_states=True)
+    ids, mask = make_padded()
+    peer = model(ids, attention_mask=mask.long(), output_hidden_states=True)
     module = net.module().eval()
-    states, logits = outputs(net, module, ids, present)
-    close = {"rtol": exact, "atol": exact}
+    states, logits = compute_outputs(net, module, ids, mask)
+    tolerances = {"rtol": tolerance, "atol": tolerance}
     assert len(states) == len(peer.hidden_states)
-    for actual, other in zip(states, peer.hidden_states, strict=True):
-        torch.testing.assert_close(actual[present], other[present], **close)
+    for actual, expected in zip(states, peer.hidden_states, strict=True):
+        torch.testing.assert_close(actual[mask], expected[mask], **tolerances)
     assert bool(logits) == hasattr(peer, "logits")
     for actual in logits:
-        rows = present if actual.dim() == 3 else slice(None)
-        torch.testing.assert_close(actual[rows], peer.logits[rows], **close)
+        rows = mask if actual.dim() == 3 else slice(None)
+        torch.testing.assert_close(actual[rows], peer.logits[rows], **tolerances)
     if getattr(peer, "pooler_output", None) is not None:
-        torch.testing.assert_close(module(ids, present, want=["pooled"])["pooled"], peer[1], **close)
+        torch.testing.assert_close(module(ids, mask, want=["pooled"])["pooled"], peer[1], **tolerances)
 
 
 FUSED = {model.config_class.model_type: k for k, (name, _) in enumerate(MODELS) for model in [getattr(T, name)]
@@ -127,60 +127,60 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     model = random_model(name, options)
     net, family = from_pretrained(model), FAMILIES[model.config.model_type]
     check_states(model, net, 1e-9)
-    ids, present = padded()
-    single = model(ids[:1], output_attentions=True)
+    ids, mask = make_padded()
+    unpadded = model(ids[:1], output_attentions=True)
     s = net.sentence(ids[0])
-    for t, peer in enumerate(single.attentions):
+    for t, peer in enumerate(unpadded.attentions):
         torch.testing.assert_close(s.attention(t).flatten(0, -3), peer[0].detach(), rtol=1e-9, atol=1e-9)
-    peer = model(ids, attention_mask=present.long(), output_hidden_states=True, output_attentions=True)
+    peer = model(ids, attention_mask=mask.long(), output_hidden_states=True, output_attentions=True)
     module = net.module().eval()
-    readings, values = module.attention_weights(ids, present, want=["x_1"])
-    torch.testing.assert_close(values["x_1"][present], module(ids, present, want=["x_1"])["x_1"][present])
-    for t, other in enumerate(peer.attentions):
-        rows = present[:, None, :, None]
-        our_value = readings[f"a_{t}"].flatten(1, -3)
-        torch.testing.assert_close(our_value * rows, other.detach() * rows, rtol=1e-9, atol=1e-9)
-    states, logits = outputs(net, module, ids, present)
-    other = peer.logits if logits else peer.hidden_states[-1]
-    our_value = logits[0] if logits else states[-1]
-    weight = torch.randn(our_value.shape, generator=torch.Generator().manual_seed(1), dtype=D)
-    if our_value.dim() == 3:
-        weight = weight * present[..., None]
-    (other * weight).sum().backward()
-    actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {
+    attention, values = module.attention_weights(ids, mask, want=["x_1"])
+    torch.testing.assert_close(values["x_1"][mask], module(ids, mask, want=["x_1"])["x_1"][mask])
+    for t, expected in enumerate(peer.attentions):
+        rows = mask[:, None, :, None]
+        output = attention[f"a_{t}"].flatten(1, -3)
+        torch.testing.assert_close(output * rows, expected.detach() * rows, rtol=1e-9, atol=1e-9)
+    states, logits = compute_outputs(net, module, ids, mask)
+    expected = peer.logits if logits else peer.hidden_states[-1]
+    output = logits[0] if logits else states[-1]
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=D)
+    if output.dim() == 3:
+        weight = weight * mask[..., None]
+    (expected * weight).sum().backward()
+    grads = torch.autograd.grad((output * weight).sum(), list(module.store.values()), allow_unused=True)
+    peer_grads = {
         canonicalize_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None
     }
-    scale = max(float(grad.abs().max()) for grad in held.values())
-    gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
-    checked = 0
+    scale = max(float(grad.abs().max()) for grad in peer_grads.values())
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), grads, strict=True))
+    num_checked = 0
     for entry in map_parameters(net.network, family):
         keys = [canonicalize_key(family, key) for key in entry.keys]
-        peer = next((held[key] for key in keys if key in held), None)
+        peer = next((peer_grads[key] for key in keys if key in peer_grads), None)
         if gradients[entry.name] is None:
             assert peer is None or not peer.any()
             continue
-        checked += 1
+        num_checked += 1
         torch.testing.assert_close(gradients[entry.name] / scale, entry.view(peer) / scale, rtol=1e-9, atol=1e-9)
-    assert checked > 12
+    assert num_checked > 12
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel"])
 def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
-    """In one file or in several, in half precision as it lies; shared with the model, or mapped from the file."""
+    """In one file or several, in the half precision of the file; tensors are shared with the model, or mapped."""
     options = BERT if name[0] == "B" else GPT2
     model = random_model(name, options).to(torch.bfloat16)
-    held = from_pretrained(model)
+    net = from_pretrained(model)
     pointers = {parameter.data_ptr() for parameter in model.parameters()}
-    starts = {value.untyped_storage().data_ptr() for value in held.parameters.values()}
-    assert starts <= pointers and held.network.dtype == torch.bfloat16
+    starts = {value.untyped_storage().data_ptr() for value in net.parameters.values()}
+    assert starts <= pointers and net.network.dtype == torch.bfloat16
     for size in ("5GB", "1KB"):
         folder = tmp_path / size
         model.save_pretrained(folder, max_shard_size=size)
-        read = from_pretrained(folder)
-        assert read.network.dtype == torch.bfloat16 and read.declaration == held.declaration
-        assert all(value.equal(held.parameters[key]) for key, value in read.parameters.items())
-        assert read.check()
+        loaded = from_pretrained(folder)
+        assert loaded.network.dtype == torch.bfloat16 and loaded.declaration == net.declaration
+        assert all(value.equal(net.parameters[key]) for key, value in loaded.parameters.items())
+        assert loaded.check()
 
 
 def test_former_keys_and_prefixes_are_read(tmp_path):
@@ -195,8 +195,8 @@ def test_former_keys_and_prefixes_are_read(tmp_path):
         if "decoder" not in key:
             tensors[former.removeprefix("bert.")] = value.detach().clone()
     tensors["embeddings.position_ids"] = torch.arange(11)
-    result, left = weights_to_parameters(net.network, FAMILIES["bert"], wrap_state_dict("test", tensors))
-    assert not left and all(value.equal(net.parameters[name]) for name, value in result.items())
+    result, unused = weights_to_parameters(net.network, FAMILIES["bert"], wrap_state_dict("test", tensors))
+    assert not unused and all(value.equal(net.parameters[name]) for name, value in result.items())
 
 
 # MiniLM
@@ -220,14 +220,14 @@ def test_minilm_on_real_sentences_is_transformers(minilm):
     assert len(set(SENTENCES)) == 200
     for start in range(0, 200, 100):
         batch = minilm.batch(SENTENCES[start : start + 40])
-        given = tokenizer(SENTENCES[start : start + 40], padding=True, return_tensors="pt")
-        assert batch.x[""].equal(given["input_ids"]) and batch.mask[""].equal(given["attention_mask"].bool())
+        encoding = tokenizer(SENTENCES[start : start + 40], padding=True, return_tensors="pt")
+        assert batch.x[""].equal(encoding["input_ids"]) and batch.mask[""].equal(encoding["attention_mask"].bool())
         with torch.no_grad():
-            peer = model(**given).last_hidden_state
+            peer = model(**encoding).last_hidden_state
             actual = module(batch.x, batch.mask, given=batch.given, want=["x_6", "embedding"])
         torch.testing.assert_close(actual["x_6"][batch.mask[""]], peer[batch.mask[""]], rtol=1e-5, atol=1e-5)
-        shares = given["attention_mask"][..., None] / given["attention_mask"].sum(-1)[:, None, None]
-        assert functional.cosine_similarity(actual["embedding"], (peer * shares).sum(1)).min() > 0.99999
+        weights = encoding["attention_mask"][..., None] / encoding["attention_mask"].sum(-1)[:, None, None]
+        assert functional.cosine_similarity(actual["embedding"], (peer * weights).sum(1)).min() > 0.99999
 
 
 def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
@@ -238,12 +238,12 @@ def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
     s = minilm.sentence("The cat sat on the mat")
     ids = torch.tensor([s.state.encoded.given["token"].tolist()])
 
-    def zeroed(module, inputs):
-        retained = inputs[0].clone()
-        retained[..., 7 * 32 : 8 * 32] = 0
-        return (retained,)
+    def zero_head(module, inputs):
+        context = inputs[0].clone()
+        context[..., 7 * 32 : 8 * 32] = 0
+        return (context,)
 
-    hook = model.encoder.layer[2].attention.output.dense.register_forward_pre_hook(zeroed)
+    hook = model.encoder.layer[2].attention.output.dense.register_forward_pre_hook(zero_head)
     with torch.no_grad():
         peer = model(ids).last_hidden_state[0]
     hook.remove()
@@ -258,8 +258,8 @@ def test_words_are_tokens_with_spans(minilm):
     s = minilm.sentence(text)
     assert s.words[0] == "[CLS]" and s.words[-1] == "[SEP]"
     assert [k for k, special in enumerate(s.special) if special] == [0, len(s.words) - 1]
-    given = [text[a:b].lower() for a, b in (span for span in s.spans if span)]
-    assert given == [token.removeprefix("##") for token in s.words[1:-1]]
+    pieces = [text[a:b].lower() for a, b in (span for span in s.spans if span)]
+    assert pieces == [token.removeprefix("##") for token in s.words[1:-1]]
     assert [text[s.spans[g[0]][0] : s.spans[g[-1]][1]] for g in s.groups[1:-1]] == [
         "Unbelievably",
         ",",
@@ -271,12 +271,12 @@ def test_words_are_tokens_with_spans(minilm):
     listed = minilm.sentence(["Unbelievably", "the cat's"])
     assert [len(group) for group in listed.groups] == [1, len(s.groups[1]), 4, 1]
     assert listed.spans[-2] == (len("Unbelievably the cat'"), len("Unbelievably the cat's"))
-    full, single = s.attention(3, words="words"), s.attention(3)
-    assert full.shape == (12, len(s.groups), len(s.groups))
-    torch.testing.assert_close(full.sum(-1), torch.ones(12, len(s.groups)))
+    by_word, by_token = s.attention(3, words="words"), s.attention(3)
+    assert by_word.shape == (12, len(s.groups), len(s.groups))
+    torch.testing.assert_close(by_word.sum(-1), torch.ones(12, len(s.groups)))
     first = list(s.groups[1])
-    torch.testing.assert_close(full[:, 2, 1], single[:, s.groups[2][0], first].sum(-1))
-    torch.testing.assert_close(full[:, 1, 2], single[:, first, s.groups[2][0]].mean(-1))
+    torch.testing.assert_close(by_word[:, 2, 1], by_token[:, s.groups[2][0], first].sum(-1))
+    torch.testing.assert_close(by_word[:, 1, 2], by_token[:, first, s.groups[2][0]].mean(-1))
     with pytest.raises(bt.BNetError, match="words: expected one of"):
         s.attention(0, words="letters")
 
@@ -297,13 +297,13 @@ def test_pairs_have_segments_and_batches_do_not_leak(minilm):
 def test_a_sentence_of_a_model_has_every_reading(minilm, tmp_path):
     s = minilm.sentence("The cat sat")
     graph = s.graph(slices=[0], heads=[3], weights=False, attention=True)
-    shares = [w for *_, w in graph.in_edges("a_0_3_2", data="weight") if w is not None]
-    assert sum(shares) == pytest.approx(2)  # each word is read once as a key, once as a value
+    weights = [w for *_, w in graph.in_edges("a_0_3_2", data="weight") if w is not None]
+    assert sum(weights) == pytest.approx(2)  # each word is read once as a key, once as a value
     torch.testing.assert_close(s.tpm("x_3_1").v, s["x_3_1"])
     assert r"\operatorname{softmax}" in str(minilm.equations("row"))
     minilm.save(tmp_path / "net.safetensors")
-    again = bt.load(tmp_path / "net.safetensors").sentence("The cat sat")
-    assert again.words == s.words and again["x_6_1"].equal(s["x_6_1"])
+    loaded = bt.load(tmp_path / "net.safetensors").sentence("The cat sat")
+    assert loaded.words == s.words and loaded["x_6_1"].equal(s["x_6_1"])
     assert minilm.cost(words=8).parameters == sum(value.numel() for value in minilm.parameters.values())
 
 
@@ -311,14 +311,14 @@ def test_a_sentence_of_a_model_has_every_reading(minilm, tmp_path):
 
 
 def test_tiny_knows_its_grammar():
-    """The kind of a sentence is told by the posterior of c, and the net is near the entropy of its grammar."""
+    """The posterior of c identifies the kind of a sentence, and the loss is near the entropy of the grammar."""
     from experiments import tiny
 
     net = from_pretrained("tiny")
-    result, _ = tiny.sample_sentences(512, 99)
+    ids, _ = tiny.sample_sentences(512, 99)
     with torch.no_grad():
-        loss = float(tiny.compute_loss(net.module().eval(), result))
-    assert tiny.entropy(result) - 1e-3 < loss < tiny.entropy(result) + 0.02
+        loss = float(tiny.compute_loss(net.module().eval(), ids))
+    assert tiny.entropy(ids) - 1e-3 < loss < tiny.entropy(ids) + 0.02
     assert tiny.FILE.stat().st_size < 1_000_000
     heads = []
     for text in (
@@ -328,24 +328,24 @@ def test_tiny_knows_its_grammar():
     ):
         s = net.sentence(text)
         words = text.split()
-        given = {f"y_{i}": words[i + 1] for i in range(2, len(words) - 1)}
-        shares = s.posterior("c", given)
-        assert shares.max() > 0.99
-        heads.append(int(shares.argmax()))
+        evidence = {f"y_{i}": words[i + 1] for i in range(2, len(words) - 1)}
+        posterior = s.posterior("c", evidence)
+        assert posterior.max() > 0.99
+        heads.append(int(posterior.argmax()))
     assert sorted(heads) == [0, 1, 2]
 
 
 def test_the_grammars_entropy_is_what_its_sentences_cost():
-    """Against counting: the share of each word after a word, in sentences of the first kind, is the table's."""
+    """Frequencies of word pairs in sentences of the first kind are those of the transition table."""
     from experiments import tiny
 
-    result, kinds = tiny.sample_sentences(40_000, 3)
-    chain = result[kinds == 0][:, tiny.FREE - 1 :]
+    ids, kinds = tiny.sample_sentences(40_000, 3)
+    chain = ids[kinds == 0][:, tiny.FREE - 1 :]
     counts = torch.zeros(len(tiny.WORDS), len(tiny.WORDS))
     counts.index_put_((chain[:, :-1].flatten(), chain[:, 1:].flatten()), torch.tensor(1.0), accumulate=True)
     expected = (1 - tiny.NOISE) * tiny.grammar_transitions() + tiny.NOISE / len(tiny.WORDS)
     torch.testing.assert_close(counts / counts.sum(-1, keepdim=True), expected, rtol=0, atol=0.02)
-    by_kind = tiny.log_likelihoods(result).sum(-1)
+    by_kind = tiny.log_likelihoods(ids).sum(-1)
     assert ((by_kind.argmax(0) == kinds).float().mean()) > 0.97
     assert math.isclose(sum(tiny.SHARES), 1)
 
@@ -355,7 +355,7 @@ def test_the_grammars_entropy_is_what_its_sentences_cost():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A sound folder of a small BERT."""
+    """A valid folder of a small BERT."""
     random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
     return tmp_path
 
@@ -364,17 +364,17 @@ def test_folders_that_are_not_sound_are_refused(folder):
     weights = folder / "model.safetensors"
     assert from_pretrained(folder).check()
 
-    def refused(match):
+    def check_refused(match):
         with pytest.raises(bt.BNetError, match=match):
             from_pretrained(folder)
 
     valid = weights.read_bytes()
     weights.write_bytes(valid[: len(valid) // 2])
-    refused("a sound safetensors file")
+    check_refused("a sound safetensors file")
     weights.unlink()
-    refused(r"weights, a model.safetensors; got none")
+    check_refused(r"weights, a model.safetensors; got none")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    refused(r"pickles alone \(pytorch_model.bin\).*save_pretrained writes safetensors")
+    check_refused(r"pickles alone \(pytorch_model.bin\).*save_pretrained writes safetensors")
     weights.write_bytes(valid)
     for changes, match in (
         ({"intermediate_size": 9}, r"intermediate.dense.weight of shape \(9, 12\).*got shape \(10, 12\)"),
@@ -386,11 +386,11 @@ def test_folders_that_are_not_sound_are_refused(folder):
         ({"model_type": "bert", "hidden_size": "wide"}, "hidden_size"),
     ):
         config(folder, **changes)
-        refused(match)
+        check_refused(match)
     (folder / "config.json").write_text("{")
-    refused("expected JSON")
+    check_refused("expected JSON")
     (folder / "config.json").unlink()
-    refused(r"the folder of a model: a config.json; got no such file")
+    check_refused(r"the folder of a model: a config.json; got no such file")
 
 
 def test_sentences_that_do_not_fit_are_refused(folder, minilm):
@@ -417,10 +417,10 @@ def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
     (tmp_path / "hub" / "models--me--mine").mkdir(parents=True)
     hub = pytest.importorskip("huggingface_hub")
 
-    def offline(*args, **options):
+    def raise_offline(*args, **options):
         raise OSError("no network")
 
-    monkeypatch.setattr(hub, "snapshot_download", offline)
+    monkeypatch.setattr(hub, "snapshot_download", raise_offline)
     with pytest.raises(bt.BNetError, match=r"you/yours: not whole in the local cache.*local are tiny.*me/mine"):
         from_pretrained("you/yours")
     with pytest.raises(bt.BNetError, match="nothing there"):
@@ -455,7 +455,7 @@ def test_vocabulary_files_alone_make_a_tokenizer(folder):
 
 
 def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
-    """GPT-2's kind, whose tokens hold the space before them: a span does not. RoBERTa's puts `<s>` around."""
+    """Tokens of GPT-2 include the space before them, spans do not; RoBERTa adds `<s>` and `</s>`."""
     units = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "c", "a", "Ġ", "th", "the", "Ġc", "<mask>"]
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ c\n", encoding="utf-8")
     (tmp_path / "vocab.json").write_text(json.dumps({unit: k for k, unit in enumerate(units)}), encoding="utf-8")

@@ -19,8 +19,8 @@ def tensor_ids(sentence):
     """The inputs of transformers for a sentence of the table."""
     if isinstance(sentence, dict):
         return {"input_ids": torch.tensor([sentence["enc"]]), "decoder_input_ids": torch.tensor([sentence["dec"]])}
-    image = isinstance(sentence, torch.Tensor)
-    return {"pixel_values": sentence[None]} if image else {"input_ids": torch.tensor([sentence])}
+    is_image = isinstance(sentence, torch.Tensor)
+    return {"pixel_values": sentence[None]} if is_image else {"input_ids": torch.tensor([sentence])}
 
 
 def check_logits(net, model, sentence, tolerance=1e-5):
@@ -33,7 +33,7 @@ def check_logits(net, model, sentence, tolerance=1e-5):
     torch.testing.assert_close(actual.to(peer.dtype), peer, rtol=tolerance, atol=tolerance)
 
 
-def saved(name, folder, dtype=torch.float32):
+def save_model(name, folder, dtype=torch.float32):
     """A folder of the tiny model of a family, its class and a sentence."""
     kind, options, sentences = TABLE[name]
     model = random_model(kind, options, dtype)
@@ -44,18 +44,18 @@ def saved(name, folder, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", list(TABLE))
 def test_a_folder_is_read_as_transformers_reads_it(name, tmp_path):
-    kind, sentence = saved(name, tmp_path)
+    kind, sentence = save_model(name, tmp_path)
     check_logits(from_pretrained(tmp_path), kind.from_pretrained(tmp_path).eval(), sentence)
 
 
 @pytest.mark.parametrize("name", ALIASED)
 def test_alternative_names_of_settings_are_read(name, tmp_path):
-    """Each name of the config class's attribute_map, beside a contradicting own name, which loses."""
-    kind, sentence = saved(name, tmp_path)
+    """Each name of the config class's attribute_map, beside the canonical name with another value, which loses."""
+    kind, sentence = save_model(name, tmp_path)
     settings = kind.config_class.from_pretrained(tmp_path)
     changes = {}
-    for alias, local in kind.config_class.attribute_map.items():
-        changes |= {alias: getattr(settings, local), local: getattr(settings, local) * 2}
+    for alias, canonical in kind.config_class.attribute_map.items():
+        changes |= {alias: getattr(settings, canonical), canonical: getattr(settings, canonical) * 2}
     if name == "t5":  # the slices of its decoder are those of the own name
         changes["num_decoder_layers"] = settings.num_decoder_layers
     config(tmp_path, **changes)
@@ -63,16 +63,16 @@ def test_alternative_names_of_settings_are_read(name, tmp_path):
     check_logits(from_pretrained(tmp_path), model, sentence)
 
 
-def configs():
+def iter_configs():
     """Settings of each family as a config.json may have them."""
     for name, (_, options, _) in TABLE.items():
         yield name, options
         yield name, {}
-        for alias, local in getattr(T, TABLE[name][0]).config_class.attribute_map.items():
-            plain = {key: value for key, value in options.items() if key != local}
-            if local in options:
-                yield name, {**plain, alias: options[local]}
-                yield name, {**options, alias: options[local] * (1 if alias == "num_attention_heads" else 2)}
+        for alias, canonical in getattr(T, TABLE[name][0]).config_class.attribute_map.items():
+            remaining = {key: value for key, value in options.items() if key != canonical}
+            if canonical in options:
+                yield name, {**remaining, alias: options[canonical]}
+                yield name, {**options, alias: options[canonical] * (1 if alias == "num_attention_heads" else 2)}
     for projection in ("relu", "gated-gelu", "gated-silu", "gelu"):
         yield "t5", {**TABLE["t5"][1], "feed_forward_proj": projection}
         yield "t5", {**TABLE["t5"][1], "feed_forward_proj": projection, "dense_act_fn": "tanh", "is_gated_act": True}
@@ -89,16 +89,16 @@ def configs():
 
 def test_configs_are_read_alike_without_transformers(monkeypatch):
     """The oracle is the config class; without it, the family's own table of names and defaults says the same."""
-    given = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in configs()]
-    peer = []
-    for family, raw in given:
+    cases = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in iter_configs()]
+    expected = []
+    for family, raw in cases:
         settings = {key: value for key, value in raw.items() if key != "model_type"}
-        peer.append(family.config_to_options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
-        assert family.config_to_options(load_config(family, raw, "test"), None, None) == peer[-1], raw
-    for module in [item for item in sys.modules if item.split(".")[0] == "transformers"]:
+        expected.append(family.config_to_options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
+        assert family.config_to_options(load_config(family, raw, "test"), None, None) == expected[-1], raw
+    for module in [module_name for module_name in sys.modules if module_name.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    for (family, raw), options in zip(given, peer, strict=True):
+    for (family, raw), options in zip(cases, expected, strict=True):
         assert load_config(family, raw, "test") == raw
         assert family.config_to_options(raw, None, None) == options, raw
 
@@ -109,7 +109,7 @@ def test_alternative_names_are_those_of_the_config_classes():
 
 
 def test_a_folder_is_read_without_transformers(tmp_path, monkeypatch):
-    kind, sentence = saved("gpt2", tmp_path)
+    kind, sentence = save_model("gpt2", tmp_path)
     config(tmp_path, n_head=..., num_attention_heads=3)
     model = kind.from_pretrained(tmp_path).eval()
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -143,12 +143,12 @@ def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path)
 def test_slices_that_differ_are_refused(name, tmp_path):
     """A config may give one slice settings of its own, which no family reads."""
     kind, options, _ = TABLE[name]
-    local = {"0": {next(item for item in ("hidden_act", "activation", "activation_function", "dense_act_fn")
-                      if item in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
+    overrides = {"0": {next(key for key in ("hidden_act", "activation", "activation_function", "dense_act_fn")
+                      if key in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
     model = random_model(kind, options, torch.float32)
     model.save_pretrained(tmp_path)
-    config(tmp_path, per_layer_config=local)
-    model.config.per_layer_config = local
+    config(tmp_path, per_layer_config=overrides)
+    model.config.per_layer_config = overrides
     for source in (tmp_path, model):
         with pytest.raises(bt.BNetError):
             from_pretrained(source)
@@ -169,7 +169,7 @@ HOSTILE = [
 
 
 def test_hostile_configs_are_refused(tmp_path):
-    saved("gpt2", tmp_path)
+    save_model("gpt2", tmp_path)
     valid = (tmp_path / "config.json").read_text()
     for changes in HOSTILE:
         (tmp_path / "config.json").write_text(valid)
@@ -179,7 +179,7 @@ def test_hostile_configs_are_refused(tmp_path):
 
 
 def test_a_config_that_transformers_refuses_is_refused(tmp_path):
-    saved("llama", tmp_path)
+    save_model("llama", tmp_path)
     config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": "far"})
     with pytest.raises(bt.BNetError):
         from_pretrained(tmp_path)

@@ -7,11 +7,11 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import from_pretrained
 from tests.huggingface_models import D, T, random_model
 from tests.test_families import TABLE
-from tests.test_pretrained_configs import check_logits, saved
+from tests.test_pretrained_configs import check_logits, save_model
 
 
-class Wrong(torch.nn.Module):
-    """A module that no config makes."""
+class DoublingModule(torch.nn.Module):
+    """A module that no config creates."""
 
     def forward(self, x):
         return x * 2
@@ -61,8 +61,8 @@ SIX = pytest.mark.parametrize("name", ["albert", "bert", "gpt2", "llama", "t5", 
 ROTARY = ["llama", "mistral", "qwen2", "gpt_neox"]
 
 
-def read_or_refused(model, sentence):
-    """True where a model in memory is refused; else its logits are ours."""
+def read_or_refuse(model, sentence):
+    """Whether a model in memory is refused; otherwise checks that its logits are ours."""
     try:
         net = from_pretrained(model)
     except bt.BNetError:
@@ -71,7 +71,7 @@ def read_or_refused(model, sentence):
     return False
 
 
-def held(name):
+def make_model(name):
     """The tiny model of a family and a sentence."""
     kind, options, sentences = TABLE[name]
     return random_model(kind, options), sentences[0]
@@ -83,11 +83,11 @@ def test_every_family_is_changed():
 
 @pytest.mark.parametrize("name", list(TABLE))
 def test_a_replaced_activation_is_refused(name):
-    model, sentence = held(name)
-    assert not read_or_refused(model, sentence)
-    parent, _, last = ACTIVATIONS[name].rpartition(".")
-    assert isinstance(getattr(model.get_submodule(parent), last), torch.nn.Module)
-    setattr(model.get_submodule(parent), last, torch.nn.Tanh() if name in ("bert", "t5") else Wrong())
+    model, sentence = make_model(name)
+    assert not read_or_refuse(model, sentence)
+    parent, _, attribute = ACTIVATIONS[name].rpartition(".")
+    assert isinstance(getattr(model.get_submodule(parent), attribute), torch.nn.Module)
+    setattr(model.get_submodule(parent), attribute, torch.nn.Tanh() if name in ("bert", "t5") else DoublingModule())
     with pytest.raises(bt.BNetError, match=ACTIVATIONS[name]):
         from_pretrained(model)
 
@@ -95,9 +95,9 @@ def test_a_replaced_activation_is_refused(name):
 @pytest.mark.parametrize("name", list(TABLE))
 def test_a_config_changed_after_building_is_read_or_refused(name):
     for setting, value in CHANGES[name].items():
-        model, sentence = held(name)
+        model, sentence = make_model(name)
         setattr(model.config, setting, value)
-        assert read_or_refused(model, sentence) or setting in READ, setting
+        assert read_or_refuse(model, sentence) or setting in READ, setting
 
 
 READ = ("is_causal", "scale_decoder_outputs", "num_hidden_layers", "sliding_window")
@@ -107,27 +107,27 @@ SETTINGS = ("eps", "variance_epsilon", "scaling", "num_heads", "embed_scale", "o
 @SIX
 def test_settings_of_modules_that_no_config_has_are_refused(name):
     """One module of each class; the last, which is deepest."""
-    model, sentence = held(name)
+    model, sentence = make_model(name)
     modules = {type(module): (path, module) for path, module in model.named_modules()}
     for path, module in modules.values():
         for setting in SETTINGS:
             value = getattr(module, setting, None)
             if isinstance(value, int | float):
                 setattr(module, setting, 0 if value is True else value + 1)
-                assert read_or_refused(model, sentence), f"{path}.{setting}"
+                assert read_or_refuse(model, sentence), f"{path}.{setting}"
                 setattr(module, setting, value)
-    assert not read_or_refused(model, sentence)
+    assert not read_or_refuse(model, sentence)
 
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_a_base_of_rotary_positions_changed_after_building_is_refused(name):
     """Angles are buffers that are not saved: a model computes with those that it was built with."""
-    model, sentence = held(name)
+    model, sentence = make_model(name)
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 50.0}
-    assert read_or_refused(model, sentence) or name == "gpt_neox"  # of its two features that turn the angle is 1
-    model, sentence = held(name)
+    assert read_or_refuse(model, sentence) or name == "gpt_neox"  # of its two features that turn the angle is 1
+    model, sentence = make_model(name)
     model.base_model.rotary_emb.inv_freq *= 1.01
-    assert read_or_refused(model, sentence)
+    assert read_or_refuse(model, sentence)
 
 
 CASTS = {
@@ -169,15 +169,15 @@ def test_types_that_leave_the_angles_are_read(name, tmp_path):
 
 
 def test_positions_of_a_buffer_are_those_of_the_words():
-    model, sentence = held("bert")
+    model, sentence = make_model("bert")
     model.bert.embeddings.position_ids = model.bert.embeddings.position_ids.flip(-1)
-    assert read_or_refused(model, sentence)
+    assert read_or_refuse(model, sentence)
 
 
 @SIX
 def test_changes_that_compute_the_same_are_read(name):
-    """Settings of training, of generation, of labels; hooks that look; another attention; types; a bare dropout."""
-    model, sentence = held(name)
+    """Settings of training, generation and labels; hooks without effect; types; removed dropout."""
+    model, sentence = make_model(name)
     model.config.use_cache = False
     model.config.pad_token_id = model.config.pad_token_id if name in ("roberta", "mpnet") else 3
     model.config.eos_token_id = 4
@@ -185,11 +185,11 @@ def test_changes_that_compute_the_same_are_read(name):
     for path, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.7
-            parent, _, last = path.rpartition(".")
-            setattr(model.get_submodule(parent), last, torch.nn.Identity())
+            parent, _, attribute = path.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, torch.nn.Identity())
     model.register_forward_hook(lambda *_: None)
     model.requires_grad_(False)
-    assert not read_or_refused(model.eval(), sentence)
+    assert not read_or_refuse(model.eval(), sentence)
     for dtype in (torch.float32,) if name in ROTARY else (torch.float32, torch.bfloat16):  # which rounds angles
         from_pretrained(model.to(dtype))
     if name != "vit":
@@ -200,8 +200,8 @@ def test_changes_that_compute_the_same_are_read(name):
 
 @SIX
 def test_a_model_that_transformers_has_loaded_is_read(name, tmp_path):
-    """In the type of its file or another, tables tied on loading, and angles that are kept in float32."""
-    kind, sentence = saved(name, tmp_path)
+    """In the type of its file or another, tables tied on loading, and angles that stay in float32."""
+    kind, sentence = save_model(name, tmp_path)
     model = kind.from_pretrained(tmp_path).eval()
     check_logits(from_pretrained(model), model, sentence)
     assert from_pretrained(kind.from_pretrained(tmp_path, dtype=torch.bfloat16)).check()
@@ -209,11 +209,11 @@ def test_a_model_that_transformers_has_loaded_is_read(name, tmp_path):
 
 def test_fewer_slices_of_a_changed_config_are_read():
     """Slices that are left out, in the model and in its config."""
-    model, sentence = held("bert")
+    model, sentence = make_model("bert")
     model.bert.encoder.layer = model.bert.encoder.layer[1:]
-    assert read_or_refused(model, sentence)
+    assert read_or_refuse(model, sentence)
     model.config.num_hidden_layers = 1
-    assert not read_or_refused(model, sentence)
+    assert not read_or_refuse(model, sentence)
 
 
 def test_a_model_without_its_pooler_is_read():
@@ -225,7 +225,7 @@ def test_a_model_without_its_pooler_is_read():
 
 
 def test_what_checks_a_model_leaves_the_state_of_torch():
-    model, _ = held("gpt2")
+    model, _ = make_model("gpt2")
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -235,7 +235,7 @@ def test_what_checks_a_model_leaves_the_state_of_torch():
 
 
 class FixedModel(T.BertModel):
-    """A class whose constructor takes none."""
+    """A class whose constructor takes no config."""
 
     def __init__(self):
         super().__init__(T.BertConfig(**TABLE["bert"][1]))
@@ -254,43 +254,43 @@ def test_classes_whose_constructors_take_other_arguments_are_read():
     with torch.no_grad():
         expected = fixed(torch.tensor([sentence]))[0][0, 1]
     torch.testing.assert_close(from_pretrained(fixed).sentence(sentence)["x_2_1"], expected)
-    named = GPT2LMHeadModel(T.GPT2Config(**TABLE["gpt2"][1]), 3).to(D).eval()
-    assert not read_or_refused(named, sentence)
-    named.transformer.h[1].mlp.act = Wrong()
-    assert read_or_refused(named, sentence)
+    same_name = GPT2LMHeadModel(T.GPT2Config(**TABLE["gpt2"][1]), 3).to(D).eval()
+    assert not read_or_refuse(same_name, sentence)
+    same_name.transformer.h[1].mlp.act = DoublingModule()
+    assert read_or_refuse(same_name, sentence)
 
 
 @pytest.mark.parametrize("name", ["gpt2"])
 def test_a_compiled_model_is_read(name):
-    model, sentence = held(name)
+    model, sentence = make_model(name)
     check_logits(from_pretrained(torch.compile(model, backend="eager")), model, sentence, 1e-9)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt_neox"])
 def test_a_longest_sentence_changed_after_building_is_read(name):
     """Angles that do not depend on the length are those of any length."""
-    model, sentence = held(name)
+    model, sentence = make_model(name)
     model.config.max_position_embeddings *= 4
-    assert not read_or_refused(model, sentence)
+    assert not read_or_refuse(model, sentence)
 
 
 @pytest.mark.parametrize("name", ["albert", "distilbert"])
 def test_chunks_of_a_feed_forward_net_are_read(name):
-    model, sentence = held(name)
+    model, sentence = make_model(name)
     model.config.chunk_size_feed_forward = 5
-    assert not read_or_refused(model, sentence)
+    assert not read_or_refuse(model, sentence)
 
 
 def test_a_plain_table_is_read_where_the_scale_is_one():
-    model, sentence = held("bart")
+    model, sentence = make_model("bart")
     table = torch.nn.Embedding(13, 12).to(D)
     model.set_input_embeddings(table)
-    assert not read_or_refused(model, sentence)
+    assert not read_or_refuse(model, sentence)
     kind, options, _ = TABLE["bart"]
     model = random_model(kind, {**options, "scale_embedding": True})
     model.set_input_embeddings(table)
-    assert read_or_refused(model, sentence)
-    model, sentence = held("bart")
+    assert read_or_refuse(model, sentence)
+    model, sentence = make_model("bart")
     positions = model.model.decoder.embed_positions
     model.model.decoder.embed_positions = torch.nn.Embedding(*positions.weight.shape).to(D)
     with pytest.raises(bt.BNetError):  # the class adds 2 to a position
@@ -301,9 +301,9 @@ def test_a_class_of_the_same_name_is_told_apart():
     class Linear(torch.nn.Linear):
         pass
 
-    model, _ = held("bert")
+    model, _ = make_model("bert")
     model.bert.encoder.layer[0].attention.self.query = Linear(12, 12)
-    with pytest.raises(bt.BNetError) as refused:
+    with pytest.raises(bt.BNetError) as error:
         from_pretrained(model)
-    assert refused.value.expected.split(",")[0] != refused.value.actual
-    assert Linear.__module__ in refused.value.actual
+    assert error.value.expected.split(",")[0] != error.value.actual
+    assert Linear.__module__ in error.value.actual

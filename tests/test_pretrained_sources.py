@@ -1,4 +1,4 @@
-"""What a pretrained net is read from (tied tables, configs, the hub, tokenizers), and what it answers: halves, `do`."""
+"""Sources of pretrained nets (tied tables, configs, the hub, tokenizers), half precision, and recomputation by `do`."""
 
 import json
 import shutil
@@ -27,12 +27,12 @@ HEADS = [name for name, *_ in HEADED]
 HALVES = [torch.bfloat16, torch.float16]
 
 
-def logits_of(net):
+def compute_logits(net):
     with torch.no_grad():
         return net.module().eval()(IDS, want=["logits"])["logits"]
 
 
-def near(actual, peer, tolerance=1e-9):
+def close(actual, peer, tolerance=1e-9):
     torch.testing.assert_close(actual, peer, rtol=tolerance, atol=tolerance)
 
 
@@ -41,24 +41,24 @@ def near(actual, peer, tolerance=1e-9):
 
 @pytest.mark.parametrize(("name", "options", "head"), HEADED, ids=HEADS)
 def test_a_model_in_memory_is_what_it_computes(name, options, head):
-    """A head of its own under a config that says tied, and the very table of the words under one that says not."""
+    """An untied head under a config that says tied, and a tied one under a config that says not."""
     model = random_model(name, options)
     model.get_output_embeddings().weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
-    near(logits_of(from_pretrained(model)), model(IDS).logits.detach())
+    close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
     model = random_model(name, {**options, "tie_word_embeddings": False})
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    near(logits_of(from_pretrained(model)), model(IDS).logits.detach())
+    close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
     if options is not GPT2:
         model = random_model(name, options)
         model.get_output_embeddings().bias = torch.nn.Parameter(torch.randn(13, dtype=D))
-        near(logits_of(from_pretrained(model)), model(IDS).logits.detach())
+        close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
 
 
 @pytest.mark.parametrize(
     ("k", "case"), [(0, "same"), (0, "bias"), (1, "other"), (2, "alone"), (3, "same"), (3, "other")]
 )
 def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
-    """With the readout's table beside that of the words: the same or another; another bias; or in its place."""
+    """With a table of the readout that equals that of the words or differs, with another bias, or as the only table."""
     name, options, head = HEADED[k]
     model = random_model(name, options)
     model.save_pretrained(tmp_path)
@@ -73,7 +73,7 @@ def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     peer = getattr(T, name).from_pretrained(tmp_path, dtype=D).eval()
     net = from_pretrained(tmp_path)
-    near(logits_of(net), peer(IDS).logits.detach())
+    close(compute_logits(net), peer(IDS).logits.detach())
     assert ("W_embed.value" in net.parameters) == (case != "other")
 
 
@@ -83,23 +83,23 @@ def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("name", "options"), [("GPT2LMHeadModel", GPT2), ("BertForMaskedLM", BERT)])
 def test_answers_of_a_net_in_half_precision(name, options, dtype):
-    """Probabilities are reckoned in float32 at least: they sum to one, and are the softmax of the logits."""
+    """Probabilities are computed in float32 at least: they sum to one, and are the softmax of the logits."""
     model = random_model(name, {**options, "vocab_size": 5000}, dtype)
     net = from_pretrained(model)
     s = net.sentence(IDS[0])
-    peer = torch.log_softmax(logits_of(net)[0].double(), -1)
-    result = s.posterior("y_2")
-    assert abs(float(result.sum()) - 1) < 1e-6
-    near(result, peer[2].exp().float(), 1e-5)
-    near(s.log_prob({"y_2": 7, "y_4": 1}), peer[2, 7] + peer[4, 1], 1e-5)
-    near(s.tpm("y_4").probs, peer[4].exp().float(), 1e-5)
+    peer = torch.log_softmax(compute_logits(net)[0].double(), -1)
+    posterior = s.posterior("y_2")
+    assert abs(float(posterior.sum()) - 1) < 1e-6
+    close(posterior, peer[2].exp().float(), 1e-5)
+    close(s.log_prob({"y_2": 7, "y_4": 1}), peer[2, 7] + peer[4, 1], 1e-5)
+    close(s.tpm("y_4").probs, peer[4].exp().float(), 1e-5)
     graph = s.graph(attention=True)
     weights = {(a, b): w for a, b, w in graph.edges(data="weight") if w is not None}
     assert len(weights) == 2 * sum(1 for t in range(2) for row in s.attention(t) for p in row.flatten() if p > 0)
     assert weights["k_1_0_1", "a_1_0_4"] == float(s.attention(1)[0, 4, 1])
     strong = s.graph(min_weight=0.3)
-    retained = {(a, b) for a, b, w in strong.edges(data="weight") if w is not None}
-    assert retained == {arrow for arrow, weight in weights.items() if weight >= 0.3} and retained < set(weights)
+    selected = {(a, b) for a, b, w in strong.edges(data="weight") if w is not None}
+    assert selected == {arrow for arrow, weight in weights.items() if weight >= 0.3} and selected < set(weights)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -110,10 +110,10 @@ def test_a_mixture_in_half_precision_is_near_itself_in_double(observe, dtype):
     x = torch.randn(5, 4).to(dtype)
     observed = {"y_1": 2, "y_4": 0} if isinstance(observe, Categorical) else {"y_1": [9.0, -300.0, 1.0, 2.0]}
     actual, peer = half.sentence(x=x), half.to(D).sentence(x=x)
-    near(actual.log_prob(observed), peer.log_prob(observed), 0.02)
+    close(actual.log_prob(observed), peer.log_prob(observed), 0.02)
     posterior = actual.posterior("c", observed)
     assert abs(float(posterior.sum()) - 1) < 1e-6
-    near(posterior, peer.posterior("c", observed).float(), 0.1)
+    close(posterior, peer.posterior("c", observed).float(), 0.1)
 
 
 def test_frames_of_a_net_in_half_precision():
@@ -140,8 +140,8 @@ def test_a_readout_that_is_no_choice_of_one_class_is_refused():
             with pytest.raises(bt.BNetError, match=match):
                 from_pretrained(model)
             assert "y" not in from_pretrained(model, readout=None).network.graph.by_stem
-    known = {**BERT, "num_labels": 3, "problem_type": "single_label_classification"}
-    assert from_pretrained(random_model("BertForSequenceClassification", known)).sentence(IDS[0]).posterior(
+    settings = {**BERT, "num_labels": 3, "problem_type": "single_label_classification"}
+    assert from_pretrained(random_model("BertForSequenceClassification", settings)).sentence(IDS[0]).posterior(
         "y"
     ).shape == (3,)
 
@@ -152,14 +152,14 @@ def test_labels_name_the_states_in_their_order():
     s = from_pretrained(model).sentence(IDS[0])
     peer = torch.log_softmax(model(IDS).logits[0].detach(), -1)
     for state, label in names.items():
-        near(s.log_prob({"y": label}), peer[state])
+        close(s.log_prob({"y": label}), peer[state])
 
 
 def test_a_model_with_two_heads_keeps_its_words():
     model = random_model("GPT2DoubleHeadsModel", GPT2)
     with pytest.warns(UserWarning, match="no node reads 2 of its weights: multiple_choice_head"):
         net = from_pretrained(model)
-    near(logits_of(net), model(IDS).logits.detach())
+    close(compute_logits(net), model(IDS).logits.detach())
     assert net.sentence(IDS[0]).posterior("y_4").shape == (13,)
 
 
@@ -168,9 +168,9 @@ def test_a_model_with_two_heads_keeps_its_words():
 
 def test_what_a_config_leaves_out_is_what_transformers_means():
     for kind, family in FAMILIES.items():
-        full = T.AutoConfig.for_model(kind).to_dict()
-        named = {name: full[name] for name in family.unsupported if name in full}
-        assert family.config_to_options(named, None, None) == family.config_to_options(full, None, None)
+        defaults = T.AutoConfig.for_model(kind).to_dict()
+        partial = {name: defaults[name] for name in family.unsupported if name in defaults}
+        assert family.config_to_options(partial, None, None) == family.config_to_options(defaults, None, None)
 
 
 def test_activations_are_those_of_transformers():
@@ -178,7 +178,7 @@ def test_activations_are_those_of_transformers():
 
     x = torch.linspace(-4, 4, 81, dtype=D)
     for peer, actual in ACTIVATIONS.items():
-        near(Activation(actual).value(EvalContext(), x), ACT2FN[peer](x), 1e-8)
+        close(Activation(actual).value(EvalContext(), x), ACT2FN[peer](x), 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_settings_that_change_the_equations_are_refused(name, options, match):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A sound folder of a small BERT."""
+    """A valid folder of a small BERT."""
     random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
     return tmp_path
 
@@ -225,7 +225,7 @@ def test_weights_in_types_that_nothing_computes_in_are_refused():
 
 
 def test_a_file_is_mapped_and_not_copied(folder):
-    """In memory the tensors lie as far from each other as in the file."""
+    """The distances of tensors in memory are those in the file."""
     net = from_pretrained(folder)
     file = (folder / "model.safetensors").read_bytes()
     header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
@@ -236,14 +236,14 @@ def test_a_file_is_mapped_and_not_copied(folder):
 
 @pytest.mark.parametrize("mode", ["mean_tokens", "cls_token", "max_tokens", "both"])
 def test_only_a_mean_over_the_words_is_read_as_one(folder, mode):
-    given = {f"pooling_mode_{item}": mode in (item, "both") for item in ("mean_tokens", "cls_token", "max_tokens")}
+    pooling = {f"pooling_mode_{name}": mode in (name, "both") for name in ("mean_tokens", "cls_token", "max_tokens")}
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(given))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     net = from_pretrained(folder)
     assert ("embedding" in net.network.graph.by_name) == (mode == "mean_tokens")
     if mode == "mean_tokens":
         s = net.sentence(IDS[0])
-        near(s["embedding"], torch.stack([s[f"x_2_{i}"] for i in range(5)]).mean(0), 1e-6)
+        close(s["embedding"], torch.stack([s[f"x_2_{i}"] for i in range(5)]).mean(0), 1e-6)
 
 
 def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path):
@@ -252,8 +252,8 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
 
     model = random_model("MPNetForMaskedLM", MPNET, torch.float32)
     model.save_pretrained(tmp_path)
-    full = load_file(tmp_path / "model.safetensors")
-    plain = {key.removeprefix("mpnet."): value for key, value in full.items() if not key.startswith("lm_head")}
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = {key.removeprefix("mpnet."): value for key, value in tensors.items() if not key.startswith("lm_head")}
     save_file(plain, tmp_path / "model.safetensors")
     with pytest.raises(FileError, match=r"a weight 'lm_head\..*allowed: readout=None reads the states alone"):
         from_pretrained(tmp_path)
@@ -263,7 +263,7 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     names = from_pretrained(tmp_path).network.graph.by_name
     assert "embedding" in names and "logits" not in names
-    save_file(full, tmp_path / "model.safetensors")
+    save_file(tensors, tmp_path / "model.safetensors")
     assert {"embedding", "logits"} <= set(from_pretrained(tmp_path).network.graph.by_name)
 
 
@@ -272,12 +272,12 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub of folders, and a cache of some of their files; `asked` lists where each model was sought."""
-    peer = pytest.importorskip("huggingface_hub")
-    online, cache, query = tmp_path / "online", tmp_path / "cache", []
+    """A hub of folders, and a cache of some of their files; `requests` lists `local_files_only` of each download."""
+    module = pytest.importorskip("huggingface_hub")
+    online, cache, requests = tmp_path / "online", tmp_path / "cache", []
 
-    def snapshot(name, allow_patterns, local_files_only):
-        query.append(local_files_only)
+    def copy_snapshot(name, allow_patterns, local_files_only):
+        requests.append(local_files_only)
         if local_files_only:
             if not (cache / name).exists():
                 raise FileNotFoundError(name)
@@ -287,17 +287,17 @@ def hub(monkeypatch, tmp_path):
         shutil.copytree(online / name, cache / name, ignore=shutil.ignore_patterns("*.bin"), dirs_exist_ok=True)
         return str(cache / name)
 
-    monkeypatch.setattr(peer, "snapshot_download", snapshot)
-    return online, cache, query
+    monkeypatch.setattr(module, "snapshot_download", copy_snapshot)
+    return online, cache, requests
 
 
 def test_a_model_that_is_half_in_the_cache_is_fetched(hub, folder):
-    online, cache, query = hub
+    online, cache, requests = hub
     shutil.copytree(folder, online / "me/mine", ignore=shutil.ignore_patterns("online", "cache"))
     (cache / "me/mine").mkdir(parents=True)
     shutil.copy(folder / "config.json", cache / "me/mine")  # what AutoConfig leaves there
-    assert from_pretrained("me/mine").check() and query == [True, False]
-    assert from_pretrained("me/mine").check() and query == [True, False, True]
+    assert from_pretrained("me/mine").check() and requests == [True, False]
+    assert from_pretrained("me/mine").check() and requests == [True, False, True]
     shutil.rmtree(online)
     (cache / "me/mine/model.safetensors").unlink()
     with pytest.raises(bt.BNetError, match=r"me/mine: not whole in the local cache.*the hub did not give it"):
@@ -319,7 +319,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "café", "c
 
 
 @pytest.mark.parametrize(
-    "told",
+    "settings",
     [
         {},
         {"do_lower_case": False},
@@ -330,9 +330,9 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "café", "c
     ],
     ids=str,
 )
-def test_settings_of_a_vocabulary_are_kept(folder, told):
+def test_settings_of_a_vocabulary_are_kept(folder, settings):
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **told}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **settings}))
     peer = T.AutoTokenizer.from_pretrained(folder)
     for text in ("The Cat", "the café", "the 中国", "[MASK] cat"):
         ids = peer(text)["input_ids"]
@@ -342,25 +342,25 @@ def test_settings_of_a_vocabulary_are_kept(folder, told):
 def test_special_tokens_have_the_names_that_they_are_told(folder):
     words = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "the", "cat"]
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    named = {f"{word[1:-1]}_token": word for word in words[:5]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    tokens = {f"{word[1:-1]}_token": word for word in words[:5]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     s = from_pretrained(folder).sentence("the zebra cat")
     assert s.words == ("<cls>", "the", "<unk>", "cat", "<sep>")
     assert s.special == (True, False, False, False, True) and s.spans[2] == (4, 9)
 
 
 @pytest.fixture
-def bytes_alone(tmp_path):
-    """GPT-2's kind of folder, whose tokens hold the space before them, with a tokenizer trained on a few words."""
+def bpe_folder(tmp_path):
+    """A folder of a GPT-2 with a byte-level BPE tokenizer that is trained on a few words."""
     from tokenizers import ByteLevelBPETokenizer
 
-    trained = ByteLevelBPETokenizer()
+    tokenizer = ByteLevelBPETokenizer()
     text = ["the cat sat on the mat, don't you know? café"] * 50
-    trained.train_from_iterator(
+    tokenizer.train_from_iterator(
         text, vocab_size=320, min_frequency=2, special_tokens=["<|endoftext|>"], show_progress=False
     )
-    trained.save_model(str(tmp_path))
-    options = {**GPT2, "vocab_size": trained.get_vocab_size(), "n_positions": 64}
+    tokenizer.save_model(str(tmp_path))
+    options = {**GPT2, "vocab_size": tokenizer.get_vocab_size(), "n_positions": 64}
     random_model("GPT2LMHeadModel", options).save_pretrained(tmp_path)
     return tmp_path
 
@@ -368,17 +368,17 @@ def bytes_alone(tmp_path):
 @pytest.mark.parametrize(
     "words", [["the", "cat", "sat"], ["don't", "the cat", "café", "<|endoftext|>", "x"], [" the", "mat"]]
 )
-def test_a_list_of_words_is_the_text_that_they_make(bytes_alone, words):
+def test_a_list_of_words_is_the_text_that_they_make(bpe_folder, words):
     text = " ".join(words)
-    net, peer = from_pretrained(bytes_alone), T.AutoTokenizer.from_pretrained(bytes_alone)
-    listed, message = net.sentence(words), net.sentence(text)
-    assert list(listed.words) == peer.convert_ids_to_tokens(peer(text)["input_ids"])
-    assert listed.words == message.words and listed.spans == message.spans
-    assert [text[a:b].split() for a, b in listed.spans] == [
+    net, peer = from_pretrained(bpe_folder), T.AutoTokenizer.from_pretrained(bpe_folder)
+    by_list, by_text = net.sentence(words), net.sentence(text)
+    assert list(by_list.words) == peer.convert_ids_to_tokens(peer(text)["input_ids"])
+    assert by_list.words == by_text.words and by_list.spans == by_text.spans
+    assert [text[a:b].split() for a, b in by_list.spans] == [
         text[a:b].split() for a, b in peer(text, return_offsets_mapping=True)["offset_mapping"]
     ]
-    shown = ["".join(text[a:b] for a, b in dict.fromkeys(listed.spans[k] for k in group)) for group in listed.groups]
-    assert shown == [word.replace(" ", "") for word in words]
+    pieces = ["".join(text[a:b] for a, b in dict.fromkeys(by_list.spans[k] for k in group)) for group in by_list.groups]
+    assert pieces == [word.replace(" ", "") for word in words]
 
 
 def test_an_unknown_token_stands_for_its_text():
@@ -393,25 +393,25 @@ def test_an_unknown_token_stands_for_its_text():
     assert text.special == (True, False, True, False, True) and text.spans[2] == (4, 9)
 
 
-# only what is asked
+# recomputation
 
 
-def recomputed(s):
-    """The same sentence without the values from before its `do`."""
+def recompute(s):
+    """The same sentence, computed without the cached values of the sentence before its `do`."""
     return bt.Sentence(s.net, replace(s.state, previous=None))
 
 
 def test_do_computes_again_only_what_descends(monkeypatch):
-    """Ablating a head of the last slice: the slices before it are computed for the first head alone, whole or part."""
+    """Ablating a head of the last slice: the slices before it are computed for the first head alone."""
     runs = []
-    real = compiler.module.plan_to_values
+    original = compiler.module.plan_to_values
 
-    def counted(plan, course):
-        created = [index for group in plan.components for index in group if index not in course.known]
-        runs.append([course.network.graph.groups[index].name for index in created])
-        return real(plan, course)
+    def record_and_plan(plan, state):
+        computed = [index for group in plan.components for index in group if index not in state.known]
+        runs.append([state.network.graph.groups[index].name for index in computed])
+        return original(plan, state)
 
-    monkeypatch.setattr(compiler.module, "plan_to_values", counted)
+    monkeypatch.setattr(compiler.module, "plan_to_values", record_and_plan)
     net = from_pretrained(random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 4}))
     s = net.sentence(IDS[0])
     s["x_4_4"]
@@ -419,22 +419,22 @@ def test_do_computes_again_only_what_descends(monkeypatch):
     for head in range(3):
         runs.clear()
         changed = s.do({f"a_3_{head}_*": zero})
-        after = changed["x_4_4"]
+        value = changed["x_4_4"]
         if head:
             names = [name for run in runs for name in run if not name.startswith("W_")]
             assert sorted(names) == ["a_3", "add1_3", "ffn_3", "mix_3", "norm2_3", "x_4"]
-        single = recomputed(changed)
-        near(after, single["x_4_4"], 1e-12)
-        near(changed.attention(2), single.attention(2), 1e-12)
-        near(changed["q_2_1_3"], single["q_2_1_3"], 1e-12)
-        assert (after - s["x_4_4"]).norm() > 1e-3
+        fresh = recompute(changed)
+        close(value, fresh["x_4_4"], 1e-12)
+        close(changed.attention(2), fresh.attention(2), 1e-12)
+        close(changed["q_2_1_3"], fresh["q_2_1_3"], 1e-12)
+        assert (value - s["x_4_4"]).norm() > 1e-3
     twice = changed.do({"x_2_1": torch.ones(12, dtype=D)})
-    near(twice["x_4_4"], recomputed(twice)["x_4_4"], 1e-12)
+    close(twice["x_4_4"], recompute(twice)["x_4_4"], 1e-12)
     again = twice.do({"x_2_1": torch.zeros(12, dtype=D)})
-    near(again["x_4_4"], recomputed(again)["x_4_4"], 1e-12)
-    near(again.undo("x_2_1")["x_4_4"], changed["x_4_4"], 1e-12)
+    close(again["x_4_4"], recompute(again)["x_4_4"], 1e-12)
+    close(again.undo("x_2_1")["x_4_4"], changed["x_4_4"], 1e-12)
     token = s.do(token_1=9)
-    near(token["x_4_4"], net.sentence(torch.tensor([3, 9, 5, 6, 7]))["x_4_4"], 1e-12)
+    close(token["x_4_4"], net.sentence(torch.tensor([3, 9, 5, 6, 7]))["x_4_4"], 1e-12)
 
 
 @pytest.mark.parametrize("per", ["sentence", "slice"])
@@ -442,26 +442,26 @@ def test_do_beneath_an_open_choice_is_a_whole_run(per):
     net = bt.bayesuvius(4, slices=3, heads=3, per=per).to(D)
     s = net.sentence("the cat sat")
     s["x_3_1"]
-    for done in ({"x_2_1": torch.ones(4, dtype=D)}, {"x_0_1": torch.ones(4, dtype=D)}):
-        changed = s.do(done)
-        near(changed["x_3_1"], recomputed(changed)["x_3_1"], 1e-12)
+    for values in ({"x_2_1": torch.ones(4, dtype=D)}, {"x_0_1": torch.ones(4, dtype=D)}):
+        changed = s.do(values)
+        close(changed["x_3_1"], recompute(changed)["x_3_1"], 1e-12)
 
 
-# drawn
+# graphs
 
 
 def test_weak_arrows_are_left_out_before_they_are_counted(minilm_sentence):
     s = minilm_sentence
-    full = s.ground.count_arrows()
+    total = s.ground.count_arrows()
     with pytest.raises(bt.BNetError, match="at most 100000 arrows"):
         s.graph()
     graph = s.graph(min_weight=0.3)
-    reads = [s.attention(t) for t in range(6)]
-    weak = 2 * sum(int((item < 0.3).sum()) for item in reads)
-    assert graph.number_of_edges() == full - weak < 100_000
-    with pytest.raises(bt.BNetError, match=f"at most {full - weak - 1} arrows.*limit={full - weak} "):
-        s.graph(min_weight=0.3, limit=full - weak - 1)
-    assert s.graph(min_weight=0.3, limit=full - weak).number_of_edges() == full - weak
+    attentions = [s.attention(t) for t in range(6)]
+    num_weak = 2 * sum(int((weights < 0.3).sum()) for weights in attentions)
+    assert graph.number_of_edges() == total - num_weak < 100_000
+    with pytest.raises(bt.BNetError, match=f"at most {total - num_weak - 1} arrows.*limit={total - num_weak} "):
+        s.graph(min_weight=0.3, limit=total - num_weak - 1)
+    assert s.graph(min_weight=0.3, limit=total - num_weak).number_of_edges() == total - num_weak
 
 
 @pytest.fixture(scope="module")

@@ -28,27 +28,27 @@ ALL = pytest.mark.parametrize(
 )
 
 
-def key(name, table):
+def table_key(name, table):
     return f"{'' if table == 'lm_head' else PREFIX[name]}{table}.weight"
 
 
-def named(letters):
+def relabel(letters):
     """The same tables with the first letters of the alphabet, in their order; a dash is a table that is missing."""
     order = list(dict.fromkeys(letters.replace("-", "")))
     return "".join(letter if letter == "-" else "abcd"[order.index(letter)] for letter in letters)
 
 
 # Which of the four tables are one: a letter for each, in the order of TABLES.
-PARTITIONS = sorted({named("".join(letters)) for letters in itertools.product("abcd", repeat=4)})
+PARTITIONS = sorted({relabel("".join(letters)) for letters in itertools.product("abcd", repeat=4)})
 
 
-def tables_of(letters, dtype=torch.float32):
+def make_tables(letters, dtype=torch.float32):
     """A table for each letter."""
-    created = {
+    by_letter = {
         letter: torch.randn(13, 12, dtype=dtype, generator=torch.Generator().manual_seed(ord(letter)))
         for letter in set(letters) - {"-"}
     }
-    return {table: created[letter] for table, letter in zip(TABLES, letters, strict=True) if letter != "-"}
+    return {table: by_letter[letter] for table, letter in zip(TABLES, letters, strict=True) if letter != "-"}
 
 
 def test_all_partitions_are_there():
@@ -68,16 +68,16 @@ def test_a_model_in_memory_has_the_tables_that_it_computes_with(name):
 def check_tables(name, model, letters):
     """A net of a model whose tables are one where `letters` are."""
     parameters = {}
-    for table, value in tables_of(letters, D).items():
-        owner = model.get_submodule(key(name, table).removesuffix(".weight"))
+    for table, value in make_tables(letters, D).items():
+        owner = model.get_submodule(table_key(name, table).removesuffix(".weight"))
         owner.weight = parameters.setdefault(letters[TABLES.index(table)], torch.nn.Parameter(value))
     net = from_pretrained(model)
     check_logits(net, model, SENTENCE, 1e-9)
-    held = model.state_dict()
+    state = model.state_dict()
     views = {entry.name: entry.view for entry in map_parameters(net.network, bt.pretrained.FAMILIES[name])}
     for parameter, value in net.parameters.items():
         peer = to_hugging_face(net, parameter)
-        assert views[parameter](held[peer]).equal(value), (letters, parameter)
+        assert views[parameter](state[peer]).equal(value), (letters, parameter)
         assert parameter in from_hugging_face(net, peer), (letters, parameter)
 
 
@@ -88,23 +88,23 @@ def test_new_words_of_a_model_in_memory_are_none_of_its_stacks():
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
 
 
-def loaded(name, folder):
+def load_peer(name, folder):
     """The model that transformers reads from a folder, or None where some of the weights that it reads are missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, report = getattr(T, KINDS[name][0]).from_pretrained(folder, output_loading_info=True)
-    missing = [item for item in report["missing_keys"] if "embed_positions" not in item and "shared" not in item]
+    missing = [key for key in report["missing_keys"] if "embed_positions" not in key and "shared" not in key]
     return None if missing else model.eval()
 
 
-def ambiguous(letters):
+def is_ambiguous(letters):
     """`shared` and a table that is read are missing, and those that are there differ."""
     return letters[0] == "-" and "-" in letters[1:] and len(set(letters) - {"-"}) > 1
 
 
 CASES = sorted(
     {
-        named("".join("-" if gone else letter for gone, letter in zip(mask, letters, strict=True)))
+        relabel("".join("-" if is_missing else letter for is_missing, letter in zip(mask, letters, strict=True)))
         for letters in PARTITIONS
         for mask in itertools.product([False, True], repeat=4)
     }
@@ -120,13 +120,13 @@ def test_a_folder_has_the_tables_that_transformers_reads(part, tmp_path):
     model.save_pretrained(tmp_path)
     config(tmp_path, tie_word_embeddings=tie)
     base = load_file(tmp_path / "model.safetensors")
-    base = {item: value for item, value in base.items() if item not in {key(name, table) for table in TABLES}}
+    base = {key: value for key, value in base.items() if key not in {table_key(name, table) for table in TABLES}}
     assert len(CASES) == 52
     for k, letters in enumerate(CASES[part::6]):
-        tensors = {key(name, table): value.clone() for table, value in tables_of(letters).items()}
+        tensors = {table_key(name, table): value.clone() for table, value in make_tables(letters).items()}
         write(tmp_path, {**base, **tensors}, sharded=k % 3 == 0)
-        peer = None if letters == "----" else loaded(name, tmp_path)
-        if peer is None or ((tie or name == "t5") and ambiguous(letters)):  # a T5 is tied whatever its config says
+        peer = None if letters == "----" else load_peer(name, tmp_path)
+        if peer is None or ((tie or name == "t5") and is_ambiguous(letters)):  # a T5 is tied whatever its config says
             with pytest.raises(bt.BNetError):
                 from_pretrained(tmp_path)
         else:
@@ -142,12 +142,12 @@ def write(folder, tensors, *, sharded):
         return
     index = {}
     for k in range(2):
-        part = f"model-0000{k + 1}-of-00002.safetensors"
-        chosen = {item: value for j, (item, value) in enumerate(tensors.items()) if j % 2 == k}
-        save_file(chosen, folder / part, metadata={"format": "pt"})
-        index |= dict.fromkeys(chosen, part)
-    given = {"metadata": {"total_size": 0}, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(given))
+        file_name = f"model-0000{k + 1}-of-00002.safetensors"
+        shard = {key: value for j, (key, value) in enumerate(tensors.items()) if j % 2 == k}
+        save_file(shard, folder / file_name, metadata={"format": "pt"})
+        index |= dict.fromkeys(shard, file_name)
+    content = {"metadata": {"total_size": 0}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -158,12 +158,12 @@ def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
     model.lm_head.weight = torch.nn.Parameter(torch.randn(17, 12, dtype=D))
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
     random_model("MarianMTModel", options, torch.float32).save_pretrained(tmp_path)
-    full = load_file(tmp_path / "model.safetensors")
-    full.setdefault("lm_head.weight", full["model.decoder.embed_tokens.weight"].clone())
-    for gone in (None, "lm_head", "model.decoder.embed_tokens", "model.encoder.embed_tokens"):
-        retained = {item: value for item, value in full.items() if item != f"{gone}.weight"}
-        write(tmp_path, retained, sharded=False)
-        peer = loaded("marian", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"].clone())
+    for missing in (None, "lm_head", "model.decoder.embed_tokens", "model.encoder.embed_tokens"):
+        tensors = {key: value for key, value in weights.items() if key != f"{missing}.weight"}
+        write(tmp_path, tensors, sharded=False)
+        peer = load_peer("marian", tmp_path)
         if peer is None:
             with pytest.raises(bt.BNetError):
                 from_pretrained(tmp_path)

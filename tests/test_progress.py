@@ -1,4 +1,4 @@
-"""Progress is told to a terminal, and to nothing else unless it is asked for; the rest of the library is quiet."""
+"""Progress bars are for terminals, unless progress= says otherwise; the rest of the library prints nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = ["the cat sat", "the dog sat"]
 
 
 class Stream(io.StringIO):
-    """What is written to stderr; a terminal, or not."""
+    """A stream in place of stderr; a terminal, or not."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__()
@@ -29,61 +29,61 @@ class Stream(io.StringIO):
         return self.terminal
 
 
-def train(progress: bool | None) -> None:
+def run_train(progress: bool | None) -> None:
     bt.train(bt.decoder(4, heads=1, slices=1, hidden=4, vocabulary=WORDS), TEXTS, steps=2, progress=progress)
 
 
-def fit(method: str) -> Callable[[bool | None], None]:
-    """A fit of two sentences by a method."""
+def make_fit(method: str) -> Callable[[bool | None], None]:
+    """A function that fits two sentences by a method."""
     options = {"chains": 1, "draws": 2, "warmup": 2} if method == "nuts" else {"steps": 2}
 
-    def fitted(progress: bool | None) -> None:
+    def run(progress: bool | None) -> None:
         net = bt.bayesuvius(4, heads=2, key_dim=2, vocabulary=WORDS, observe=Categorical(4))
         data = torch.tensor([[0, 1, 3], [0, 2, 3]]), torch.tensor([[1, 3, 0], [2, 3, 0]])
         flat_options.fit(net, data, method=method, learn=["c.logits"], progress=progress, **options)
 
-    return fitted
+    return run
 
 
-def sweep(progress: bool | None) -> None:
+def run_sweep(progress: bool | None) -> None:
     net = bt.decoder(4, heads=1, slices=1, hidden=4, vocabulary=WORDS)
     cat, dog = (net.sentence(text) for text in TEXTS)
     bt.sweep(cat, dog, metric={"y_2": "cat"}, progress=progress)
 
 
-def heads(method: str) -> Callable[[bool | None], None]:
-    """Which heads matter, by a method, and what is lost without them."""
+def make_heads_run(method: str) -> Callable[[bool | None], None]:
+    """A function that computes the inclusion of heads by a method, and their damage."""
     options = {"rounds": 3} if method == "svi" else {}
 
-    def found(progress: bool | None) -> None:
+    def run(progress: bool | None) -> None:
         net = bt.encoder(4, heads=2, slices=1, hidden=4, vocabulary=WORDS)
         damage(bt.inclusion(net, TEXTS, method=method, progress=progress, **options), TEXTS, progress=progress)
 
-    return found
+    return run
 
 
-LONG = {
-    "train": train,
-    "map": fit("map"),
-    "svi": fit("svi"),
-    "nuts": fit("nuts"),
-    "sweep": sweep,
-    "heads, exact": heads("exact"),
-    "heads, svi": heads("svi"),
+RUNS = {
+    "train": run_train,
+    "map": make_fit("map"),
+    "svi": make_fit("svi"),
+    "nuts": make_fit("nuts"),
+    "sweep": run_sweep,
+    "heads, exact": make_heads_run("exact"),
+    "heads, svi": make_heads_run("svi"),
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", RUNS)
 def test_bars_are_for_terminals(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    given = {}
+    outputs = {}
     for terminal, progress in ((False, None), (True, None), (True, False), (False, True)):
         with monkeypatch.context() as patch:
             stream = Stream(terminal)
             patch.setattr(sys, "stderr", stream)
-            LONG[name](progress)
-        given[terminal, progress] = stream.getvalue()
-    assert given[False, None] == given[True, False] == ""
-    assert "%|" in given[True, None] and "%|" in given[False, True]
+            RUNS[name](progress)
+        outputs[terminal, progress] = stream.getvalue()
+    assert outputs[False, None] == outputs[True, False] == ""
+    assert "%|" in outputs[True, None] and "%|" in outputs[False, True]
     assert capsys.readouterr().out == ""
 
 

@@ -1,4 +1,4 @@
-"""Recurrent nets: torch's own, what a word may not know, surgery, padding, the path between words, bad input."""
+"""Recurrent nets: torch's own modules, causality, surgery, padding, the path between words, bad input."""
 
 import pytest
 import torch
@@ -20,13 +20,13 @@ WORD = ["word"]
 GATES = ("input", "forget", "candidate", "output")
 
 
-def pair(cell, features, dim, slices, dtype=D, **options):
+def make_pair(cell, features, dim, slices, dtype=D, **options):
     """Torch's net and ours, with the same weights."""
     torch.manual_seed(slices)
     peer = CELLS[cell](features, dim, slices, batch_first=True, **options).to(dtype)
-    passed = {"activation": options["nonlinearity"]} if "nonlinearity" in options else {}
+    extra = {"activation": options["nonlinearity"]} if "nonlinearity" in options else {}
     bias = options.get("bias", True)
-    net = bt.recurrent(dim, cell=cell, features=features, slices=slices, bias=bias, readout=None, **passed).to(dtype)
+    net = bt.recurrent(dim, cell=cell, features=features, slices=slices, bias=bias, readout=None, **extra).to(dtype)
     return peer, net.replace(weights_of(peer, net=net))
 
 
@@ -47,18 +47,18 @@ def pair(cell, features, dim, slices, dtype=D, **options):
 )
 def test_they_are_torchs(cell, features, dim, slices, options, dtype, tolerance):
     """Every word of the last slice, and the last state and cell of every slice, for some counts of words; gradients."""
-    peer, net = pair(cell, features, dim, slices, dtype, **options)
+    peer, net = make_pair(cell, features, dim, slices, dtype, **options)
     module, x = net.module(), torch.randn(3, 6, features, dtype=dtype)
-    near = {"rtol": tolerance, "atol": tolerance}
+    tolerances = {"rtol": tolerance, "atol": tolerance}
     states = [f"x_{t + 1}" for t in range(slices)]
     cells = [f"cell_{t}" for t in range(slices)] if cell == "lstm" else []
-    our_value = module(x, want=[*states, *cells])
-    torch.testing.assert_close(our_value[states[-1]], peer(x)[0], **near)
+    values = module(x, want=[*states, *cells])
+    torch.testing.assert_close(values[states[-1]], peer(x)[0], **tolerances)
     for words in (1, 4, 6):
         last = peer(x[:, :words])[1]
         for names, result in zip((states, cells), (last if cells else (last,)), strict=False):
             for name, value in zip(names, result, strict=True):
-                torch.testing.assert_close(our_value[name][:, words - 1], value, **near)
+                torch.testing.assert_close(values[name][:, words - 1], value, **tolerances)
     weight = torch.randn(3, 6, dim, dtype=dtype)
     names = list(net.parameters)
     actual = torch.autograd.grad((module(x) * weight).sum(), [module.store[name.replace(".", "/")] for name in names])
@@ -73,14 +73,14 @@ def test_they_are_torchs(cell, features, dim, slices, options, dtype, tolerance)
 
 
 def test_a_copy_that_is_no_whole_one_is_refused():
-    for options, passed in (
+    for options, message in (
         ({"bidirectional": True}, "bidirectional"),
         ({"proj_size": 2}, "proj_size=2"),
         ({"dropout": 0.5, "num_layers": 2}, "no dropout between layers.*got dropout=0.5"),
         ({"num_layers": 2}, "the net has no"),
         ({"bias": False}, "the module has no"),
     ):
-        with pytest.raises(bt.BNetError, match=passed):
+        with pytest.raises(bt.BNetError, match=message):
             weights_of(nn.LSTM(**{"input_size": 4, "hidden_size": 4, **options}), net=bt.recurrent(4, readout=None))
     with pytest.raises(bt.BNetError, match="activation"):
         weights_of(nn.RNN(4, 4, nonlinearity="relu"), net=bt.recurrent(4, cell="rnn", readout=None))
@@ -94,17 +94,14 @@ def test_a_copy_that_is_no_whole_one_is_refused():
 @settings(max_examples=20, deadline=None)
 @given(cell=st.sampled_from([*CELLS]), n=st.integers(2, 6), slices=st.integers(1, 3), word=st.integers(0, 4))
 def test_a_word_knows_no_later_word(cell, n, slices, word):
-    """In the graph and in the numbers; and it knows all earlier ones."""
+    """In the graph and in the values; and it depends on all earlier words."""
     word = min(word, n - 2)
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=slices)).to(D)
     module, x = net.module(), torch.randn(2, n, 2, dtype=D)
-    other = x.clone()
-    other[:, word + 1] += 1
-    current, present = module(x), module(other)
-    assert (
-        current[:, : word + 1].equal(present[:, : word + 1])
-        and (current[:, word + 1 :] != present[:, word + 1 :]).all()
-    )
+    changed = x.clone()
+    changed[:, word + 1] += 1
+    before, after = module(x), module(changed)
+    assert before[:, : word + 1].equal(after[:, : word + 1]) and (before[:, word + 1 :] != after[:, word + 1 :]).all()
     s = net.sentence(x=x[0])
     reached = {int(name.rpartition("_")[2]) for name in s.descendants(f"x_0_{word + 1}")}
     assert reached == set(range(word + 1, n))
@@ -122,8 +119,8 @@ def test_padding_changes_no_word(cell):
         mask[k, first:end] = True
     result = module(x, mask)
     for k, (first, end) in enumerate(spans):
-        single = module(x[k : k + 1, first:end])[0]
-        close(result[k, first:end], single)
+        expected = module(x[k : k + 1, first:end])[0]
+        close(result[k, first:end], expected)
 
 
 def test_the_word_before_where_all_are_the_same():
@@ -149,29 +146,29 @@ def test_setting_a_state_changes_what_comes_after_it(case):
     s = case.sentence
     s = s.do(c=1) if "c" in s.net.network.graph.by_name else s
     for index in sorted(s.net.network.graph.recurrent):
-        member = s.net.network.specs[index]
-        node = member.group.name + "_0" * len(member.group.plates) + "_1"
-        done = s.do({node: torch.full(member.shape, 0.7, dtype=D)})
-        below = {node, *s.descendants(node)}
-        assert {name.rpartition("_")[2] for name in below} <= {"1", "2"}
-        run = reference.ReferenceRun(done.state.model, {})
+        spec = s.net.network.specs[index]
+        node = spec.group.name + "_0" * len(spec.group.plates) + "_1"
+        intervened = s.do({node: torch.full(spec.shape, 0.7, dtype=D)})
+        affected = {node, *s.descendants(node)}
+        assert {name.rpartition("_")[2] for name in affected} <= {"1", "2"}
+        run = reference.ReferenceRun(intervened.state.model, {})
         for name in s.topological_order()[::2]:
-            position = s.ground.id(name)
-            if s.net.network.specs[s.ground.group_of(position).index].tpm.kind == "deterministic":
-                close(done[name], run.value(position))
-                assert name in below or done[name].equal(s[name])
+            node_id = s.ground.id(name)
+            if s.net.network.specs[s.ground.group_of(node_id).index].tpm.kind == "deterministic":
+                close(intervened[name], run.value(node_id))
+                assert name in affected or intervened[name].equal(s[name])
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_some_states_of_a_batch_are_set_within_the_scan(cell):
-    """Sentence by sentence the same as the whole family set, and no other word of it."""
+    """Each sentence equals that with the same `do` alone."""
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
-    module, x, set_ = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
-    which = torch.tensor([[False, True, False, False], [False, False, False, True]])
-    course, plan = module.run(ExecutionRequest(("x_1", "x_2"), x, patched={"x_1": (set_, which)}))
-    one, two = (course.values[index] for index in plan.outputs)
+    module, x, patch = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
+    mask = torch.tensor([[False, True, False, False], [False, False, False, True]])
+    state, plan = module.run(ExecutionRequest(("x_1", "x_2"), x, patched={"x_1": (patch, mask)}))
+    one, two = (state.values[index] for index in plan.outputs)
     for k, word in enumerate((1, 3)):
-        s = net.sentence(x=x[k]).do({f"x_1_{word}": set_[k, word]})
+        s = net.sentence(x=x[k]).do({f"x_1_{word}": patch[k, word]})
         for i in range(4):
             close(one[k, i], s[f"x_1_{i}"])
             close(two[k, i], s[f"x_2_{i}"])
@@ -200,8 +197,8 @@ def test_it_compiles_without_a_break():
 @pytest.mark.parametrize("cell, maps", [("rnn", 1), ("lstm", 4)])
 def test_the_path_between_words_is_as_long_as_the_sentence(cell, maps):
     net = bt.recurrent(8, cell=cell, slices=2, readout=None)
-    cost, beside = net.cost(words=40), bt.encoder(8, heads=2, slices=2).cost(words=40)
-    for one, other in zip(cost.slices, beside.slices, strict=True):
+    cost, encoder_cost = net.cost(words=40), bt.encoder(8, heads=2, slices=2).cost(words=40)
+    for one, other in zip(cost.slices, encoder_cost.slices, strict=True):
         assert (one.longest_path, one.longest_path_order, one.steps, one.steps_order) == (39, "O(n)", 40, "O(n)")
         assert (other.longest_path, other.longest_path_order, other.steps) == (1, "O(1)", 1)
     with FlopCounterMode(display=False) as counter:
@@ -231,36 +228,36 @@ def test_its_sentences_answer():
 
 def test_real_words_of_an_attention_net():
     """Features are mapped to dim by one affine node; the readout is the next word's features."""
-    for net in (bt.encoder, bt.decoder):
-        result = net(4, heads=2, slices=1, features=3, dropout=0.0, readout="word")
-        s = result.sentence(x=torch.randn(2, 3))
+    for make in (bt.encoder, bt.decoder):
+        net = make(4, heads=2, slices=1, features=3, dropout=0.0, readout="word")
+        s = net.sentence(x=torch.randn(2, 3))
         assert s.parents("embed_1") == ["value_1"] and s.tpm("y_1").mean.shape == (3,)
-        assert result.network.get_spec("value").tpm.kind == "input"
-    both = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0, positions=None)
-    s = both.sentence(x={"enc": torch.randn(3, 2), "dec": torch.randn(2, 2)})
+        assert net.network.get_spec("value").tpm.kind == "input"
+    stacks = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0, positions=None)
+    s = stacks.sentence(x={"enc": torch.randn(3, 2), "dec": torch.randn(2, 2)})
     assert s.parents("dec_x_0_1") == ["dec_value_1"] and s.tpm("dec_y_1").mean.shape == (2,)
-    assert {f"{stack}_x_0.{name}" for stack in ("enc", "dec") for name in ("weight", "bias")} <= set(both.parameters)
+    assert {f"{stack}_x_0.{name}" for stack in ("enc", "dec") for name in ("weight", "bias")} <= set(stacks.parameters)
 
 
 def test_the_words_of_a_decoder_are_shifted():
-    """Each output is told by the outputs before it: the loss is that of teacher forcing, written out."""
+    """Each output is predicted from the outputs before it: the loss is that of teacher forcing, written out."""
     net = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0).to(D)
     window, target = torch.randn(5, 6, 2, dtype=D), torch.randn(5, 4, 2, dtype=D)
-    passed = net.module().eval()({"enc": window, "dec": target[:, :-1]})
-    by_hand = -torch.distributions.Normal(passed, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
+    mean = net.module().eval()({"enc": window, "dec": target[:, :-1]})
+    expected = -torch.distributions.Normal(mean, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
     result = bt.train(net, (window, target), steps=1, batch=5, progress=False)
-    assert result.losses[0] == pytest.approx(float(by_hand), rel=1e-9)
-    begun = bt.train(net, (window, target[:, 1:]), steps=1, batch=5, start=[0.0, 0.0], progress=False)
+    assert result.losses[0] == pytest.approx(float(expected), rel=1e-9)
+    started = bt.train(net, (window, target[:, 1:]), steps=1, batch=5, start=[0.0, 0.0], progress=False)
     zero = torch.cat([torch.zeros(5, 1, 2, dtype=D), target[:, 1:-1]], 1)
-    passed = net.module().eval()({"enc": window, "dec": zero})
-    by_hand = -torch.distributions.Normal(passed, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
-    assert begun.losses[0] == pytest.approx(float(by_hand), rel=1e-9)
+    mean = net.module().eval()({"enc": window, "dec": zero})
+    expected = -torch.distributions.Normal(mean, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
+    assert started.losses[0] == pytest.approx(float(expected), rel=1e-9)
     with pytest.raises(bt.BNetError, match="generate"):
         net.generate({"enc": window[0], "dec": target[0]})
 
 
 def test_a_net_of_one_stack_is_told_what_it_predicts():
-    """A forecaster of real words is no teller of the next one unless its data say so: pairs."""
+    """A net of real words predicts next words only from data in pairs."""
     net = bt.decoder(4, heads=2, slices=1, features=1, dropout=0.0)
     x = torch.randn(3, 5, 1)
     assert bt.train(net, (x[:, :-1], x[:, 1:]), steps=1, progress=False).steps == 1
@@ -272,7 +269,7 @@ def test_a_net_of_one_stack_is_told_what_it_predicts():
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         ({"cell": "gru"}, "cell: expected .*gru.*lstm"),
         ({"dim": 0}, "dim"),
@@ -283,24 +280,24 @@ def test_a_net_of_one_stack_is_told_what_it_predicts():
         ({"vocabulary": ["a"], "tie": None}, "tie"),
     ],
 )
-def test_bad_input(options, told):
-    with pytest.raises(bt.BNetError, match=told):
+def test_bad_input(options, message):
+    with pytest.raises(bt.BNetError, match=message):
         bt.recurrent(**{"dim": 4, **options})
 
 
 def test_shapes_that_do_not_fit():
-    def net(*nodes):
+    def build(*nodes):
         return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])]))
 
     before = bt.Arrow("h", "before")
     with pytest.raises(bt.DeclarationError, match="shape="):
-        net(bt.Node("h", Recur(3), ["x", before], WORD))
+        build(bt.Node("h", Recur(3), ["x", before], WORD))
     with pytest.raises(bt.DeclarationError, match=r"\(3,\)"):
-        net(bt.Node("h", Recur(3), ["x", before], WORD, shape=(2,)))
+        build(bt.Node("h", Recur(3), ["x", before], WORD, shape=(2,)))
     with pytest.raises(bt.DeclarationError, match="width 4"):
-        net(bt.Node("h", Recur(3), ["x", "x"], WORD), bt.Node("x", bt.tpm.Gated(), ["x", "h"], WORD))
+        build(bt.Node("h", Recur(3), ["x", "x"], WORD), bt.Node("x", bt.tpm.Gated(), ["x", "h"], WORD))
     with pytest.raises(bt.DeclarationError, match="vector"):
-        net(bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("h", Recur(3), ["x", "c"], WORD))
+        build(bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("h", Recur(3), ["x", "c"], WORD))
 
 
 def test_the_shape_of_a_discrete_node_is_known():
@@ -309,27 +306,27 @@ def test_the_shape_of_a_discrete_node_is_known():
     stack = bt.Stack([bt.Node("z", Categorical(3), [before], WORD)], [bt.Node("x", Given(2), plates=WORD)])
     net = jolted(bt.BNet(bt.Declaration([stack])), 1.0).to(torch.float64)
     table = net.parameters["z_0.logits"].softmax(-1)
-    share = table[0]  # state 0 stands before the first word
+    probs = table[0]  # state 0 stands before the first word
     for i in range(4):
-        torch.testing.assert_close(net.sentence("a b c d").posterior(f"z_0_{i}"), share)
-        share = share @ table
+        torch.testing.assert_close(net.sentence("a b c d").posterior(f"z_0_{i}"), probs)
+        probs = probs @ table
     nodes = [
         bt.Node("c", Categorical(2), [bt.Arrow("W", "before")], WORD),
         bt.Node("W", bt.tpm.Codebook(3, 2), ["c"], WORD),
         bt.Node("x", Add(), ["W", "x"], WORD),
     ]
-    books = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)])]))
-    assert books.network.get_spec("W_0").shape == (2,) and books.sentence("a b").posterior("c_0_1").shape == (2,)
+    codebook = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)])]))
+    assert codebook.network.get_spec("W_0").shape == (2,) and codebook.sentence("a b").posterior("c_0_1").shape == (2,)
 
 
 def test_a_row_of_attention_within_a_scan_is_refused():
-    """Of what attends word after word some nodes cannot be set apart from the rest."""
+    """Where attention is computed word after word, some nodes of a group cannot be patched."""
     nodes = [
         bt.Node("h", Recur(4), ["x", bt.Arrow("a", "before")], WORD),
         bt.Node("a", Attention(), ["x", bt.Arrow("h", "causal"), bt.Arrow("h", "causal")], WORD, shape=(4,)),
     ]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])]))
     module, x = net.module(), torch.randn(2, 3, 4)
-    value, which = torch.zeros(2, 1, 4), torch.tensor([[True, False, False]] * 2)
+    value, mask = torch.zeros(2, 1, 4), torch.tensor([[True, False, False]] * 2)
     with pytest.raises(bt.UnsupportedError, match="attend word after word"):
-        module.run(ExecutionRequest(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), which)}))
+        module.run(ExecutionRequest(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), mask)}))

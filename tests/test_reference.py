@@ -13,7 +13,7 @@ D = torch.float64
 IDS = {"ids": lambda case: case.name}
 
 
-def by_hand(net: bt.BNet, x: torch.Tensor, head: int, slices: int, scale: float = 1.0) -> torch.Tensor:
+def compute_state(net: bt.BNet, x: torch.Tensor, head: int, slices: int, scale: float = 1.0) -> torch.Tensor:
     """The chapter's equations for one head, in matrices."""
     for t in range(slices):
         q, k, v = (x @ net.parameters[f"W_{r}_{t}.values"][head].T for r in "qkv")
@@ -27,7 +27,7 @@ def test_the_chapters_equations(slices, heads, words):
     x = torch.randn(words, 5, dtype=D)
     s = net.sentence(x=x)
     for head, i in itertools.product(range(heads), range(words)):
-        expected = by_hand(net, x, head, slices)[i]
+        expected = compute_state(net, x, head, slices)[i]
         close(s[f"x_{slices}_{i}"][head], expected)
         close(s.do(c=head)[f"x_{slices}_{i}"], expected)
 
@@ -42,10 +42,10 @@ def test_multi_head_attention_is_torchs():
     out = mha.out_proj.weight.detach().reshape(6, 2, 3).permute(1, 0, 2)
     s = net.replace({**weights, "W_o_0.value": out}).sentence(x=(x := torch.randn(4, 6, dtype=D)))
     hidden = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
-    expected, shares = mha(x[None], x[None], x[None], attn_mask=hidden, average_attn_weights=False)
+    expected, attention = mha(x[None], x[None], x[None], attn_mask=hidden, average_attn_weights=False)
     actual = torch.stack([s[f"x_1_{i}"] for i in range(4)])
     close(actual, expected[0].detach())
-    close(s.attention(0), shares[0].detach())
+    close(s.attention(0), attention[0].detach())
 
 
 def test_attention_over_a_plate():
@@ -62,7 +62,7 @@ def test_attention_over_a_plate():
 
 
 def test_a_codebook_by_hand():
-    """sum_c pi_c theta_q[c, m] ... : seeing y, and seeing or setting W_q = m."""
+    """sum_c pi_c theta_q[c, m] ... : observed y, and W_q = m observed or set."""
     net = jolted(bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(2))).to(D)
     p = net.parameters
     x = torch.randn(2, 3, dtype=D)
@@ -75,25 +75,25 @@ def test_a_codebook_by_hand():
         out = torch.softmax(q @ k.T, -1) @ v
         like = torch.softmax(p["y.logits"] + out @ p["y.weight"].T, -1)[0, 1]
         joint[c, m[0], m[1], m[2]] = pi[c] * theta[0][c, m[0]] * theta[1][c, m[1]] * theta[2][c, m[2]] * like
-    share = lambda weights: weights / weights.sum()  # noqa: E731
-    close(s.posterior("c", {"y_0": 1}), share(joint.sum((1, 2, 3))))
-    close(s.posterior("W_k_0", {"y_0": 1}), share(joint.sum((0, 1, 3))))
-    close(s.posterior("c", {"W_q_0": 1, "y_0": 1}), share(joint[:, 1].sum((1, 2))))
-    close(s.posterior("c", {"W_q_0": p["W_q_0.atoms"][1], "y_0": 1}), share(joint[:, 1].sum((1, 2))))
-    done = joint[:, 1] / theta[0][:, 1, None, None]
-    close(s.do(W_q_0=1).posterior("c", {"y_0": 1}), share(done.sum((1, 2))))
-    close(s.do(W_q_0=1).posterior("c"), share(pi))
-    close(s.posterior("c", {"W_q_0": 1}), share(pi * theta[0][:, 1]))
+    normalise = lambda weights: weights / weights.sum()  # noqa: E731
+    close(s.posterior("c", {"y_0": 1}), normalise(joint.sum((1, 2, 3))))
+    close(s.posterior("W_k_0", {"y_0": 1}), normalise(joint.sum((0, 1, 3))))
+    close(s.posterior("c", {"W_q_0": 1, "y_0": 1}), normalise(joint[:, 1].sum((1, 2))))
+    close(s.posterior("c", {"W_q_0": p["W_q_0.atoms"][1], "y_0": 1}), normalise(joint[:, 1].sum((1, 2))))
+    joint_do = joint[:, 1] / theta[0][:, 1, None, None]
+    close(s.do(W_q_0=1).posterior("c", {"y_0": 1}), normalise(joint_do.sum((1, 2))))
+    close(s.do(W_q_0=1).posterior("c"), normalise(pi))
+    close(s.posterior("c", {"W_q_0": 1}), normalise(pi * theta[0][:, 1]))
 
 
 # laws
 
 
-ALIKE = (
+SELF_MIXING_NAMES = (
     "chapter | chapter, real | codebook | concat | word, codebook | geometric | geometric, add | integrator | cayley"
     " | triangular | gated | slice"
 )
-SELF_MIXING = [case for case in CASES if case.name in ALIKE.split(" | ")]
+SELF_MIXING = [case for case in CASES if case.name in SELF_MIXING_NAMES.split(" | ")]
 
 
 @pytest.mark.parametrize("case", SELF_MIXING, **IDS)
@@ -102,15 +102,15 @@ def test_permuting_words_permutes_the_outputs(case: Case):
     x = torch.randn(3, 4, dtype=D)
     order = [2, 0, 1]
     before, after = net.sentence(x=x), net.sentence(x=x[order])
-    last = max(f.slice for f in net.network.graph.groups if f.role == "x")
+    last_slice = max(g.slice for g in net.network.graph.groups if g.role == "x")
     for i, j in enumerate(order):
-        close(after[f"x_{last}_{i}"], before[f"x_{last}_{j}"])
+        close(after[f"x_{last_slice}_{i}"], before[f"x_{last_slice}_{j}"])
 
 
 @pytest.mark.parametrize("mask", ["causal", "every"])
 @pytest.mark.parametrize("options", [{}, {"per": "word"}, {"combine": "concat"}, {"atoms": 2}], ids=str)
 def test_a_causal_word_ignores_later_words(mask, options):
-    """In the graph and in the numbers; and without the mask it does not."""
+    """In the graph and in the values; without the mask it depends on them."""
     net = bt.bayesuvius(4, mask=mask, residual=True, **options).to(D)
     x = torch.randn(3, 4, dtype=D)
     changed = torch.cat([x[:2], torch.randn(1, 4, dtype=D)])
@@ -127,7 +127,7 @@ def test_a_dropout_is_a_delta_and_never_enumerated():
     assert s.tpm("drop_0_1").log_prob(s["mix_0_1"]).item() == 0
 
 
-# what is asked for too much, or is impossible
+# budgets and impossible evidence
 
 
 def test_past_the_budget_it_refuses_with_the_count():

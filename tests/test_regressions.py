@@ -1,4 +1,4 @@
-"""Mistakes that a stranger made or could make: each has one clear answer, and none a wrong one."""
+"""Mistakes of users: each has one clear error, and none a wrong result."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ X = bt.Node("x", Given(4), plates=W)
 D = torch.float64
 
 
-def line(role: str = "x", *parents: str, plates: list[str] = W) -> bt.Node:
+def make_linear(role: str = "x", *parents: str, plates: list[str] = W) -> bt.Node:
     return bt.Node(role, Linear(4), parents or ["x"], plates)
 
 
-def net(*slice_: bt.Node, prologue=(X,), epilogue=(), nodes=(), plates=(), **options) -> bt.BNet:
+def build(*slice_: bt.Node, prologue=(X,), epilogue=(), nodes=(), plates=(), **options) -> bt.BNet:
     return bt.BNet(bt.Declaration([bt.Stack(slice_, prologue, epilogue, **options)], nodes, plates))
 
 
@@ -37,20 +37,20 @@ class Laplace(TPM):
         return torch.distributions.Independent(torch.distributions.Laplace(parents[0], torch.ones_like(parents[0])), 1)
 
 
-class Own(torch.distributions.Laplace):
+class LocalLaplace(torch.distributions.Laplace):
     """A distribution that Pyro does not have under this name."""
 
 
 @dataclass(frozen=True)
 class Nameless(Laplace):
     def distribution(self, context, *parents):
-        return torch.distributions.Independent(Own(parents[0], torch.ones_like(parents[0])), 1)
+        return torch.distributions.Independent(LocalLaplace(parents[0], torch.ones_like(parents[0])), 1)
 
 
 def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
     weight = bt.Node("W", Select((4, 4)), ["c"])
     readout = bt.Node("y", Laplace(), ["x"], W)
-    s = net(weight, bt.Node("x", Linear(), ["W", "x"], W), epilogue=[readout], nodes=[bt.Node("c", Categorical(2))])
+    s = build(weight, bt.Node("x", Linear(), ["W", "x"], W), epilogue=[readout], nodes=[bt.Node("c", Categorical(2))])
     s = s.sentence("a b")
     with pytest.raises(bt.BNetError, match="c settled"):
         s.tpm("y_0")
@@ -59,7 +59,7 @@ def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
 
 def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
     """`net.pyro()` is advised where it draws: a Laplace of variance 2, and not a class that Pyro does not have."""
-    laplace = net(line(), epilogue=[bt.Node("y", Laplace(), ["x"], W)]).sentence("a b")
+    laplace = build(make_linear(), epilogue=[bt.Node("y", Laplace(), ["x"], W)]).sentence("a b")
     with pytest.raises(bt.BNetError, match="a Categorical or a Normal"):
         laplace.sample(3)
     x = torch.zeros(5000, 2, 4)
@@ -68,18 +68,18 @@ def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
         samples.var(0), torch.tensor(2.0), atol=0.3
     )
     with pytest.raises(bt.BNetError) as caught:
-        net(line(), epilogue=[bt.Node("y", Nameless(), ["x"], W)]).sentence("a b").sample(3)
+        build(make_linear(), epilogue=[bt.Node("y", Nameless(), ["x"], W)]).sentence("a b").sample(3)
     assert caught.value.allowed is None
 
 
 def test_a_label_is_no_word_to_read_and_no_head():
     nodes = [
-        line("v"),
+        make_linear("v"),
         bt.Node("j", Read(), ["x", every("x")], W),
         bt.Node("x", Add(), [every("v", pick={"word": "j"})], W),
     ]
     words = [bt.Node("t", Given(states=3), plates=W), bt.Node("x", Embed(4), ["t"], W)]
-    s = net(*nodes, prologue=words, vocabulary=["the", "cat", "sat"]).sentence("cat the sat")
+    s = build(*nodes, prologue=words, vocabulary=["the", "cat", "sat"]).sentence("cat the sat")
     with pytest.raises(bt.EvidenceError, match="no labels"):
         s.do(j_0_0="cat")
     chapter = bt.bayesuvius(4, heads=3, per="slice", vocabulary=["the", "cat", "sat"]).sentence("cat")
@@ -97,14 +97,14 @@ def test_evidence_on_a_function_is_no_do():
 
 def test_nan_is_never_an_answer():
     s = bt.bayesuvius(4, observe=Categorical(3)).sentence(x=[[1e30] * 4, [-1e30] * 4])
-    for ask in (lambda: s.posterior("c", {"y_0": 1}), lambda: s["x_1_0"], lambda: s.attention(0)):
+    for call in (lambda: s.posterior("c", {"y_0": 1}), lambda: s["x_1_0"], lambda: s.attention(0)):
         with pytest.raises(bt.BNetError, match="number"):
-            ask()
+            call()
 
 
 def test_reading_stays_in_log_space():
-    nodes = [line("v"), bt.Node("j", Read(), ["x", every("x")], W), line()]
-    s = net(*nodes).sentence(x=[[30.0, 0, 0, 0], [-30.0, 1, 0, 0], [0, 1, 2, 3.0]])
+    nodes = [make_linear("v"), bt.Node("j", Read(), ["x", every("x")], W), make_linear()]
+    s = build(*nodes).sentence(x=[[30.0, 0, 0, 0], [-30.0, 1, 0, 0], [0, 1, 2, 3.0]])
     logits = s.tpm("j_0_0").logits
     assert torch.isfinite(logits).all() and logits[1] < -1000
     assert s.posterior("j_0_0", {"j_0_0": 1}).tolist() == [0.0, 1.0, 0.0]
@@ -119,7 +119,7 @@ def test_a_relative_bias_is_the_same_score_under_both_normalisers():
         ("queries", [every("x"), "x"], torch.softmax(scores, 0).T),
     ):
         mix = bt.Node("x", Attention(bias=Relative(2), over=over), [*pair, every("x"), "b"], W)
-        s = net(mix, nodes=[bias]).to(D).replace({"b.value": b}).sentence(x=x)
+        s = build(mix, nodes=[bias]).to(D).replace({"b.value": b}).sentence(x=x)
         torch.testing.assert_close(s.attention(0), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -130,12 +130,12 @@ def test_a_relative_bias_is_the_same_score_under_both_normalisers():
 def test_a_word_is_picked_by_who_reads_it(selector, reach):
     picked = bt.Node("x", Add(), [bt.Arrow("v", reach, pick={"word": "j"})], W)
     with pytest.raises(bt.DeclarationError, match="a pick of a word by a Read"):
-        net(line("v"), selector, picked)
+        build(make_linear("v"), selector, picked)
 
 
 def test_a_weak_reading_does_not_drop_a_query_or_a_residual():
     mix = bt.Node("x", Attention(residual=True), ["x", every("x"), every("x"), "x"], W)
-    graph = net(mix).sentence(x=[[1.0, 0, 0, 0], [3.0, 0, 0, 0]]).graph(min_weight=0.5)
+    graph = build(mix).sentence(x=[[1.0, 0, 0, 0], [3.0, 0, 0, 0]]).graph(min_weight=0.5)
     assert graph.has_edge("x_0_0", "x_1_0") and not graph.has_edge("x_0_0", "x_1_1")
 
 
@@ -182,44 +182,44 @@ class Bad(TPM):
 @pytest.mark.parametrize("wrong", ["raises", "none", "list", "number", "parameters"])
 def test_a_strangers_mistakes_are_faults(wrong):
     with pytest.raises(bt.DeclarationError, match="a_0: expected for Bad"):
-        net(bt.Node("a", Bad(wrong), ["x"], W), line("x", "a"))
+        build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))
 
 
 @pytest.mark.parametrize("wrong", ["sum", "nothing"])
 def test_a_value_of_another_shape_is_told(wrong):
-    s = net(bt.Node("a", Bad(wrong), ["x"], W), line("x", "a")).sentence("a")
+    s = build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a")).sentence("a")
     with pytest.raises(bt.BNetError, match=r"a_0 \(Bad\): expected a value of shape \(4,\)"):
         s["x_1_0"]
 
 
 def test_all_faults_at_once():
     with pytest.raises(bt.DeclarationError) as caught:
-        net(line(), epilogue=[bt.Node("read1", Linear(), ["x"], W), bt.Node("read2", Linear(), ["x"], W)])
+        build(make_linear(), epilogue=[bt.Node("read1", Linear(), ["x"], W), bt.Node("read2", Linear(), ["x"], W)])
     assert len(caught.value.faults) == 2
     with pytest.raises(bt.DeclarationError) as caught:
-        net(bt.Node("x", Add(), ["zzz", "qqq"], ["hed", "hod", "word"]), slices=3)
+        build(bt.Node("x", Add(), ["zzz", "qqq"], ["hed", "hod", "word"]), slices=3)
     text = str(caught.value)
     assert all(name in text for name in ("zzz", "qqq", "hed", "hod")) and len(caught.value.faults) == 4
 
 
 def test_read_reads_words():
-    heads = line("e", plates=["h", "word"])
+    heads = make_linear("e", plates=["h", "word"])
     with pytest.raises(bt.DeclarationError, match="words to read"):
-        net(heads, bt.Node("j", Read(), ["x", "e"], W), line(), plates=[bt.Plate("h", 2)])
+        build(heads, bt.Node("j", Read(), ["x", "e"], W), make_linear(), plates=[bt.Plate("h", 2)])
     with pytest.raises(bt.DeclarationError, match="as many states as words"):
-        net(bt.Node("j", Read(), ["x", every("x")], W), bt.Node("x", Add(), ["x", "j"], W))
+        build(bt.Node("j", Read(), ["x", every("x")], W), bt.Node("x", Add(), ["x", "j"], W))
 
 
 def test_reading_twice_is_not_enumerated_word_by_word():
-    nodes = [line("v"), bt.Node("j", Read(), ["x", every("x")], W)]
-    twice = net(*nodes, bt.Node("x", Add(), [every("v", pick={"word": "j"})], W), slices=2).module()
+    nodes = [make_linear("v"), bt.Node("j", Read(), ["x", every("x")], W)]
+    module = build(*nodes, bt.Node("x", Add(), [every("v", pick={"word": "j"})], W), slices=2).module()
     with pytest.raises(bt.BNetError, match="other words' choices"):
-        twice(torch.randn(1, 3, 4))
+        module(torch.randn(1, 3, 4))
 
 
 def test_given_words_of_any_shape():
     words = [bt.Node("x", Given((2, 2)), plates=W)]
-    plain = net(bt.Node("x", Add(), ["x"], W), prologue=words)
+    plain = build(bt.Node("x", Add(), ["x"], W), prologue=words)
     x = torch.randn(3, 2, 2)
     assert plain.sentence(x=x)["x_1_1"].equal(x[1]) and plain.sentence(given={"x_0": x})["x_1_2"].equal(x[2])
 
@@ -229,7 +229,7 @@ def test_types_of_parameters():
     mixed = chapter.replace({"W_q_0.values": chapter.parameters["W_q_0.values"].double()})
     with pytest.raises(bt.BNetError, match="one floating type"):
         mixed.sentence("a")
-    plain = net(bt.Node("x", Pool("sum"), [every("x")], W)).to(D)
+    plain = build(bt.Node("x", Pool("sum"), [every("x")], W)).to(D)
     assert plain.sentence("a b")["x_1_0"].dtype == D
 
 

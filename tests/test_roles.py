@@ -1,4 +1,4 @@
-"""Roles of heads: counts against a loop over sentences, planted heads, intervals that hold what they say."""
+"""Roles of heads: counts against a loop over sentences, planted heads, coverage of intervals."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import beta
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads import head_attention as reading
+from bnet_transformer.attention.heads import head_attention
 from bnet_transformer.attention.heads.head_attention import OTHER, RELATIONS, QueryKeyTokens, resolve_relations
 from bnet_transformer.attention.heads.head_roles import RelationStatistics
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
@@ -17,8 +17,8 @@ CORPUS = ["the cat saw the dog", "a dog saw a cat", "the cat", "the dog saw the 
 PLANTED = ("same", "previous", "next", "first", "separator", "same token")
 
 
-def planted(order=PLANTED, slices: int = 1) -> bt.BNet:
-    """A net whose heads read by one relation each: a state is a token, a place and a constant, each of them one-hot."""
+def plant_net(order=PLANTED, slices: int = 1) -> bt.BNet:
+    """A net whose heads read by one relation each: a state is a token, a position and a constant, each one-hot."""
     v, n = len(WORDS), 10
     heads, over, dim = ["head"], ["head", "word"], v + n + 1
     nodes = [
@@ -28,19 +28,19 @@ def planted(order=PLANTED, slices: int = 1) -> bt.BNet:
         bt.Node("W_o", Weight((dim, dim)), plates=heads),
         bt.Node("x", Concat(residual=True), ["W_o", "a", "x"], plates=["word"]),
     ]
-    before = [
+    prologue = [
         bt.Node("token", Given(states=v), plates=["word"]),
         bt.Node("embed", Embed(dim), ["token"], plates=["word"]),
         bt.Node("position", Positions(n, dim), plates=["word"]),
         bt.Node("x", Add(), ["embed", "position"], plates=["word"]),
     ]
-    stack = bt.Stack(nodes, before, slices=slices, vocabulary=WORDS)
+    stack = bt.Stack(nodes, prologue, slices=slices, vocabulary=WORDS)
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", len(order))], name="planted"))
     p = {name: torch.zeros_like(value) for name, value in net.parameters.items()}
     token, position, one = slice(0, v), slice(v, v + n), dim - 1
     p["embed.table"][:, token], p["position.table"][:, position] = torch.eye(v), torch.eye(n)
     p["position.table"][:, one] = 1.0
-    asks = {
+    patterns = {
         "same": torch.eye(n),
         "previous": torch.diag(torch.ones(n - 1), 1),
         "next": torch.diag(torch.ones(n - 1), -1),
@@ -48,8 +48,8 @@ def planted(order=PLANTED, slices: int = 1) -> bt.BNet:
     for t in range(slices):
         for head, name in enumerate(order):
             q, k = p[f"W_q_{t}.value"][head], p[f"W_k_{t}.value"][head]
-            if name in asks:
-                q[position, position], k[position, position] = asks[name], torch.eye(n)
+            if name in patterns:
+                q[position, position], k[position, position] = patterns[name], torch.eye(n)
             elif name == "same token":
                 q[token, token], k[token, token] = torch.eye(v), torch.eye(v)
                 q[position, position], k[position, position] = -torch.eye(n) / 2, torch.eye(n)  # rather than itself
@@ -62,21 +62,21 @@ SEPARATED = ["the cat [S] the cat saw [S]", "a dog a [S]", "the [S] the [S]"]
 
 
 def test_planted_heads_are_told_by_what_they_read():
-    result = bt.roles(planted(), SEPARATED * 20, separators=["[S]"])
+    result = bt.roles(plant_net(), SEPARATED * 20, separators=["[S]"])
     assert result.relations == (*PLANTED, OTHER)
     assert result.role == (PLANTED,)
     assert float(result.probability[0].min()) > 0.9
     assert float(result.of_role(result.above)[0].min()) > 0.99
     assert set(result.heads_that_read("first", 0.3)) == {(0, 3)}
-    uniform = bt.roles(planted().replace({"W_q_0.value": torch.zeros(6, 17, 17)}), SEPARATED * 20, separators=["[S]"])
+    uniform = bt.roles(plant_net().replace({"W_q_0.value": torch.zeros(6, 17, 17)}), SEPARATED * 20, separators=["[S]"])
     torch.testing.assert_close(uniform.counts / 60, uniform.chance)
     assert float(uniform.strength.max()) < 0.01 and not bool((uniform.low > uniform.chance).any())
 
 
-def naive(tokens, read, special, one_stack=True):
-    """The default relation of each pair of words, by a chain of questions."""
+def name_relations(tokens, read, special, one_stack=True):
+    """The default relation of each pair of words, by a chain of conditions."""
 
-    def of(i, j):
+    def relate(i, j):
         if one_stack and j - i in (0, -1, 1):
             return ("same", "next", "previous")[j - i]
         if j == 0:
@@ -85,27 +85,27 @@ def naive(tokens, read, special, one_stack=True):
             return "separator"
         return "same token" if tokens[i] == read[j] else OTHER
 
-    return [[of(i, j) for j in range(len(read))] for i in range(len(tokens))]
+    return [[relate(i, j) for j in range(len(read))] for i in range(len(tokens))]
 
 
-def looped(net, corpus, readings, relations, *, stacks=("", ""), special=lambda s: None):
-    """Counts by a loop over sentences, heads, words and words read; `readings(s)` are `[slice, head, word, word]`."""
+def count_loop(net, corpus, get_attention, relations, *, stacks=("", ""), special=lambda s: None):
+    """Counts by a loop over sentences, words and words read; `get_attention(s)` is `[slice, head, word, word]`."""
     counts = 0
     for text in corpus:
         s = net.sentence(text)
         tokens = [s.state.tokens[stack] for stack in stacks]
         marks = special(s) or [False] * len(tokens[1])
-        names = naive(*tokens, marks, stacks[0] == stacks[1])
-        table = readings(s)
-        result = torch.zeros(*table.shape[:2], len(relations), dtype=torch.float64)
+        names = name_relations(*tokens, marks, stacks[0] == stacks[1])
+        table = get_attention(s)
+        total = torch.zeros(*table.shape[:2], len(relations), dtype=torch.float64)
         for i, row in enumerate(names):
             for j, name in enumerate(row):
-                result[..., relations.index(name)] += table[..., i, j].double()
-        counts = counts + result / len(tokens[0])
+                total[..., relations.index(name)] += table[..., i, j].double()
+        counts = counts + total / len(tokens[0])
     return counts
 
 
-def stacked(slices, role=None):
+def stack_attention(slices, role=None):
     return lambda s: torch.stack([s.attention(t, role=role) for t in range(slices)])
 
 
@@ -114,22 +114,22 @@ def test_counts_are_those_of_a_loop_over_sentences(options):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, scale=3.0, **options).to(torch.float64)
     result = bt.roles(net, CORPUS)
     assert result.left_out.keys() == {"separator"} and result.sentences == 4
-    expected = looped(net, CORPUS, stacked(2), result.relations)
+    expected = count_loop(net, CORPUS, stack_attention(2), result.relations)
     torch.testing.assert_close(result.counts, expected)
     assert result.words == sum(len(text.split()) for text in CORPUS)
     torch.testing.assert_close(result.mean, (expected + result.alpha) / 5, check_dtype=False)
-    everyone = torch.ones(3, 3).tril() if "mask" in options else torch.ones(3, 3)
-    single = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
-    torch.testing.assert_close(float(single), float((everyone / everyone.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
+    allowed = torch.ones(3, 3).tril() if "mask" in options else torch.ones(3, 3)
+    chance = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
+    torch.testing.assert_close(float(chance), float((allowed / allowed.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
 
 
 def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, combine="concat").to(torch.float64)
-    full = bt.roles(net, CORPUS * 3)
-    monkeypatch.setattr(reading, "MAX_ATTENTION_NUMEL", 1)
-    separate = bt.roles(net, CORPUS * 3)
+    expected = bt.roles(net, CORPUS * 3)
+    monkeypatch.setattr(head_attention, "MAX_ATTENTION_NUMEL", 1)
+    chunked = bt.roles(net, CORPUS * 3)
     for name in ("counts", "mean", "low", "high", "chance", "above", "spread"):
-        torch.testing.assert_close(getattr(separate, name), getattr(full, name), msg=name, equal_nan=True)
+        torch.testing.assert_close(getattr(chunked, name), getattr(expected, name), msg=name, equal_nan=True)
 
 
 def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
@@ -139,32 +139,32 @@ def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
             return mean(s.do({selector: head}), head, slice_, "", remaining)
         if not remaining:
             return s.attention(slice_)
-        share = s.posterior(remaining[0])
-        item = [mean(s.do({remaining[0]: k}), head, slice_, "", remaining[1:]) for k in range(len(share))]
-        return sum(float(p) * table for p, table in zip(share, item, strict=True))
+        posterior = s.posterior(remaining[0])
+        tables = [mean(s.do({remaining[0]: k}), head, slice_, "", remaining[1:]) for k in range(len(posterior))]
+        return sum(float(p) * table for p, table in zip(posterior, tables, strict=True))
 
-    def readings(of):
+    def make_mean(terms):
         return lambda s: torch.stack(
-            [torch.stack([mean(s, h, t, c, remainder) for h in range(3)]) for t, c, remainder in of]
+            [torch.stack([mean(s, h, t, c, remainder) for h in range(3)]) for t, c, remainder in terms]
         )
 
     atoms = bt.bayesuvius(dim=4, heads=3, atoms=2, scale=3.0).to(torch.float64)
     result = bt.roles(atoms, CORPUS[:2])
-    of = [(0, "c", ["W_q_0", "W_k_0"])]
-    torch.testing.assert_close(result.counts, looped(atoms, CORPUS[:2], readings(of), result.relations))
+    terms = [(0, "c", ["W_q_0", "W_k_0"])]
+    torch.testing.assert_close(result.counts, count_loop(atoms, CORPUS[:2], make_mean(terms), result.relations))
     slices = bt.bayesuvius(dim=4, heads=3, slices=2, per="slice", scale=3.0).to(torch.float64)
     slices = slices.replace({"c_0.logits": torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)})
     result = bt.roles(slices, CORPUS[:2])
-    of = [(0, "c_0", []), (1, "c_1", ["c_0"])]
-    torch.testing.assert_close(result.counts, looped(slices, CORPUS[:2], readings(of), result.relations))
+    terms = [(0, "c_0", []), (1, "c_1", ["c_0"])]
+    torch.testing.assert_close(result.counts, count_loop(slices, CORPUS[:2], make_mean(terms), result.relations))
     assert result.selectors == ("c_0", "c_1")
     word = bt.bayesuvius(dim=4, heads=3, per="word", scale=3.0).to(torch.float64)
     result = bt.roles(word, CORPUS[:1])
 
-    def clamped(s):
+    def clamp(s):
         return torch.stack([s.do({f"c_0_{i}": h for i in range(5)}).attention(0) for h in range(3)])[None]
 
-    torch.testing.assert_close(result.counts, looped(word, CORPUS[:1], clamped, result.relations))
+    torch.testing.assert_close(result.counts, count_loop(word, CORPUS[:1], clamp, result.relations))
 
 
 def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
@@ -183,7 +183,7 @@ def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
     expected = torch.stack([
         sum(float(p) * s.do(c=c, b=b).attention(0) for b, p in enumerate(s.do(c=c).posterior("b"))) for c in range(2)
     ])  # fmt: skip
-    torch.testing.assert_close(result.counts, looped(net, CORPUS[:1], lambda _: expected[None], result.relations))
+    torch.testing.assert_close(result.counts, count_loop(net, CORPUS[:1], lambda _: expected[None], result.relations))
 
 
 def test_a_selector_that_hangs_on_its_past_tells_of_it():
@@ -207,7 +207,7 @@ def test_a_selector_that_hangs_on_its_past_tells_of_it():
     second = torch.stack([
         sum(float(before[b, c]) * s.do(c_0=b, c_1=c).attention(1) for b in range(2)) for c in range(2)
     ])  # fmt: skip
-    expected = looped(net, CORPUS[:1], lambda _: torch.stack([first, second]), result.relations)
+    expected = count_loop(net, CORPUS[:1], lambda _: torch.stack([first, second]), result.relations)
     torch.testing.assert_close(result.counts, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -217,13 +217,13 @@ def test_a_pretrained_net_knows_its_separators():
     corpus = ["the cat sat", "a dog", "the dog saw the cat"]
     result = bt.roles(net, corpus, slices=[0, 1])
     assert "separator" in result.relations and not result.left_out
-    expected = looped(net, corpus, stacked(2), result.relations, special=lambda s: s.special)
+    expected = count_loop(net, corpus, stack_attention(2), result.relations, special=lambda s: s.special)
     torch.testing.assert_close(result.counts, expected, rtol=1e-5, atol=1e-6)
-    passed = bt.roles(net, corpus, separators=["cat"], slices=1)
-    expected = looped(
-        net, corpus, stacked(2), result.relations, special=lambda s: [t == "cat" for t in s.state.tokens[""]]
+    with_cats = bt.roles(net, corpus, separators=["cat"], slices=1)
+    expected = count_loop(
+        net, corpus, stack_attention(2), result.relations, special=lambda s: [t == "cat" for t in s.state.tokens[""]]
     )
-    torch.testing.assert_close(passed.counts, expected[1:], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(with_cats.counts, expected[1:], rtol=1e-5, atol=1e-6)
 
 
 def test_cross_attention_leaves_out_what_needs_one_stack():
@@ -234,15 +234,15 @@ def test_cross_attention_leaves_out_what_needs_one_stack():
     result = bt.roles(net, corpus, role="dec_cross_a")
     assert result.left_out.keys() == {"same", "previous", "next", "separator"}
     assert result.relations == ("first", "same token", OTHER)
-    expected = looped(net, corpus, stacked(2, "dec_cross_a"), result.relations, stacks=("dec", "enc"))
+    expected = count_loop(net, corpus, stack_attention(2, "dec_cross_a"), result.relations, stacks=("dec", "enc"))
     torch.testing.assert_close(result.counts, expected)
-    local = bt.roles(
+    custom = bt.roles(
         net,
         corpus,
         role="dec_cross_a",
         relations={"long": lambda actual, peer: np.ones((len(actual), len(peer)), bool)},
     )
-    torch.testing.assert_close(local.mean[..., 0], torch.full((2, 2), 2.5 / 3, dtype=torch.float64))
+    torch.testing.assert_close(custom.mean[..., 0], torch.full((2, 2), 2.5 / 3, dtype=torch.float64))
     with pytest.raises(bt.BNetError, match="'next': expected a reading that has one stack; got dec_cross_a_0"):
         bt.roles(net, corpus, role="dec_cross_a", relations=["next"])
     assert bt.roles(net, corpus, role="enc_a").relations[:3] == ("same", "previous", "next")
@@ -252,8 +252,8 @@ def test_relations_of_ones_own():
     net = bt.bayesuvius(dim=6, heads=2, combine="concat").to(torch.float64)
     vowel = lambda tokens: np.array([[t[0] in "aeiou" for t in tokens]] * len(tokens))  # noqa: E731
     table = [[True, False, True], [False, True, False], [True, True, False]]
-    actual = {"near": bt.Reach("window", 1), "vowel": vowel, "back": "earlier", "set": bt.Reach("mask", table=table)}
-    result = bt.roles(net, ["a cat out"], relations=actual)
+    relations = {"near": bt.Reach("window", 1), "vowel": vowel, "back": "earlier", "set": bt.Reach("mask", table=table)}
+    result = bt.roles(net, ["a cat out"], relations=relations)
     assert result.relations == ("near", "vowel", "back", "set", OTHER)
     s = net.sentence("a cat out").attention(0)
     expected = torch.stack(
@@ -266,8 +266,8 @@ def test_relations_of_ones_own():
     )
 
 
-def tally(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
-    """The tally of readings `[sentence, relation]` of sentences of one word: word j is read by relation j."""
+def make_statistics(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
+    """Statistics of attention `[sentence, relation]` of sentences of one word: word j is read by relation j."""
     y = y[:, None]
     sentences, words, relations = y.shape
     result = RelationStatistics((1, 1, relations), alpha, draws, 0)
@@ -278,49 +278,49 @@ def tally(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
 
 def test_where_each_sentence_reads_by_one_relation_shares_are_dirichlet():
     counts = np.array([7, 3, 0])
-    result = tally(np.repeat(np.eye(3), counts, axis=0), 0.4).posterior(0.9)
+    result = make_statistics(np.repeat(np.eye(3), counts, axis=0), 0.4).posterior(0.9)
     a = counts + 0.4
     for name, q in (("low", 0.05), ("high", 0.95)):
         np.testing.assert_allclose(result[name][0, 0], beta.ppf(q, a, a.sum() - a), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(result["above"][0, 0], beta.sf(1 / 3, a, a.sum() - a), rtol=1e-9)
     samples = np.random.default_rng(1).dirichlet(a, 20000)
-    top = tally(np.repeat(np.eye(3), counts, axis=0), 0.4, draws=20000).posterior(0.9)["top"][0, 0]
+    top = make_statistics(np.repeat(np.eye(3), counts, axis=0), 0.4, draws=20000).posterior(0.9)["top"][0, 0]
     np.testing.assert_allclose(top, np.bincount(samples.argmax(1), minlength=3) / 20000, atol=0.02)
 
 
 def test_a_role_is_what_is_most_above_chance_not_what_is_most():
     codes = torch.tensor([0, 1, *[2] * 8]).expand(30, 1, 10)
-    reading = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
-    created = RelationStatistics((1, 1, 3), 1 / 3, 500, 0)
-    created.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], range(30))
-    result = created.posterior(0.9)
+    attention = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
+    statistics = RelationStatistics((1, 1, 3), 1 / 3, 500, 0)
+    statistics.add(codes, [attention], [torch.ones(1, 10, dtype=torch.bool)], range(30))
+    result = statistics.posterior(0.9)
     assert int(result["mean"].argmax()) == 2 and float(result["top"][0, 0, 0]) > 0.95
 
 
 def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
     y = np.random.default_rng(0).dirichlet([2.0, 1.0, 3.0], 30)
-    created = tally(y, 1.0, draws=10000)
-    result = created.posterior(0.9)
-    theta = created.weighted_draws / created.draw_weights[:, None]
+    statistics = make_statistics(y, 1.0, draws=10000)
+    result = statistics.posterior(0.9)
+    theta = statistics.weighted_draws / statistics.draw_weights[:, None]
     np.testing.assert_allclose(theta.mean(0), result["mean"][0, 0], atol=0.004)
     for name, q in (("low", 0.05), ("high", 0.95)):
         np.testing.assert_allclose(np.quantile(theta, q, axis=0), result[name][0, 0], atol=0.01)
     np.testing.assert_allclose(result["spread"][0, 0], y.std(0))
-    narrow = (tally(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), result)
-    widths = [float((item["high"] - item["low"])[0, 0].max()) for item in narrow]
+    posteriors = (make_statistics(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), result)
+    widths = [float((posterior["high"] - posterior["low"])[0, 0].max()) for posterior in posteriors]
     assert widths[1] < 0.8 * widths[0]
 
 
 @pytest.mark.parametrize("sentences", [1, 20])
 def test_intervals_hold_what_they_say_of_sentences(sentences):
-    """A planted theta of the prior; sentences that draw a relation, or read softly by several."""
+    """A planted theta of the prior; sentences that attend by one sampled relation, or softly by several."""
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": []}
     for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))
         samples = np.eye(4)[rng.choice(4, sentences, p=theta)]
         soft = rng.dirichlet(4 * theta + 1e-9, sentences)
         for name, y in (("drawn", samples), ("soft", soft)):
-            result = tally(y, 0.7, 2).posterior(0.9)
+            result = make_statistics(y, 0.7, 2).posterior(0.9)
             low, high = (result[end][0, 0].numpy() for end in ("low", "high"))
             inside[name] += ((low <= theta) & (theta <= high)).tolist()
     assert 0.85 < np.mean(inside["drawn"]) < 0.95
@@ -333,14 +333,14 @@ def test_of_each_word_read_one_relation_holds_the_first(data):
     n, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     word = st.sampled_from("ab")
     tokens = tuple(data.draw(st.lists(word, min_size=n, max_size=n)))
-    local = data.draw(st.booleans())
-    read = tokens if local else tuple(data.draw(st.lists(word, min_size=m, max_size=m)))
+    one_stack = data.draw(st.booleans())
+    read = tokens if one_stack else tuple(data.draw(st.lists(word, min_size=m, max_size=m)))
     special = np.array(data.draw(st.lists(st.booleans(), min_size=len(read), max_size=len(read))))
-    missing = {} if local else {"one stack": "two"}
-    pair = QueryKeyTokens(tokens, read, special, local)
+    missing = {} if one_stack else {"one stack": "two"}
+    pair = QueryKeyTokens(tokens, read, special, one_stack)
     result = resolve_relations(None, missing)
     codes = result.codes(pair, "here")
-    names = naive(tokens, read, special, local)
+    names = name_relations(tokens, read, special, one_stack)
     assert [[result.names[c] for c in row] for row in codes] == names
     order = data.draw(st.permutations([name for name, (needs, _) in RELATIONS.items() if needs not in missing]))
     codes = resolve_relations(order, missing).codes(pair, "here")
@@ -350,7 +350,7 @@ def test_of_each_word_read_one_relation_holds_the_first(data):
 
 
 def test_shares_add_up():
-    result = bt.roles(planted(slices=2), SEPARATED, separators=["[S]"], alpha=2.0, interval=0.5)
+    result = bt.roles(plant_net(slices=2), SEPARATED, separators=["[S]"], alpha=2.0, interval=0.5)
     for name, total in (("mean", 1.0), ("chance", 1.0), ("counts", 3.0), ("top", 1.0)):
         torch.testing.assert_close(
             getattr(result, name).sum(-1), torch.full((2, 6), total, dtype=torch.float64), msg=name
@@ -380,7 +380,7 @@ REFUSED = [
 
 
 def test_what_cannot_be_is_told():
-    net = planted()
+    net = plant_net()
     for options, message in REFUSED:
         with pytest.raises(bt.BNetError, match=message):
             bt.roles(net, **{"sentences": ["the cat"], **options})
@@ -400,22 +400,22 @@ def test_nets_that_have_no_reading_are_refused():
     with pytest.raises(bt.UnsupportedError, match="words do not meet"):
         bt.roles(meeting, ["the cat"])
     assert bt.roles(meeting, ["the cat"], slices=[0]).slices == ("x_1",)
-    many = bt.bayesuvius(dim=2, heads=8, slices=7, per="slice")
+    large = bt.bayesuvius(dim=2, heads=8, slices=7, per="slice")
     with pytest.raises(bt.BudgetError, match=r"at most 65536 joint states of what is drawn above them \(c_0"):
-        bt.roles(many, ["the cat"])
+        bt.roles(large, ["the cat"])
 
 
 def test_the_plot_has_a_sign_for_each_head():
-    result = bt.roles(planted(slices=2), SEPARATED * 5, separators=["[S]"])
+    result = bt.roles(plant_net(slices=2), SEPARATED * 5, separators=["[S]"])
     ax = bt.plot(result).axes[0]
-    passed = [text.get_text() for text in ax.texts]
-    assert passed[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2
-    assert passed[1] == f"{float(result.of_role(result.mean)[0, 0]):.2f}".lstrip("0")
+    labels = [text.get_text() for text in ax.texts]
+    assert labels[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2
+    assert labels[1] == f"{float(result.of_role(result.mean)[0, 0]):.2f}".lstrip("0")
     assert {text.get_text() for text in ax.get_legend().get_texts()} >= {"←  previous", "≡  same token"}
     fills = [patch.get_facecolor() for patch in ax.patches if (patch.get_gid() or "").startswith("head_0")]
     assert len(set(fills)) == 6
-    share = bt.plot(result, relation="next")
-    assert share.axes[0].get_title(loc="left") == "How much heads read the next word"
+    figure = bt.plot(result, relation="next")
+    assert figure.axes[0].get_title(loc="left") == "How much heads read the next word"
     with pytest.raises(bt.BNetError, match="relation: expected one of the allowed values"):
         bt.plot(result, relation="last")
 

@@ -1,4 +1,4 @@
-"""The seasonal series of the experiments: what seasonal-naive knows of it, and that no held-out word is trained on."""
+"""The seasonal series of the experiments: trend and noise, splits without leakage, forecasters, errors."""
 
 import pytest
 import torch
@@ -18,15 +18,15 @@ def test_a_season_ahead_only_the_trend_and_the_noise_are_new(monkeypatch):
 def test_held_out_futures_are_behind_all_that_is_trained_on():
     words = torch.arange(float(series.LENGTH)).expand(2, -1)
     windows, future = series.cut_windows(words, series.WINDOW, series.SPLIT)
-    hidden, truth = series.cut_windows(words, series.SPLIT, series.LENGTH, step=8)
+    history, truth = series.cut_windows(words, series.SPLIT, series.LENGTH, step=8)
     assert windows.min() == 0 and future.max() == series.SPLIT - 1
     assert truth.min() == series.SPLIT and truth.max() == series.LENGTH - 1
-    for before, after in ((windows, future), (hidden, truth)):
-        full = torch.cat([before, after], 1)[..., 0]
-        assert full.shape[1] == series.WINDOW + series.AHEAD and (full.diff(dim=1) == 1).all()
+    for before, after in ((windows, future), (history, truth)):
+        joined = torch.cat([before, after], 1)[..., 0]
+        assert joined.shape[1] == series.WINDOW + series.AHEAD and (joined.diff(dim=1) == 1).all()
 
 
-@pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda item: item.name)
+@pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda forecaster: forecaster.name)
 def test_every_forecaster_forecasts(forecaster, monkeypatch):
     """One step of each; its forecasts and draws have the form of what follows."""
     monkeypatch.setattr(series, "STEPS", 1)
@@ -38,7 +38,7 @@ def test_every_forecaster_forecasts(forecaster, monkeypatch):
 
 
 def test_an_lstm_has_no_more_parameters_than_the_transformer_beside_it():
-    sizes = [sum(value.numel() for value in item.build(0).parameters.values()) for item in series.FORECASTERS]
+    sizes = [sum(value.numel() for value in f.build(0).parameters.values()) for f in series.FORECASTERS]
     for transformer, lstm in ((sizes[0], sizes[2]), (sizes[1], sizes[3])):
         assert 0.98 * transformer < lstm <= transformer
 
@@ -51,6 +51,6 @@ def test_errors_and_their_spread_are_those_of_the_forecasts():
 
 
 def test_shown_windows_have_a_line_for_the_series_and_for_each_net():
-    hidden, truth = (torch.randn(4, words, 1) for words in (series.WINDOW, series.AHEAD))
-    figure = series.plot_windows(hidden, truth, {"one": truth, "other": truth})
+    history, truth = (torch.randn(4, words, 1) for words in (series.WINDOW, series.AHEAD))
+    figure = series.plot_windows(history, truth, {"one": truth, "other": truth})
     assert [len(ax.lines) for ax in figure.axes] == [3] * series.SHOWN

@@ -1,4 +1,4 @@
-"""What a sentence is asked: joint posteriors, samples, do, reading paths, boxes and trees, counterfactuals."""
+"""Queries of sentences: joint posteriors, samples, do, attention rollout, boxes and trees, counterfactuals."""
 
 import itertools
 import random
@@ -31,9 +31,9 @@ def test_a_chain_of_posteriors_is_normalised_and_bounded():
     close(s.posterior(["c", "y_0"], {"y_0": 1})[:, [0, 2]], torch.zeros(2, 2))
     with pytest.raises(bt.BudgetError, match="got 8"):
         s.posterior(["W_k_0", "c", "W_q_0"], budget=7)
-    for bad in ([], 3, None):
+    for names in ([], 3, None):
         with pytest.raises(bt.BNetError, match="name: expected"):
-            s.posterior(bad)
+            s.posterior(names)
     with pytest.raises(bt.BNetError, match="different nodes"):
         s.posterior(["c", "c"])
 
@@ -59,23 +59,23 @@ def test_marginal_attention_is_the_mixture_over_words_read(options):
     )
     hard = hard.replace(dict(soft.parameters)).to(D)
     s, h = soft.sentence("the cat sat"), hard.sentence("the cat sat")
-    real = isinstance(options.get("observe"), Normal)
-    observed = {"y_1": torch.tensor([0.1, 0.4, -0.3, 0.2], dtype=D) if real else 2}
+    is_continuous = isinstance(options.get("observe"), Normal)
+    observed = {"y_1": torch.tensor([0.1, 0.4, -0.3, 0.2], dtype=D) if is_continuous else 2}
     last = options.get("slices", 1) - 1
     states = {"c_0_1": 2} if options.get("per") == "word" else {"c": 2}
     states |= {f"W_{r}_0": 2 for r in "qkv"} if "atoms" in options else {}
     total = torch.zeros((), dtype=D)
-    for chosen in itertools.product(*map(range, states.values())):
-        setting = dict(zip(states, chosen, strict=True))
-        remaining = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
-        at = s.do({**setting, **remaining})
-        prior = s.posterior(list(states))[chosen] if len(states) > 1 else s.posterior(next(iter(states)))[chosen]
-        row = at.attention(last)[1]
-        for j, share in enumerate(row):
+    for indices in itertools.product(*map(range, states.values())):
+        setting = dict(zip(states, indices, strict=True))
+        word_choices = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
+        fixed = s.do({**setting, **word_choices})
+        prior = s.posterior(list(states))[indices] if len(states) > 1 else s.posterior(next(iter(states)))[indices]
+        row = fixed.attention(last)[1]
+        for j, weight in enumerate(row):
             head = f"{setting['c_0_1']}_" if "c_0_1" in setting else ""
-            value = at[f"v_{last}_{head}{j}"] + (at[f"x_{last}_1"] if options.get("residual") else 0)
-            if share > 0:
-                total = total + prior * share * s.do({f"x_{last + 1}_1": value}).log_prob(observed).exp()
+            value = fixed[f"v_{last}_{head}{j}"] + (fixed[f"x_{last}_1"] if options.get("residual") else 0)
+            if weight > 0:
+                total = total + prior * weight * s.do({f"x_{last + 1}_1": value}).log_prob(observed).exp()
     close(h.log_prob(observed).exp(), total)
     assert "j_1" in h.parents("z_1") and not torch.allclose(h.log_prob(observed), s.log_prob(observed))
 
@@ -97,12 +97,12 @@ def test_patterns_families_and_roles_name_nodes():
         f"q_1_{h}_2" for h in range(3)
     }
     assert [len(s.state.resolve_interventions({nodes: Zero()})) for nodes in ("q_1", "q", "q_*_1_*")] == [9, 18, 6]
-    cut = s.do({"q_1_*_2": Zero()})
-    assert cut.parents("q_1_0_2") == [] and cut.parents("q_1_0_1") and cut["q_1_2_2"].tolist() == [0] * 4
-    close(cut.attention(1)[:, 2], torch.full((3, 3), 1 / 3, dtype=D))
-    for bad in ("q_9_*_2", "zz_*", "q_1_*"):
+    patched = s.do({"q_1_*_2": Zero()})
+    assert patched.parents("q_1_0_2") == [] and patched.parents("q_1_0_1") and patched["q_1_2_2"].tolist() == [0] * 4
+    close(patched.attention(1)[:, 2], torch.full((3, 3), 1 / 3, dtype=D))
+    for pattern in ("q_9_*_2", "zz_*", "q_1_*"):
         with pytest.raises(bt.UnknownNameError):
-            s.do({bad: Zero()})
+            s.do({pattern: Zero()})
     with pytest.raises(bt.EvidenceError, match="one value"):
         s.do({"q_1_*_2": Zero(), "q_1_0_2": Zero()})
 
@@ -120,9 +120,9 @@ def test_patching_means_noise_and_undoing():
     assert 0 < (noisy["x_1_0"] - s["x_1_0"]).abs().max() < 0.6
     close(noisy["x_1_2"], s.do(x_1_2=Noise(0.1, seed=4))["x_1_2"])
     assert not torch.equal(noisy["x_1_0"] - s["x_1_0"], noisy["x_1_1"] - s["x_1_1"])
-    back = patched.do(q_1_0_0=Zero()).undo("x_1_*")
-    assert back.state.interventions.keys() == {s.ground.id("q_1_0_0")}
-    close(back.undo()["x_2_1"], s["x_2_1"])
+    restored = patched.do(q_1_0_0=Zero()).undo("x_1_*")
+    assert restored.state.interventions.keys() == {s.ground.id("q_1_0_0")}
+    close(restored.undo()["x_2_1"], s["x_2_1"])
     with pytest.raises(bt.BNetError, match="undo"):
         s.undo()
     with pytest.raises(bt.EvidenceError, match="not both"):
@@ -133,25 +133,25 @@ def test_patching_means_noise_and_undoing():
 
 @pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
 def test_separated_nodes_are_independent_in_the_numbers(name):
-    """Both ways, plain and with determined nodes closed; some questions are separated in the second way alone."""
+    """By d-separation and by D-separation (deterministic=True); some queries hold in the second sense alone."""
     s = case_of(name).sentence
-    pick, met = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
+    pick, counts = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
     names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]
     for _ in range(30):
-        x, y, *known = pick.sample(names, pick.randint(2, 4))
+        x, y, *observed = pick.sample(names, pick.randint(2, 4))
         if pick.random() < 0.5:
-            known += [n for n in names if not s.parents(n) and n not in (x, y, *known) and pick.random() < 0.9]
-        plain, closed = (s.separated(x, y, known, deterministic=d) for d in (False, True))
+            observed += [n for n in names if not s.parents(n) and n not in (x, y, *observed) and pick.random() < 0.9]
+        plain, closed = (s.separated(x, y, observed, deterministic=d) for d in (False, True))
         assert closed or not plain
-        if closed or met["dependent"] < 2:
+        if closed or counts["dependent"] < 2:
             try:
-                result = s.separated(x, y, known, deterministic=True, verify=True)
+                result = s.separated(x, y, observed, deterministic=True, verify=True)
             except bt.BNetError:  # real readouts, and choices past the budget
                 continue
             assert result.dependence == pytest.approx(0, abs=1e-9) or not result
-            met["dependent"] += result.dependence > 1e-6
-            met["plain" if plain else "determined"] += bool(result)
-    assert met["plain"] and (met["determined"] or name == "codebook")
+            counts["dependent"] += result.dependence > 1e-6
+            counts["plain" if plain else "determined"] += bool(result)
+    assert counts["plain"] and (counts["determined"] or name == "codebook")
 
 
 # reading paths
@@ -161,9 +161,9 @@ def rollout(attentions):
     """Abnar and Zuidema (2020), as published: A = 0.5 W + 0.5 I, rows normalised, multiplied from the first on."""
     joint = None
     for weights in attentions:
-        added = weights.mean(0) + torch.eye(weights.shape[-1], dtype=weights.dtype)
-        added = added / added.sum(-1, keepdim=True)
-        joint = added if joint is None else added @ joint
+        mixed = weights.mean(0) + torch.eye(weights.shape[-1], dtype=weights.dtype)
+        mixed = mixed / mixed.sum(-1, keepdim=True)
+        joint = mixed if joint is None else mixed @ joint
     return joint
 
 
@@ -173,9 +173,9 @@ def test_rollout_is_the_published_one(options):
     result = s.reads()
     close(result.matrix, rollout([s.attention(t) for t in range(3)]))
     close(result.matrix.sum(-1), torch.ones(4))
-    one = s.reads([1, 2], head=1, residual=0.0)
-    close(one.matrix, s.attention(2)[1] @ s.attention(1)[1])
-    close(one.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
+    single = s.reads([1, 2], head=1, residual=0.0)
+    close(single.matrix, s.attention(2)[1] @ s.attention(1)[1])
+    close(single.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
     assert len(result.to_dataframe()) == 16 and "residual share 0.5" in result._repr_html_()
 
 
@@ -185,10 +185,10 @@ def test_under_a_selector_products_are_averaged(options):
     evidence, total = {"y_1": 2}, 0
     atoms = ["W_q_0", "W_k_0", "W_v_0", "W_q_1", "W_k_1"]
     names = ["c"] if not options else ["c_0", "c_1"] if "per" in options else atoms
-    share = s.posterior(names, evidence)
-    for states in itertools.product(*map(range, share.shape)):
-        at = s.do(dict(zip(names, states, strict=True)))
-        total = total + share[states] * (at.attention(1) @ at.attention(0))
+    posterior = s.posterior(names, evidence)
+    for states in itertools.product(*map(range, posterior.shape)):
+        fixed = s.do(dict(zip(names, states, strict=True)))
+        total = total + posterior[states] * (fixed.attention(1) @ fixed.attention(0))
     result = s.reads(evidence=evidence, residual=0.0)
     close(result.matrix, total)
     marginal = [sum(w * a[t] for w, a in zip(result.weights, result.attention, strict=True)) for t in (0, 1)]
@@ -197,9 +197,9 @@ def test_under_a_selector_products_are_averaged(options):
 
 def test_bad_readings():
     s = doubled(slices=3).sentence("the cat")
-    for bad in ({"residual": 2}, {"head": 0}, {"method": "x"}, {"slices": [0, 2]}, {"slices": 3}, {"slices": "some"}):
+    for wrong in ({"residual": 2}, {"head": 0}, {"method": "x"}, {"slices": [0, 2]}, {"slices": 3}, {"slices": "some"}):
         with pytest.raises(bt.BNetError):
-            s.reads(**bad)
+            s.reads(**wrong)
     with pytest.raises(bt.BNetError, match="from 0 to 1"):
         s.reads().paths(2)
     with pytest.raises(bt.BNetError, match=r"P\(j"):
@@ -247,8 +247,8 @@ def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
     assert sum(tree.weights) == pytest.approx(best.size("weight")) and tree.parents.count(-1) == 1
     assert tree.mass == pytest.approx(best.size("weight") / float((1 - A.diagonal()).sum()))
     assert 0 < tree.mass <= 1 and len(tree.to_dataframe()) == 6
-    lone = doubled(mask=[[True, False], [False, True]]).sentence("a b").tan_tree()
-    assert lone.parents == (-1, -1) and lone.mass == 1
+    isolated = doubled(mask=[[True, False], [False, True]]).sentence("a b").tan_tree()
+    assert isolated.parents == (-1, -1) and isolated.mass == 1
 
 
 def test_the_tree_of_a_corpus_is_pgmpys():
@@ -271,8 +271,8 @@ def test_the_tree_of_a_corpus_is_pgmpys():
 
     expected = sum((label == k).mean() * mutual_info_score(a[label == k], b[label == k]) for k in (0, 1))
     assert result.information[0, 1] == pytest.approx(expected)
-    met = [[len(np.unique(x[label == k], axis=0)) for x in (a, b, np.stack([a, b], 1))] for k in (0, 1)]
-    bias = sum((n_ab - 1) - (n_a - 1) - (n_b - 1) for n_a, n_b, n_ab in met) / (2 * 2400)
+    counts = [[len(np.unique(x[label == k], axis=0)) for x in (a, b, np.stack([a, b], 1))] for k in (0, 1)]
+    bias = sum((n_ab - 1) - (n_a - 1) - (n_b - 1) for n_a, n_b, n_ab in counts) / (2 * 2400)
     assert result.corrected[0, 1] == pytest.approx(expected - bias) and bias > 0
     # the divergence is that of the counts from the product of their own conditionals along the tree
     p = np.zeros((2, 3, 3, 3, 3))
@@ -285,18 +285,18 @@ def test_the_tree_of_a_corpus_is_pgmpys():
 
 def test_a_corpus_of_sentences():
     net = doubled(heads=2, vocabulary=["a", "b", "c", "d"], observe=Categorical(4))
-    text = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
-    observed = [net.sentence(item).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, item in enumerate(text)]
+    texts = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
+    observed = [net.sentence(text).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, text in enumerate(texts)]
     result = net.tan(observed)
     assert result.sentences == 30 and result.parents.count(-1) == 1 and len(result.to_dataframe()) == 3
-    assert net.tan(text, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
-    for sentences, classes, passed in (
-        (text, "c", "evidence"),
-        ([*text, "a b"], [0] * 31, "one length"),
-        (text, [0, 1], "30 labels"),
-        ([text[0]] * 4, [0, 1, 0, 1], "differ"),
+    assert net.tan(texts, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
+    for sentences, classes, message in (
+        (texts, "c", "evidence"),
+        ([*texts, "a b"], [0] * 31, "one length"),
+        (texts, [0, 1], "30 labels"),
+        ([texts[0]] * 4, [0, 1, 0, 1], "differ"),
     ):
-        with pytest.raises(bt.BNetError, match=passed):
+        with pytest.raises(bt.BNetError, match=message):
             net.tan(sentences, classes)
 
 
@@ -335,25 +335,25 @@ def test_the_noise_of_a_normal_is_its_residual():
     y = torch.tensor([0.2, -0.4, 0.3, 1.0], dtype=D)
     new = torch.tensor([1.0, 0.5, -0.5, 0.1], dtype=D)
     result = s.counterfactual("y_1", {"x_0_1": new}, {"y_1": y})
-    share = s.posterior("c", {"y_1": y})
-    expected = sum(share[c] * (y - s.do(c=c)["x_1_1"] + s.do(c=c, x_0_1=new)["x_1_1"]) for c in range(3))
+    posterior = s.posterior("c", {"y_1": y})
+    expected = sum(posterior[c] * (y - s.do(c=c)["x_1_1"] + s.do(c=c, x_0_1=new)["x_1_1"]) for c in range(3))
     close(result.mean, expected)
     assert result.convention is None
     close(s.counterfactual("y_1", {"x_0_1": s["x_0_1"]}, {"y_1": y}).mean, y)
-    below = s.counterfactual("x_1_0", {"x_0_1": new}, {"y_1": y})
-    close(below.mean, sum(share[c] * s.do(c=c, x_0_1=new)["x_1_0"] for c in range(3)))
-    close(below.weights, share)
-    free = s.counterfactual("y_0", {"c": 2}, {"y_1": y})
-    close(free.mean, s.do(c=2)["x_1_0"])
-    close(free.sigma, torch.full((3, 4), 0.5), 1e-8)
+    state = s.counterfactual("x_1_0", {"x_0_1": new}, {"y_1": y})
+    close(state.mean, sum(posterior[c] * s.do(c=c, x_0_1=new)["x_1_0"] for c in range(3)))
+    close(state.weights, posterior)
+    predicted = s.counterfactual("y_0", {"c": 2}, {"y_1": y})
+    close(predicted.mean, s.do(c=2)["x_1_0"])
+    close(predicted.sigma, torch.full((3, 4), 0.5), 1e-8)
 
 
 def test_choices_below_what_is_set_are_told_by_convention():
     s = doubled(atoms=2, heads=3).sentence("the cat")
     result = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
-    share = s.posterior("c", {"W_q_0": 0})
-    close(result.probabilities, sum(share[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
+    posterior = s.posterior("c", {"W_q_0": 0})
+    close(result.probabilities, sum(posterior[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
     assert "Gumbel-max, a convention" in result.convention and "Gumbel-max" in result._repr_html_()
     close(s.counterfactual("W_q_0", {"c": 1}).probabilities, theta[1])
     close(s.counterfactual("y_1", {"x_0_0": s["x_0_0"]}, {"y_1": 2, "y_0": 1}).probabilities, torch.tensor([0.0, 0, 1]))

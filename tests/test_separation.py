@@ -17,11 +17,11 @@ from bnet_transformer.graph.queries import find_active_trail, find_minimal_cut, 
 from bnet_transformer.graph.thinned_graph import thin_graph
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES
-from tests.test_graph import as_networkx, grounded, plans
+from tests.test_graph import as_networkx, make_ground_graph, plans
 
 
-def sides(ground: GroundGraph, pick: random.Random) -> SeparationQuery:
-    """A random question: one or two nodes on a side, a few given."""
+def draw_query(ground: GroundGraph, pick: random.Random) -> SeparationQuery:
+    """A random query: one or two nodes on a side, a few given."""
     nodes = pick.sample(range(len(ground)), min(len(ground), pick.choice([2, 3, 5, 8])))
     one = 2 if len(nodes) > 4 else 1
     return SeparationQuery(frozenset(nodes[:one]), frozenset(nodes[one : one + 1]), frozenset(nodes[one + 1 :]))
@@ -30,19 +30,19 @@ def sides(ground: GroundGraph, pick: random.Random) -> SeparationQuery:
 @settings(max_examples=30, deadline=None)
 @given(plans(), st.data())
 def test_random_nets_agree_with_networkx_and_trails_are_active(plan, data):
-    ground = grounded(plan)
+    ground = make_ground_graph(plan)
     if len(ground) < 2:
         return
     ground = ground.surgery(data.draw(st.sets(st.integers(0, len(ground) - 1), max_size=2)))
     graph = as_networkx(ground)
     pick = random.Random(data.draw(st.integers(0, 10**6)))
-    questions = [sides(ground, pick) for _ in range(6)]
-    truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
-    assert are_separated(ground, questions).tolist() == truth
-    assert [bool(are_separated(ground, [q])[0]) for q in questions] == truth
-    for q, separate in zip(questions, truth, strict=True):
+    queries = [draw_query(ground, pick) for _ in range(6)]
+    expected = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in queries]
+    assert are_separated(ground, queries).tolist() == expected
+    assert [bool(are_separated(ground, [q])[0]) for q in queries] == expected
+    for q, is_separated in zip(queries, expected, strict=True):
         trail = find_active_trail(ground, q)
-        assert (trail is None) == separate
+        assert (trail is None) == is_separated
         if trail is not None:
             check_trail(graph, ground, q, trail)
         x, y = next(iter(q.x)), next(iter(q.y))
@@ -63,7 +63,7 @@ def check_trail(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, trai
 @settings(max_examples=30, deadline=None)
 @given(plans(), st.data())
 def test_separators_and_cuts_are_minimal(plan, data):
-    ground = grounded(plan)
+    ground = make_ground_graph(plan)
     if len(ground) < 2:
         return
     x, y = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=2, unique=True))
@@ -85,9 +85,9 @@ def test_separators_and_cuts_are_minimal(plan, data):
 
 
 def test_cuts_need_as_many_words_as_it_takes():
-    """With more heads than the words first looked at, a slice is no bottleneck until words are added."""
-    folded = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
-    ground = GroundGraph(folded, {"": 9})
+    """With more heads than words in the thinned graph, a slice is no bottleneck until words are added."""
+    template = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
+    ground = GroundGraph(template, {"": 9})
     result = find_minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
     assert len(result) == nx.node_connectivity(as_networkx(ground), ground.id("x_0_3"), ground.id("x_3_1")) == 6
     assert ground.id("x_3_1") not in descendants(ground.surgery(result), [ground.id("x_0_3")])
@@ -98,7 +98,7 @@ REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "las
 
 @pytest.mark.parametrize("kind", REACHES)
 def test_many_words_agree_whatever_the_reach(kind, heads=5):
-    """Sentences long enough that words and heads are left out, two slices deep."""
+    """Two slices, and sentences long enough that thinning drops words and heads."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
     reach = (
@@ -108,13 +108,13 @@ def test_many_words_agree_whatever_the_reach(kind, heads=5):
         if kind == "mask"
         else Reach(kind)
     )
-    families = [NodeGroup(0, "", "x", 0, (), "", -1)]
-    bundles = []
+    groups = [NodeGroup(0, "", "x", 0, (), "", -1)]
+    edges = []
     for t in range(2):
         base = 1 + 3 * t
-        families += [NodeGroup(base, "", "k", t, ("head",), "", t), NodeGroup(base + 1, "", "W", t, ("head",), None, t)]
-        families += [NodeGroup(base + 2, "", "x", t + 1, (), "", t)]
-        bundles += [
+        groups += [NodeGroup(base, "", "k", t, ("head",), "", t), NodeGroup(base + 1, "", "W", t, ("head",), None, t)]
+        groups += [NodeGroup(base + 2, "", "x", t + 1, (), "", t)]
+        edges += [
             EdgeTemplate(base - 1, base, (Reach("same"),), ("x",)),
             EdgeTemplate(base + 1, base, (), ("W",)),
             EdgeTemplate(base, base + 2, (reach,), ("k",)),
@@ -122,51 +122,51 @@ def test_many_words_agree_whatever_the_reach(kind, heads=5):
         ]
     order = (0, 2, 1, 3, 5, 4, 6)
     position = {old: new for new, old in enumerate(order)}
-    retained = tuple(NodeGroup(position[f.index], *list(vars(f).values())[1:]) for f in (families[k] for k in order))
-    moved = tuple(EdgeTemplate(position[b.parent], position[b.child], b.reaches, b.slots) for b in bundles)
-    folded = TemplateGraph(retained, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
-    ground = GroundGraph(folded, {"": n}).surgery([3])
+    new_groups = tuple(NodeGroup(position[g.index], *list(vars(g).values())[1:]) for g in (groups[k] for k in order))
+    new_edges = tuple(EdgeTemplate(position[e.parent], position[e.child], e.reaches, e.slots) for e in edges)
+    template = TemplateGraph(new_groups, new_edges, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
+    ground = GroundGraph(template, {"": n}).surgery([3])
     graph = as_networkx(ground)
-    questions = [sides(ground, pick) for _ in range(60)]
-    truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
-    assert are_separated(ground, questions).tolist() == truth
-    small = thin_graph(ground, [{0}])
-    assert (len(small.ground) < len(ground)) == (kind in ("same", "every", "causal", "first", "last") or heads > 2)
+    queries = [draw_query(ground, pick) for _ in range(60)]
+    expected = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in queries]
+    assert are_separated(ground, queries).tolist() == expected
+    thinned = thin_graph(ground, [{0}])
+    assert (len(thinned.ground) < len(ground)) == (kind in ("same", "every", "causal", "first", "last") or heads > 2)
 
 
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
 def test_every_case_agrees_with_networkx(case):
     ground = case.sentence.ground
     graph, pick = as_networkx(ground), random.Random(3)
-    questions = [sides(ground, pick) for _ in range(25)]
-    truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
-    assert are_separated(ground, questions).tolist() == truth
+    queries = [draw_query(ground, pick) for _ in range(25)]
+    expected = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in queries]
+    assert are_separated(ground, queries).tolist() == expected
     functions = case.net.network.functional_groups
-    truth = [determined(graph, ground, q, functions) for q in questions]
-    assert are_separated(ground, questions, functions).tolist() == truth
+    expected = [is_d_separated(graph, ground, q, functions) for q in queries]
+    assert are_separated(ground, queries, functions).tolist() == expected
 
 
-def determined(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, functions) -> bool:
+def is_d_separated(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, functions) -> bool:
     """D-separation by its definition: no trail whose colliders lead to what is given, and that no determined node
     blocks; a determined node is a given one, or a function of determined parents."""
-    known = set(q.given) | set(ground.cut_nodes)
+    determined = set(q.given) | set(ground.cut_nodes)
     for node in nx.topological_sort(graph):
-        family = ground.group_of(node)
-        if family.index in functions and ground.template.in_edges[family.index]:
-            known |= {node} if set(graph.predecessors(node)) <= known else set()
+        group = ground.group_of(node)
+        if group.index in functions and ground.template.in_edges[group.index]:
+            determined |= {node} if set(graph.predecessors(node)) <= determined else set()
     opened = set(q.given).union(*(nx.ancestors(graph, z) for z in q.given))
-    starts = [(x, True) for x in q.x - known]
+    starts = [(x, True) for x in q.x - determined]
     observed = set(starts)
     while starts:
-        node, rising = starts.pop()
-        if node in q.y - known:
+        node, upward = starts.pop()
+        if node in q.y - determined:
             return False
-        after = []
-        if node not in known:
-            after += [(child, False) for child in graph.successors(node)]
-        if (rising and node not in known) or (not rising and node in opened):
-            after += [(parent, True) for parent in graph.predecessors(node)]
-        fresh = [step for step in after if step not in observed]
+        steps = []
+        if node not in determined:
+            steps += [(child, False) for child in graph.successors(node)]
+        if (upward and node not in determined) or (not upward and node in opened):
+            steps += [(parent, True) for parent in graph.predecessors(node)]
+        fresh = [step for step in steps if step not in observed]
         observed.update(fresh)
         starts += fresh
     return True
@@ -178,17 +178,17 @@ def test_random_nets_agree_with_pgmpy():
     pick = random.Random(7)
     for _ in range(25):
         n = pick.randint(3, 9)
-        families = tuple(NodeGroup(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
+        groups = tuple(NodeGroup(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
         pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if pick.random() < 0.35]
-        bundles = tuple(EdgeTemplate(i, j, (), ("x",)) for i, j in pairs)
-        ground = GroundGraph(TemplateGraph(families, bundles, {}, {}, tuple((k,) for k in range(n))), {})
+        edges = tuple(EdgeTemplate(i, j, (), ("x",)) for i, j in pairs)
+        ground = GroundGraph(TemplateGraph(groups, edges, {}, {}, tuple((k,) for k in range(n))), {})
         peer = DAG()
         peer.add_nodes_from(range(n))
         peer.add_edges_from(pairs)
-        samples = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
-        questions = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in samples]
-        peer_value = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in questions]
-        assert are_separated(ground, questions).tolist() == peer_value
+        triples = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
+        queries = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in triples]
+        expected = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in queries]
+        assert are_separated(ground, queries).tolist() == expected
 
 
 @settings(max_examples=30, deadline=None)
@@ -201,10 +201,10 @@ def test_arborescences_are_networkxs(n, seed, density):
     graph.add_nodes_from(range(n))
     pairs = itertools.permutations(range(n), 2)
     graph.add_weighted_edges_from((j, i, weight[i, j]) for i, j in pairs if weight[i, j] >= 0)
-    retained = [(p, i) for i, p in enumerate(parents) if p >= 0]
-    assert all(graph.has_edge(*arrow) for arrow in retained)
-    assert not retained or nx.is_forest(nx.DiGraph(retained))
-    total = sum(weight[i, p] for p, i in retained)
+    arrows = [(p, i) for i, p in enumerate(parents) if p >= 0]
+    assert all(graph.has_edge(*arrow) for arrow in arrows)
+    assert not arrows or nx.is_forest(nx.DiGraph(arrows))
+    total = sum(weight[i, p] for p, i in arrows)
     try:
         best = nx.maximum_spanning_arborescence(graph)
     except nx.NetworkXException:
@@ -214,7 +214,7 @@ def test_arborescences_are_networkxs(n, seed, density):
         assert total == pytest.approx(best.size("weight"))
 
 
-# asked of a sentence
+# queries of a sentence
 
 
 def test_separated_nodes_do_not_move_each_other():
@@ -236,8 +236,8 @@ def test_determined_nodes_close_what_is_given():
     plain = s.separated("y_0", "q_0_1", ["c"], verify=True)
     assert not plain and plain.over_choices == pytest.approx(0) and plain.over_roots > 0.1  # by x_0_1
     assert not s.separated("y_0", "W_v_0", ["c"]) and s.separated("y_0", "W_v_0", ["c"], deterministic=True)
-    open_ = s.separated("y_0", "y_1", verify=True)
-    assert not open_ and open_.dependence > 1e-4
+    result = s.separated("y_0", "y_1", verify=True)
+    assert not result and result.dependence > 1e-4
     assert s.separated("y_0", "y_1", ["x_1_0"], verify=True).dependence == pytest.approx(0, abs=1e-12)
     assert s.separated("y_0", "y_1", ["c", "x_0_0", "x_0_1"], deterministic=True)
 
@@ -252,8 +252,8 @@ def test_a_word_that_no_question_names_is_a_way_round(words, between):
     """Slices share no weight here, so past the given states of both ends leads only a word between them."""
     net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, mask="causal")
     s, end = net.sentence(["the", "cat", "sat"][:words]), words - 1
-    separate = s.separated("x_0_0", f"x_2_{end}", ["x_1_0", f"x_1_{end}"])
-    assert bool(separate) != between
+    result = s.separated("x_0_0", f"x_2_{end}", ["x_1_0", f"x_1_{end}"])
+    assert bool(result) != between
 
 
 def test_bad_questions():
@@ -264,9 +264,9 @@ def test_bad_questions():
         s.separated("x_0_0", ["x_0_0"])
     with pytest.raises(bt.UnknownNameError, match="x_0_0 to x_1_1"):
         s.active_trail("x_0_9", "x_1_0")
-    for bad in (3, [3], []):
+    for side in (3, [3], []):
         with pytest.raises(bt.BNetError):
-            s.separated("x_0_0", bad)
+            s.separated("x_0_0", side)
     with pytest.raises(bt.BNetError, match="question"):
         s.separations(["x_0_0"])
     with pytest.raises(bt.BudgetError, match="at most 3 arrows"):

@@ -31,22 +31,22 @@ def test_the_probability_of_evidence_is_a_sum_over_all_states():
     model = net.pyro()
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
     assert -elbo.loss(model, lambda **_: None, y={"dysp": dysp}) == pytest.approx(float(actual.sum()))
-    done = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
-    np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), done / done.sum(), atol=1e-12)
-    for ask in (s.log_prob, lambda e: s.posterior("smoke", e), lambda e: s.sample(5, e)):
+    mass = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
+    np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), mass / mass.sum(), atol=1e-12)
+    for call in (s.log_prob, lambda e: s.posterior("smoke", e), lambda e: s.sample(5, e)):
         with pytest.raises(bt.EvidenceError):
-            ask({"either": 0, "lung": 1})
+            call({"either": 0, "lung": 1})
 
 
 def test_samples_follow_the_joint_and_never_take_an_impossible_state():
     net = textbook()
     full = joint(net)
-    draws = sampled(net, 10_000)
-    given = dict(net.sentence().sample(5_000, {"xray": 1}, seed=0).states)
-    for result in (draws, given):
+    unconditional = sampled(net, 10_000)
+    conditioned = dict(net.sentence().sample(5_000, {"xray": 1}, seed=0).states)
+    for result in (unconditional, conditioned):
         assert torch.equal(result["either"], result["tub"] | result["lung"])
     np.testing.assert_allclose(
-        [float(draws[name].double().mean()) for name in PARENTS],
+        [float(unconditional[name].double().mean()) for name in PARENTS],
         [marginal(full, name, {})[1] for name in PARENTS],
         atol=0.02,
     )
@@ -56,18 +56,18 @@ def test_samples_follow_the_joint_and_never_take_an_impossible_state():
 
 def test_a_counterfactual_of_a_function_follows_from_its_parents():
     s = textbook().sentence()
-    would = s.counterfactual("either", {"tub": 0}, {"tub": 1, "lung": 0}).probabilities
-    np.testing.assert_allclose(would, [1, 0], atol=1e-12)
-    would = s.counterfactual("either", {"tub": 0}, {"tub": 1, "lung": 1}).probabilities
-    np.testing.assert_allclose(would, [0, 1], atol=1e-12)
+    probs = s.counterfactual("either", {"tub": 0}, {"tub": 1, "lung": 0}).probabilities
+    np.testing.assert_allclose(probs, [1, 0], atol=1e-12)
+    probs = s.counterfactual("either", {"tub": 0}, {"tub": 1, "lung": 1}).probabilities
+    np.testing.assert_allclose(probs, [0, 1], atol=1e-12)
 
 
 @pytest.mark.slow
 def test_exports_and_files_have_the_zeros(tmp_path):
     net = textbook()
     net.save(tmp_path / "asia.safetensors")
-    again = bt.load(tmp_path / "asia.safetensors")
-    assert all(value.equal(again.parameters[name]) for name, value in net.parameters.items())
+    loaded = bt.load(tmp_path / "asia.safetensors")
+    assert all(value.equal(loaded.parameters[name]) for name, value in net.parameters.items())
     s = net.sentence()
     s.draw(tmp_path / "asia.bif")
     for model in (s.to_pgmpy(), BIFReader(str(tmp_path / "asia.bif")).get_model()):
@@ -101,10 +101,10 @@ def test_a_fit_keeps_zeros_and_counts_the_rest(options):
     np.testing.assert_allclose(result.theta["either"], tables(net)["either"], atol=1e-12)
     for name in ("bronc", "smoke"):
         counts = np.zeros((2,) * (len(PARENTS[name]) + 1))
-        np.add.at(counts, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
+        np.add.at(counts, tuple(data[column].numpy() for column in (*PARENTS[name], name)), 1)
         np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-3)
-    free = {name: value for name, value in data.items() if name not in ("tub", "lung")}
-    result = flat_options.fit(start, free, restarts=2, progress=False, **{**options, "steps": 2})
+    partial = {name: value for name, value in data.items() if name not in ("tub", "lung")}
+    result = flat_options.fit(start, partial, restarts=2, progress=False, **{**options, "steps": 2})
     np.testing.assert_allclose(result.theta["either"], tables(net)["either"], atol=1e-12)
 
 

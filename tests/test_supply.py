@@ -22,7 +22,7 @@ licences = sys.modules["licences"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(licences)
 
 PINS = {canonicalize_name(name): version for name, version in licences.read_pins().items()}
-INSTALLED = {canonicalize_name(each.metadata["Name"]): each.version.partition("+")[0] for each in distributions()}
+INSTALLED = {canonicalize_name(dist.metadata["Name"]): dist.version.partition("+")[0] for dist in distributions()}
 
 
 def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
@@ -31,16 +31,16 @@ def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
         name: expected for name, expected in licences.read_requirements().items() if name != licences.BUILD
     }  # lives elsewhere
     expected = {name for group in groups.values() for name in licences.resolve_requirements(known, group)}
-    current = {name: INSTALLED[name] for name in expected if name in INSTALLED}
-    assert current and {name: PINS.get(name) for name in current} == current
+    versions = {name: INSTALLED[name] for name in expected if name in INSTALLED}
+    assert versions and {name: PINS.get(name) for name in versions} == versions
 
 
 def test_every_requirement_of_every_extra_is_pinned_within_its_bounds():
     for group, expected in licences.read_requirements().items():
-        for each in expected:
-            name = canonicalize_name(each.name)
+        for requirement in expected:
+            name = canonicalize_name(requirement.name)
             assert name in PINS, (group, name)
-            assert each.specifier.contains(PINS[name], prereleases=True), (group, str(each), PINS[name])
+            assert requirement.specifier.contains(PINS[name], prereleases=True), (group, str(requirement), PINS[name])
 
 
 def test_pins_stand_in_order_and_once():
@@ -51,10 +51,10 @@ def test_pins_stand_in_order_and_once():
 
 
 def test_the_table_of_licences_is_that_of_the_pins():
-    given = licences.read_table()
-    assert {name: version for name, (version, *_) in given.items()} == licences.read_pins()
+    table = licences.read_table()
+    assert {name: version for name, (version, *_) in table.items()} == licences.read_pins()
     known = licences.list_installed()
-    for name, (_, licence, by, groups) in given.items():
+    for name, (_, licence, by, groups) in table.items():
         key = canonicalize_name(name)
         assert licence and licence != "see its files" and by and groups, name
         assert key not in known or known[key].licence == licence, name
@@ -79,9 +79,9 @@ def test_every_pip_of_the_makefile_is_held_to_the_pins():
 
 def test_every_install_that_the_pages_tell_is_held_to_the_pins():
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/getting_started.md", "docs/supply.md")]
-    given = [each for page in pages for each in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
-    clone = [each for each in given if re.search(r"(?:^|\s)\"?\.(?:\[|\s|\"|$)", each)]
-    assert len(clone) >= 6 and all("-c constraints.txt" in each for each in clone), clone
+    commands = [line for page in pages for line in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
+    clone = [line for line in commands if re.search(r"(?:^|\s)\"?\.(?:\[|\s|\"|$)", line)]
+    assert len(clone) >= 6 and all("-c constraints.txt" in line for line in clone), clone
 
 
 @pytest.mark.slow
@@ -89,17 +89,17 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
     """Of the wheel and of the source archive; the archive holds what these tests read, and no file of a megabyte."""
     pytest.importorskip("hatchling", reason="it builds the library")
     command = [sys.executable, "-m", "hatchling", "build", "-d"]
-    for each in ("one", "two"):
-        subprocess.run([*command, str(tmp_path / each)], cwd=ROOT, check=True, capture_output=True)
-    built = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert [name.partition("-")[2] for name in built] == [f"{VERSION}-py3-none-any.whl", f"{VERSION}.tar.gz"]
-    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in built)
-    with zipfile.ZipFile(tmp_path / "one" / built[0]) as wheel:
+    for folder in ("one", "two"):
+        subprocess.run([*command, str(tmp_path / folder)], cwd=ROOT, check=True, capture_output=True)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert [name.partition("-")[2] for name in files] == [f"{VERSION}-py3-none-any.whl", f"{VERSION}.tar.gz"]
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in files)
+    with zipfile.ZipFile(tmp_path / "one" / files[0]) as wheel:
         names = wheel.namelist()
     assert {name.partition("/")[0] for name in names} == {"bnet_transformer", f"bnet_transformer-{VERSION}.dist-info"}
     assert f"bnet_transformer-{VERSION}.dist-info/licenses/LICENSE" in names
-    with tarfile.open(tmp_path / "one" / built[1]) as source:
-        sizes = {each.name.partition("/")[2]: each.size for each in source.getmembers()}
+    with tarfile.open(tmp_path / "one" / files[1]) as source:
+        sizes = {member.name.partition("/")[2]: member.size for member in source.getmembers()}
     assert {"LICENSE", "Makefile", "constraints.txt", ".ci/run", "tests/test_supply.py", "docs/licences.csv"} <= set(
         sizes
     )
@@ -109,18 +109,18 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
 
 
 def test_what_wheels_carry_under_another_licence_is_told():
-    """Shared libraries inside the wheels that are installed here: each that is under a copyleft has its row."""
+    """Shared libraries inside the wheels that are installed here: each under a copyleft licence has a row."""
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`lib" in line]
-    given = {
+    documented = {
         (line.split(" | ")[0].strip("| "), library) for line in rows for library in re.findall(r"`(lib\w+)`", line)
     }
     assert {
-        (name, each)
+        (name, library)
         for name, libraries in licences.list_copyleft_libraries().items()
         if canonicalize_name(name) in PINS
-        for each in libraries
-    } <= given
+        for library in libraries
+    } <= documented
 
 
 def test_the_tools_outside_of_python_are_pinned_or_named():

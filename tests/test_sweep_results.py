@@ -1,4 +1,4 @@
-"""What a sweep tells of its numbers: means, errors, bootstrap intervals, names, parts, frames, plots and figures."""
+"""Results of sweeps: means, errors, bootstrap intervals, names, selections, frames, plots and figures."""
 
 import html
 import itertools
@@ -16,38 +16,38 @@ import bnet_transformer as bt
 from bnet_transformer.figures.options import resolve_highlight
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from tests.sweep_oracle import refusal
-from tests.test_plots import cells, heights, texts
+from tests.test_plots import get_cells, get_heights, get_ticks
 
 WORDS = ("the", "cat", "<sat>")
 
 
-def swept(axes=("slice", "word"), sizes=(2, 3), examples=5, *, hole=False, seed=0, clean=True, scale=1.0):
-    """A sweep of random outcomes; with a hole its first cell is none."""
+def make_sweep(axes=("slice", "word"), sizes=(2, 3), examples=5, *, hole=False, seed=0, clean=True, scale=1.0):
+    """A sweep of random outcomes; with a hole its first cell is missing."""
     generator = torch.Generator().manual_seed(seed)
     outcomes = scale * torch.randn(*sizes, examples, generator=generator, dtype=torch.float64)
-    passed = scale * torch.randn(2, examples, generator=generator, dtype=torch.float64)
+    totals = scale * torch.randn(2, examples, generator=generator, dtype=torch.float64)
     names = {index: "_".join(["x", *map(str, index)]) for index in itertools.product(*map(range, sizes))}
     if hole:
-        first = next(iter(names))
-        outcomes[first] = torch.nan
-        del names[first]
+        hole_index = next(iter(names))
+        outcomes[hole_index] = torch.nan
+        del names[hole_index]
     positions = {axis: tuple(range(1, size + 1)) for axis, size in zip(axes, sizes, strict=True)}
     labels = {axis: tuple(map(str, along)) for axis, along in positions.items()}
     if "word" in axes:
         count = sizes[axes.index("word")]
         positions["word"], labels["word"] = tuple(range(count)), WORDS[:count]
-    base = {"clean": passed[0] if clean else None, "corrupt": passed[1]}
-    return Sweep("x", axes, labels, positions, names, outcomes=outcomes, **base)
+    runs = {"clean": totals[0] if clean else None, "corrupt": totals[1]}
+    return Sweep("x", axes, labels, positions, names, outcomes=outcomes, **runs)
 
 
-def mediated(**passed):
-    one, other = swept(**passed), swept(**passed | {"seed": 7})
-    shared = (one.at, one.axes, one.labels, one.positions, one.names, one.clean, one.corrupt)
-    return Mediation(*shared, one.outcomes, other.outcomes)
+def make_mediation(**options):
+    first, second = make_sweep(**options), make_sweep(**options | {"seed": 7})
+    shared = (first.at, first.axes, first.labels, first.positions, first.names, first.clean, first.corrupt)
+    return Mediation(*shared, first.outcomes, second.outcomes)
 
 
 def test_means_and_errors_are_those_of_numpy():
-    result = swept()
+    result = make_sweep()
     effects = result.outcomes.numpy() - result.corrupt.numpy()
     assert np.array_equal(result.effects, effects)
     assert np.allclose(result.values, effects.mean(-1), rtol=1e-14)
@@ -60,20 +60,20 @@ def test_means_and_errors_are_those_of_numpy():
 
 @pytest.mark.parametrize(("confidence", "examples", "draws"), [(0.95, 5, 999), (0.5, 2, 40), (0.9, 40, 200)])
 def test_intervals_are_those_of_scipy_on_the_same_draws(confidence, examples, draws):
-    result = swept(examples=examples)
+    result = make_sweep(examples=examples)
     low, high = result.interval(confidence, draws=draws, seed=3)
     for index in result.names:
-        passed = (result.effects[index].numpy(),)
+        sample = (result.effects[index].numpy(),)
         options = {"n_resamples": draws, "confidence_level": confidence, "method": "percentile"}
-        peer = scipy.stats.bootstrap(passed, np.mean, rng=np.random.default_rng(3), **options).confidence_interval
+        peer = scipy.stats.bootstrap(sample, np.mean, rng=np.random.default_rng(3), **options).confidence_interval
         assert (float(low[index]), float(high[index])) == pytest.approx((peer.low, peer.high), rel=1e-9)
-    again = result.interval(confidence, draws=draws, seed=3)
-    assert torch.equal(low, again[0]) and torch.equal(high, again[1])
+    repeated = result.interval(confidence, draws=draws, seed=3)
+    assert torch.equal(low, repeated[0]) and torch.equal(high, repeated[1])
     assert not torch.equal(low, result.interval(confidence, draws=draws, seed=4)[0])
 
 
 def test_one_example_has_no_error_and_no_interval():
-    result = swept(examples=1)
+    result = make_sweep(examples=1)
     assert bool(result.error.isnan().all())
     frame = result.to_dataframe()
     assert frame[["error", "low", "high"]].isna().all(axis=None) and frame["effect"].notna().all()
@@ -82,19 +82,19 @@ def test_one_example_has_no_error_and_no_interval():
 
 
 def test_what_is_no_cell_is_nan_and_has_no_name_nor_row():
-    result = swept(hole=True)
-    for passed in (result.values, result.error, result.restored, *result.interval()):
-        assert bool(passed[0, 0].isnan()) and int(passed.isnan().sum()) == 1
+    result = make_sweep(hole=True)
+    for values in (result.values, result.error, result.restored, *result.interval()):
+        assert bool(values[0, 0].isnan()) and int(values.isnan().sum()) == 1
     assert len(result.to_dataframe()) == 5 and len(result.to_dataframe(examples=True)) == 25
     assert len(result.top(99)) == 5
     with pytest.raises(bt.UnknownNameError, match="near matches are x_1_0"):
         result["x_0_0"]
-    swept_away = swept(hole=True).select(slice=1)
-    assert [*swept_away.names.values()] == ["x_0_1", "x_0_2"]
+    part = make_sweep(hole=True).select(slice=1)
+    assert [*part.names.values()] == ["x_0_1", "x_0_2"]
 
 
 def test_infinite_effects_are_no_warnings():
-    result = swept()
+    result = make_sweep()
     result.outcomes[0, 0, 0] = -torch.inf
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -108,7 +108,7 @@ def test_infinite_effects_are_no_warnings():
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
 def test_top_are_the_greatest_up_or_down(seed, count):
-    result = swept(seed=seed)
+    result = make_sweep(seed=seed)
     ranked = sorted(
         ((name, float(result.values[index])) for index, name in result.names.items()), key=lambda e: -abs(e[1])
     )
@@ -116,45 +116,45 @@ def test_top_are_the_greatest_up_or_down(seed, count):
 
 
 def test_frames_have_a_row_for_each_cell_and_example():
-    result = swept()
+    result = make_sweep()
     frame = result.to_dataframe()
     assert [*frame] == ["name", "slice", "word", "token", "effect", "error", "low", "high"]
     assert [*frame.iloc[4, :4]] == ["x_1_1", 2, 1, "cat"]
     low, high = result.interval()
-    for column, passed in {"effect": result.values, "error": result.error, "low": low, "high": high}.items():
-        assert np.array_equal(frame[column], passed.flatten())
-    item = result.to_dataframe(examples=True)
-    assert [*item] == ["name", "slice", "word", "token", "example", "outcome", "effect"] and len(item) == 30
-    assert np.allclose(item.groupby("name", sort=False)["effect"].mean(), result.values.flatten())
-    assert np.array_equal(item["outcome"], result.outcomes.flatten()) and np.array_equal(
-        item["effect"], result.effects.flatten()
+    for column, values in {"effect": result.values, "error": result.error, "low": low, "high": high}.items():
+        assert np.array_equal(frame[column], values.flatten())
+    examples = result.to_dataframe(examples=True)
+    assert [*examples] == ["name", "slice", "word", "token", "example", "outcome", "effect"] and len(examples) == 30
+    assert np.allclose(examples.groupby("name", sort=False)["effect"].mean(), result.values.flatten())
+    assert np.array_equal(examples["outcome"], result.outcomes.flatten()) and np.array_equal(
+        examples["effect"], result.effects.flatten()
     )
-    assert [*item["example"][:6]] == [0, 1, 2, 3, 4, 0] and [*item["name"][4:6]] == ["x_0_0", "x_0_1"]
-    paths = swept(("path",), (2,))
+    assert [*examples["example"][:6]] == [0, 1, 2, 3, 4, 0] and [*examples["name"][4:6]] == ["x_0_0", "x_0_1"]
+    paths = make_sweep(("path",), (2,))
     assert [*paths.to_dataframe()] == ["name", "effect", "error", "low", "high"]
-    single = swept((), ())
+    single = make_sweep((), ())
     assert len(single.to_dataframe()) == 1 and len(single.to_dataframe(examples=True)) == 5
 
 
-def test_places_are_numbers_of_the_net_not_of_the_table():
-    result = swept(("slice", "head", "word"), (2, 4, 3))
+def test_positions_are_numbers_of_the_net_not_of_the_table():
+    result = make_sweep(("slice", "head", "word"), (2, 4, 3))
     part = result.select(slice=2, word=0)
     assert part.axes == ("head",) and torch.equal(part.outcomes, result.outcomes[1, :, 0])
     assert {name: part[name] for name in part.names.values()} == {f"x_1_{h}_0": result[f"x_1_{h}_0"] for h in range(4)}
     assert part.labels == {"head": ("1", "2", "3", "4")} and part.total is not None
     assert torch.equal(result.select(slice=2).select(head=3).values, result.select(head=3, slice=2).values)
-    assert mediated().select(slice=2)["x_1_2"] == mediated()["x_1_2"]
+    assert make_mediation().select(slice=2)["x_1_2"] == make_mediation()["x_1_2"]
 
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6))
 def test_direct_indirect_and_interaction_sum_to_the_total(seed):
-    result = mediated(seed=seed)
+    result = make_mediation(seed=seed)
     total = result.direct + result.indirect + result.interaction
     assert torch.allclose(total, result.total.mean().expand(2, 3), atol=1e-12)
     for part in MEDIATION_PARTS:
-        item = result.of(part)
-        assert torch.equal(item.values, getattr(result, part)) and item.error.shape == (2, 3)
+        sweep = result.of(part)
+        assert torch.equal(sweep.values, getattr(result, part)) and sweep.error.shape == (2, 3)
     direct, indirect = (result.of(part).effects for part in ("direct", "indirect"))
     assert torch.equal(direct, result.direct_outcomes - result.corrupt)
     assert torch.equal(indirect, result.indirect_outcomes - result.corrupt)
@@ -167,136 +167,136 @@ def test_direct_indirect_and_interaction_sum_to_the_total(seed):
 
 
 def test_what_is_shown_is_short_and_escaped():
-    result = swept(("slice", "cell"), (4, 5))
+    result = make_sweep(("slice", "cell"), (4, 5))
     odd = replace(result, at="<b>", names=dict.fromkeys(result.names, "") | {(0, 0): "<i>"})
-    for item in (result, swept(examples=1), swept(clean=False), mediated(), swept((), ())):
-        assert len(repr(item)) < 120 and "tensor" not in repr(item)
-        assert "tensor" not in item._repr_html_()
+    for shown in (result, make_sweep(examples=1), make_sweep(clean=False), make_mediation(), make_sweep((), ())):
+        assert len(repr(shown)) < 120 and "tensor" not in repr(shown)
+        assert "tensor" not in shown._repr_html_()
     assert "<b>" not in odd._repr_html_() and html.escape("<i>") in odd._repr_html_() and "<i>" not in odd._repr_html_()
     assert "The 12 strongest of 20" in result._repr_html_()
 
 
 def test_plots_show_the_numbers_with_their_errors():
-    result = swept()
+    result = make_sweep()
     figure = bt.plot(result)
-    assert np.allclose(cells(figure), result.values) and texts(figure.axes[0]) == ["the", "cat", "<sat>"]
+    assert np.allclose(get_cells(figure), result.values) and get_ticks(figure.axes[0]) == ["the", "cat", "<sat>"]
     norm = figure.axes[0].collections[0].norm
     assert norm.vmin == -norm.vmax == -float(result.values.abs().max())
-    passed = [t.get_text() for t in figure.axes[0].texts]
+    labels = [t.get_text() for t in figure.axes[0].texts]
     assert (
-        sum(t.startswith("±") for t in passed) == 6 and f"±{float(result.error[0, 0]):.2f}".replace("0.", ".") in passed
+        sum(t.startswith("±") for t in labels) == 6 and f"±{float(result.error[0, 0]):.2f}".replace("0.", ".") in labels
     )
-    assert np.allclose(cells(bt.plot(result, restored=True)), result.restored)
+    assert np.allclose(get_cells(bt.plot(result, restored=True)), result.restored)
     figure = bt.plot(result, intervals=True, confidence=0.5)
     low, high = result.interval(0.5)
-    assert f"between {min(float(low.min()), 0):.2g} and {max(float(high.max()), 0):.2g}" in notes(figure)
-    cube = swept(("slice", "head", "word"), (2, 4, 3))
+    assert f"between {min(float(low.min()), 0):.2g} and {max(float(high.max()), 0):.2g}" in get_notes(figure)
+    cube = make_sweep(("slice", "head", "word"), (2, 4, 3))
     figure = bt.plot(cube)
-    assert np.allclose(cells(figure, 1), cube.values[:, 1]) and figure.axes[1].get_title() == "head 2"
-    figure = bt.plot(swept(("slice", "word", "read"), (2, 3, 3), hole=True))
-    assert "Blank: no such cell" in notes(figure) and np.isnan(cells(figure)[0, 0])
-    tiny = swept(scale=1e-5)
+    assert np.allclose(get_cells(figure, 1), cube.values[:, 1]) and figure.axes[1].get_title() == "head 2"
+    figure = bt.plot(make_sweep(("slice", "word", "read"), (2, 3, 3), hole=True))
+    assert "Blank: no such cell" in get_notes(figure) and np.isnan(get_cells(figure)[0, 0])
+    tiny = make_sweep(scale=1e-5)
     figure = bt.plot(tiny)
     assert (
-        np.allclose(cells(figure), 1e6 * tiny.values)
+        np.allclose(get_cells(figure), 1e6 * tiny.values)
         and figure.axes[0].child_axes[0].get_ylabel() == "mean effect, in 10⁻⁶"
     )
 
 
-def notes(figure):
+def get_notes(figure):
     return " ".join(t.get_text() for t in figure.texts).replace("\n", " ")
 
 
 def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
-    result = swept(("cell",), (6,))
+    result = make_sweep(("cell",), (6,))
     figure = bt.plot(result)
-    assert heights(figure) == pytest.approx(result.values.tolist())
+    assert get_heights(figure) == pytest.approx(result.values.tolist())
     ends = np.array([line[:, 1] for line in figure.axes[0].collections[0].get_segments()])
     assert np.allclose(ends.T, torch.stack(result.interval()))
     figure = bt.plot(result, top=2)
-    retained = sorted(int(name[2:]) for name, _ in result.top(2))
-    assert heights(figure) == pytest.approx(result.values[retained].tolist()) and "The 2 strongest of 6" in notes(
+    top = sorted(int(name[2:]) for name, _ in result.top(2))
+    assert get_heights(figure) == pytest.approx(result.values[top].tolist()) and "The 2 strongest of 6" in get_notes(
         figure
     )
-    assert heights(bt.plot(swept((), ()))) == pytest.approx([1e3 * float(swept((), ()).values)])
-    result = mediated(axes=("cell",), sizes=(3,))
-    assert heights(bt.plot(result)) == pytest.approx([*result.direct.tolist(), *result.indirect.tolist()])
-    result = mediated(sizes=(5, 3))
+    assert get_heights(bt.plot(make_sweep((), ()))) == pytest.approx([1e3 * float(make_sweep((), ()).values)])
+    result = make_mediation(axes=("cell",), sizes=(3,))
+    assert get_heights(bt.plot(result)) == pytest.approx([*result.direct.tolist(), *result.indirect.tolist()])
+    result = make_mediation(sizes=(5, 3))
     figure = bt.plot(result)
-    assert np.allclose(cells(figure, 0), result.direct) and np.allclose(cells(figure, 1), result.indirect)
-    assert np.allclose(cells(bt.plot(result, show="interaction")), result.interaction)
-    assert f"The total effect is {float(result.total.mean()):.3g}".replace("-", "−") in notes(figure)
+    assert np.allclose(get_cells(figure, 0), result.direct) and np.allclose(get_cells(figure, 1), result.indirect)
+    assert np.allclose(get_cells(bt.plot(result, show="interaction")), result.interaction)
+    assert f"The total effect is {float(result.total.mean()):.3g}".replace("-", "−") in get_notes(figure)
 
 
 def test_a_cell_below_zero_is_known_without_its_colour():
-    result = swept(sizes=(2, 3), examples=1)
+    result = make_sweep(sizes=(2, 3), examples=1)
     result.outcomes[0, :2, 0] = result.corrupt + torch.tensor([0.001, -0.001])  # too weak for a stroke
-    width = replace(
+    large = replace(
         result,
         labels={"slice": result.labels["slice"], "word": tuple("abc" * 30)},
         positions={},
         names=dict.fromkeys(itertools.product(range(2), range(90)), "x"),
         outcomes=result.outcomes.repeat(1, 30, 1),
     )
-    figure = bt.plot(width)
-    strokes = next(item for item in figure.axes[0].collections if item.get_label() == "below 0")
+    figure = bt.plot(large)
+    strokes = next(collection for collection in figure.axes[0].collections if collection.get_label() == "below 0")
     assert not figure.axes[0].texts
-    samples = {(int(line[0, 1]), round(float(line[:, 0].mean()))) for line in strokes.get_segments()}
-    minimum = 0.02 * float(width.values.abs().max())
-    assert samples == {tuple(index) for index in np.argwhere(width.values.numpy() < -minimum).tolist()}
+    marked = {(int(line[0, 1]), round(float(line[:, 0].mean()))) for line in strokes.get_segments()}
+    threshold = 0.02 * float(large.values.abs().max())
+    assert marked == {tuple(index) for index in np.argwhere(large.values.numpy() < -threshold).tolist()}
 
 
 def test_plots_leave_what_has_no_page_to_parts_of_it():
-    deep = swept(("slice", "head", "word", "read"), (2, 2, 3, 3))
+    deep = make_sweep(("slice", "head", "word", "read"), (2, 2, 3, 3))
     with pytest.raises(bt.BNetError, match=r"\.select\(slice=1\)"):
         bt.plot(deep)
-    assert np.allclose(cells(bt.plot(deep.select(slice=1))), deep.values[0, 0])
+    assert np.allclose(get_cells(bt.plot(deep.select(slice=1))), deep.values[0, 0])
     with pytest.raises(bt.BNetError, match="show='indirect'"):
-        bt.plot(mediated(axes=("slice", "head", "word"), sizes=(2, 4, 3)))
-    local = Figure().subplots()
-    assert bt.plot(swept(), ax=local) is local.figure
+        bt.plot(make_mediation(axes=("slice", "head", "word"), sizes=(2, 4, 3)))
+    ax = Figure().subplots()
+    assert bt.plot(make_sweep(), ax=ax) is ax.figure
 
 
 def test_figures_mark_the_strongest_cells():
     net = bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "dog", "sat"])
     clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
-    samples = {*corrupt.graph()}
+    nodes = {*corrupt.graph()}
     result = bt.sweep(clean, corrupt, at="v -> a", metric={"y_2": ("cat", "dog")})
-    marks, routes = resolve_highlight(result, samples)
+    marks, routes = resolve_highlight(result, nodes)
     (best, effect), *_ = result.top(1)
     source, target = best.split(" -> ")
     assert marks[target] == f"{effect:+.2g}" and marks[source] == "marked" and (source, target) in routes
-    assert {source, target} <= {*resolve_highlight(best, samples)[0]}
-    assert [*resolve_highlight({"q_0_*_1": "here"}, samples)[0]] == ["q_0_0_1", "q_0_1_1"]
-    assert resolve_highlight({"q_0_0_1": "first", "q_0_0_1 -> a_0_0_1": "then"}, samples)[0] == {
+    assert {source, target} <= {*resolve_highlight(best, nodes)[0]}
+    assert [*resolve_highlight({"q_0_*_1": "here"}, nodes)[0]] == ["q_0_0_1", "q_0_1_1"]
+    assert resolve_highlight({"q_0_0_1": "first", "q_0_0_1 -> a_0_0_1": "then"}, nodes)[0] == {
         "q_0_0_1": "first",
         "a_0_0_1": "then",
     }
-    both = resolve_highlight({"q_0_0_1": "first", "q_0_*_1": "then"}, samples)[0]
-    assert both == {"q_0_0_1": "first", "q_0_1_1": "then"}
-    assert [*resolve_highlight("j_0_1_2[0]", samples)[0]] == ["a_0_1_2"]
-    assert ("v_0_1_0", "a_0_1_2") in resolve_highlight("v_0_*_0 -> a_0_1_2", samples)[1]
+    marked = resolve_highlight({"q_0_0_1": "first", "q_0_*_1": "then"}, nodes)[0]
+    assert marked == {"q_0_0_1": "first", "q_0_1_1": "then"}
+    assert [*resolve_highlight("j_0_1_2[0]", nodes)[0]] == ["a_0_1_2"]
+    assert ("v_0_1_0", "a_0_1_2") in resolve_highlight("v_0_*_0 -> a_0_1_2", nodes)[1]
     box = next(box for box in corrupt.picture(highlight=result).boxes if box.name == target)
     assert box.mark == f"{effect:+.2g}"
     with pytest.raises(bt.UnknownNameError, match="q_0_0_1"):
-        resolve_highlight("q_0_0_9", samples)
+        resolve_highlight("q_0_0_9", nodes)
 
 
 def test_bad_input_says_what_is_allowed():
-    result, plain = swept(), swept(clean=False)
-    same = replace(result, clean=result.corrupt)
-    cube = swept(("slice", "head", "word"), (2, 2, 2))
-    for ask, passed in [
+    result, plain = make_sweep(), make_sweep(clean=False)
+    equal_runs = replace(result, clean=result.corrupt)
+    cube = make_sweep(("slice", "head", "word"), (2, 2, 2))
+    for call, message in [
         (lambda: result["x_0_7"], "near matches are x_0_"),
         (lambda: result.select(head=0), "slice"),
         (lambda: result.select(slice=0), "one of 1 to 2; got 0"),
         (lambda: plain.total, "a clean run"),
-        (lambda: same.restored, "whose metrics differ"),
-        (lambda: mediated().of("total"), "'direct', 'indirect', 'interaction'"),
+        (lambda: equal_runs.restored, "whose metrics differ"),
+        (lambda: make_mediation().of("total"), "'direct', 'indirect', 'interaction'"),
         (lambda: bt.plot(result, interval=True), "intervals"),
-        (lambda: bt.plot(swept(examples=1), intervals=True), "a single example"),
+        (lambda: bt.plot(make_sweep(examples=1), intervals=True), "a single example"),
         (lambda: bt.plot(result, intervals=True, restored=True), "restored=True"),
         (lambda: bt.plot(cube, intervals=True), "3 axes"),
-        (lambda: bt.plot(mediated(), show="total"), "'direct', 'indirect', 'interaction'"),
+        (lambda: bt.plot(make_mediation(), show="total"), "'direct', 'indirect', 'interaction'"),
     ]:
-        assert passed in refusal(ask), passed
+        assert message in refusal(call), message

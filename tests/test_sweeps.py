@@ -13,7 +13,7 @@ from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, jolted
 from tests.sweep_oracle import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
 
-CELLS, RUNS = 4, 20  # of a sweep, that the reference is asked for at most; and its runs for these
+CELLS, RUNS = 4, 20  # of a sweep that the reference computes at most; and its runs for these
 
 
 def close(actual, expected, tolerance=1e-10):
@@ -22,28 +22,28 @@ def close(actual, expected, tolerance=1e-10):
     )
 
 
-def doubled(**options):
+def make_net(**options):
     return jolted(chapter(**{"heads": 2, "combine": "concat", "slices": 2, "residual": True, **options})()).to(D)
 
 
-def two(net, corrupt="the cat sat", clean="dog cats sat"):
+def make_sentences(net, corrupt="the cat sat", clean="dog cats sat"):
     return net.sentence(clean), net.sentence(corrupt)
 
 
-def some(indices, states, key, count=2):
-    """As many cells of a sweep, chosen at random, as the oracle has time for; the last among them."""
+def choose(indices, states, key, count=2):
+    """Random cells of a sweep, as many as the oracle has time for, and the last one."""
     indices = sorted(indices)
     picked = random.Random(str(key)).sample(indices, min(len(indices), count, RUNS // states))
     return dict.fromkeys([indices[-1], *picked])
 
 
-def check(result, slow, patches, tolerance=1e-10):
-    """Cells of a sweep are what one intervention at a time comes to."""
+def check(result, oracle, patches, tolerance=1e-10):
+    """Check that cells of a sweep equal one intervention at a time."""
     for index, patch in patches.items():
-        close(result.outcomes[index][0], slow.outcome(patch), tolerance)
+        close(result.outcomes[index][0], oracle.outcome(patch), tolerance)
 
 
-def roles(net):
+def find_roles(net):
     """The roles that a sweep may be over: nodes that are functions, and words that are given."""
     kinds = {m.group.stem: m.tpm.kind for m in net.network.specs}
     return [role for role, kind in kinds.items() if kind == "deterministic"]
@@ -53,26 +53,26 @@ def roles(net):
 
 
 def test_the_oracle_is_do_and_the_posterior():
-    """In an open net, set in words that no choice decides, and in a closed one at every node."""
+    """With open choices, at words that do not depend on them; with all choices set, at every node."""
     clean, corrupt = pair(case("codebook"))
-    slow = Slow(clean, corrupt, ("y_2",))
-    done = corrupt.do(x_0_1=clean)
-    world = done.state.model
+    oracle = Slow(clean, corrupt, ("y_2",))
+    fixed = corrupt.do(x_0_1=clean)
+    model = fixed.state.model
     close(
-        slow.told(setting([done.ground.id("x_0_1")]))[0][0].exp(),
-        reference.posterior(world, world.ground.id("y_2"), {}),
+        oracle.told(setting([fixed.ground.id("x_0_1")]))[0][0].exp(),
+        reference.posterior(model, model.ground.id("y_2"), {}),
     )
     clean, corrupt = pair(case("encoder-decoder"))
-    slow = Slow(clean, corrupt, ("dec_y_1", "dec_x_2_0"))
+    oracle = Slow(clean, corrupt, ("dec_y_1", "dec_x_2_0"))
     for name in ("enc_x_1_2", "dec_cross_v_0_1", "dec_a_1_1", "dec_W_k_0"):
-        done = corrupt.do({name: clean[name]})
-        log, value = slow.told(setting([done.ground.id(name)]))
-        close(log[0], done.tpm("dec_y_1").logits)
-        close(value[0], done["dec_x_2_0"])
+        fixed = corrupt.do({name: clean[name]})
+        log_probs, values = oracle.told(setting([fixed.ground.id(name)]))
+        close(log_probs[0], fixed.tpm("dec_y_1").logits)
+        close(values[0], fixed["dec_x_2_0"])
 
 
-MANY = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # many joint states: one role is enough
-SAID = [each for each in CASES if each.said is not None]
+LARGE = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # many joint states: one role is enough
+CASES_WITH_WORDS = [case_ for case_ in CASES if case_.said is not None]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
 
 
@@ -110,33 +110,33 @@ ROLES = {
 }
 
 
-def check_roles(each, some_roles, count):
+def check_roles(case_, roles, count):
     """Sweep roles of a case; so many of the cells are compared with the oracle."""
-    clean, corrupt = pair(each)
+    clean, corrupt = pair(case_)
     names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
-    base = [slow.outcome(base=0)], [slow.outcome()]
-    for number, role in enumerate(some_roles):
+    oracle = Slow(clean, corrupt, tuple(names))
+    base = [oracle.outcome(base=0)], [oracle.outcome()]
+    for number, role in enumerate(roles):
         axes = axes_of(corrupt, role)
-        coarser = [over for n in range(1, len(axes)) for over in itertools.combinations(axes, n)]
-        if (each.name, role) in REFUSED:
+        subsets = [over for n in range(1, len(axes)) for over in itertools.combinations(axes, n)]
+        if (case_.name, role) in REFUSED:
             with pytest.raises(bt.EvidenceError, match=r"one for each state of a choice.*do\("):
                 bt.sweep(clean, corrupt, at=role, metric=metric(names))
             continue
-        joined = random.Random(f"{each.name} {role}").choice(coarser) if coarser and len(slow.runs) < RUNS else None
-        for over in dict.fromkeys((None, joined)):
+        joint = random.Random(f"{case_.name} {role}").choice(subsets) if subsets and len(oracle.runs) < RUNS else None
+        for over in dict.fromkeys((None, joint)):
             result = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=over)
             expected = cells(corrupt, role, over)
             assert result.axes == (axes if over is None else over) and len(result.labels) == len(result.axes)
             assert set(itertools.product(*map(range, result.outcomes.shape[:-1]))) == set(expected)
-            picked = some(expected, len(slow.runs), (each.name, role, over), count)
-            check(result, slow, {index: setting(expected[index]) for index in picked})
+            picked = choose(expected, len(oracle.runs), (case_.name, role, over), count)
+            check(result, oracle, {index: setting(expected[index]) for index in picked})
             for index in picked if over is None else ():
                 assert result.names[index] == corrupt.ground.name(expected[index][0])
             if over is None and number == 0:
-                rough = bt.sweep(*pair(each, torch.float32), at=role, metric=metric(names))
-                close(rough.outcomes, result.outcomes, 1e-5)
-                close(rough.corrupt, result.corrupt, 1e-5)
+                f32 = bt.sweep(*pair(case_, torch.float32), at=role, metric=metric(names))
+                close(f32.outcomes, result.outcomes, 1e-5)
+                close(f32.corrupt, result.corrupt, 1e-5)
         close(result.clean, base[0])
         close(result.corrupt, base[1])
 
@@ -150,15 +150,15 @@ def test_roles_of_every_kind_are_swept_as_one_node_is_set_at_a_time(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("each", SAID, ids=lambda each: each.name)
-def test_every_role_is_swept_as_one_node_is_set_at_a_time(each):
-    every_role = roles(each.net)
-    check_roles(each, every_role[::3] if each.name in MANY else every_role, CELLS)
+@pytest.mark.parametrize("case_", CASES_WITH_WORDS, ids=lambda case_: case_.name)
+def test_every_role_is_swept_as_one_node_is_set_at_a_time(case_):
+    every_role = find_roles(case_.net)
+    check_roles(case_, every_role[::3] if case_.name in LARGE else every_role, CELLS)
 
 
 @pytest.mark.parametrize("name", ["marginal", "experts", "hidden Markov"])
 def test_choices_that_values_decide_are_set_first(name):
-    """As the refusal says: with these set in both runs, alike or not, every role is swept."""
+    """As the error advises: with these set in both runs, to equal values or not, every role is swept."""
     clean, corrupt = pair(case(name))
     stem = {"marginal": "j", "experts": "r", "hidden Markov": "z"}[name]
     nodes = [n for n in corrupt.ground.names if n.startswith(f"{stem}_")]
@@ -167,10 +167,10 @@ def test_choices_that_values_decide_are_set_first(name):
         for shift, s in enumerate((clean, corrupt))
     )
     names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
-    for role in (*roles(corrupt.net), stem):
+    oracle = Slow(clean, corrupt, tuple(names))
+    for role in (*find_roles(corrupt.net), stem):
         result, expected = bt.sweep(clean, corrupt, at=role, metric=metric(names)), cells(corrupt, role)
-        check(result, slow, {index: setting(expected[index]) for index in some(expected, 1, (name, role))})
+        check(result, oracle, {index: setting(expected[index]) for index in choose(expected, 1, (name, role))})
 
 
 READERS = {
@@ -189,28 +189,28 @@ def test_rows_and_entries_of_attention(name):
     role, reader = READERS[name]
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
+    oracle = Slow(clean, corrupt, tuple(names))
     ground = corrupt.ground
-    families = [f for f in ground.template.by_stem[reader] if ground.template.in_edges[f.index]]
+    groups = [g for g in ground.template.by_stem[reader] if ground.template.in_edges[g.index]]
     rows = {}
-    for k, family in enumerate(families):
-        for node in ground.select_nodes(family).tolist():
-            if slow.corrupt.net.network.specs[family.index].tpm.kind == "deterministic" and reading_of(slow, node):
+    for k, group in enumerate(groups):
+        for node in ground.select_nodes(group).tolist():
+            if oracle.corrupt.net.network.specs[group.index].tpm.kind == "deterministic" and get_row(oracle, node):
                 rows[(k, *ground.unravel_index(node)[1])] = node
     result = bt.sweep(clean, corrupt, at=role, metric=metric(names))
     assert result.axes[0] == "slice" and result.axes[-1] == "word" and set(rows) == all_indices(result)
-    check(result, slow, {index: reading([rows[index]]) for index in some(rows, len(slow.runs), name)})
-    together = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=result.axes[:-1])
-    for index in all_indices(together):
-        close(together.outcomes[index][0], slow.outcome(reading([n for key, n in rows.items() if key[:-1] == index])))
-    single = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*result.axes, "read"))
-    present = {(*index, word): node for index, node in rows.items() for word in reading_of(slow, node)[0]}
-    assert {tuple(at) for at in (~single.outcomes[..., 0].isnan()).nonzero().tolist()} == set(present)
-    check(single, slow, {at: reading([present[at]], [at[-1]]) for at in some(present, len(slow.runs), (name, 1))})
+    check(result, oracle, {index: reading([rows[index]]) for index in choose(rows, len(oracle.runs), name)})
+    joined = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=result.axes[:-1])
+    for index in all_indices(joined):
+        close(joined.outcomes[index][0], oracle.outcome(reading([n for key, n in rows.items() if key[:-1] == index])))
+    entry = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*result.axes, "read"))
+    present = {(*index, word): node for index, node in rows.items() for word in get_row(oracle, node)[0]}
+    assert {tuple(at) for at in (~entry.outcomes[..., 0].isnan()).nonzero().tolist()} == set(present)
+    check(entry, oracle, {at: reading([present[at]], [at[-1]]) for at in choose(present, len(oracle.runs), (name, 1))})
 
 
-def reading_of(slow, node):
-    return slow.runs[0][1].attention(node)
+def get_row(oracle, node):
+    return oracle.runs[0][1].attention(node)
 
 
 def all_indices(result):
@@ -220,33 +220,33 @@ def all_indices(result):
 # several examples, chunks, choices
 
 
-def several(net, count=3, seed=3, words=3):
+def make_examples(net, count=3, seed=3, words=3):
     pick = random.Random(seed)
-    known = ["cat", "dog", "sat", "ran", "the", "a"]
-    text = [[" ".join(pick.choices(known, k=words)) for _ in range(count)] for _ in "ab"]
-    return [[net.sentence(each) for each in side] for side in text]
+    vocabulary = ["cat", "dog", "sat", "ran", "the", "a"]
+    texts = [[" ".join(pick.choices(vocabulary, k=words)) for _ in range(count)] for _ in "ab"]
+    return [[net.sentence(text) for text in side] for side in texts]
 
 
-SEVERAL = {
+EXAMPLES = {
     "concat": ({}, 3, ("x", "q", "j", "v -> a", ["x_0_1", "x_1_*"])),
     "select": ({"combine": "select"}, 3, ("x", "v -> x")),
     "select, per word": ({"combine": "select", "per": "word", "slices": 1}, 2, ("x", "v -> x")),
 }
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_several_examples_are_each_alone(name):
-    options, words, swept = SEVERAL[name]
-    clean, corrupt = several(doubled(observe=bt.tpm.Categorical(3), **options), 2, words=words)
-    for at in swept:
-        ask = {"at": at, "metric": metric(["y_0", f"y_{words - 1}"])}
-        result = bt.sweep(clean, corrupt, **ask)
+    options, words, sites = EXAMPLES[name]
+    clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3), **options), 2, words=words)
+    for at in sites:
+        query = {"at": at, "metric": metric(["y_0", f"y_{words - 1}"])}
+        result = bt.sweep(clean, corrupt, **query)
         assert result.outcomes.shape[-1] == len(result.corrupt) == len(result.clean) == 2, at
         for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
-            same(result, bt.sweep(one, other, **ask), k)
+            check_same(result, bt.sweep(one, other, **query), k)
 
 
-def same(result, single, k=slice(None)):
+def check_same(result, single, k=slice(None)):
     present = ~single.outcomes.isnan()
     assert torch.equal(~result.outcomes[..., k].reshape(present.shape).isnan(), present)
     close(result.outcomes[..., k].reshape(present.shape)[present], single.outcomes[present])
@@ -263,10 +263,10 @@ def test_chunks_give_the_same(at):
     clean, corrupt = (
         [net.sentence(text) for text in side] for side in (("the cat", "cat sat"), ("sat cat", "the sat"))
     )
-    ask = {"at": at, "metric": metric(["y_0", "y_1"])}
-    full = bt.sweep(clean, corrupt, **ask)
+    query = {"at": at, "metric": metric(["y_0", "y_1"])}
+    expected = bt.sweep(clean, corrupt, **query)
     for memory in (1, 2**13):
-        same(bt.sweep(clean, corrupt, memory=memory, **ask), full)
+        check_same(bt.sweep(clean, corrupt, memory=memory, **query), expected)
 
 
 def test_a_metric_of_states_is_that_of_a_function():
@@ -275,19 +275,19 @@ def test_a_metric_of_states_is_that_of_a_function():
         [net.sentence(text) for text in side]
         for side in (["the cat sat", "sat sat cat"], ["cat cat sat", "the sat the"])
     )
-    given = {"at": "x", "over": ("slice", "word")}
+    query = {"at": "x", "over": ("slice", "word")}
 
-    def swept(metric):
-        return bt.sweep(clean, corrupt, metric=metric, **given).outcomes
+    def run_sweep(metric):
+        return bt.sweep(clean, corrupt, metric=metric, **query).outcomes
 
-    y = [swept({"y_2": k}) for k in range(3)]
-    close(swept({"y_2": "cat"}), y[net.network.vocabularies[""].index("cat")])
-    close(swept({"y_2": (0, 2)}), y[0] - y[2])
-    close(swept({"y_2": [2, 1]}), torch.stack([y[2][..., 0], y[1][..., 1]], -1))
-    each = [y[0][..., 0] - y[2][..., 0], y[1][..., 1] - y[0][..., 1]]
-    close(swept({"y_2": ([0, 1], [2, 0])}), torch.stack(each, -1))
-    close(swept(lambda y_2: y_2[:, 0] - y_2[:, 2]), y[0] - y[2])
-    close(sum(each.exp() for each in y), torch.ones_like(y[0]))
+    y = [run_sweep({"y_2": k}) for k in range(3)]
+    close(run_sweep({"y_2": "cat"}), y[net.network.vocabularies[""].index("cat")])
+    close(run_sweep({"y_2": (0, 2)}), y[0] - y[2])
+    close(run_sweep({"y_2": [2, 1]}), torch.stack([y[2][..., 0], y[1][..., 1]], -1))
+    differences = [y[0][..., 0] - y[2][..., 0], y[1][..., 1] - y[0][..., 1]]
+    close(run_sweep({"y_2": ([0, 1], [2, 0])}), torch.stack(differences, -1))
+    close(run_sweep(lambda y_2: y_2[:, 0] - y_2[:, 2]), y[0] - y[2])
+    close(sum(values.exp() for values in y), torch.ones_like(y[0]))
 
 
 def test_open_choices_are_averaged_before_the_metric():
@@ -295,22 +295,22 @@ def test_open_choices_are_averaged_before_the_metric():
     clean, corrupt = pair(case("slice"))
     result = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     states = list(itertools.product((0, 1), repeat=3))
-    each = [{f"c_{t}": c for t, c in enumerate(chosen)} for chosen in states]
+    settings = [{f"c_{t}": c for t, c in enumerate(chosen)} for chosen in states]
     pi = torch.stack([corrupt.posterior(f"c_{t}") for t in range(3)]).log()
-    share = torch.stack([sum(pi[t, c] for t, c in enumerate(chosen)) for chosen in states])
+    log_weights = torch.stack([sum(pi[t, c] for t, c in enumerate(chosen)) for chosen in states])
     for t, i in ((0, 1), (2, 2), (3, 0)):
-        logs = [corrupt.do(c).do({f"x_{t}_{i}": clean.do(c)[f"x_{t}_{i}"]}).tpm("y_2").logits[1] for c in each]
-        close(result.outcomes[t, i, 0], torch.logsumexp(share + torch.stack(logs), 0))
-    closed = bt.sweep(clean.do(each[1]), corrupt.do(each[1]), at="x", metric={"y_2": 1})
+        log_probs = [corrupt.do(c).do({f"x_{t}_{i}": clean.do(c)[f"x_{t}_{i}"]}).tpm("y_2").logits[1] for c in settings]
+        close(result.outcomes[t, i, 0], torch.logsumexp(log_weights + torch.stack(log_probs), 0))
+    closed = bt.sweep(clean.do(settings[1]), corrupt.do(settings[1]), at="x", metric={"y_2": 1})
     assert bool((closed.outcomes != result.outcomes).any())
 
 
 def test_past_the_budget_of_states_do_is_named():
     net = jolted(bt.bayesuvius(4, heads=4, slices=9, per="slice", observe=bt.tpm.Categorical(2))).to(D)
     with pytest.raises(bt.BudgetError, match=r"do\("):
-        bt.sweep(*two(net), at="x", metric={"y_2": 1})
-    chosen = {f"c_{t}": t % 4 for t in range(8)}
-    clean, corrupt = (s.do(chosen) for s in two(net))
+        bt.sweep(*make_sentences(net), at="x", metric={"y_2": 1})
+    choices = {f"c_{t}": t % 4 for t in range(8)}
+    clean, corrupt = (s.do(choices) for s in make_sentences(net))
     check(
         bt.sweep(clean, corrupt, at="x", metric=metric(["y_2"])),
         Slow(clean, corrupt, ("y_2",)),
@@ -323,35 +323,35 @@ def test_past_the_budget_of_states_do_is_named():
 
 @pytest.mark.parametrize("options", [{}, {"combine": "select"}], ids=str)
 def test_ablations_are_what_do_says(options):
-    net = doubled(observe=bt.tpm.Categorical(3), **options)
-    remaining, (corrupt, more) = several(net, 2)
-    remaining = [s.do(c=1) for s in remaining] if options else remaining
-    corrupt, more = (s.do(c=1) if options else s for s in (corrupt, more))
-    for clean in (Zero(), Mean(), Mean(remaining), Noise(0.3), Noise(0.3, seed=2)):
-        result = bt.sweep(clean, [corrupt, more], at="q", metric={"y_2": 1})
+    net = make_net(observe=bt.tpm.Categorical(3), **options)
+    references, (corrupt, other) = make_examples(net, 2)
+    references = [s.do(c=1) for s in references] if options else references
+    corrupt, other = (s.do(c=1) if options else s for s in (corrupt, other))
+    for clean in (Zero(), Mean(), Mean(references), Noise(0.3), Noise(0.3, seed=2)):
+        result = bt.sweep(clean, [corrupt, other], at="q", metric={"y_2": 1})
         assert result.clean is None and len(result.names) == result.outcomes[..., 0].numel()
         for index, name in result.names.items():
-            for k, s in enumerate((corrupt, more)):
+            for k, s in enumerate((corrupt, other)):
                 close(result.outcomes[index][k], s.do({name: clean}).tpm("y_2").logits[1])
     with pytest.raises(bt.BNetError):
         bt.sweep(Attend([1.0, 0, 0]), corrupt, at="q", metric={"y_2": 1})
 
 
 def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
-    """Sentences of other lengths, some set or observed, of another net: as means by hand say; all heads of a word
+    """Sentences of other lengths, set or observed, of another net: against means computed by hand; all heads of a word
     together, and in parts where there is little memory."""
-    net = doubled(observe=bt.tpm.Categorical(3))
-    (first, second), (corrupt, more) = several(net, 2)
-    longer, other = net.sentence("a dog sat on the mat"), doubled(observe=bt.tpm.Categorical(3)).sentence("a dog ran")
-    observed, done = first.observe(y_0=1), first.do(x_1_1=second)
-    for remaining in ([first, second], [first, longer], [done, second], [observed, longer, other]):
+    net = make_net(observe=bt.tpm.Categorical(3))
+    (first, second), (corrupt, second_corrupt) = make_examples(net, 2)
+    longer, other = net.sentence("a dog sat on the mat"), make_net(observe=bt.tpm.Categorical(3)).sentence("a dog ran")
+    observed, patched = first.observe(y_0=1), first.do(x_1_1=second)
+    for references in ([first, second], [first, longer], [patched, second], [observed, longer, other]):
         for over, memory in ((None, 2**29), (("slice", "word"), 1)):
             query = {"at": "a", "over": over, "metric": {"y_2": 1}, "memory": memory}
-            result = bt.sweep(Mean(remaining), [corrupt, more], **query)
+            result = bt.sweep(Mean(references), [corrupt, second_corrupt], **query)
             for t, i in ((0, 0), (1, 2)):
                 names = [f"a_{t}_{h}_{i}" for h in range(2)]
-                means = {name: sum(s[name] for s in remaining) / len(remaining) for name in names}
-                for k, s in enumerate((corrupt, more)):
+                means = {name: sum(s[name] for s in references) / len(references) for name in names}
+                for k, s in enumerate((corrupt, second_corrupt)):
                     if over is None:
                         expected = s.do({names[1]: means[names[1]]}).tpm("y_2").logits[1]
                         close(result.outcomes[t, 1, i, k], expected)
@@ -360,71 +360,71 @@ def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
 
 
 @pytest.mark.parametrize(
-    "clean", [lambda remaining: Mean(remaining), lambda remaining: Mean(), lambda remaining: Noise(0.3)]
+    "clean", [lambda references: Mean(references), lambda references: Mean(), lambda references: Noise(0.3)]
 )
 def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
     """A mean over sentences takes one run of the net more than zeros do, whatever is set and however many examples."""
-    net, runs = doubled(observe=bt.tpm.Categorical(3)), []
+    net, runs = make_net(observe=bt.tpm.Categorical(3)), []
     run = CompiledModule.run
     monkeypatch.setattr(CompiledModule, "run", lambda self, request: runs.append(1) or run(self, request))
 
-    def counted(clean, count):
+    def count_runs(clean, count):
         runs.clear()
         words = ["cat", "dog", "bird", "fish", "cow", "hen", "fox", "ox"]
         bt.sweep(clean, [net.sentence(f"the {word} sat") for word in words[:count]], at="a", metric={"y_2": 1})
         return len(runs)
 
-    remaining = [net.sentence(f"a {word} ran") for word in ("cat", "dog", "bird")]
+    references = [net.sentence(f"a {word} ran") for word in ("cat", "dog", "bird")]
     for count in (1, 8):
-        assert counted(clean(remaining), count) <= counted(Zero(), count) + 1
+        assert count_runs(clean(references), count) <= count_runs(Zero(), count) + 1
 
 
 def test_open_choices_are_ablated_state_by_state():
-    net = doubled(combine="select", observe=bt.tpm.Categorical(3))
-    corrupt = two(net)[1]
+    net = make_net(combine="select", observe=bt.tpm.Categorical(3))
+    corrupt = make_sentences(net)[1]
     result = bt.sweep(Zero(), corrupt, at="q", metric={"y_2": 1})
     for index, name in result.names.items():
-        done = corrupt.do({name: Zero()})
-        close(result.outcomes[index][0].exp(), done.posterior("y_2")[1])
+        ablated = corrupt.do({name: Zero()})
+        close(result.outcomes[index][0].exp(), ablated.posterior("y_2")[1])
 
 
 def test_a_choice_that_is_set_in_one_run_alone():
     """The corrupt run goes through its states, each with the same clean values; what both set is swept as it is."""
-    net = doubled(combine="select", heads=3, observe=bt.tpm.Categorical(3))
-    one, other = two(net)
-    ask = {"metric": metric(["y_0", "y_2"])}
+    net = make_net(combine="select", heads=3, observe=bt.tpm.Categorical(3))
+    one, other = make_sentences(net)
+    query = {"metric": metric(["y_0", "y_2"])}
     for clean, corrupt in ((one.do(c=0), other), (one.do(c=0), other.do(c=2))):
-        slow = Slow(clean, corrupt, ("y_0", "y_2"))
+        oracle = Slow(clean, corrupt, ("y_0", "y_2"))
         for role in ("x", "q"):
-            result, expected = bt.sweep(clean, corrupt, at=role, **ask), cells(corrupt, role)
-            check(result, slow, {index: setting(expected[index]) for index in some(expected, 1, role)})
-            close(result.corrupt, [slow.outcome()])
-            close(result.clean, [slow.outcome(base=0)])
+            result, expected = bt.sweep(clean, corrupt, at=role, **query), cells(corrupt, role)
+            check(result, oracle, {index: setting(expected[index]) for index in choose(expected, 1, role)})
+            close(result.corrupt, [oracle.outcome()])
+            close(result.clean, [oracle.outcome(base=0)])
     with pytest.raises(bt.EvidenceError, match=r"c: expected a choice open in both.*do\(c=...\)"):
         bt.sweep(one, other.do(c=1), at="x", metric={"y_2": 1})
-    result = bt.sweep(clean, corrupt, at=["c", "x_0"], **ask)
+    result = bt.sweep(clean, corrupt, at=["c", "x_0"], **query)
     close(result.outcomes[0], [Slow(clean, corrupt.do(c=0), ("y_0", "y_2")).outcome()])
-    close(bt.sweep(clean, corrupt, at="c", **ask).outcomes.flatten(), result.outcomes[0])
+    close(bt.sweep(clean, corrupt, at="c", **query).outcomes.flatten(), result.outcomes[0])
 
 
 def test_entries_of_rows_beside_what_is_set():
-    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     row = Attend([0.2, 0.5, 0.3])
     clean, corrupt = clean.do({"a_1_0_1": row}), corrupt.do({"a_0_1_2": row, "x_1_1": Zero()})
-    slow, expected = Slow(clean, corrupt, ("y_0", "y_2")), cells(corrupt, "a")
-    ask = {"at": "j", "over": ("slice", "head", "word", "read"), "metric": metric(["y_0", "y_2"])}
-    result = bt.sweep(clean, corrupt, **ask)
-    check(result, slow, {(*at, 1): reading([expected[at][0]], [1]) for at in some(expected, 1, "read")})
+    oracle, expected = Slow(clean, corrupt, ("y_0", "y_2")), cells(corrupt, "a")
+    query = {"at": "j", "over": ("slice", "head", "word", "read"), "metric": metric(["y_0", "y_2"])}
+    result = bt.sweep(clean, corrupt, **query)
+    check(result, oracle, {(*at, 1): reading([expected[at][0]], [1]) for at in choose(expected, 1, "read")})
 
 
 def test_examples_in_which_other_nodes_are_set_are_refused():
-    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     with pytest.raises(bt.BNetError, match=r"corrupt\[1\].*do\(\)"):
         bt.sweep([clean, clean], [corrupt, corrupt.do(a_0=Zero())], at="x", metric={"y_2": 1})
 
 
 def test_a_treatment_is_a_clean_sentence():
-    corrupt = two(doubled())[1]
+    corrupt = make_sentences(make_net())[1]
     clean = corrupt.do(x_0_1=torch.ones(4, dtype=D))
     result = bt.sweep(clean, corrupt, at="x", metric=metric(["x_2_2"]))
     close(result.outcomes[0, 1], result.clean)
@@ -436,19 +436,19 @@ def test_a_treatment_is_a_clean_sentence():
 
 
 def test_a_later_word_of_a_causal_net_moves_nothing():
-    clean, corrupt = two(doubled(mask="causal"), clean="a dog ran")
+    clean, corrupt = make_sentences(make_net(mask="causal"), clean="a dog ran")
     for at in ("x", "q", "k", "v", "a", "j", "v -> a", "x -> q"):
         result = bt.sweep(clean, corrupt, at=at, metric=metric(["x_2_1"]))
-        delayed = result.outcomes.movedim(result.axes.index("word"), 0)[2]
-        delayed = delayed[~delayed.isnan()]
-        assert bool((delayed == result.corrupt).all())
+        later = result.outcomes.movedim(result.axes.index("word"), 0)[2]
+        later = later[~later.isnan()]
+        assert bool((later == result.corrupt).all())
         assert bool((result.outcomes[~result.outcomes.isnan()] != result.corrupt).any())
     last = bt.sweep(clean, corrupt, at="q", metric=metric(["x_1_2"]))
     assert bool((last.outcomes[1] == last.corrupt).all())
 
 
 def test_no_difference_has_no_effect():
-    corrupt = two(doubled(observe=bt.tpm.Categorical(3)))[1]
+    corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))[1]
     for at in ("W_v", "a", "j", "x -> q", "x -> x", "v -> a -> x"):
         result = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
         present = ~result.outcomes.isnan()
@@ -459,11 +459,11 @@ def test_no_difference_has_no_effect():
 def test_a_readout_of_which_do_set_a_word(states):
     net = bt.bayesuvius(4, heads=2, slices=2, observe=bt.tpm.Categorical(states)).to(torch.float64)
     clean, corrupt = (net.sentence(words).do(c=0, y_0=1) for words in ("the cat", "a dog"))
-    swept = bt.sweep(clean, corrupt, at="x", metric={"y_1": (0, 1)}, progress=False)
+    result = bt.sweep(clean, corrupt, at="x", metric={"y_1": (0, 1)}, progress=False)
 
     def outcome(s):
         logits = s.tpm("y_1").logits
         return float(logits[0] - logits[1])
 
-    for name, effect in swept.top(4):
+    for name, effect in result.top(4):
         assert effect == pytest.approx(outcome(corrupt.do({name: clean})) - outcome(corrupt), abs=1e-9)

@@ -1,4 +1,4 @@
-"""Sweeps to first order: the slope of what a sweep measures, for every role; what has no slope is refused."""
+"""First-order sweeps: the gradient of the metric, for every role; nodes without a gradient are refused."""
 
 import pytest
 import torch
@@ -6,11 +6,11 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.interventions import Noise, Zero
 from tests.sweep_oracle import D, case, curved, metric, outcomes, pair
-from tests.test_sweeps import READERS, REFUSED, ROLES, close, doubled, roles, several, two
+from tests.test_sweeps import READERS, REFUSED, ROLES, close, find_roles, make_examples, make_net, make_sentences
 
-LITTLE = 1e-6
-# What is computed word after word, or where values decide a choice: a sweep runs these one at a time.
-WITHOUT = {
+NOISE_SCALE = 1e-6
+# Roles computed word after word, or whose values decide a choice: a sweep runs their cells one at a time.
+SEQUENTIAL = {
     "recurrent": {"h"},
     "recurrent, rnn": {"x"},
     "recurrent, lstm": {"token", "x", "input", "forget", "output", "candidate", "cell"},
@@ -18,27 +18,27 @@ WITHOUT = {
     "marginal": {"q", "k", "v", "W_q", "W_k", "W_v"},
 }
 # Weights below a choice; none left.
-UNMOVED = {"chapter, real", "corpus", "slice", "hidden Markov", "experts", *WITHOUT}
+UNMOVED = {"chapter, real", "corpus", "slice", "hidden Markov", "experts", *SEQUENTIAL}
 
 
-def near(s, first=()):
+def add_noise(s, first=()):
     """The same sentence but for a little noise in nodes of the first role that can have some."""
-    for role in (*first, *roles(s.net)):
+    for role in (*first, *find_roles(s.net)):
         names = [s.ground.name(node) for node in s.ground.select_nodes(s.ground.template.by_stem[role][0]).tolist()]
         try:
-            return s.do({name: Noise(LITTLE) for name in names})
+            return s.do({name: Noise(NOISE_SCALE) for name in names})
         except bt.BNetError:  # of weights that hang on a choice
             continue
     raise AssertionError("no such nodes")
 
 
-def alike(rough, result):
-    """Effects of little noise: to first order they are those measured, but for what is of second order."""
+def check_effects(estimate, result):
+    """Check first-order effects of small noise against measured ones, and return the scale of effects."""
     scale = float(result.effects.nan_to_num().abs().max())
-    assert rough.first_order and not result.first_order
-    torch.testing.assert_close(rough.effects, result.effects, rtol=1e-4, atol=1e-4 * scale + 1e-14, equal_nan=True)
-    assert rough.axes == result.axes and rough.names == result.names and rough.labels == result.labels
-    torch.testing.assert_close(rough.corrupt, result.corrupt, rtol=0, atol=0)
+    assert estimate.first_order and not result.first_order
+    torch.testing.assert_close(estimate.effects, result.effects, rtol=1e-4, atol=1e-4 * scale + 1e-14, equal_nan=True)
+    assert estimate.axes == result.axes and estimate.names == result.names and estimate.labels == result.labels
+    torch.testing.assert_close(estimate.corrupt, result.corrupt, rtol=0, atol=0)
     return scale
 
 
@@ -46,67 +46,67 @@ def alike(rough, result):
 def test_a_small_change_has_the_effect_that_the_slope_says(name):
     _, corrupt = pair(case(name))
     query = metric(outcomes(corrupt))
-    given, refused = 0.0, set()
+    largest, refused = 0.0, set()
     for role in ROLES[name]:
         if (name, role) in REFUSED:
             continue
-        clean = near(corrupt, [role])
+        clean = add_noise(corrupt, [role])
         result = bt.sweep(clean, corrupt, at=role, metric=query)
         try:
-            rough = bt.sweep(clean, corrupt, at=role, metric=query, first_order=True)
+            estimate = bt.sweep(clean, corrupt, at=role, metric=query, first_order=True)
         except bt.BNetError as error:
             assert "first_order" in str(error)
             refused.add(role)
         else:
-            given = max(given, alike(rough, result))
-    assert given > LITTLE / 1000 or name in UNMOVED
-    assert not refused - WITHOUT.get(name, set()), "what a batch can hold has slopes"
+            largest = max(largest, check_effects(estimate, result))
+    assert largest > NOISE_SCALE / 1000 or name in UNMOVED
+    assert not refused - SEQUENTIAL.get(name, set()), "what a batch can hold has slopes"
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_rows_of_attention_have_slopes_too(name):
     """Whole rows, and single entries."""
     _, corrupt = pair(case(name))
-    sides = near(corrupt), corrupt
-    ask = {"at": READERS[name][0], "metric": metric(outcomes(corrupt))}
-    rows = bt.sweep(*sides, **ask)
-    alike(bt.sweep(*sides, first_order=True, **ask), rows)
+    sides = add_noise(corrupt), corrupt
+    query = {"at": READERS[name][0], "metric": metric(outcomes(corrupt))}
+    rows = bt.sweep(*sides, **query)
+    check_effects(bt.sweep(*sides, first_order=True, **query), rows)
     over = (*rows.axes, "read")
-    alike(bt.sweep(*sides, over=over, first_order=True, **ask), bt.sweep(*sides, over=over, **ask))
+    check_effects(bt.sweep(*sides, over=over, first_order=True, **query), bt.sweep(*sides, over=over, **query))
 
 
 def test_in_parts_as_at_once():
-    net = doubled(heads=3, observe=bt.tpm.Categorical(3))
-    clean, corrupt = several(net, 5)
-    ask = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True}
-    full = bt.sweep(clean, corrupt, **ask)
-    close(bt.sweep(clean, corrupt, memory=1, **ask).effects, full.effects)
-    item = [bt.sweep(a, b, **ask) for a, b in zip(clean, corrupt, strict=True)]
-    close(torch.cat([one.effects for one in item], -1), full.effects)
-    close(full.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
-    assert "to first order" in repr(full) and "to first order" in full._repr_html_()
-    assert full.select(slice=1).first_order
+    net = make_net(heads=3, observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_examples(net, 5)
+    query = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True}
+    result = bt.sweep(clean, corrupt, **query)
+    close(bt.sweep(clean, corrupt, memory=1, **query).effects, result.effects)
+    per_example = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
+    close(torch.cat([one.effects for one in per_example], -1), result.effects)
+    close(result.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
+    assert "to first order" in repr(result) and "to first order" in result._repr_html_()
+    assert result.select(slice=1).first_order
 
 
 def test_cells_of_names_and_of_an_ablation():
-    """A name, a pattern, zeros: the slope times what is set less what was."""
-    net = doubled(observe=bt.tpm.Categorical(3))
-    s = two(net)[1]
+    """A name, a pattern, zeros: the gradient times the change of the value."""
+    net = make_net(observe=bt.tpm.Categorical(3))
+    s = make_sentences(net)[1]
     query = {"metric": {"y_2": (0, 1)}, "first_order": True}
     result = bt.sweep(Zero(), s, at=["v_1_0_1", "v_1_*_1"], **query)
-    item = bt.sweep(Zero(), s, at="v", **query)
-    close(result.values[0], item["v_1_0_1"])
-    close(result.values[1], item["v_1_0_1"] + item["v_1_1_1"])
+    per_node = bt.sweep(Zero(), s, at="v", **query)
+    close(result.values[0], per_node["v_1_0_1"])
+    close(result.values[1], per_node["v_1_0_1"] + per_node["v_1_1_1"])
 
 
 def test_what_has_no_slope_is_refused():
-    net = doubled(observe=bt.tpm.Categorical(3))
-    clean, corrupt = two(net)
-    ask = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    net = make_net(observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_sentences(net)
+    query = {"metric": {"y_2": (0, 1)}, "first_order": True}
     with pytest.raises(
         bt.BNetError, match=r"at: expected nodes or rows of attention, for first_order=True; got .*v -> a"
     ):
-        bt.sweep(clean, corrupt, at="v -> a", **ask)
+        bt.sweep(clean, corrupt, at="v -> a", **query)
     for function in (lambda y_2: y_2.detach()[:, 0], lambda y_2: y_2.argmax(-1).double()):
         with pytest.raises(bt.BNetError, match="metric: expected a metric with a gradient"):
             bt.sweep(clean, corrupt, metric=function, first_order=True)
@@ -116,18 +116,18 @@ def test_what_has_no_slope_is_refused():
 
 @pytest.mark.parametrize(("mode", "at"), [(torch.no_grad, "x"), (torch.inference_mode, "j")])
 def test_slopes_are_the_same_without_gradients_around_them(mode, at):
-    net = doubled(observe=bt.tpm.Categorical(3))
-    ask = {"at": at, "metric": {"y_2": (0, 1)}, "first_order": True}
+    net = make_net(observe=bt.tpm.Categorical(3))
+    query = {"at": at, "metric": {"y_2": (0, 1)}, "first_order": True}
     with mode():
-        result = bt.sweep(*two(net), **ask)
-    assert result.effects.equal(bt.sweep(*two(net), **ask).effects)
+        result = bt.sweep(*make_sentences(net), **query)
+    assert result.effects.equal(bt.sweep(*make_sentences(net), **query).effects)
     assert result.values.abs().max() > 0
 
 
 def test_words_have_no_slope():
-    """A state is not near another."""
-    net = doubled(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
-    clean, corrupt = two(net)
+    """States are discrete."""
+    net = make_net(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_sentences(net)
     with pytest.raises(
         bt.BNetError, match=r"at token: expected nodes with a slope.*got states; allowed: first_order=Fal"
     ):
@@ -135,8 +135,8 @@ def test_words_have_no_slope():
 
 
 def test_parameters_are_as_they_were():
-    net = doubled(observe=bt.tpm.Categorical(3))
-    clean, corrupt = two(net)
+    net = make_net(observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_sentences(net)
     before = {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()}
     bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: curved(x_2_0, y_2), first_order=True)
     assert {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()} == before

@@ -10,7 +10,7 @@ from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Add, Affine, Categorical, Given, Linear, Pool
 from tests.cases import WORD, every, jolted
 from tests.sweep_oracle import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting
-from tests.test_sweeps import all_indices, check, close, doubled, several, some, two
+from tests.test_sweeps import all_indices, check, choose, close, make_examples, make_net, make_sentences
 
 ARROWS = {
     "concat": ("v -> a", "k -> a", "q -> a", "x -> q", "x -> x", "a -> x", "W_q -> q"),
@@ -32,40 +32,40 @@ ARROWS = {
 }
 
 
-def known(result):
+def find_cells(result):
     """The indices of a sweep at which there is a cell."""
     return {tuple(at) for at in (~result.outcomes[..., 0].isnan()).nonzero().tolist()}
 
 
-PAIRS = [(name, arrow) for name, some in ARROWS.items() for arrow in some]
+PAIRS = [(name, arrow) for name, group in ARROWS.items() for arrow in group]
 
 
 @pytest.mark.parametrize(
-    ("name", "arrow"), [pytest.param(*item, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, item in enumerate(PAIRS)]
+    ("name", "arrow"), [pytest.param(*pair, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, pair in enumerate(PAIRS)]
 )
 def test_an_arrow_is_two_forward_runs(name, arrow):
     """Run 1: the child with the clean value of that one parent; run 2: the corrupt run with the child set to it."""
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
+    oracle = Slow(clean, corrupt, tuple(names))
     result = bt.sweep(clean, corrupt, at=arrow, metric=metric(names))
     expected = by_index(result, arrows(corrupt, *arrow.split(" -> ")))
-    assert result.at == arrow and known(result) == set(expected)
+    assert result.at == arrow and find_cells(result) == set(expected)
     for index, (parent, child) in expected.items():
         assert result.names[index] == f"{corrupt.ground.name(parent)} -> {corrupt.ground.name(child)}"
-    picked = some(expected, len(slow.runs), (name, arrow))
-    check(result, slow, {index: along(*expected[index]) for index in picked})
+    picked = choose(expected, len(oracle.runs), (name, arrow))
+    check(result, oracle, {index: along(*expected[index]) for index in picked})
     if arrow != ARROWS[name][0]:
         return
-    rough = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
-    torch.testing.assert_close(rough.outcomes, result.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
+    f32 = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
+    torch.testing.assert_close(f32.outcomes, result.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
 
 
 def test_arrows_set_together_are_set_together():
     """`over` joins arrows: into one child all its clean parents at once, into several each of them its own."""
-    clean, corrupt = two(doubled())
+    clean, corrupt = make_sentences(make_net())
     names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
+    oracle = Slow(clean, corrupt, tuple(names))
     every_arrow = arrows(corrupt, "v", "a")
     for over in (("slice", "head"), ("slice", "head", "word"), ("slice", "word", "read"), ("read",)):
         result = bt.sweep(clean, corrupt, at="v -> a", metric=metric(names), over=over)
@@ -76,18 +76,18 @@ def test_arrows_set_together_are_set_together():
         assert result.axes == over and set(groups) == all_indices(result)
 
         def patch(group):
-            def done(clean, corrupt):
-                created = {}
+            def compute_children(clean, corrupt):
+                values = {}
                 for child in {child for _, child in group}:
                     corrupt.value(child)
-                    single = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
-                    single.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
-                    created[child] = single._compute_value(child)
-                return created
+                    run = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
+                    run.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
+                    values[child] = run._compute_value(child)
+                return values
 
-            return done
+            return compute_children
 
-        check(result, slow, {index: patch(group) for index, group in groups.items()})
+        check(result, oracle, {index: patch(group) for index, group in groups.items()})
 
 
 PATHS = {
@@ -98,30 +98,30 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize(("name", "path"), [(name, path) for name, some in PATHS.items() for path in some])
+@pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in PATHS.items() for path in paths])
 def test_a_path_carries_the_clean_value_alone(name, path):
     clean, corrupt = pair(case(name))
     names, ground = outcomes(corrupt), corrupt.ground
-    slow, (first, *remainder) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
-    routes = [(node,) for family in ground.template.by_stem[first] for node in ground.select_nodes(family).tolist()]
+    oracle, (first, *remainder) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
+    routes = [(node,) for group in ground.template.by_stem[first] for node in ground.select_nodes(group).tolist()]
     for role in remainder:
         routes = [
             (*route, n) for route in routes for n in ground.children(route[-1]) if ground.group_of(n).stem == role
         ]
     result = bt.sweep(clean, corrupt, at=path, metric=metric(names))
-    given = {" -> ".join(map(ground.name, route)): route for route in routes}
-    assert result.axes == ("path",) and sorted(result.names.values()) == sorted(given) and len(given) == len(routes)
-    picked = some([index for (index,) in result.names], len(slow.runs), path)
-    check(result, slow, {(k,): along(*given[result.names[k,]]) for k in picked})
+    by_name = {" -> ".join(map(ground.name, route)): route for route in routes}
+    assert result.axes == ("path",) and sorted(result.names.values()) == sorted(by_name) and len(by_name) == len(routes)
+    chosen = choose([index for (index,) in result.names], len(oracle.runs), path)
+    check(result, oracle, {(k,): along(*by_name[result.names[k,]]) for k in chosen})
 
 
 def test_patterns_and_paths_by_name():
-    clean, corrupt = two(doubled(observe=Categorical(3)))
-    slow, ground = Slow(clean, corrupt, ("y_2",)), corrupt.ground
+    clean, corrupt = make_sentences(make_net(observe=Categorical(3)))
+    oracle, ground = Slow(clean, corrupt, ("y_2",)), corrupt.ground
     at = ["x_0_1 -> v_0_0_1 -> a_0_0_2", "q_0_*_2", "x_1", "v_1_1_0 -> a_1_1_2", "a_0_1_0", "x"]
     result = bt.sweep(clean, corrupt, at=at, metric=metric(["y_2"]))
     assert result.axes == ("cell",) and result.labels["cell"] == tuple(at) and list(result.names.values()) == at
-    ids = lambda *given: [ground.id(name) for name in given]  # noqa: E731
+    ids = lambda *names: [ground.id(name) for name in names]  # noqa: E731
     patches = [
         along(*ids("x_0_1", "v_0_0_1", "a_0_0_2")),
         setting(ids("q_0_0_2", "q_0_1_2")),
@@ -130,33 +130,33 @@ def test_patterns_and_paths_by_name():
         setting(ids("a_0_1_0")),
         setting([n for nodes in cells(corrupt, "x").values() for n in nodes]),
     ]
-    check(result, slow, {(k,): patch for k, patch in enumerate(patches)})
+    check(result, oracle, {(k,): patch for k, patch in enumerate(patches)})
 
 
-LEFT = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder-decoder": "dec_cross_v -> dec_cross_a"}
+BLOCKED = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder-decoder": "dec_cross_v -> dec_cross_a"}
 
 
-@pytest.mark.parametrize(("name", "arrow"), LEFT.items())
+@pytest.mark.parametrize(("name", "arrow"), BLOCKED.items())
 def test_paths_leave_the_rest_as_it_was_set(name, arrow):
-    """Surgery of the corrupt sentence holds along the way."""
+    """Interventions of the corrupt sentence hold along the path."""
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
     expected = arrows(corrupt, *arrow.split(" -> "))
     index = sorted(expected)[-1]
     other = next(key for key in sorted(expected) if expected[key][1] != expected[index][1])
-    done = corrupt.do({corrupt.ground.name(expected[other][1]): Zero()})
-    slow = Slow(clean, done, tuple(names))
-    result = bt.sweep(clean, done, at=arrow, metric=metric(names))
+    patched = corrupt.do({corrupt.ground.name(expected[other][1]): Zero()})
+    oracle = Slow(clean, patched, tuple(names))
+    result = bt.sweep(clean, patched, at=arrow, metric=metric(names))
     removed = {key for key, (_, child) in expected.items() if child == expected[other][1]}
-    assert known(result) == set(expected) - removed
-    check(result, slow, {index: along(*expected[index])})
+    assert find_cells(result) == set(expected) - removed
+    check(result, oracle, {index: along(*expected[index])})
 
 
 # mediation
 
 
-def linear():
-    """Two linear slices: each word adds what all words say."""
+def make_linear_net():
+    """Two linear slices: each word adds the sum of earlier words."""
     nodes = [
         bt.Node("v", Linear(4), ["x"], plates=WORD),
         bt.Node("a", Pool("sum"), [bt.Arrow("v", "earlier")], plates=WORD),
@@ -170,25 +170,25 @@ def linear():
 
 
 def test_direct_and_indirect_sum_to_the_total_in_a_linear_net():
-    clean, corrupt = several(linear())
+    clean, corrupt = make_examples(make_linear_net())
     weights = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
     for through in ("x", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]):
         result = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ weights + x_1_2[:, 0])
-        present = ~result.indirect_outcomes.isnan()
-        total = (result.clean - result.corrupt).expand(present.shape)
+        is_cell = ~result.indirect_outcomes.isnan()
+        total = (result.clean - result.corrupt).expand(is_cell.shape)
         direct, indirect = result.direct_outcomes - result.corrupt, result.indirect_outcomes - result.corrupt
-        close((direct + indirect)[present], total[present])
-        close(result.interaction[present[..., 0]], torch.zeros(int(present[..., 0].sum()), dtype=D))
-        assert float(indirect[present].abs().max()) > 0.1 and float(direct[present].abs().max()) > 0.1, through
+        close((direct + indirect)[is_cell], total[is_cell])
+        close(result.interaction[is_cell[..., 0]], torch.zeros(int(is_cell[..., 0].sum()), dtype=D))
+        assert float(indirect[is_cell].abs().max()) > 0.1 and float(direct[is_cell].abs().max()) > 0.1, through
 
 
 def test_mediation_is_two_sweeps():
     """Indirect: the corrupt run with the clean mediator; direct: the clean run with the corrupt one."""
     for options, through in (({}, "x"), ({}, "j"), ({"combine": "select"}, "v -> x"), ({}, ["x_1_*", "x_0_2"])):
-        clean, corrupt = several(doubled(observe=Categorical(3), **options), 2)
-        given = {"metric": metric(["y_0", "y_2"])}
-        result = bt.mediation(clean, corrupt, through=through, **given)
-        one, other = bt.sweep(clean, corrupt, at=through, **given), bt.sweep(corrupt, clean, at=through, **given)
+        clean, corrupt = make_examples(make_net(observe=Categorical(3), **options), 2)
+        query = {"metric": metric(["y_0", "y_2"])}
+        result = bt.mediation(clean, corrupt, through=through, **query)
+        one, other = bt.sweep(clean, corrupt, at=through, **query), bt.sweep(corrupt, clean, at=through, **query)
         for actual, peer in ((result.indirect_outcomes, one.outcomes), (result.direct_outcomes, other.outcomes)):
             torch.testing.assert_close(actual, peer, equal_nan=True)
         assert result.clean.equal(one.clean) and result.corrupt.equal(one.corrupt)
@@ -197,24 +197,24 @@ def test_mediation_is_two_sweeps():
 
 
 def test_a_mediator_on_every_way_has_no_direct_effect():
-    corrupt = two(doubled(residual=False))[1]
+    corrupt = make_sentences(make_net(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})
     result = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]), over=("slice",))
     close(result.indirect_outcomes[1], result.clean)
     close(result.direct_outcomes[1], result.corrupt)
-    nothing = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]))
-    close(nothing.direct_outcomes[0, 0], nothing.clean)
-    close(nothing.indirect_outcomes[0, 0], nothing.corrupt)
+    per_word = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]))
+    close(per_word.direct_outcomes[0, 0], per_word.clean)
+    close(per_word.indirect_outcomes[0, 0], per_word.corrupt)
 
 
 # bad questions
 
 
 @pytest.fixture(scope="module")
-def asked():
+def example():
     """A net, and a clean and a corrupt sentence of it."""
-    net = doubled(observe=Categorical(3))
-    return net, *two(net)
+    net = make_net(observe=Categorical(3))
+    return net, *make_sentences(net)
 
 
 METRICS = [
@@ -228,7 +228,7 @@ METRICS = [
     ({"y_2": [0, 1]}, "metric of y_2: expected a state, or a list of 1"),
     ({"x_2_2": 1}, "x_2_2: expected a discrete random node"),
 ]
-PLACES = [
+INVALID_CELLS = [
     ({"at": "xx"}, "xx"),
     ({"at": "x_0_1"}, r"at: expected a role; got x_0_1; allowed: at=\['x_0_1'\]"),
     ({"at": ["x_0_9"]}, "x_0_9"),
@@ -241,21 +241,21 @@ PLACES = [
 ]
 
 
-def test_a_metric_or_a_place_that_is_none_is_told(asked):
-    _, clean, corrupt = asked
+def test_a_metric_or_a_place_that_is_none_is_told(example):
+    _, clean, corrupt = example
     for metric_, match in METRICS:
         assert re.search(match, refusal(bt.sweep, clean, corrupt, metric=metric_)), match
-    for options, match in PLACES:
+    for options, match in INVALID_CELLS:
         assert re.search(match, refusal(bt.sweep, clean, corrupt, **{"metric": {"y_2": 1}, **options})), options
     assert "xx" in refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
 
 
-def test_sentences_that_do_not_fit_are_told(asked):
-    net, clean, corrupt = asked
+def test_sentences_that_do_not_fit_are_told(example):
+    net, clean, corrupt = example
     short = net.sentence("a b")
     for one, other, match in [
         (short, corrupt, "3 words.*2 words|2 words.*3 words"),
-        (doubled().sentence("the cat sat"), corrupt, "same net"),
+        (make_net().sentence("the cat sat"), corrupt, "same net"),
         ([clean, clean], [corrupt], "as many sentences"),
         ("the cat sat", corrupt, "clean: expected a Sentence"),
         ([clean, clean], [corrupt, 3], "corrupt: expected a Sentence"),
@@ -267,19 +267,19 @@ def test_sentences_that_do_not_fit_are_told(asked):
             assert re.search(match, refusal(call, one, other, metric={"y_2": 1})), match
 
 
-def test_a_metric_that_fails_says_how(asked):
+def test_a_metric_that_fails_says_how(example):
     """Its own error is not hidden: it is the cause of ours."""
 
-    def boom(y_2):
+    def raise_error(y_2):
         raise RuntimeError("a metric of somebody else")
 
     with pytest.raises(bt.BNetError, match=r"metric.*RuntimeError.*somebody else") as caught:
-        bt.sweep(*asked[1:], at="x", metric=boom)
+        bt.sweep(*example[1:], at="x", metric=raise_error)
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_what_cannot_be_ablated_or_mediated(asked):
-    _, _, corrupt = asked
+def test_what_cannot_be_ablated_or_mediated(example):
+    _, _, corrupt = example
     for clean in (Attend([1.0, 0, 0]), torch.zeros(4)):
         with pytest.raises(bt.BNetError, match="clean"):
             bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
@@ -296,6 +296,6 @@ def test_what_cannot_be_ablated_or_mediated(asked):
     for name in ("cayley", "marginal"):
         clean, corrupt = pair(case(name))
         assert "j" in refusal(bt.sweep, clean, corrupt, at="j", metric=metric(outcomes(corrupt)))
-    open_ = doubled(combine="select", observe=Categorical(3))
+    open_ = make_net(combine="select", observe=Categorical(3))
     with pytest.raises(bt.BNetError, match="c"):
-        bt.sweep(*two(open_), at="c", metric={"y_2": 1})
+        bt.sweep(*make_sentences(open_), at="c", metric={"y_2": 1})

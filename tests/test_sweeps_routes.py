@@ -1,4 +1,4 @@
-"""Which algorithm computes the cells of a sweep: decided from the structure, told beforehand, the same answers."""
+"""Which algorithm computes the cells of a sweep: chosen from the structure, explained beforehand, equal results."""
 
 import pytest
 import torch
@@ -9,79 +9,79 @@ from bnet_transformer.inference.routing import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps import engine, explain_sweep
 from tests.sweep_oracle import case, metric, outcomes, pair
-from tests.test_sweeps import close, doubled, two
+from tests.test_sweeps import close, make_net, make_sentences
 
 
-def ask(name, at="x"):
+def make_query(name, at="x"):
     clean, corrupt = pair(case(name))
     return (clean, corrupt), {"at": at, "metric": metric(outcomes(corrupt))}
 
 
 def test_a_plain_net_shares_one_run():
-    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
-    given = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
-    assert (given.algorithm, given.node, given.parts, given.evaluations) == ("compiled", None, (), 0)
-    assert given.is_exact and given.flops > 0
-    one = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
-    assert one.question == "sweep of 1 cell" and one.flops < given.flops
+    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
+    plan = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
+    assert (plan.algorithm, plan.node, plan.parts, plan.evaluations) == ("compiled", None, (), 0)
+    assert plan.is_exact and plan.flops > 0
+    single = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
+    assert single.question == "sweep of 1 cell" and single.flops < plan.flops
     first = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
     assert first.algorithm == "compiled" and not first.is_exact and "slopes" in first.reason
 
 
 def test_each_kind_of_cell_has_its_route():
     """Cells below the recurrence share a run, those above it run alone; the node is named."""
-    sentences, options = ask("recurrent")
-    given = explain_sweep(*sentences, **options)
-    assert given.algorithm == "sequential"
-    assert [(part.algorithm, part.node) for part in given.parts] == [
+    sentences, options = make_query("recurrent")
+    plan = explain_sweep(*sentences, **options)
+    assert plan.algorithm == "sequential"
+    assert [(part.algorithm, part.node) for part in plan.parts] == [
         ("compiled", None),
         ("sequential", "h_0"),
         ("sequential", "h_1"),
     ]
-    assert str(given).count("\n") == 3 and "one word after another" in str(given)
+    assert str(plan).count("\n") == 3 and "one word after another" in str(plan)
 
 
 @pytest.mark.parametrize(
     ("name", "at", "node"), [("marginal", "W_q", "j_0"), ("hidden Markov", "W", "z_0"), ("recurrent, rnn", "x", "x_1")]
 )
 def test_the_node_that_forbids_one_run_is_named(name, at, node):
-    sentences, options = ask(name, at)
-    given = explain_sweep(*sentences, **options)
-    assert (given.parts or (given,))[0].node == node and given.flops is None and given.evaluations > 0
+    sentences, options = make_query(name, at)
+    plan = explain_sweep(*sentences, **options)
+    assert (plan.parts or (plan,))[0].node == node and plan.flops is None and plan.evaluations > 0
 
 
 def test_rows_of_a_node_that_is_set_run_alone():
-    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     corrupt = corrupt.do({"a_0_1_2": Attend([0.2, 0.5, 0.3]), "a_1_0_0": Zero()})
-    given = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})
-    assert [part.node for part in given.parts] == ["a_0_1_2", "a_1_0_0"]
-    given = explain_sweep(clean, corrupt, at="x", metric={"y_2": 1})
-    assert [(part.algorithm, part.node) for part in given.parts] == [("compiled", None), ("sequential", "a_0")]
+    plan = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})
+    assert [part.node for part in plan.parts] == ["a_0_1_2", "a_1_0_0"]
+    plan = explain_sweep(clean, corrupt, at="x", metric={"y_2": 1})
+    assert [(part.algorithm, part.node) for part in plan.parts] == [("compiled", None), ("sequential", "a_0")]
 
 
-@pytest.mark.parametrize(("at", "part"), [("x", "all"), ("j", "all"), ("a", "some"), ("v -> a", "some")])
-def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
-    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
-    ask = {"at": at, "metric": metric(["y_0", "x_2_2"])}
-    together = bt.sweep(clean, corrupt, **ask)
+@pytest.mark.parametrize(("at", "blocked"), [("x", "all"), ("j", "all"), ("a", "some"), ("v -> a", "some")])
+def test_both_algorithms_give_the_same_numbers(monkeypatch, at, blocked):
+    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
+    options = {"at": at, "metric": metric(["y_0", "x_2_2"])}
+    batched = bt.sweep(clean, corrupt, **options)
     obstacle = Obstacle("x_1", "in the way")
-    some = dict.fromkeys(range(3), obstacle), {}
-    name, result = ("find_shared_obstacle", obstacle) if part == "all" else ("find_obstacles", some)
+    obstacles = dict.fromkeys(range(3), obstacle), {}
+    name, result = ("find_shared_obstacle", obstacle) if blocked == "all" else ("find_obstacles", obstacles)
     monkeypatch.setattr(engine, name, lambda *_, **__: result)
-    single = bt.sweep(clean, corrupt, **ask)
-    torch.testing.assert_close(single.outcomes, together.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
-    close(single.clean, together.clean)
-    close(single.corrupt, together.corrupt)
+    sequential = bt.sweep(clean, corrupt, **options)
+    torch.testing.assert_close(sequential.outcomes, batched.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
+    close(sequential.clean, batched.clean)
+    close(sequential.corrupt, batched.corrupt)
 
 
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
-    sentences, options = ask("recurrent")
+    sentences, options = make_query("recurrent")
     monkeypatch.setattr(routing, "WARN_EVALUATIONS", 10)
     with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 is computed"):
         bt.sweep(*sentences, **options)
 
 
 def test_slopes_of_a_recurrence_are_refused_with_the_node():
-    sentences, options = ask("recurrent", "h")
+    sentences, options = make_query("recurrent", "h")
     with pytest.raises(bt.BNetError, match="first_order: expected cells that one batch can hold; got h_0 is computed"):
         bt.sweep(*sentences, **options, first_order=True)

@@ -1,4 +1,4 @@
-"""Sweeps beside the patching functions of TransformerLens, on the same random GPT-2."""
+"""Sweeps against the patching functions of TransformerLens, on the same random GPT-2."""
 
 import warnings
 
@@ -12,8 +12,8 @@ from tests.huggingface_models import GPT2, T, random_model
 CLEAN = torch.tensor([[3, 4, 5, 6, 7], [1, 2, 3, 4, 5], [9, 9, 8, 2, 7]])
 CORRUPT = torch.tensor([[3, 8, 5, 6, 7], [6, 7, 8, 9, 10], [9, 9, 1, 1, 7]])
 FIRST, SECOND = 4, 11
-HEAD, WHOLE = ("slice", "head"), ("slice", "head", "word", "read")
-# Theirs -> ours: at=, over=, and their order of our axes.
+HEAD_AXES, ENTRY_AXES = ("slice", "head"), ("slice", "head", "word", "read")
+# Functions of TransformerLens -> our at= and over=, and their order of our axes.
 SWEEPS = {
     "resid_pre": ("x", None, (0, 1)),
     "resid_mid": ("add1", None, (0, 1)),
@@ -23,27 +23,27 @@ SWEEPS = {
     "attn_head_q_by_pos": ("q", None, (0, 2, 1)),
     "attn_head_k_by_pos": ("k", None, (0, 2, 1)),
     "attn_head_v_by_pos": ("v", None, (0, 2, 1)),
-    "attn_head_out_all_pos": ("a", HEAD, (0, 1)),
-    "attn_head_q_all_pos": ("q", HEAD, (0, 1)),
-    "attn_head_k_all_pos": ("k", HEAD, (0, 1)),
-    "attn_head_v_all_pos": ("v", HEAD, (0, 1)),
-    "attn_head_pattern_all_pos": ("j", HEAD, (0, 1)),
+    "attn_head_out_all_pos": ("a", HEAD_AXES, (0, 1)),
+    "attn_head_q_all_pos": ("q", HEAD_AXES, (0, 1)),
+    "attn_head_k_all_pos": ("k", HEAD_AXES, (0, 1)),
+    "attn_head_v_all_pos": ("v", HEAD_AXES, (0, 1)),
+    "attn_head_pattern_all_pos": ("j", HEAD_AXES, (0, 1)),
     "attn_head_pattern_by_pos": ("j", None, (0, 1, 2)),
-    "attn_head_pattern_dest_src_pos": ("j", WHOLE, (0, 1, 2, 3)),
+    "attn_head_pattern_dest_src_pos": ("j", ENTRY_AXES, (0, 1, 2, 3)),
 }
-OTHERS = {"attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "direct_path", "direct_path_all_sources"}
+UNSWEPT = {"attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "direct_path", "direct_path_all_sources"}
 
 
 def model():
     """A random GPT-2, its weights large enough that what is patched shows."""
-    created = random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
-    for parameter in created.parameters():
+    net = random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
+    for parameter in net.parameters():
         parameter.data.mul_(2.5)
-    return created
+    return net
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def peers(tmp_path_factory):
     """A net, and a TransformerBridge of the same model with the patching functions."""
     pytest.importorskip("transformer_lens", reason='the oracle of sweeps: pip install "bnet-transformer[peers]"')
     folder = tmp_path_factory.mktemp("bridge")
@@ -72,8 +72,8 @@ def difference(logits):
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_is_what_transformer_lens_patches(both, name):
-    net, bridge, cache, patching = both
+def test_a_sweep_is_what_transformer_lens_patches(peers, name):
+    net, bridge, cache, patching = peers
     at, over, order = SWEEPS[name]
     clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
     with torch.no_grad():
@@ -81,35 +81,35 @@ def test_a_sweep_is_what_transformer_lens_patches(both, name):
         peer = patch(bridge, CORRUPT, cache, difference, reduce="none", baseline=True)
     result = bt.sweep(clean, corrupt, at=at, metric={"y_4": (FIRST, SECOND)}, over=over)
     actual = result.outcomes[:2].permute(*order, len(order))  # resid_pre ends before the last state
-    if over == WHOLE:  # they set entries that the mask lacks: nothing moves
+    if over == ENTRY_AXES:  # they set entries that the mask lacks: nothing moves
         assert torch.equal(
             actual.isnan(), (torch.arange(5) > torch.arange(5)[:, None])[None, None, ..., None].expand(actual.shape)
         )
         actual = torch.where(actual.isnan(), result.corrupt, actual)
-    close = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
-    torch.testing.assert_close(actual, peer.values, **close)
-    torch.testing.assert_close(result.corrupt, peer.baseline, **close)
-    torch.testing.assert_close(result.clean, difference(bridge(CLEAN)).detach(), **close)
+    tolerances = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
+    torch.testing.assert_close(actual, peer.values, **tolerances)
+    torch.testing.assert_close(result.corrupt, peer.baseline, **tolerances)
+    torch.testing.assert_close(result.clean, difference(bridge(CLEAN)).detach(), **tolerances)
     assert float((actual - result.corrupt).abs().max()) > 0.1
 
 
-def test_every_patching_function_has_a_sweep(both):
-    peer = {item.removeprefix("get_act_patch_") for item in dir(both[-1]) if item.startswith("get_act_patch_")}
-    assert peer == set(SWEEPS) | OTHERS
+def test_every_patching_function_has_a_sweep(peers):
+    peer = {name.removeprefix("get_act_patch_") for name in dir(peers[-1]) if name.startswith("get_act_patch_")}
+    assert peer == set(SWEEPS) | UNSWEPT
 
 
-def test_to_first_order_it_is_their_attribution_patching(both):
+def test_to_first_order_it_is_their_attribution_patching(peers):
     from transformer_lens.tools.analysis.attribution_patching import attribution_patch
 
-    net, bridge, *_ = both
+    net, bridge, *_ = peers
     bridge.eval()
     peer = attribution_patch(bridge, CLEAN, CORRUPT, lambda logits: difference(logits).sum()).node_scores
     clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
-    ask = {"metric": {"y_4": (FIRST, SECOND)}, "first_order": True}
-    actual = {at: bt.sweep(clean, corrupt, at=at, **ask).values for at in ("x", "a", "ffn")}
+    options = {"metric": {"y_4": (FIRST, SECOND)}, "first_order": True}
+    actual = {at: bt.sweep(clean, corrupt, at=at, **options).values for at in ("x", "a", "ffn")}
     kinds = {node.kind for node in peer}
     assert kinds == {"attn_head_out", "mlp_out", "embed"}
-    close = {"rtol": 1e-4, "atol": 1e-4}
+    tolerances = {"rtol": 1e-4, "atol": 1e-4}
     for node, score in peer.items():
         if node.kind == "attn_head_out":
             result = actual["a"][node.layer, node.head, node.position]
@@ -117,5 +117,5 @@ def test_to_first_order_it_is_their_attribution_patching(both):
             result = actual["ffn"][node.layer, node.position]
         else:
             result = actual["x"][0, node.position]
-        torch.testing.assert_close(float(result), score, **close)
+        torch.testing.assert_close(float(result), score, **tolerances)
     assert max(map(abs, peer.values())) > 0.1

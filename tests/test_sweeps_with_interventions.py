@@ -1,4 +1,4 @@
-"""Sweeps of sentences in which something is set already: it stays as it is set, all cells at once or one at a time."""
+"""Sweeps of sentences with interventions: these hold in every cell, batched or one at a time."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.cases import jolted
 from tests.sweep_oracle import D, Slow, cells, metric, reading, setting
 from tests.test_sweeps import close
 
-DONE = {
+SURGERY = {
     "one head of every word": {"a_0_1_*": Zero()},
     "one head of a word": {"a_0_1_2": Zero(), "v_1_0_1": Zero()},
     "a row": {"a_0_0_3": Attend([0.2, 0.3, 0.4, 0.1])},
@@ -31,21 +31,21 @@ def net():
 SIDES = [("corrupt", 2**29), ("both", 1), ("clean", 2**29)]
 
 
-@pytest.mark.parametrize(("done", "where", "memory"), [(done, *SIDES[k % 3]) for k, done in enumerate(DONE)])
-def test_what_is_set_stays_set(net, done, where, memory):
+@pytest.mark.parametrize(("label", "side", "memory"), [(label, *SIDES[k % 3]) for k, label in enumerate(SURGERY)])
+def test_what_is_set_stays_set(net, label, side, memory):
     clean, corrupt = net.sentence("the cat sat a"), net.sentence("the dog a sat")
-    clean = clean.do(DONE[done]) if where != "corrupt" else clean
-    corrupt = corrupt.do(DONE[done]) if where != "clean" else corrupt
-    slow = Slow(clean, corrupt, NAMES)
+    clean = clean.do(SURGERY[label]) if side != "corrupt" else clean
+    corrupt = corrupt.do(SURGERY[label]) if side != "clean" else corrupt
+    oracle = Slow(clean, corrupt, NAMES)
     for role, over in (("x", None), ("a", None), ("k", ("head",))):
         result = bt.sweep(clean, corrupt, at=role, over=over, metric=metric(NAMES), memory=memory)
         for index, nodes in list(cells(corrupt, role, over).items())[1::13]:
-            close(result.outcomes[index][0], slow.outcome(setting(nodes)))
-    if where == "corrupt" or not any(name.startswith("a") and isinstance(v, Zero) for name, v in DONE[done].items()):
+            close(result.outcomes[index][0], oracle.outcome(setting(nodes)))
+    if side == "corrupt" or not any(name.startswith("a") and isinstance(v, Zero) for name, v in SURGERY[label].items()):
         for over in (None, ("head",)):
             result = bt.sweep(clean, corrupt, at="j", over=over, metric=metric(NAMES), memory=memory)
             for index, nodes in list(cells(corrupt, "a", over).items())[2::13]:
-                close(result.outcomes[index][0], slow.outcome(reading(nodes)))
+                close(result.outcomes[index][0], oracle.outcome(reading(nodes)))
 
 
 def test_a_row_of_a_node_that_is_set_is_refused(net):

@@ -1,4 +1,4 @@
-"""What a run keeps apart from its caller: modes of torch, other threads, and the memory of what it was told."""
+"""Runs are isolated from their caller: gradient modes of torch, other threads, and the memory of inputs."""
 
 import os
 import threading
@@ -22,26 +22,26 @@ METHODS = {
 }
 
 
-def mixture(seed=0):
+def make_net(seed=0):
     return bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=bt.tpm.Categorical(3), prior=1.0, seed=seed)
 
 
-def real():
+def make_normal_net():
     return bt.bayesuvius(4, heads=2, observe=bt.tpm.Normal(1.0))
 
 
-def decoder():
+def make_decoder():
     return bt.decoder(8, heads=2, slices=1, dropout=0.3, vocabulary=WORDS)
 
 
-def fitted(method, seed=0):
+def fit_params(method, seed=0):
     return flat_options.fit(
-        mixture(), PAIRS, method=method, seed=seed, progress=False, **METHODS[method]
+        make_net(), PAIRS, method=method, seed=seed, progress=False, **METHODS[method]
     ).net.network.parameters
 
 
-def trained(seed=0):
-    return bt.train(decoder(), ["the cat sat"], steps=3, seed=seed, progress=False).losses
+def train(seed=0):
+    return bt.train(make_decoder(), ["the cat sat"], steps=3, seed=seed, progress=False).losses
 
 
 @pytest.mark.parametrize(
@@ -50,26 +50,26 @@ def trained(seed=0):
 )
 def test_a_fit_is_the_same_without_gradients_around_it(mode, method):
     with mode():
-        result = fitted(method)
-    for name, value in fitted(method).items():
+        result = fit_params(method)
+    for name, value in fit_params(method).items():
         torch.testing.assert_close(result[name], value, rtol=0, atol=0)
 
 
 def test_training_posteriors_and_importance_are_the_same_without_gradients_around_them():
-    def asked():
-        result = bt.inclusion(decoder(), ["the cat sat"], draws=5, progress=False)
-        return trained(), mixture().sentence("the cat sat").posterior("c", {"y_1": "cat"}).tolist(), result.importance
+    def compute():
+        result = bt.inclusion(make_decoder(), ["the cat sat"], draws=5, progress=False)
+        return train(), make_net().sentence("the cat sat").posterior("c", {"y_1": "cat"}).tolist(), result.importance
 
     with torch.inference_mode():
-        inside = asked()
-    outside = asked()
+        inside = compute()
+    outside = compute()
     assert inside[:2] == outside[:2]
     torch.testing.assert_close(inside[2], outside[2])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_dependence_has_its_derivatives_without_gradients_around_it(mode):
-    s = real().sentence(x=torch.eye(3, 4)).do(c=0)
+    s = make_normal_net().sentence(x=torch.eye(3, 4)).do(c=0)
     with mode():
         result = s.separated("x_0_0", "x_1_2", verify=True).over_roots
     assert result == s.separated("x_0_0", "x_1_2", verify=True).over_roots > 0
@@ -77,23 +77,23 @@ def test_dependence_has_its_derivatives_without_gradients_around_it(mode):
 
 def test_a_net_of_inference_mode_learns_after_it():
     with torch.inference_mode():
-        net = mixture()
+        net = make_net()
     assert not any(value.is_inference() for value in net.network.parameters.values())
     assert bt.fit(net, PAIRS, method=bt.MAP(steps=1), progress=False).finished
 
 
 def test_a_default_device_is_not_that_of_a_run():
-    net, dec = mixture(), decoder()
+    net, dec = make_net(), make_decoder()
     with torch.device("meta"):
         assert bt.fit(net, PAIRS, method=bt.MAP(steps=1), progress=False).finished
         assert bt.train(dec, ["the cat sat"], steps=1, progress=False).steps == 1
 
 
-def together(query):
-    """What several calls come to, each in a thread of its own."""
+def run_in_threads(calls):
+    """The results of several calls, each in its own thread."""
     result, threads = {}, []
-    for name, ask in query.items():
-        threads.append(threading.Thread(target=lambda name=name, ask=ask: result.update({name: ask()})))
+    for name, call in calls.items():
+        threads.append(threading.Thread(target=lambda name=name, call=call: result.update({name: call()})))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -103,11 +103,11 @@ def together(query):
 
 @pytest.mark.slow
 def test_threads_draw_as_they_would_alone():
-    query = {("train", k): lambda k=k: trained(k) for k in range(2)}
-    query |= {(m, k): lambda m=m, k=k: fitted(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
-    result = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
-    query |= {("check", k): lambda: result.check(PAIRS, draws=5).p for k in range(2)}
-    assert together(query) == {name: ask() for name, ask in query.items()}
+    calls = {("train", k): lambda k=k: train(k) for k in range(2)}
+    calls |= {(m, k): lambda m=m, k=k: fit_params(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
+    result = bt.fit(make_net(), PAIRS, method=bt.MAP(steps=1), progress=False)
+    calls |= {("check", k): lambda: result.check(PAIRS, draws=5).p for k in range(2)}
+    assert run_in_threads(calls) == {name: call() for name, call in calls.items()}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -133,14 +133,14 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
 
 def test_what_a_fit_was_told_is_its_own():
     x, y = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
-    result = bt.fit(real(), (x, y), method=bt.MAP(steps=1), progress=False)
+    result = bt.fit(make_normal_net(), (x, y), method=bt.MAP(steps=1), progress=False)
     before = result.log_likelihood(result.data)
     x.zero_(), y.zero_()
     assert result.log_likelihood(result.data).equal(before)
 
 
 def test_a_statistic_changes_its_own_copy():
-    result = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
+    result = bt.fit(make_net(), PAIRS, method=bt.MAP(steps=1), progress=False)
     before = result.data.evidence["y"].value.clone()
     result.check(result.data, {"none left": lambda y: y.zero_().sum()}, draws=2)
     assert result.data.evidence["y"].value.equal(before)

@@ -1,4 +1,4 @@
-"""What stands around a call does not change what it answers: defaults of torch, threads, what is changed later."""
+"""Results do not depend on defaults of torch, on other threads, or on inputs that are modified later."""
 
 import copy
 import pickle
@@ -22,8 +22,8 @@ WORDS = ["the", "cat", "sat"]
 CAT = {"y_2": ("cat", "sat")}
 
 
-def under(default: str, query: Callable[[], Any]) -> Any:
-    """What is computed under another default of torch: a floating type, a device, a mode of gradients or of kernels."""
+def run_under(default: str, compute: Callable[[], Any]) -> Any:
+    """Compute under another default of torch: a floating type, a device, a mode of gradients or of kernels."""
     if default == "float64":
         torch.set_default_dtype(torch.float64)
     if default == "meta":
@@ -31,22 +31,22 @@ def under(default: str, query: Callable[[], Any]) -> Any:
     torch.use_deterministic_algorithms(default == "deterministic")
     try:
         with torch.inference_mode(default == "inference"):
-            return query()
+            return compute()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
 
 
-def at_once(query: Callable[[], Any], threads: int = 8) -> list[Any]:
-    """The results of that many threads that ask at the same moment."""
-    gate = threading.Barrier(threads)
+def run_in_threads(compute: Callable[[], Any], threads: int = 8) -> list[Any]:
+    """The results of that many threads that compute at the same moment."""
+    barrier = threading.Barrier(threads)
     with ThreadPoolExecutor(threads) as pool:
-        asking = [pool.submit(lambda: (gate.wait(), query())[1]) for _ in range(threads)]
-        return [item.result() for item in asking]
+        futures = [pool.submit(lambda: (barrier.wait(), compute())[1]) for _ in range(threads)]
+        return [future.result() for future in futures]
 
 
-ASKED: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
+QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "values": lambda net: net.sentence("the cat sat")["x_2_1"],
     "attention": lambda net: net.sentence("the cat sat").attention(1),
     "posterior": lambda net: net.sentence("the cat sat").posterior("c", {"y_1": "cat"}),
@@ -56,72 +56,72 @@ ASKED: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "fit": lambda net: bt.fit(net, [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False).net.parameters[
         "c.logits"
     ],
-    "predict": lambda net: fitted().predict(["the cat"]),
-    "slopes": lambda net: bt.sweep(*two(net), metric=CAT, first_order=True, progress=False).effects,
+    "predict": lambda net: fit_net().predict(["the cat"]),
+    "slopes": lambda net: bt.sweep(*make_pair(net), metric=CAT, first_order=True, progress=False).effects,
     "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
     "pickle": lambda net: pickle.loads(pickle.dumps(net.sentence("the cat sat")))["x_2_1"],
 }
 
 
-def two(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
-    """A clean and a corrupt sentence, made where they are asked for."""
+def make_pair(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
+    """A clean and a corrupt sentence, created under the current default."""
     return net.sentence("the cat sat").do(c=0), net.sentence("cat cat sat").do(c=0)
 
 
 @cache
-def fitted() -> Fit[bt.BNet]:
-    """A fit, made once and outside of every default."""
-    return bt.fit(made(), [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False)
+def fit_net() -> Fit[bt.BNet]:
+    """A fit, computed once and outside of every default."""
+    return bt.fit(make_net(), [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False)
 
 
-def made() -> bt.BNet:
+def make_net() -> bt.BNet:
     return bt.bayesuvius(4, heads=3, slices=2, vocabulary=WORDS, observe=bt.tpm.Categorical(3), seed=3)
 
 
 @pytest.fixture(scope="module")
 def net():
-    return made()
+    return make_net()
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("default", ["float64", "meta", "inference", "deterministic"])
-def test_a_default_of_torch_changes_no_answer(default, asked, net):
-    fitted()
-    assert under(default, lambda: ASKED[asked](net)).equal(ASKED[asked](net))
+def test_a_default_of_torch_changes_no_answer(default, query, net):
+    fit_net()
+    assert run_under(default, lambda: QUERIES[query](net)).equal(QUERIES[query](net))
 
 
 def test_a_seed_is_the_same_net_under_every_default():
     first = bt.bayesuvius(64, seed=1)
     for default in ("float64", "meta"):
-        second = under(default, lambda: bt.bayesuvius(64, seed=1))
+        second = run_under(default, lambda: bt.bayesuvius(64, seed=1))
         for name, value in first.parameters.items():
             assert second.parameters[name].float().equal(value)
 
 
 def test_a_word_has_one_vector_under_every_default():
     net = bt.bayesuvius(64)
-    assert under("float64", lambda: net.sentence("cat")["x_0_0"]).equal(net.sentence("cat")["x_0_0"])
+    assert run_under("float64", lambda: net.sentence("cat")["x_0_0"]).equal(net.sentence("cat")["x_0_0"])
 
 
-@pytest.mark.parametrize("asked", ["values", "attention", "posterior", "reads", "log_prob", "sample"])
-def test_threads_that_share_a_net_find_the_same(asked, net):
-    expected = ASKED[asked](net)
-    shared = made()
-    assert all(result.equal(expected) for result in at_once(lambda: ASKED[asked](shared)))
+@pytest.mark.parametrize("query", ["values", "attention", "posterior", "reads", "log_prob", "sample"])
+def test_threads_that_share_a_net_find_the_same(query, net):
+    expected = QUERIES[query](net)
+    shared = make_net()
+    assert all(result.equal(expected) for result in run_in_threads(lambda: QUERIES[query](shared)))
 
 
 def test_threads_that_share_a_sentence_find_the_same(net):
     s = net.sentence("the cat sat")
     expected = s["x_2_1"].clone()
-    shared = made().sentence("the cat sat")
-    assert all(result.equal(expected) for result in at_once(lambda: shared["x_2_1"]))
+    shared = make_net().sentence("the cat sat")
+    assert all(result.equal(expected) for result in run_in_threads(lambda: shared["x_2_1"]))
     assert threading.active_count() < 8
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_no_answer_draws_from_the_generators_of_others(asked, net):
+@pytest.mark.parametrize("query", QUERIES)
+def test_no_answer_draws_from_the_generators_of_others(query, net):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    ASKED[asked](net)
+    QUERIES[query](net)
     assert torch.get_rng_state().equal(before[0])
     assert (np.random.get_state()[1] == before[1]).all()
 
@@ -136,9 +136,9 @@ def test_what_is_changed_later_changes_no_sentence():
         assert done["x_0_1"].equal(torch.ones(4))
         assert observed.posterior("c").equal(plain.sentence(x=torch.ones(3, 4)).posterior("c", {"y_1": [1.0] * 4}))
     ids = torch.tensor([0, 1])
-    given = bt.bayesuvius(4, vocabulary=WORDS).sentence(given={"token": ids})
+    sentence = bt.bayesuvius(4, vocabulary=WORDS).sentence(given={"token": ids})
     ids[:] = 2
-    assert given["token_0"] == 0
+    assert sentence["token_0"] == 0
 
 
 def test_what_is_changed_later_changes_no_net():
@@ -154,9 +154,9 @@ def test_what_is_changed_later_changes_no_net():
 
 
 def test_a_net_takes_the_values_of_a_parameter_and_not_its_gradient():
-    grown = 2 * torch.ones(2, 4, 4, requires_grad=True)
-    net = bt.bayesuvius(4).replace({"W_q_0.values": grown})
-    assert copy.deepcopy(net).parameters["W_q_0.values"].equal(grown)
+    scaled = 2 * torch.ones(2, 4, 4, requires_grad=True)
+    net = bt.bayesuvius(4).replace({"W_q_0.values": scaled})
+    assert copy.deepcopy(net).parameters["W_q_0.values"].equal(scaled)
 
 
 def test_a_read_only_array_is_read(recwarn):
@@ -176,22 +176,22 @@ def test_a_number_of_numpy_is_a_number():
 
 
 def test_a_number_of_numpy_is_kept_with_a_run(tmp_path):
-    fast = np.float32(0.1)
+    rate = np.float32(0.1)
     net = bt.bayesuvius(4, vocabulary=WORDS, observe=bt.tpm.Categorical(3))
     bt.fit(
         net,
         [("the cat", "cat the")],
-        method=bt.MAP(steps=1, rate=fast),
+        method=bt.MAP(steps=1, rate=rate),
         checkpoints=tmp_path / "a",
         batch=np.int64(1),
         progress=False,
     )
-    dec = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
+    decoder = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     bt.train(
-        dec,
+        decoder,
         ["the cat"],
         steps=1,
-        optimizer=bt.AdamW(rate=fast),
+        optimizer=bt.AdamW(rate=rate),
         checkpoints=tmp_path / "b",
         batch=np.int64(1),
         progress=False,
@@ -200,21 +200,21 @@ def test_a_number_of_numpy_is_kept_with_a_run(tmp_path):
 
 @pytest.mark.slow
 def test_what_imports_pgmpy_leaves_random_as_it_was():
-    given = """
+    code = """
 import random
 import warnings
 warnings.simplefilter("ignore")  # of pgmpy, at its import
 import bnet_transformer as bt
 dec = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
 before = random.getstate()
-if "{asked}" == "tan":
-    dec.tan([dec.sentence(said) for said in ("the cat", "sat cat", "cat the")], ["a", "b", "a"])
+if "{query}" == "tan":
+    dec.tan([dec.sentence(text) for text in ("the cat", "sat cat", "cat the")], ["a", "b", "a"])
 else:
     dec.sentence("the cat").to_pgmpy()
 assert random.getstate() == before
 """
     for query in ("tan", "pgmpy"):
-        subprocess.run([sys.executable, "-c", given.replace("{asked}", query)], check=True)
+        subprocess.run([sys.executable, "-c", code.replace("{query}", query)], check=True)
 
 
 DEC = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
@@ -222,14 +222,14 @@ DEC = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
 
 def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
     likeliest = DEC.generate(["the", "cat sat"], length=5).words
-    for given in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):
-        assert DEC.generate(["the", "cat sat"], length=5, method="sample", **given).words == likeliest
-    hot = DEC.generate(["the", "cat sat"], length=5, method="sample", temperature=1e308)
-    assert all(np.isfinite(hot.scores))
+    for options in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):
+        assert DEC.generate(["the", "cat sat"], length=5, method="sample", **options).words == likeliest
+    result = DEC.generate(["the", "cat sat"], length=5, method="sample", temperature=1e308)
+    assert all(np.isfinite(result.scores))
 
 
 def test_what_overflows_is_told_once(recwarn):
-    real, big = bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)), torch.full((3, 4), 1e30)
+    net, x = bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)), torch.full((3, 4), 1e30)
     with pytest.raises(bt.BNetError, match="expected a finite bound"):
-        bt.fit(real, [(big, torch.zeros(3, 4))], method=bt.SVI(steps=2), spread=1.0, progress=False)
+        bt.fit(net, [(x, torch.zeros(3, 4))], method=bt.SVI(steps=2), spread=1.0, progress=False)
     assert not recwarn.list

@@ -48,11 +48,11 @@ def rand(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def fill(tpm, *parents: Parent) -> dict[str, torch.Tensor]:
+def make_parameters(tpm, *parents: Parent) -> dict[str, torch.Tensor]:
     return {name: rand(*p.shape, seed=k) for k, (name, p) in enumerate(tpm.parameters(*parents).items())}
 
 
-def reading(slots: tuple[str, ...], i: int, mask: torch.Tensor, parameters=None) -> EvalContext:
+def make_ctx(slots: tuple[str, ...], i: int, mask: torch.Tensor, parameters=None) -> EvalContext:
     m = torch.arange(mask.shape[-1])
     collections = [slot for slot in slots if slot.endswith(".")]
     return EvalContext(
@@ -67,7 +67,7 @@ def close(actual, expected):
 def test_linear_and_affine():
     W, x = rand(3, 4), rand(4)
     close(Linear().value(EvalContext(), W, x), W @ x)
-    p = fill(Affine(3), Parent("x", (4,)))
+    p = make_parameters(Affine(3), Parent("x", (4,)))
     close(Affine(3).value(EvalContext(p), x), F.linear(x, p["weight"], p["bias"]))
     close(Affine().value(EvalContext({"bias": p["bias"]}), W, x), F.linear(x, W, p["bias"]))
 
@@ -78,15 +78,15 @@ def test_attention_is_torchs(i, scale):
     q, k, v = rand(4, 6), rand(4, 6, seed=1), rand(4, 3, seed=2)
     mask = torch.tensor([True, i > 0, True, i > 1])
     tpm = Attention(Dot(scale))
-    at = reading(tpm.get_slots(), i, mask)
+    context = make_ctx(tpm.get_slots(), i, mask)
     peer = F.scaled_dot_product_attention(q[i : i + 1], k, v, mask[None], scale=scale)
-    close(tpm.value(at, q[i], k, v), peer[0])
-    share = tpm.attention_weights(at, q[i], k, v)
-    close(share.sum(), torch.tensor(1.0, dtype=D))
-    assert (share[~mask] == 0).all()
-    close(tpm.value(at, q[i], k, v), share @ v)
+    close(tpm.value(context, q[i], k, v), peer[0])
+    weights = tpm.attention_weights(context, q[i], k, v)
+    close(weights.sum(), torch.tensor(1.0, dtype=D))
+    assert (weights[~mask] == 0).all()
+    close(tpm.value(context, q[i], k, v), weights @ v)
     residual = Attention(Dot(scale), residual=True)
-    close(residual.value(at, q[i], k, v, rand(3, seed=9)), share @ v + rand(3, seed=9))
+    close(residual.value(context, q[i], k, v, rand(3, seed=9)), weights @ v + rand(3, seed=9))
 
 
 def test_attention_over_queries_is_the_column_softmax():
@@ -95,7 +95,7 @@ def test_attention_over_queries_is_the_column_softmax():
     tpm = Attention(over="queries")
     weights = torch.softmax(q @ k.T, 0)
     for i in range(4):
-        close(tpm.value(reading(tpm.get_slots(), i, torch.ones(4, dtype=torch.bool)), q, k[i], v), weights[:, i] @ v)
+        close(tpm.value(make_ctx(tpm.get_slots(), i, torch.ones(4, dtype=torch.bool)), q, k[i], v), weights[:, i] @ v)
 
 
 @pytest.mark.parametrize("over", ["keys", "queries"])
@@ -104,22 +104,22 @@ def test_bilinear_is_the_correlation_matrix_of_seed_000(over):
     C = Z @ A @ Z.T
     weights = torch.softmax(C, 1 if over == "keys" else 0)
     tpm = Attention(Bilinear(), over=over)
-    everything = torch.ones(5, dtype=torch.bool)
+    mask = torch.ones(5, dtype=torch.bool)
     for i in range(5):
         pair = (Z[i], Z) if over == "keys" else (Z, Z[i])
         row = weights[i] if over == "keys" else weights[:, i]
-        close(tpm.value(reading(tpm.get_slots(), i, everything), *pair, Z, A), row @ Z)
+        close(tpm.value(make_ctx(tpm.get_slots(), i, mask), *pair, Z, A), row @ Z)
 
 
 def test_rotary_scores_depend_on_distance_alone_and_keep_length():
     score, q, k = Dot(rotary=50.0), rand(6), rand(1, 6, seed=3)
-    at = [score.score_keys(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
-    for item in at[1:]:
-        close(item, at[0])
+    scores = [score.score_keys(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
+    for other in scores[1:]:
+        close(other, scores[0])
     close(score.score_keys(q, q[None], torch.tensor(4), torch.tensor([4])), (q @ q)[None])
     half = torch.polar(torch.ones(3, dtype=D), 2 * 50.0 ** -(torch.arange(3, dtype=D) / 3))
-    turned = torch.complex(q[:3], q[3:]) * half
-    close(score.rotate(q, torch.tensor(2)), torch.cat([turned.real, turned.imag]))
+    rotated = torch.complex(q[:3], q[3:]) * half
+    close(score.rotate(q, torch.tensor(2)), torch.cat([rotated.real, rotated.imag]))
 
 
 def test_relative_bias_and_normalisers():
@@ -130,16 +130,16 @@ def test_relative_bias_and_normalisers():
     for i in range(4):
         bias = torch.stack([table[max(-2, min(2, j - i)) + 2] for j in range(4)])
         weights = torch.sigmoid(k @ q[i] + bias) * mask
-        close(tpm.value(reading(tpm.get_slots(), i, mask), q[i], k, v, table), weights @ v)
-    assert tpm.attention_weights(reading(tpm.get_slots(), 0, mask), q[0], k, v, table) is None
+        close(tpm.value(make_ctx(tpm.get_slots(), i, mask), q[i], k, v, table), weights @ v)
+    assert tpm.attention_weights(make_ctx(tpm.get_slots(), 0, mask), q[0], k, v, table) is None
     assert "no distribution" in tpm.no_attention_reason()
     none = Attention(Dot(), Normaliser("none"))
-    close(none.value(reading(none.get_slots(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
+    close(none.value(make_ctx(none.get_slots(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
 
 
 @pytest.mark.parametrize("two_sided", [True, False])
 def test_buckets_widen_with_the_distance(two_sided):
-    """Small distances have buckets of their own, then each is some power of the first; the last holds all far ones."""
+    """Each small distance has its own bucket, then bucket widths grow by a constant ratio; the last is unbounded."""
     count, furthest = 16 if two_sided else 8, 64
     table, j = torch.arange(float(count)), torch.arange(-200, 201)
     result = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()
@@ -149,31 +149,31 @@ def test_buckets_widen_with_the_distance(two_sided):
     assert after == ([0, *(8 + k for k in before[1:])] if two_sided else [0] * 201)
     i = torch.arange(9)
     pairs = [
-        Buckets(count, furthest, two_sided).compute_bias(table, i, i[None], from_key=item) for item in (False, True)
+        Buckets(count, furthest, two_sided).compute_bias(table, i, i[None], from_key=keyed) for keyed in (False, True)
     ]
     assert pairs[0].equal(pairs[1].T)
 
 
 def test_scale_and_rounded_sinusoids():
     close(Scale(-0.5).value(EvalContext(), rand(3)), -rand(3) / 2)
-    created = [
-        Sinusoid(5, halves=True, rounded=item).value(EvalContext(word=torch.arange(40), dtype=D))
-        for item in (True, False)
+    encodings = [
+        Sinusoid(5, halves=True, rounded=rounded).value(EvalContext(word=torch.arange(40), dtype=D))
+        for rounded in (True, False)
     ]
-    assert created[0].equal(created[1].float().double()) and not created[0].equal(created[1])
+    assert encodings[0].equal(encodings[1].float().double()) and not encodings[0].equal(encodings[1])
 
 
 def test_read_is_attentions_categorical():
     q, k = rand(3), rand(4, 3)
     mask = torch.tensor([True, False, True, True])
     tpm = Read(Dot(None))
-    actual = tpm.distribution(reading(tpm.get_slots(), 0, mask), q, k).probs
+    actual = tpm.distribution(make_ctx(tpm.get_slots(), 0, mask), q, k).probs
     close(actual, torch.softmax((k @ q / math.sqrt(3)).masked_fill(~mask, -torch.inf), -1))
 
 
 def test_norms():
     x = rand(6)
-    p = fill(Norm(), Parent("x", (6,)))
+    p = make_parameters(Norm(), Parent("x", (6,)))
     close(Norm(eps=1e-3).value(EvalContext(p), x), F.layer_norm(x, (6,), p["gain"], p["bias"], 1e-3))
     assert set(Norm(bias=False).parameters(Parent("x", (6,)))) == {"gain"}
     close(Norm(bias=False).value(EvalContext({"gain": p["gain"]}), x), F.layer_norm(x, (6,), p["gain"]))
@@ -187,12 +187,12 @@ def test_feed_forward(activation):
     act = functions.get(activation) or getattr(F, activation, None) or getattr(torch, activation)
     x = rand(4)
     tpm = FeedForward(5, activation)
-    p = fill(tpm, Parent("x", (4,)))
+    p = make_parameters(tpm, Parent("x", (4,)))
     hidden = act(F.linear(x, p["weight_in"], p["bias_in"]))
     close(tpm.value(EvalContext(p), x), F.linear(hidden, p["weight_out"], p["bias_out"]))
     close(Activation(activation).value(EvalContext(), x), act(x))
     gated = FeedForward(5, activation, gated=True, bias=False)
-    p = fill(gated, Parent("x", (4,)))
+    p = make_parameters(gated, Parent("x", (4,)))
     assert not any("bias" in name for name in p)
     hidden = act(p["weight_gate"] @ x) * (p["weight_in"] @ x)
     close(gated.value(EvalContext(p), x), p["weight_out"] @ hidden)
@@ -200,9 +200,9 @@ def test_feed_forward(activation):
 
 def test_resnet_steps():
     z, tpm = rand(3), ResNet(2)
-    p = fill(tpm, Parent("x", (3,)))
-    one = z + torch.tanh(p["weight"][0] @ z + p["bias"][0])
-    close(tpm.value(EvalContext(p), z), one + torch.tanh(p["weight"][1] @ one + p["bias"][1]))
+    p = make_parameters(tpm, Parent("x", (3,)))
+    first = z + torch.tanh(p["weight"][0] @ z + p["bias"][0])
+    close(tpm.value(EvalContext(p), z), first + torch.tanh(p["weight"][1] @ first + p["bias"][1]))
 
 
 def test_concat_is_concatenation_then_one_matrix():
@@ -214,10 +214,10 @@ def test_concat_is_concatenation_then_one_matrix():
 
 
 def test_the_small_ones():
-    x, many = rand(4), rand(3, 4)
+    x, values = rand(4), rand(3, 4)
     mask = torch.tensor([True, False, True])
-    close(Pool().value(reading(("x.",), 0, mask), many), (many[0] + many[2]) / 2)
-    close(Pool("sum").value(reading(("x.",), 0, mask), many), many[0] + many[2])
+    close(Pool().value(make_ctx(("x.",), 0, mask), values), (values[0] + values[2]) / 2)
+    close(Pool("sum").value(make_ctx(("x.",), 0, mask), values), values[0] + values[2])
     close(Add().value(EvalContext(), x, x, x), 3 * x)
     close(Dropout(0.5).value(EvalContext(), x), x)
     dropped = Dropout(0.5).value(EvalContext(training=True), torch.ones(1000))
@@ -251,9 +251,9 @@ def test_weight_nodes_under_a_selector():
     bank = rand(2, 3, 4, 5)
     close(Select((4, 5)).value(EvalContext({"values": bank}), torch.tensor(1), torch.tensor(2)), bank[1, 2])
     close(Select((4, 5)).value(EvalContext({"values": bank[0]}), torch.tensor(2)), bank[0, 2])
-    book, p = Codebook(3, (4, 5)), {"atoms": bank[0], "logits": rand(2, 3)}
-    close(book.distribution(EvalContext(p), torch.tensor(1)).probs, torch.softmax(p["logits"][1], -1))
-    close(book.emit(EvalContext(p), torch.tensor(2)), bank[0, 2])
+    codebook, p = Codebook(3, (4, 5)), {"atoms": bank[0], "logits": rand(2, 3)}
+    close(codebook.distribution(EvalContext(p), torch.tensor(1)).probs, torch.softmax(p["logits"][1], -1))
+    close(codebook.emit(EvalContext(p), torch.tensor(2)), bank[0, 2])
 
 
 def test_normal():
@@ -293,41 +293,41 @@ BATCHED = [
 
 @pytest.mark.parametrize("tpm, slots", BATCHED, ids=lambda x: repr(x) if isinstance(x, bt.tpm.TPM) else "")
 def test_one_definition_serves_a_batch(tpm, slots):
-    """Batch [b] of plates [h]: what comes out is each entry's own."""
+    """Batch [b] of plates [h]: each entry of the output is that of the entry alone."""
     b, h, m = 2, 3, 4
-    passed, values = [], []
+    parents, values = [], []
     for k, slot in enumerate(slots):
         if isinstance(slot, int):
-            passed.append(Parent(f"p{k}", states=slot))
+            parents.append(Parent(f"p{k}", states=slot))
             values.append(torch.randint(slot, (b, h), generator=torch.Generator().manual_seed(k)))
         else:
-            many = isinstance(slot, str)
-            shape = eval(slot) if many else slot
-            passed.append(Parent(f"p{k}", shape, over=(("head", m),) if many else ()))
-            values.append(rand(b, h, *([m] if many else []), *shape, seed=k))
-    parameters = {n: rand(h, *p.shape, seed=3) for n, p in tpm.parameters(*passed).items()}
+            is_collection = isinstance(slot, str)
+            shape = eval(slot) if is_collection else slot
+            parents.append(Parent(f"p{k}", shape, over=(("head", m),) if is_collection else ()))
+            values.append(rand(b, h, *([m] if is_collection else []), *shape, seed=k))
+    parameters = {n: rand(h, *p.shape, seed=3) for n, p in tpm.parameters(*parents).items()}
     names = [s for s in tpm.get_slots() if s.endswith(".")]
     word = torch.tensor([[0, 1, 2], [3, 2, 1]])
     mask = torch.tensor([True, True, False, True])
 
-    def ask(at_word, parameters, values):
-        at = EvalContext(
-            parameters, at_word, dict.fromkeys(names, torch.arange(m)), dict.fromkeys(names, mask), dtype=D
+    def evaluate(word_index, parameters, values):
+        context = EvalContext(
+            parameters, word_index, dict.fromkeys(names, torch.arange(m)), dict.fromkeys(names, mask), dtype=D
         )
         if tpm.kind == "deterministic":
-            return tpm.value(at, *values)
+            return tpm.value(context, *values)
         if tpm.kind == "continuous":
-            return tpm.distribution(at, *values).mean
-        logits = tpm.logits(at, *values)
+            return tpm.distribution(context, *values).mean
+        logits = tpm.logits(context, *values)
         if not isinstance(tpm, Codebook):
             return logits
-        return torch.cat([logits, tpm.emit(at, values[0]).flatten(logits.dim() - 1)], -1)
+        return torch.cat([logits, tpm.emit(context, values[0]).flatten(logits.dim() - 1)], -1)
 
-    batch = ask(word, parameters, values)
+    batch = evaluate(word, parameters, values)
     for i in range(b):
         for j in range(h):
-            one = ask(word[i, j], {n: p[j] for n, p in parameters.items()}, [v[i, j] for v in values])
-            close(batch[i, j], one)
+            single = evaluate(word[i, j], {n: p[j] for n, p in parameters.items()}, [v[i, j] for v in values])
+            close(batch[i, j], single)
 
 
 # laws
@@ -338,10 +338,10 @@ def test_one_definition_serves_a_batch(tpm, slots):
 def test_softmax_attention_is_a_distribution_and_its_output_lies_in_the_hull(n, d, seed, scale):
     q, k, v = rand(d, seed=seed), rand(n, d, seed=seed + 1), rand(n, d, seed=seed + 2)
     tpm = Attention(Dot(scale))
-    at = reading(tpm.get_slots(), 0, torch.ones(n, dtype=torch.bool))
-    share = tpm.attention_weights(at, q, k, v)
-    assert (share >= 0).all() and abs(float(share.sum()) - 1) < 1e-12
-    out = tpm.value(at, q, k, v)
+    context = make_ctx(tpm.get_slots(), 0, torch.ones(n, dtype=torch.bool))
+    weights = tpm.attention_weights(context, q, k, v)
+    assert (weights >= 0).all() and abs(float(weights.sum()) - 1) < 1e-12
+    out = tpm.value(context, q, k, v)
     direction = rand(d, seed=seed + 3)
     assert (v @ direction).min() - 1e-9 <= out @ direction <= (v @ direction).max() + 1e-9
 
@@ -352,15 +352,15 @@ def test_a_shift_of_the_sinusoid_is_one_linear_map(half, base, n, k, halves):
     """Seed 002: for any fixed offset k the encoding at n + k is a linear map of that at n, the same for all n."""
     dim = 2 * half
     tpm = Sinusoid(dim, base, halves)
-    at = lambda i: tpm.value(EvalContext(word=torch.tensor(i), dtype=D)).numpy()  # noqa: E731
-    turn = np.zeros((dim, dim))
+    encode = lambda i: tpm.value(EvalContext(word=torch.tensor(i), dtype=D)).numpy()  # noqa: E731
+    rotation = np.zeros((dim, dim))
     for e in range(half):
         angle = k * base ** (-2 * e / dim)
         s, c = (e, e + half) if halves else (2 * e, 2 * e + 1)
-        turn[s, s] = turn[c, c] = math.cos(angle)
-        turn[s, c], turn[c, s] = math.sin(angle), -math.sin(angle)
-    np.testing.assert_allclose(at(n + k), turn @ at(n), atol=1e-9)
-    assert abs(at(n)).max() <= 1
+        rotation[s, s] = rotation[c, c] = math.cos(angle)
+        rotation[s, c], rotation[c, s] = math.sin(angle), -math.sin(angle)
+    np.testing.assert_allclose(encode(n + k), rotation @ encode(n), atol=1e-9)
+    assert abs(encode(n)).max() <= 1
 
 
 @pytest.mark.parametrize("dim", [1, 5, 8])
@@ -371,12 +371,12 @@ def test_the_sinusoid_follows_seed_003(dim):
             angle = i / 10000 ** (2 * (feature // 2) / dim)
             expected = math.sin(angle) if feature % 2 == 0 else math.cos(angle)
             assert abs(float(actual[i, feature]) - expected) < 1e-12
-    counted = Sinusoid(dim, first=1).value(EvalContext(word=torch.arange(4), dtype=D))  # seeds 002 and 003 count from 1
+    shifted = Sinusoid(dim, first=1).value(EvalContext(word=torch.arange(4), dtype=D))  # seeds 002 and 003 count from 1
     for i in range(1, 5):
         for feature in range(1, dim + 1):
             angle = i / 10000 ** ((feature - feature % 2) / dim)
             expected = math.cos(angle) if feature % 2 else math.sin(angle)
-            assert abs(float(counted[i - 1, feature - 1]) - expected) < 1e-12
+            assert abs(float(shifted[i - 1, feature - 1]) - expected) < 1e-12
     halves = Sinusoid(dim, halves=True).value(EvalContext(word=torch.arange(1, 5), dtype=D))
     close(Sinusoid(dim, halves=True, first=1).value(EvalContext(word=torch.arange(4), dtype=D)), halves)
 

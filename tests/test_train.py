@@ -25,11 +25,11 @@ D = torch.float64
 WORDS = list("abcdefg")
 
 
-def small(**options) -> bt.BNet:
+def make_net(**options) -> bt.BNet:
     return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, **{"dropout": 0.0, **options}).to(D)
 
 
-def both(**options) -> bt.BNet:
+def make_s2s(**options) -> bt.BNet:
     return bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS, **{"dropout": 0.0, **options}).to(D)
 
 
@@ -45,14 +45,14 @@ def first_loss(net: bt.BNet, data: object, **options) -> float:
 
 
 def test_the_loss_of_next_words_is_the_references():
-    net = small()
+    net = make_net()
     parts = [net.sentence(s).tpm(f"y_{i}").log_prob(torch.tensor(WORDS.index(s.split()[i + 1])))
              for s in SENTENCES for i in range(len(s.split()) - 1)]  # fmt: skip
     assert first_loss(net, SENTENCES) == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-12)
 
 
 def test_the_loss_of_pairs_is_the_references():
-    net, parts = both(), []
+    net, parts = make_s2s(), []
     for source, target in PAIRS:
         words = ["g", *target.split(), "a"]
         s = net.sentence({"enc": source, "dec": words[:-1]})
@@ -64,7 +64,7 @@ def test_the_loss_of_pairs_is_the_references():
 def test_the_loss_of_real_readouts_is_the_references(pool):
     net = bt.encoder(4, heads=2, slices=1, readout=Normal(0.7, dim=3), pool=pool, dropout=0.0).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 5, 2)]
-    y = [torch.randn(*(() if pool else (len(item),)), 3, dtype=D) for item in x]
+    y = [torch.randn(*(() if pool else (len(sentence),)), 3, dtype=D) for sentence in x]
     parts = []
     for words, observed in zip(x, y, strict=True):
         s = net.sentence(x=words)
@@ -88,8 +88,8 @@ def test_words_are_their_own_labels():
     masked = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word", dropout=0.0).to(D)
     assert first_loss(masked, [("a b c", ["a", None, "g"])]) == first_loss(masked, [("a b c", [0, -1, 6])])
     assert first_loss(masked, [("a b c", "a e g")]) == first_loss(masked, [("a b c", [0, 4, 6])])
-    given = {"enc": "a b", "dec": "c d"}
-    assert first_loss(both(), [{**given, "dec_y": "d g"}]) == first_loss(both(), [{**given, "dec_y": [3, 6]}])
+    words = {"enc": "a b", "dec": "c d"}
+    assert first_loss(make_s2s(), [{**words, "dec_y": "d g"}]) == first_loss(make_s2s(), [{**words, "dec_y": [3, 6]}])
     kinds = Categorical(2, labels=("no", "yes"))
     tagged = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout=kinds, dropout=0.0).to(D)
     assert first_loss(tagged, [("a b", "no yes")]) == first_loss(tagged, [("a b", ["no", 1])])
@@ -101,12 +101,12 @@ def test_words_are_their_own_labels():
 def test_labels_and_classes_and_mappings():
     labels = ("no", "yes")
     net = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout=Categorical(2, labels=labels), pool="first").to(D)
-    given = first_loss(net, [("a b", "yes"), ("c", "no")])
-    assert given == first_loss(net, [{"": "a b", "y": 1}, {"": "c", "y": 0}])
+    loss = first_loss(net, [("a b", "yes"), ("c", "no")])
+    assert loss == first_loss(net, [{"": "a b", "y": 1}, {"": "c", "y": 0}])
 
 
 def test_smoothing_is_torchs_and_held_out_losses_have_none():
-    net, ids = small(), torch.randint(0, 7, (5, 6))
+    net, ids = make_net(), torch.randint(0, 7, (5, 6))
     logits = net.module().eval()(ids[:, :-1]).detach().flatten(0, 1)
     smooth = functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.2)
     result = bt.train(net, ids, steps=1, batch=5, smoothing=0.2, optimizer=bt.AdamW(rate=1e-12), held_out=ids)
@@ -150,7 +150,7 @@ def test_a_loss_of_the_users_may_sum_choices_out():
 
 
 def test_steps_are_those_of_a_loop_written_out():
-    net, ids = small(), torch.randint(0, 7, (6, 5))
+    net, ids = make_net(), torch.randint(0, 7, (6, 5))
     options = {"rate": 2.0, "schedule": "noam", "warmup": 3, "clip": 0.3, "weight_decay": 0.1, "seed": 5}
     result = flat_options.train(net, ids, steps=5, batch=6, **options)
     module = bt.BNet(net.declaration).to(D).replace({k: v.clone() for k, v in net.parameters.items()}).module()
@@ -197,28 +197,28 @@ def test_training_learns_and_leaves_the_callers_net_alone():
 
 
 def test_seeds_decide_order_and_dropout():
-    net = small(dropout=0.3)
+    net = make_net(dropout=0.3)
     one, same, other = (bt.train(net, SENTENCES, steps=4, batch=2, seed=seed) for seed in (1, 1, 2))
     assert one.losses == same.losses != other.losses
-    still = bt.train(net, ["a b c d e f g a b"], steps=3, optimizer=bt.AdamW(rate=1e-12))
-    assert len({round(loss, 6) for loss in still.losses}) == 3  # each step drops out anew
+    constant = bt.train(net, ["a b c d e f g a b"], steps=3, optimizer=bt.AdamW(rate=1e-12))
+    assert len({round(loss, 6) for loss in constant.losses}) == 3  # each step drops out anew
     torch.manual_seed(99)
     assert bt.train(net, SENTENCES, steps=4, batch=2, seed=1).losses == one.losses
 
 
 def test_an_epoch_has_every_example_once():
-    given = read_dataset(
-        ExampleReader(infer_trainable_task(small().network)), torch.arange(7)[:, None].expand(7, 3), 3, 0, None
+    dataset = read_dataset(
+        ExampleReader(infer_trainable_task(make_net().network)), torch.arange(7)[:, None].expand(7, 3), 3, 0, None
     )
-    assert given.epoch == 3
-    orders = [[int(k) for step in range(3) for k in given(3 * e + step).x[""][:, 0]] for e in range(2)]
+    assert dataset.epoch == 3
+    orders = [[int(k) for step in range(3) for k in dataset(3 * e + step).x[""][:, 0]] for e in range(2)]
     assert [sorted(order) for order in orders] == [list(range(7))] * 2 and orders[0] != orders[1]
-    assert bt.train(small(), SENTENCES, epochs=2, batch=2).steps == 6
+    assert bt.train(make_net(), SENTENCES, epochs=2, batch=2).steps == 6
 
 
 def test_forms_of_data_are_one(tmp_path):
     ids = torch.randint(0, 7, (6, 5))
-    net, losses = small(), []
+    net, losses = make_net(), []
     texts = [" ".join(WORDS[k] for k in row) for row in ids]
     for data in (ids, ids.numpy(), ids.tolist(), texts, [text.split() for text in texts], lambda step: ids):
         losses.append(bt.train(net, data, steps=1, batch=6).losses[0])
@@ -230,28 +230,28 @@ def test_forms_of_data_are_one(tmp_path):
     expected = bt.train(net, rows, steps=3, batch=2).losses
     for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
         assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
-    remainder = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
+    windows = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
     assert (
         bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses
-        == bt.train(net, remainder, epochs=2, batch=2).losses
+        == bt.train(net, windows, epochs=2, batch=2).losses
     )
     pair = (torch.randint(0, 7, (4, 3)), torch.randint(0, 7, (4, 5)))
-    listed = [(a.tolist(), b.tolist()) for a, b in zip(*pair, strict=True)]
-    assert first_loss(both(), pair) == first_loss(both(), listed)
+    pairs = [(a.tolist(), b.tolist()) for a, b in zip(*pair, strict=True)]
+    assert first_loss(make_s2s(), pair) == first_loss(make_s2s(), pairs)
 
 
 def test_bfloat16_is_near_and_keeps_parameters():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     ids = torch.randint(0, 7, (4, 20))
-    close, local = (
+    rounded, exact = (
         bt.train(net, ids, steps=3, batch=4, execution=bt.Execution(precision=p)) for p in ("bfloat16", "float32")
     )
-    assert close.losses == pytest.approx(local.losses, rel=0.02) and close.losses != local.losses
-    assert close.net.network.dtype == torch.float32
+    assert rounded.losses == pytest.approx(exact.losses, rel=0.02) and rounded.losses != exact.losses
+    assert rounded.net.network.dtype == torch.float32
 
 
 def test_it_stops_early_and_gives_the_best():
-    net = small()
+    net = make_net()
     result = bt.train(
         net,
         ["a b c d"],
@@ -265,77 +265,77 @@ def test_it_stops_early_and_gives_the_best():
     losses = [loss for _, loss in result.held_out]
     best = losses.index(min(losses))
     assert result.steps < 400 and len(losses) == best + 1 + 3
-    held = bt.train(result.net, ["d a c b", "b a d"], steps=1, batch=2, optimizer=bt.AdamW(rate=1e-9)).losses[0]
-    assert held == pytest.approx(min(losses), abs=1e-9)
+    last_loss = bt.train(result.net, ["d a c b", "b a d"], steps=1, batch=2, optimizer=bt.AdamW(rate=1e-9)).losses[0]
+    assert last_loss == pytest.approx(min(losses), abs=1e-9)
 
 
 def test_what_training_gives_back():
-    result = bt.train(small(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
+    result = bt.train(make_net(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
     frame = result.to_dataframe()
     assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(result.losses)
     assert frame["held_out"].notna().tolist() == [False, True, False, True]
     assert "&lt;BNet" in result._repr_html_() and "<BNet" not in result._repr_html_()
-    assert isinstance(bt.train(small().network, SENTENCES, steps=1).net, type(small().network))
+    assert isinstance(bt.train(make_net().network, SENTENCES, steps=1).net, type(make_net().network))
 
 
 # checkpoints
 
 
 @pytest.fixture
-def kept(tmp_path):
+def run_path(tmp_path):
     """A folder with a checkpoint after four steps."""
-    bt.train(small(), SENTENCES, steps=4, batch=2, checkpoints=tmp_path / "kept")
-    return tmp_path / "kept"
+    bt.train(make_net(), SENTENCES, steps=4, batch=2, checkpoints=tmp_path / "run")
+    return tmp_path / "run"
 
 
 def test_a_resumed_run_has_its_losses_measures_and_best(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES, "every": 1, "patience": 9}
-    full = flat_options.train(small(dropout=0.1), SENTENCES, steps=6, **options)
-    flat_options.train(small(dropout=0.1), SENTENCES, steps=3, checkpoints=tmp_path, **options)
+    expected = flat_options.train(make_net(dropout=0.1), SENTENCES, steps=6, **options)
+    flat_options.train(make_net(dropout=0.1), SENTENCES, steps=3, checkpoints=tmp_path, **options)
     resumed = flat_options.train(
-        small(dropout=0.1), SENTENCES, steps=6, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
+        make_net(dropout=0.1), SENTENCES, steps=6, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
     )
-    assert (resumed.losses, resumed.held_out) == (full.losses, full.held_out)
-    assert all(torch.equal(v, full.net.parameters[k]) for k, v in resumed.net.parameters.items())
+    assert (resumed.losses, resumed.held_out) == (expected.losses, expected.held_out)
+    assert all(torch.equal(v, expected.net.parameters[k]) for k, v in resumed.net.parameters.items())
 
 
 @pytest.mark.parametrize(
     ("net", "options", "match"),
     [
-        (lambda: small(bias=False), {}, "no such tensor"),
+        (lambda: make_net(bias=False), {}, "no such tensor"),
         (lambda: bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D), {}, "of shape"),
-        (lambda: small(activation="gelu"), {}, "another declaration"),
-        (lambda: small().to(torch.float32), {}, "float32"),
-        (small, {"batch": 3}, "batch=2.*batch=3"),
-        (small, {"seed": 3, "rate": 0.1}, "rate=None, seed=0"),
-        (small, {"resume": False}, "resume=True"),
+        (lambda: make_net(activation="gelu"), {}, "another declaration"),
+        (lambda: make_net().to(torch.float32), {}, "float32"),
+        (make_net, {"batch": 3}, "batch=2.*batch=3"),
+        (make_net, {"seed": 3, "rate": 0.1}, "rate=None, seed=0"),
+        (make_net, {"resume": False}, "resume=True"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(kept, net, options, match):
+def test_a_checkpoint_of_another_run_is_refused(run_path, net, options, match):
     with pytest.raises(bt.BNetError, match=match):
-        flat_options.train(net(), SENTENCES, **{"steps": 8, "batch": 2, "folder": kept, "resume": True, **options})
+        flat_options.train(net(), SENTENCES, **{"steps": 8, "batch": 2, "folder": run_path, "resume": True, **options})
 
 
-def test_a_checkpoint_of_other_data_or_with_other_bytes_is_refused(kept):
+def test_a_checkpoint_of_other_data_or_with_other_bytes_is_refused(run_path):
     with pytest.raises(bt.BNetError, match="data="):
-        bt.train(small(), SENTENCES[1:], steps=8, batch=2, checkpoints=bt.Checkpoints(kept, resume=True))
-    content = bytearray((kept / FILE_NAME).read_bytes())
+        bt.train(make_net(), SENTENCES[1:], steps=8, batch=2, checkpoints=bt.Checkpoints(run_path, resume=True))
+    content = bytearray((run_path / FILE_NAME).read_bytes())
     content[-9] ^= 1
     for broken in (bytes(content), bytes(content[:100]), b"", b"no such thing" * 9):
-        (kept / FILE_NAME).write_bytes(broken)
+        (run_path / FILE_NAME).write_bytes(broken)
         with pytest.raises(bt.FileError):
-            bt.train(small(), SENTENCES, steps=8, batch=2, checkpoints=bt.Checkpoints(kept, resume=True))
+            bt.train(make_net(), SENTENCES, steps=8, batch=2, checkpoints=bt.Checkpoints(run_path, resume=True))
 
 
 def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
     net = bt.decoder(4, heads=2, slices=1, readout=Normal(1.0), dropout=0.0)
     valid = [(torch.ones(2, 4), torch.ones(2, 4))]
-    bad = [(torch.ones(2, 4), torch.full((2, 4), 1e30))]
+    diverging = [(torch.ones(2, 4), torch.full((2, 4), 1e30))]
     options = {"batch": 1, "folder": tmp_path, "every": 1}
     with pytest.raises(bt.BNetError, match=r"step 4.*last good checkpoint.*rate="):
-        flat_options.train(net, lambda step: valid if step < 3 else bad, steps=9, **options)
-    again = flat_options.train(net, lambda step: valid, steps=5, resume=True, **options)
-    assert again.losses == bt.train(net, lambda step: valid, steps=5, batch=1).losses
+        flat_options.train(net, lambda step: valid if step < 3 else diverging, steps=9, **options)
+    resumed = flat_options.train(net, lambda step: valid, steps=5, resume=True, **options)
+    assert resumed.losses == bt.train(net, lambda step: valid, steps=5, batch=1).losses
     with pytest.raises(bt.BNetError, match=r"at most 5.*no checkpoint"):
         bt.train(
             net,
@@ -348,48 +348,48 @@ def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
 GROWING = {"batch": 20, "rate": 40.0, "warmup": 200, "every": 1, "bound": 3.0}  # the loss is above 3 after some steps
 
 
-def _grown(folder, **options):
-    """A run whose rate grows until it diverges; its net, its data, the error."""
+def _run_until_divergence(folder, **options):
+    """Train with a growing rate until the loss diverges; returns the net, the data and the error."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=7, dropout=0.0)
     ids = torch.randint(0, 7, (20, 6), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(bt.BNetError, match="loss") as given:
+    with pytest.raises(bt.BNetError, match="loss") as error:
         flat_options.train(net, ids, **{"steps": 300, "folder": folder, **GROWING, **options})
-    return net, ids, str(given.value)
+    return net, ids, str(error.value)
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["on the way", "after the last step"])
-def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, last):
-    """Parameters are kept after a loss of theirs, not on the word of the step before."""
-    net, ids, given = _grown(tmp_path / "a")
-    done = int(given.split()[1].rstrip(":")) - 1
-    if last:  # the step that diverges is the last: no later batch tells
-        net, ids, given = _grown(tmp_path / "b", steps=done)
-    kept = training.load_checkpoint(net, tmp_path / ("b" if last else "a"))
-    assert kept.steps == done - 1 == len(kept.losses) and f"of step {kept.steps}" in given
-    assert kept.steps > 0 and first_loss(kept.net, ids) < 3
+@pytest.mark.parametrize("is_last", [False, True], ids=["on the way", "after the last step"])
+def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, is_last):
+    """Parameters are saved after their own loss is computed, not after that of the step before."""
+    net, ids, message = _run_until_divergence(tmp_path / "a")
+    num_steps = int(message.split()[1].rstrip(":")) - 1
+    if is_last:  # the step that diverges is the last: no later batch tells
+        net, ids, message = _run_until_divergence(tmp_path / "b", steps=num_steps)
+    loaded = training.load_checkpoint(net, tmp_path / ("b" if is_last else "a"))
+    assert loaded.steps == num_steps - 1 == len(loaded.losses) and f"of step {loaded.steps}" in message
+    assert loaded.steps > 0 and first_loss(loaded.net, ids) < 3
 
 
 def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
-    net, ids, given = _grown(tmp_path)
-    assert "resume='changed') with a rate= below 40" in given
+    net, ids, message = _run_until_divergence(tmp_path)
+    assert "resume='changed') with a rate= below 40" in message
     options = {"steps": 60, "folder": tmp_path, **GROWING}
     with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
         flat_options.train(net, ids, resume=True, **{**options, "rate": 1e-3})
     before = training.load_checkpoint(net, tmp_path)
-    calmer = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
-    result = flat_options.train(net, ids, resume="changed", **calmer)
+    lower_rate = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
+    result = flat_options.train(net, ids, resume="changed", **lower_rate)
     assert result.steps == 60 and result.losses[: before.steps] == before.losses
     assert (
-        flat_options.train(net, ids, resume=True, **calmer).losses == result.losses
+        flat_options.train(net, ids, resume=True, **lower_rate).losses == result.losses
     )  # the settings of the checkpoint are new
     with pytest.raises(bt.BNetError, match=r"seed=0.*seed=1"):
-        flat_options.train(net, ids, resume="changed", seed=1, **calmer)
+        flat_options.train(net, ids, resume="changed", seed=1, **lower_rate)
 
 
 def test_what_a_checkpoint_holds(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES[:2], "every": 1, "patience": 4, "rate": 0.3, "steps": 30}
-    result = flat_options.train(small(), SENTENCES, checkpoints=tmp_path, **options)
-    best, last = (training.load_checkpoint(small(), tmp_path, best=best) for best in (True, False))
+    result = flat_options.train(make_net(), SENTENCES, checkpoints=tmp_path, **options)
+    best, last = (training.load_checkpoint(make_net(), tmp_path, best=best) for best in (True, False))
     assert (best.steps, best.losses, best.held_out) == (result.steps, result.losses, result.held_out)
     assert all(torch.equal(value, result.net.parameters[name]) for name, value in best.net.parameters.items())
     assert (
@@ -398,23 +398,23 @@ def test_what_a_checkpoint_holds(tmp_path):
         != min(result.held_out)[1]
     )
     with pytest.raises(bt.BNetError, match="checkpoint of this net"):
-        training.load_checkpoint(small(bias=False), tmp_path)
+        training.load_checkpoint(make_net(bias=False), tmp_path)
     with pytest.raises(bt.FileError, match="no such file"):
-        training.load_checkpoint(small(), tmp_path / "none")
+        training.load_checkpoint(make_net(), tmp_path / "none")
 
 
-def test_a_resumed_run_has_the_same_aim(kept):
+def test_a_resumed_run_has_the_same_aim(run_path):
     """Another loss, other held-out data, or fewer steps than are done."""
-    options = {"batch": 2, "folder": kept, "resume": True}
+    options = {"batch": 2, "folder": run_path, "resume": True}
     cross = {"loss": lambda module, batch: module(batch.x).square().mean()}
     for other, match in ((cross, "loss=None"), ({"held_out": SENTENCES}, "held_out=None"), ({}, "at least the 4")):
         with pytest.raises(bt.BNetError, match=match):
-            flat_options.train(small(), SENTENCES, **{"steps": 8 if other else 3, **options, **other})
-    assert flat_options.train(small(), SENTENCES, steps=4, **options).steps == 4
+            flat_options.train(make_net(), SENTENCES, **{"steps": 8 if other else 3, **options, **other})
+    assert flat_options.train(make_net(), SENTENCES, steps=4, **options).steps == 4
 
 
 def test_a_loss_of_the_users_is_known_again(tmp_path):
-    def squares(factor: float, form: str = ""):
+    def make_loss(factor: float, form: str = ""):
         if form == "less":
             return lambda module, batch: factor - module(batch.x).square().mean()
         if form == "twice":
@@ -424,12 +424,12 @@ def test_a_loss_of_the_users_is_known_again(tmp_path):
         return lambda module, batch: factor * module(batch.x).square().mean()
 
     options = {"batch": 2, "folder": tmp_path, "resume": True}
-    net, full = small(), bt.train(small(), SENTENCES, steps=6, batch=2, loss=squares(1.0))
-    flat_options.train(net, SENTENCES, steps=3, loss=squares(1.0), **options)
-    assert flat_options.train(net, SENTENCES, steps=6, loss=squares(1.0), **options).losses == full.losses
+    net, expected = make_net(), bt.train(make_net(), SENTENCES, steps=6, batch=2, loss=make_loss(1.0))
+    flat_options.train(net, SENTENCES, steps=3, loss=make_loss(1.0), **options)
+    assert flat_options.train(net, SENTENCES, steps=6, loss=make_loss(1.0), **options).losses == expected.losses
     for form in ("less", "twice", "sizes"):
         with pytest.raises(bt.BNetError, match="loss="):
-            flat_options.train(net, SENTENCES, steps=8, loss=squares(1.0, form), **options)
+            flat_options.train(net, SENTENCES, steps=8, loss=make_loss(1.0, form), **options)
 
 
 def test_a_loss_may_leave_parameters_alone(tmp_path):
@@ -437,18 +437,18 @@ def test_a_loss_may_leave_parameters_alone(tmp_path):
         return module.store["W_q_0/value"].square().mean()
 
     options = {"batch": 2, "loss": loss}
-    flat_options.train(small(), SENTENCES, steps=2, checkpoints=tmp_path, **options)
+    flat_options.train(make_net(), SENTENCES, steps=2, checkpoints=tmp_path, **options)
     result = flat_options.train(
-        small(), SENTENCES, steps=4, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
+        make_net(), SENTENCES, steps=4, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
     )
-    assert result.losses == flat_options.train(small(), SENTENCES, steps=4, **options).losses
-    assert torch.equal(result.net.parameters["W_k_0.value"], small().parameters["W_k_0.value"])
+    assert result.losses == flat_options.train(make_net(), SENTENCES, steps=4, **options).losses
+    assert torch.equal(result.net.parameters["W_k_0.value"], make_net().parameters["W_k_0.value"])
 
 
 def test_a_causal_table_trains_on_next_words():
     ids = torch.randint(0, 7, (4, 6))
-    table = small(mask=np.tri(5, dtype=bool))
-    assert first_loss(table, ids) == pytest.approx(first_loss(small(), ids), abs=1e-12)
+    table = make_net(mask=np.tri(5, dtype=bool))
+    assert first_loss(table, ids) == pytest.approx(first_loss(make_net(), ids), abs=1e-12)
     assert bt.train(table, ids.flatten()[:21], words=5, steps=2).steps == 2
     for data, words in ((ids[:, :5], None), (torch.randint(0, 7, (20,)), 5), (torch.randint(0, 7, (20,)), 4)):
         with pytest.raises(bt.BNetError, match=r"5 words, for the mask is a table"):
@@ -463,10 +463,10 @@ def test_an_interrupt_finishes_the_step_and_keeps_a_checkpoint(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        bt.train(small(), data, steps=9, checkpoints=tmp_path, every=100)
+        bt.train(make_net(), data, steps=9, checkpoints=tmp_path, every=100)
     assert signal.getsignal(signal.SIGINT) is before
-    result = bt.train(small(), lambda step: SENTENCES, steps=9, checkpoints=bt.Checkpoints(tmp_path, resume=True))
-    assert result.losses == bt.train(small(), lambda step: SENTENCES, steps=9).losses
+    result = bt.train(make_net(), lambda step: SENTENCES, steps=9, checkpoints=bt.Checkpoints(tmp_path, resume=True))
+    assert result.losses == bt.train(make_net(), lambda step: SENTENCES, steps=9).losses
 
 
 # bad input
@@ -498,20 +498,20 @@ BAD = [
 def test_bad_options_are_told(options, match):
     options = {"steps": 1, **options} if options and "epochs" not in options else options
     with pytest.raises(bt.BNetError, match=match):
-        flat_options.train(small(), SENTENCES, **options)
+        flat_options.train(make_net(), SENTENCES, **options)
 
 
 @pytest.mark.parametrize("option", ["start", "stop"])
 def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
     x = torch.randn(4, 3, 4, dtype=torch.float64)
     for net, data in (
-        (real_valued().to(torch.float64), (x, x)),
+        (make_real_net().to(torch.float64), (x, x)),
         (bt.encoder(4, heads=1, slices=1, **CLASSES), [("a b", 1)]),
     ):
         with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net tells no next word"):
             flat_options.train(net, data, steps=1, **{option: [9.0] * 4})
     with pytest.raises(bt.BNetError, match=f"{option}: expected None: a stream is cut"):
-        flat_options.train(small(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
+        flat_options.train(make_net(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
 
 
 @pytest.mark.parametrize("net", [bt.recurrent(4, features=3), bt.decoder(4, heads=1, slices=1, features=3)])
@@ -522,7 +522,7 @@ def test_a_series_is_to_be_cut_into_pairs_first(net):
         bt.train(net, torch.zeros(20, 30, 3), steps=1)
 
 
-def real_valued() -> bt.BNet:
+def make_real_net() -> bt.BNet:
     return bt.encoder(4, heads=2, slices=1, readout=Normal(1.0))
 
 
@@ -533,22 +533,22 @@ WRONG = {
         lambda: bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(7)), SENTENCES, "fit, which sums"
     ),
     "not a net": (lambda: 7, SENTENCES, "a net"),
-    "nothing": (small, [], "a list of sentences"),
-    "ids alone": (small, [1, 2, 3], "single sentence"),
-    "one word": (small, ["a b", "c"], r"data\[1\], example.*at least 2 words"),
-    "no pair": (both, SENTENCES, "a pair"),
+    "nothing": (make_net, [], "a list of sentences"),
+    "ids alone": (make_net, [1, 2, 3], "single sentence"),
+    "one word": (make_net, ["a b", "c"], r"data\[1\], example.*at least 2 words"),
+    "no pair": (make_s2s, SENTENCES, "a pair"),
     "a target for each word": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), [("a b", [0, 1])], "shape"),
-    "a strange name": (both, [{"enc": "a", "dce": "b c"}], "dec"),
-    "no file": (small, "no/such.bin", "a file of tokens"),
-    "no tokens": (small, "data.txt", "a sentence is told in a list"),
-    "past learned positions": (lambda: small(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
-    "arrays of two lengths": (both, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "as many observations"),
+    "a strange name": (make_s2s, [{"enc": "a", "dce": "b c"}], "dec"),
+    "no file": (make_net, "no/such.bin", "a file of tokens"),
+    "no tokens": (make_net, "data.txt", "a sentence is told in a list"),
+    "past learned positions": (lambda: make_net(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
+    "arrays of two lengths": (make_s2s, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "as many observations"),
     "nothing observed": (
         lambda: bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word"), [("a b", [None, None])], "observed"
     ),
-    "a NaN": (real_valued, [(torch.full((2, 4), math.nan), torch.ones(2, 4))], r"data\[0\], sentence.*word 0"),
-    "an infinite value": (real_valued, [(torch.ones(2, 4), torch.full((2, 4), math.inf))], r"data\[0\], y: .*finite"),
-    "a stream without windows": (small, np.zeros(20, dtype=np.uint16), "how many words"),
+    "a NaN": (make_real_net, [(torch.full((2, 4), math.nan), torch.ones(2, 4))], r"data\[0\], sentence.*word 0"),
+    "an infinite value": (make_real_net, [(torch.ones(2, 4), torch.full((2, 4), math.inf))], r"data\[0\], y: .*finite"),
+    "a stream without windows": (make_net, np.zeros(20, dtype=np.uint16), "how many words"),
 }  # fmt: skip
 
 
@@ -564,7 +564,7 @@ def test_a_strange_token_is_told_with_its_place(tmp_path):
     stream[33] = 9
     np.save(tmp_path / "a.npy", stream)
     with pytest.raises(bt.BNetError, match=r"a\.npy, token 33 \(window 6\): expected ids from 0 to 6; got 9"):
-        bt.train(small(), tmp_path / "a.npy", words=5, epochs=1)
+        bt.train(make_net(), tmp_path / "a.npy", words=5, epochs=1)
 
 
 def test_a_share_of_a_small_batch_is_never_empty():

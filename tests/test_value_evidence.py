@@ -1,4 +1,4 @@
-"""What a sentence is asked of values: evidence on them, what do sets them to, and what surgery leaves of arrows."""
+"""Evidence on values, interventions on values, rows of attention, and the arrows that surgery leaves."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from tests.cases import case_of, close, doubled
 D = torch.float64
 
 
-def both(s, name, evidence):
+def compute_both(s, name, evidence):
     """A posterior by elimination and by the reference."""
     observed = s.observe(evidence).state.evidence
     yield s.posterior(name, evidence)
@@ -29,56 +29,56 @@ def both(s, name, evidence):
 
 
 def test_what_another_word_or_sentence_is_does_not_blur_evidence():
-    """In float32 a word that is not read, or another sentence of the batch, may be as large as it likes."""
+    """In float32 a word that is not read, or another sentence of the batch, may be arbitrarily large."""
     net = bt.bayesuvius(dim=4, heads=3, mask="causal")
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     large = torch.cat([x[:2], 1e5 * x[2:]])
     s = net.sentence(x=large)
     value = s.do(c=2)["x_1_0"]
-    for result in both(s, "c", {"x_1_0": value}):
+    for result in compute_both(s, "c", {"x_1_0": value}):
         close(result, torch.tensor([0.0, 0.0, 1.0]))
     for evidence in (torch.full((4,), 9.0), value * (1 + 3e-4)):
         with pytest.raises(bt.EvidenceError, match="x_1_0"):
             s.posterior("c", {"x_1_0": evidence})
-    batch, seen = torch.stack([x, large]), torch.zeros(2, 3, 4)
-    seen[:, 0] = value
+    batch, values = torch.stack([x, large]), torch.zeros(2, 3, 4)
+    values[:, 0] = value
     observed = torch.tensor([[True, False, False]] * 2)
-    result = posterior(net.module(), "c", {"x_1": Evidence(seen, observed)}, batch)
+    result = posterior(net.module(), "c", {"x_1": Evidence(values, observed)}, batch)
     close(result, torch.tensor([[0.0, 0.0, 1.0]] * 2))
 
 
 @pytest.mark.parametrize("dim", [4, 64])
 def test_a_nets_own_values_fit_again(dim):
-    """Values told of all states at once, of one, by the reference and in a batch are evidence of one state to all."""
+    """Values computed for all states, for one, by the reference and in a batch are evidence of the same state."""
     net = bt.bayesuvius(dim=dim, heads=4, slices=3, residual=True)
     s, expected = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
-    given = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
-    given.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
+    fits = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
+    fits.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
-        given.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
-    part = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
-    for sentence, values in ((s, given), (part, [part["x_3_1"][2]])):
+        fits.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
+    partial = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
+    for sentence, values in ((s, fits), (partial, [partial["x_3_1"][2]])):
         for value in values:
-            for result in both(sentence, "c", {"x_3_1": value}):
+            for result in compute_both(sentence, "c", {"x_3_1": value}):
                 close(result, expected)
-        off = values[0] * (1 + 3e-4)
-        for refused in (sentence.posterior, lambda *ask, s=sentence: list(both(s, *ask))):
+        perturbed = values[0] * (1 + 3e-4)
+        for query in (sentence.posterior, lambda *args, s=sentence: list(compute_both(s, *args))):
             with pytest.raises(bt.EvidenceError, match="x_3_1"):
-                refused("c", {"x_3_1": off})
-    result = s.counterfactual("c", {"x_0_0": Zero()}, {"x_3_1": given[0]})
+                query("c", {"x_3_1": perturbed})
+    result = s.counterfactual("c", {"x_0_0": Zero()}, {"x_3_1": fits[0]})
     close(result.probabilities, expected)
-    assert set(s.sample(9, {"x_3_1": given[1]})["c"].tolist()) == {2}
+    assert set(s.sample(9, {"x_3_1": fits[1]})["c"].tolist()) == {2}
 
 
 def test_the_rounding_is_of_the_node_itself_and_there_is_none_in_float64():
     for dtype, rounding in ((torch.float64, 0), (torch.float32, 2**-12), (torch.bfloat16, 2**-4)):
-        created = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=dtype)
-        for share, fits in ((0.5, True), (1.5, False)):
-            given = created + torch.tensor([[0.0, 4.0], [0.0, 1.0]], dtype=dtype) * share * rounding
-            assert reference.is_close(created, given, 0.0, 1).tolist() == [fits or not rounding] * 2
-        small = created + torch.tensor([[0.0, 0.0], [0.25, 0.0]], dtype=dtype)
-        assert reference.is_close(created, small, 0.0, 1).tolist() == [True, False]
-        assert bool(reference.is_close(created, small, 0.25, 2))
+        computed = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=dtype)
+        for fraction, fits in ((0.5, True), (1.5, False)):
+            observed = computed + torch.tensor([[0.0, 4.0], [0.0, 1.0]], dtype=dtype) * fraction * rounding
+            assert reference.is_close(computed, observed, 0.0, 1).tolist() == [fits or not rounding] * 2
+        nearby = computed + torch.tensor([[0.0, 0.0], [0.25, 0.0]], dtype=dtype)
+        assert reference.is_close(computed, nearby, 0.0, 1).tolist() == [True, False]
+        assert bool(reference.is_close(computed, nearby, 0.25, 2))
     with pytest.raises(bt.EvidenceError):
         s = bt.bayesuvius(4, heads=2).to(D).sentence("a b")
         s.posterior("c", {"x_1_0": s["x_1_0"][0] + 1e-9}, atol=0)
@@ -98,10 +98,10 @@ def test_a_matrix_that_several_atoms_are_leaves_each_of_them_its_share(order):
     expected = expected / expected.sum()
     close(s.posterior(order, {"W_q_0": atoms[0]}), expected if order[0] == "c" else expected.T)
     with_y = s.posterior(order, {"W_q_0": atoms[0], "y_2": 1})
-    likely = torch.stack([s.do(c=k).log_prob({"W_q_0": atoms[0], "y_2": 1}).exp() for k in range(3)]) * pi
-    close(with_y.sum(order.index("W_q_0")), likely / likely.sum())
-    share = s.posterior("W_q_0", {"W_q_0": atoms[0]})
-    mixed = sum(share[m] * s.reads(evidence={"W_q_0": m}).matrix for m in (0, 1))
+    likelihood = torch.stack([s.do(c=k).log_prob({"W_q_0": atoms[0], "y_2": 1}).exp() for k in range(3)]) * pi
+    close(with_y.sum(order.index("W_q_0")), likelihood / likelihood.sum())
+    probs = s.posterior("W_q_0", {"W_q_0": atoms[0]})
+    mixed = sum(probs[m] * s.reads(evidence={"W_q_0": m}).matrix for m in (0, 1))
     close(s.reads(evidence={"W_q_0": atoms[0]}).matrix, mixed)
 
 
@@ -116,21 +116,21 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
     close(again["x_1_0"], s.do(x_0_1=two)["x_1_0"])
     row = Attend([1.0, 0, 0])
     close(s.do(a_0_0_1=one).do(a_0_0_1=row)["a_0_0_1"], s["v_0_0_0"])
-    set_ = s.do(a_0_0_1=row).do(a_0_0_1=one)
-    close(set_["a_0_0_1"], one)
-    assert set_.parents("a_0_0_1") == [] and not set_.state.model.attention_rows
-    close(set_.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
+    fixed = s.do(a_0_0_1=row).do(a_0_0_1=one)
+    close(fixed["a_0_0_1"], one)
+    assert fixed.parents("a_0_0_1") == [] and not fixed.state.model.attention_rows
+    close(fixed.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
 
 
 def test_what_was_done_before_holds_in_every_question():
-    """Counterfactuals and reading paths are of the sentence as do has made it; samples as it was seen."""
+    """Counterfactuals and rollout are of the sentence after `do`; samples follow its evidence."""
     s = doubled(slices=2, heads=3).sentence("the cat sat")
-    one = s.do(c=1)
-    close(one.counterfactual("x_2_1", {}).mean, one["x_2_1"])
-    moved = one.do(q_0_1=Zero())
-    close(moved.counterfactual("x_2_1", {"q_1_0": Zero()}).mean, moved.do(q_1_0=Zero())["x_2_1"])
-    result = moved.reads(residual=0.0)
-    close(result.matrix, moved.attention(1) @ moved.attention(0))
+    closed = s.do(c=1)
+    close(closed.counterfactual("x_2_1", {}).mean, closed["x_2_1"])
+    patched = closed.do(q_0_1=Zero())
+    close(patched.counterfactual("x_2_1", {"q_1_0": Zero()}).mean, patched.do(q_1_0=Zero())["x_2_1"])
+    result = patched.reads(residual=0.0)
+    close(result.matrix, patched.attention(1) @ patched.attention(0))
     close(result.attention[0, 0, 1], torch.full((3,), 1 / 3, dtype=D))
     samples = s.observe(y_1=2, c=1).sample(50)
     assert set(samples["y_1"].tolist()) == {2} and set(samples["c"].tolist()) == {1}
@@ -141,14 +141,14 @@ def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
     other = s.net.sentence("a dog ran")
     plain = {"x_1_0": other, "a_0_1_2": Attend([0, 0, 1.0])}
     first = s.do(plain)
-    for name, local in (("x_2_1", Noise(0.1, seed=3)), ("x_2_1", Mean()), ("x_1_2", Mean())):
-        once, nested, reverse = s.do({name: local, **plain}), first.do({name: local}), s.do({name: local}).do(plain)
-        assert torch.equal(once[name], nested[name]) and not torch.allclose(once[name], reverse[name])
+    for name, patch in (("x_2_1", Noise(0.1, seed=3)), ("x_2_1", Mean()), ("x_1_2", Mean())):
+        joint, nested, reverse = s.do({name: patch, **plain}), first.do({name: patch}), s.do({name: patch}).do(plain)
+        assert torch.equal(joint[name], nested[name]) and not torch.allclose(joint[name], reverse[name])
     close(s.do({**plain, "x_1_2": Mean()})["x_1_2"], torch.stack([first[f"x_1_{i}"] for i in range(3)]).mean(0))
-    many = s.do({"x_1": Noise(0.1), "x_2": Noise(0.1), **{"q_0_0_0": Zero()}})
-    quiet = s.do(q_0_0_0=Zero())
+    noisy = s.do({"x_1": Noise(0.1), "x_2": Noise(0.1), **{"q_0_0_0": Zero()}})
+    base = s.do(q_0_0_0=Zero())
     for name in ("x_1_2", "x_2_1"):  # each around its own value, not around what the noise of others makes of it
-        close(many[name], quiet.do({name: Noise(0.1)})[name])
+        close(noisy[name], base.do({name: Noise(0.1)})[name])
 
 
 def test_constants_are_set_whatever_is_open():
@@ -170,16 +170,16 @@ def test_constants_are_set_whatever_is_open():
     for name in ("W_q_0", "c"):
         with pytest.raises(bt.EvidenceError, match=f"{name}.*over words"):
             s.do({name: Mean()})
-    for bad in (["a"], 3, [], plain, "ab", {"a": plain}, [plain, 2]):
+    for sentences in (["a"], 3, [], plain, "ab", {"a": plain}, [plain, 2]):
         with pytest.raises(bt.BNetError, match="Mean: expected a list of sentences"):
-            Mean(bad)
+            Mean(sentences)
 
 
 def test_do_of_a_choice_is_advised_only_where_one_is_open():
     sums = doubled(combine="concat").sentence("the cat sat")
     experts = case_of("experts").sentence
-    width = torch.zeros(2, *sums["x_1_0"].shape)
-    for value in (width, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
+    values = torch.zeros(2, *sums["x_1_0"].shape)
+    for value in (values, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
         with pytest.raises(bt.EvidenceError) as caught:
             sums.do(x_1_0=value)
         assert caught.value.allowed is None
@@ -200,17 +200,17 @@ def test_a_word_that_cannot_be_read_is_no_state():
 # a row of attention
 
 
-def place(s, name):
-    """The member to which a node belongs, and its index there."""
-    family, index = s.ground.parse_name(name)
-    return s.net.network.specs[family.index], index
+def find_spec(s, name):
+    """The spec of a node, and its index in the group."""
+    group, index = s.ground.parse_name(name)
+    return s.net.network.specs[group.index], index
 
 
-def row_for(s, name, seed=0):
+def make_row(s, name, seed=0):
     """A random row of attention over the words that a node reads."""
-    member, index = place(s, name)
-    values = next(given for given in member.parents if given.slot == "v.")
-    words = reference.find_slot_parents(s.state.model, member, index, values, {})[2]
+    spec, index = find_spec(s, name)
+    values = next(parent for parent in spec.parents if parent.slot == "v.")
+    words = reference.find_slot_parents(s.state.model, spec, index, values, {})[2]
     row = torch.zeros(s.ground.word_counts[s.net.network.specs[values.index].group.word_stack], dtype=D)
     row[words] = torch.rand(len(words), generator=torch.Generator().manual_seed(seed), dtype=D) + 0.1
     return Attend(row / row.sum())
@@ -220,44 +220,44 @@ def test_a_row_changes_who_is_read_and_leaves_the_values_live():
     s = doubled(combine="concat", slices=2).sentence("the cat sat")
     other, row = s.net.sentence("the dog sat"), Attend([0, 1.0, 0])
     first = s.do({"x_0_1": other, "a_0_0_2": row})
-    for done in (first, s.do(x_0_1=other).do(a_0_0_2=row), s.do(a_0_0_2=row).do(x_0_1=other)):
-        assert torch.equal(done["a_0_0_2"], done["v_0_0_1"]) and torch.equal(done["x_2_0"], first["x_2_0"])
-        assert done.parents("a_0_0_2") == ["v_0_0_0", "v_0_0_1", "v_0_0_2"]
-        assert done.reaches("v_0_0_1", "a_0_0_2") and not done.reaches("k_0_0_1", "a_0_0_2")
-        close(done.tpm("a_0_0_2").v, done["v_0_0_1"])
+    for patched in (first, s.do(x_0_1=other).do(a_0_0_2=row), s.do(a_0_0_2=row).do(x_0_1=other)):
+        assert torch.equal(patched["a_0_0_2"], patched["v_0_0_1"]) and torch.equal(patched["x_2_0"], first["x_2_0"])
+        assert patched.parents("a_0_0_2") == ["v_0_0_0", "v_0_0_1", "v_0_0_2"]
+        assert patched.reaches("v_0_0_1", "a_0_0_2") and not patched.reaches("k_0_0_1", "a_0_0_2")
+        close(patched.tpm("a_0_0_2").v, patched["v_0_0_1"])
         plain = s.do(x_0_1=other)
-        close(done.attention(0)[0], torch.stack([*plain.attention(0)[0, :2], row.weights]))
-        close(done.attention(0)[1], plain.attention(0)[1])
-        A = [done.attention(t).mean(0) for t in (0, 1)]
-        close(done.reads(residual=0.0).matrix, A[1] @ A[0])
+        close(patched.attention(0)[0], torch.stack([*plain.attention(0)[0, :2], row.weights]))
+        close(patched.attention(0)[1], plain.attention(0)[1])
+        A = [patched.attention(t).mean(0) for t in (0, 1)]
+        close(patched.reads(residual=0.0).matrix, A[1] @ A[0])
     assert torch.equal(first.do(q_0_0_2=Zero(), k_0_0_1=Zero())["a_0_0_2"], first["a_0_0_2"])
     assert torch.equal(first.undo()["x_2_0"], s["x_2_0"]) and "do x_0_1, a_0_0_2" in repr(first)
     close(s.counterfactual("x_2_0", {"a_0_0_2": row}).mean, s.do(a_0_0_2=row)["x_2_0"])
-    shown = {(a, b): given["weight"] for a, b, given in first.graph(attention=True).in_edges("a_0_0_2", data=True)}
-    assert shown == {("v_0_0_0", "a_0_0_2"): 0, ("v_0_0_1", "a_0_0_2"): 1, ("v_0_0_2", "a_0_0_2"): 0}
+    weights = {(a, b): attrs["weight"] for a, b, attrs in first.graph(attention=True).in_edges("a_0_0_2", data=True)}
+    assert weights == {("v_0_0_0", "a_0_0_2"): 0, ("v_0_0_1", "a_0_0_2"): 1, ("v_0_0_2", "a_0_0_2"): 0}
 
 
 @pytest.mark.parametrize("options", [{}, {"residual": True}, {"mask": "causal"}, {"atoms": 2}])
 def test_a_row_is_the_same_for_every_open_choice(options):
     s = doubled(slices=2, **options).sentence("the cat sat")
     row = torch.tensor([0.25, 0.75, 0.0], dtype=D)
-    done = s.do(x_1_1=Attend(row))
+    patched = s.do(x_1_1=Attend(row))
     extra = s["x_0_1"] if options.get("residual") else 0
-    close(done["x_1_1"], 0.25 * s["v_0_0"] + 0.75 * s["v_0_1"] + extra)
-    close(done.attention(0)[..., 1, :], row.expand(*s.attention(0).shape[:-2], 3))
-    close(done.attention(0)[..., 0, :], s.attention(0)[..., 0, :])
+    close(patched["x_1_1"], 0.25 * s["v_0_0"] + 0.75 * s["v_0_1"] + extra)
+    close(patched.attention(0)[..., 1, :], row.expand(*s.attention(0).shape[:-2], 3))
+    close(patched.attention(0)[..., 0, :], s.attention(0)[..., 0, :])
     states = ("c",) if "atoms" not in options else tuple(f"W_{r}_{t}" for t in (0, 1) for r in "qkv")
     for chosen in itertools.product((0, 1), repeat=len(states)):
-        at = done.do(dict(zip(states, chosen, strict=True)))
-        run = reference.ReferenceRun(at.state.model, {})
+        fixed = patched.do(dict(zip(states, chosen, strict=True)))
+        run = reference.ReferenceRun(fixed.state.model, {})
         for name in ("x_1_1", "x_2_0"):
-            close(at[name], run.value(at.ground.id(name)))
+            close(fixed[name], run.value(fixed.ground.id(name)))
     if "atoms" not in options:
-        logs = torch.stack([done.do(c=k).log_prob({"y_0": 2}) for k in (0, 1)])
-        close(done.posterior("c", {"y_0": 2}), (logs + s.posterior("c").log()).softmax(0))
+        log_probs = torch.stack([patched.do(c=k).log_prob({"y_0": 2}) for k in (0, 1)])
+        close(patched.posterior("c", {"y_0": 2}), (log_probs + s.posterior("c").log()).softmax(0))
 
 
-def among_others():
+def make_net_reading_neighbours():
     """Words read the others, never themselves, by x in every slot: with a row, x_i is no parent any more."""
     mask = bt.Reach("mask", table=((False, True, True), (True, False, True), (True, True, False)))
     read, every, word = bt.Arrow("x", mask), bt.Arrow("a", "every"), ["word"]
@@ -277,80 +277,78 @@ NETS = {
 }
 
 
-def with_rows(name):
-    s = among_others() if name == "among others" else case_of(name).sentence
-    return s, s.do({node: row_for(s, node, k) for k, node in enumerate(NETS[name])})
+def set_rows(name):
+    s = make_net_reading_neighbours() if name == "among others" else case_of(name).sentence
+    return s, s.do({node: make_row(s, node, k) for k, node in enumerate(NETS[name])})
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_graph_keeps_the_arrows_of_values_alone(name):
-    s, done = with_rows(name)
-    before, graph = s.graph(), done.graph()
+    s, patched = set_rows(name)
+    before, graph = s.graph(), patched.graph()
     for node in NETS[name]:
-        member, index = place(s, node)
-        retained = [given for given in member.parents if given.slot in ("v.", "x")]
+        spec, index = find_spec(s, node)
+        sources = [parent for parent in spec.parents if parent.slot in ("v.", "x")]
         expected = {
-            n for given in retained for n in reference.find_slot_parents(s.state.model, member, index, given, {})[1]
+            n for parent in sources for n in reference.find_slot_parents(s.state.model, spec, index, parent, {})[1]
         }
         assert set(graph.predecessors(node)) == set(map(s.ground.name, expected))
     removed = set(before.edges) - set(graph.edges)
     assert removed and {child for _, child in removed} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
-    assert done.ground.count_arrows() == graph.number_of_edges()
+    assert patched.ground.count_arrows() == graph.number_of_edges()
     for node in graph:
-        assert set(done.parents(node)) == set(graph.predecessors(node))
-        assert set(done.children(node)) == set(graph.successors(node))
-        assert set(done.ancestors(node)) == nx.ancestors(graph, node)
-        assert set(done.descendants(node)) == nx.descendants(graph, node)
+        assert set(patched.parents(node)) == set(graph.predecessors(node))
+        assert set(patched.children(node)) == set(graph.successors(node))
+        assert set(patched.ancestors(node)) == nx.ancestors(graph, node)
+        assert set(patched.descendants(node)) == nx.descendants(graph, node)
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
-    """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
-    s, done = with_rows(name)
-    free = reference.find_open_choices(done.state.model, range(len(done.ground)), {})
-    s, done = (item.do({done.ground.name(n): 0 for n in free}) for item in (s, done))
-    run = reference.ReferenceRun(done.state.model, {})
-    for member in done.net.network.specs:
-        for node in done.ground.select_nodes(member.group).tolist() if member.tpm.kind == "deterministic" else ():
-            close(done[done.ground.name(node)], run.value(node))
+    """A row mixes the values; interventions on nodes that are no longer ancestors change nothing."""
+    s, patched = set_rows(name)
+    open_ids = reference.find_open_choices(patched.state.model, range(len(patched.ground)), {})
+    s, patched = (sentence.do({patched.ground.name(n): 0 for n in open_ids}) for sentence in (s, patched))
+    run = reference.ReferenceRun(patched.state.model, {})
+    for spec in patched.net.network.specs:
+        for node in patched.ground.select_nodes(spec.group).tolist() if spec.tpm.kind == "deterministic" else ():
+            close(patched[patched.ground.name(node)], run.value(node))
     for k, node in enumerate(NETS[name]):
-        member, index = place(s, node)
-        slots = {
-            given.slot: reference.find_slot_parents(s.state.model, member, index, given, {}) for given in member.parents
-        }
+        spec, index = find_spec(s, node)
+        slots = {p.slot: reference.find_slot_parents(s.state.model, spec, index, p, {}) for p in spec.parents}
         _, ids, words = slots["v."]
-        row = row_for(s, node, k).weights
-        expected = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
-        expected = expected + (done[done.ground.name(slots["x"][1][0])] if "x" in slots else 0)
-        close(done[node], expected)
-        for parent in set(s.parents(node)) - set(done.parents(node)):
-            if place(s, parent)[0].tpm.kind == "deterministic" and not done.reaches(parent, node):
-                close(done.do({parent: Zero()})[node], done[node], 0)
+        row = make_row(s, node, k).weights
+        expected = sum(row[j] * patched[patched.ground.name(n)] for j, n in zip(words, ids, strict=True))
+        expected = expected + (patched[patched.ground.name(slots["x"][1][0])] if "x" in slots else 0)
+        close(patched[node], expected)
+        for parent in set(s.parents(node)) - set(patched.parents(node)):
+            if find_spec(s, parent)[0].tpm.kind == "deterministic" and not patched.reaches(parent, node):
+                close(patched.do({parent: Zero()})[node], patched[node], 0)
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_separation_under_rows_is_networkxs(name):
-    _, done = with_rows(name)
-    graph, pick = done.graph(), random.Random(4)
-    names, questions = list(graph), []
-    while len(questions) < 80:
+    _, patched = set_rows(name)
+    graph, pick = patched.graph(), random.Random(4)
+    names, queries = list(graph), []
+    while len(queries) < 80:
         x, y, *given = pick.sample(names, pick.randint(2, 5))
-        near = [*NETS[name], *graph.predecessors(pick.choice(NETS[name]))]
-        x = pick.choice(near) if pick.random() < 0.5 else x
+        neighbours = [*NETS[name], *graph.predecessors(pick.choice(NETS[name]))]
+        x = pick.choice(neighbours) if pick.random() < 0.5 else x
         if x not in (y, *given):
-            questions.append((x, y, given))
-    expected = [nx.is_d_separator(graph, {x}, {y}, set(given)) for x, y, given in questions]
-    assert done.separations(questions).tolist() == expected and len(set(expected)) == 2
-    for (x, y, given), separate in list(zip(questions, expected, strict=True))[:15]:
-        trail = done.active_trail(x, y, given)
-        assert (trail is None) == separate
+            queries.append((x, y, given))
+    expected = [nx.is_d_separator(graph, {x}, {y}, set(given)) for x, y, given in queries]
+    assert patched.separations(queries).tolist() == expected and len(set(expected)) == 2
+    for (x, y, given), is_separated in list(zip(queries, expected, strict=True))[:15]:
+        trail = patched.active_trail(x, y, given)
+        assert (trail is None) == is_separated
         for a, b, forward in zip(trail.nodes, trail.nodes[1:], trail.forward, strict=False) if trail else ():
             assert graph.has_edge(*((a, b) if forward else (b, a)))
-        result = done.minimal_separator(x, y)
+        result = patched.minimal_separator(x, y)
         if result is not None:
             assert nx.is_d_separator(graph, {x}, {y}, set(result))
-        closed = done.separated(x, y, given, deterministic=True)
-        assert bool(closed) or not separate
+        closed = patched.separated(x, y, given, deterministic=True)
+        assert bool(closed) or not is_separated
 
 
 def test_rows_that_cannot_be():
@@ -376,7 +374,7 @@ CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": Non
 
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
-    """Refused are just the nodes on a path of arrows from the first state to the last, but for q and k."""
+    """Just nodes on a path from the first state to the last that avoids q and k are refused."""
     s = case_of(name).sentence
     stack = "enc" if role else ""
     start = "enc_" if role else ""
@@ -387,17 +385,17 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
     for slices in ("all", *range(depth)):
         first, last = (0, depth) if slices == "all" else (slices, slices + 1)
         starts, ends = ([f"{start}x_{t}_{i}" for i in range(words)] for t in (first, last))
-        below = set().union(*(nx.descendants(graph, n) for n in starts))
-        route = below & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
-        for member in s.net.network.specs:
-            if member.tpm.kind == "deterministic" and not member.tpm.is_index_valued:
-                node = s.ground.name(s.ground.select_nodes(member.group).tolist()[-1])
-                query = s.do({node: Zero()})
+        reachable = set().union(*(nx.descendants(graph, n) for n in starts))
+        route = reachable & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
+        for spec in s.net.network.specs:
+            if spec.tpm.kind == "deterministic" and not spec.tpm.is_index_valued:
+                node = s.ground.name(s.ground.select_nodes(spec.group).tolist()[-1])
+                patched = s.do({node: Zero()})
                 if node in route:
                     with pytest.raises(bt.BNetError, match=f"{node} set on its way.*undo"):
-                        query.reads(slices, role=role)
+                        patched.reads(slices, role=role)
                 else:
-                    close(query.reads(slices, role=role).matrix.sum(-1), torch.ones(words))
+                    close(patched.reads(slices, role=role).matrix.sum(-1), torch.ones(words))
 
 
 # counterfactuals
@@ -408,9 +406,9 @@ def test_what_was_seen_may_be_set_otherwise():
     observed, given = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
     result = observed.counterfactual("y_2", {"W_q_0": 1})
     close(result.probabilities, given.probabilities)
-    share = observed.posterior(["c", "W_k_0", "W_v_0"])
+    probs = observed.posterior(["c", "W_k_0", "W_v_0"])
     expected = sum(
-        share[c, k, v] * s.do(c=c, W_q_0=1, W_k_0=k, W_v_0=v).posterior("y_2")
+        probs[c, k, v] * s.do(c=c, W_q_0=1, W_k_0=k, W_v_0=v).posterior("y_2")
         for c, k, v in itertools.product((0, 1), repeat=3)
     )
     close(result.probabilities, expected)
@@ -433,12 +431,12 @@ def test_a_set_query_is_what_it_was_set_to():
 
 def test_a_budget_that_is_advised_can_be_given():
     s = doubled(per="word", slices=2).sentence("a b")
-    for ask in (
-        lambda **more: s.separated("x_1_0", "x_2_1", verify=True, **more),
-        lambda **more: s.sample(2, {"y_0": 1}, **more),
-        lambda **more: s.tan_tree(1, **more),
+    for call in (
+        lambda **options: s.separated("x_1_0", "x_2_1", verify=True, **options),
+        lambda **options: s.sample(2, {"y_0": 1}, **options),
+        lambda **options: s.tan_tree(1, **options),
     ):
         with pytest.raises(bt.BudgetError, match="budget="):
-            ask(budget=3)
-        ask(budget=2**12)
+            call(budget=3)
+        call(budget=2**12)
     assert math.isfinite(float(s.log_prob({"y_0": 1}, budget=2**12)))

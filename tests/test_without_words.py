@@ -1,4 +1,4 @@
-"""Bayesian networks without words: declared, asked, drawn and kept as every other bnet.
+"""Bayesian networks without words: declarations, queries, figures and files, as of every other net.
 
 The oracles are pgmpy's variable elimination on tables written by hand, sums over all joint states, closed forms.
 """
@@ -23,7 +23,7 @@ from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Nor
 from tests.cases import hidden_states, jolted, no_slices, sites
 from tests.discrete_networks import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
 
-# declared
+# declarations
 
 
 def test_a_declaration_needs_no_stack_but_a_node():
@@ -59,12 +59,12 @@ def test_only_stacks_with_words_take_a_sentence():
         net.sentence({"enc": "a b", "side": "c"})
 
 
-# asked
+# queries
 
 
-@pytest.mark.parametrize("seen", [{}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}])
-def test_posteriors_are_those_of_pgmpy(seen):
-    check_posteriors(asia(), seen)
+@pytest.mark.parametrize("evidence", [{}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}])
+def test_posteriors_are_those_of_pgmpy(evidence):
+    check_posteriors(asia(), evidence)
 
 
 def test_evidence_surgery_and_counterfactuals_are_sums_over_all_states():
@@ -73,12 +73,12 @@ def test_evidence_surgery_and_counterfactuals_are_sums_over_all_states():
     assert float(s.log_prob({"xray": 1, "smoke": 0})) == pytest.approx(
         math.log(marginal(full, "xray", {"smoke": 0})[1])
     )
-    done = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
-    np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), done / done.sum(), atol=1e-12)
+    expected = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
+    np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), expected / expected.sum(), atol=1e-12)
     assert s.do(either="yes").parents("either") == []
-    # of a root that is seen, and nothing below the set node, a counterfactual is the posterior
-    would = s.counterfactual("smoke", {"lung": 1}, {"bronc": 1}).probabilities
-    np.testing.assert_allclose(would, s.posterior("smoke", {"bronc": 1}), atol=1e-12)
+    # with no observed node below the intervention, a counterfactual of a root is its posterior
+    probs = s.counterfactual("smoke", {"lung": 1}, {"bronc": 1}).probabilities
+    np.testing.assert_allclose(probs, s.posterior("smoke", {"bronc": 1}), atol=1e-12)
 
 
 def test_separation_is_that_of_networkx():
@@ -95,8 +95,8 @@ def test_samples_follow_the_joint():
     net = asia()
     states = torch.stack([sampled(net, 20_000)[name] for name in PARENTS], 1)
     flat = (states * 2 ** torch.arange(len(PARENTS) - 1, -1, -1)).sum(1)
-    shares = torch.bincount(flat, minlength=2 ** len(PARENTS)) / len(flat)
-    assert np.abs(shares.numpy() - joint(net).reshape(-1)).sum() < 0.1
+    frequencies = torch.bincount(flat, minlength=2 ** len(PARENTS)) / len(flat)
+    assert np.abs(frequencies.numpy() - joint(net).reshape(-1)).sum() < 0.1
 
 
 def test_a_plate_and_a_real_readout_have_their_closed_form():
@@ -115,18 +115,18 @@ def test_a_batch_follows_from_evidence_do_and_given_nodes():
     net = asia()
     module, rain = net.module(), torch.tensor([0, 1, 1])
     actual = log_evidence(module, {"dysp": Evidence(rain), "smoke": Evidence(1 - rain)})
-    full = marginal(joint(net), "dysp", {})
-    assert actual.shape == (3,) and full.shape == (2,)
-    peer = [math.log(marginal(joint(net), "dysp", {"smoke": 1 - int(k)})[int(k)]) for k in rain]
-    np.testing.assert_allclose(actual.detach(), peer)
+    prior = marginal(joint(net), "dysp", {})
+    assert actual.shape == (3,) and prior.shape == (2,)
+    expected = [math.log(marginal(joint(net), "dysp", {"smoke": 1 - int(k)})[int(k)]) for k in rain]
+    np.testing.assert_allclose(actual.detach(), expected)
     logits = module(want=["lung"], do={"smoke": rain})["lung"]
     torch.testing.assert_close(logits, net.parameters["lung.logits"].log_softmax(-1)[rain])
-    given = bt.BNet(
+    linear = bt.BNet(
         bt.Declaration(nodes=[bt.Node("u", Given(3)), bt.Node("W", Weight((2, 3))), bt.Node("m", Linear(), ["W", "u"])])
     )
     u = torch.randn(4, 3)
-    torch.testing.assert_close(given.module()(given={"u": u}), u @ given.parameters["W.value"].T)
-    torch.testing.assert_close(given.sentence(given={"u": u[0]})["m"], given.parameters["W.value"] @ u[0])
+    torch.testing.assert_close(linear.module()(given={"u": u}), u @ linear.parameters["W.value"].T)
+    torch.testing.assert_close(linear.sentence(given={"u": u[0]})["m"], linear.parameters["W.value"] @ u[0])
 
 
 def test_pyro_sums_what_elimination_sums():
@@ -146,13 +146,13 @@ def test_pyro_draws_as_many_sentences_as_are_asked_for():
     net, count = asia(), 20_000
     torch.manual_seed(0)
     samples = net.pyro()(batch=count)
-    shares = [float(samples[name].double().mean()) for name in PARENTS]
-    np.testing.assert_allclose(shares, [marginal(joint(net), name, {})[1] for name in PARENTS], atol=0.02)
+    frequencies = [float(samples[name].double().mean()) for name in PARENTS]
+    np.testing.assert_allclose(frequencies, [marginal(joint(net), name, {})[1] for name in PARENTS], atol=0.02)
     with pytest.raises(bt.BNetError, match="batch"):
         net.pyro()(y={"asia": torch.tensor([0, 1])}, batch=3)
 
 
-# drawn and kept
+# figures and files
 
 
 def crossings(rows: dict[str, int], position: dict[str, int], arrows: list[tuple[str, str]]) -> int:
@@ -193,35 +193,35 @@ def test_advice_over_budget_answers_the_question():
     nodes = [bt.Node(f"a{k}", Categorical(4)) for k in range(10)]
     nodes.append(bt.Node("y", Categorical(2), [node.role for node in nodes[:6]]))
     s = jolted(bt.BNet(bt.Declaration(nodes=nodes))).sentence()
-    for ask in (
-        lambda **how: s.posterior("a0", {"y": 1}, **how),
-        lambda **how: s.log_prob({"y": 1}, **how),
-        lambda **how: s.sample(3, {"y": 1}, **how),
+    for call in (
+        lambda **options: s.posterior("a0", {"y": 1}, **options),
+        lambda **options: s.log_prob({"y": 1}, **options),
+        lambda **options: s.sample(3, {"y": 1}, **options),
     ):
         with pytest.raises(bt.BudgetError) as caught:
-            ask(budget=16)
+            call(budget=16)
         assert "bt.fit" not in str(caught.value) and "budget=" in str(caught.value) and "sample" in str(caught.value)
-        ask(budget=4**6)
+        call(budget=4**6)
     assert s.sample(3)["y"].shape == (3,)
 
 
 def test_a_saved_net_is_the_same(tmp_path):
     for net in (asia(), jolted(sites()), jolted(hidden_states()), jolted(no_slices())):
         net.save(tmp_path / "net.safetensors")
-        again = bt.load(tmp_path / "net.safetensors")
-        assert again.declaration == net.declaration
-        assert all(value.equal(net.parameters[name]) for name, value in again.parameters.items())
+        loaded = bt.load(tmp_path / "net.safetensors")
+        assert loaded.declaration == net.declaration
+        assert all(value.equal(net.parameters[name]) for name, value in loaded.parameters.items())
 
 
 def test_commands_need_no_sentence(tmp_path):
     path = str(tmp_path / "asia.safetensors")
     net = asia()
     net.save(path)
-    query = CliRunner().invoke(main, ["ask", "posterior", "lung", "--model", path, "--given", "dysp=yes", "--json"])
-    assert query.exit_code == 0, query.output
-    assert f"{float(net.sentence().posterior('lung', {'dysp': 1})[0]):.6f}"[:7] in query.output
-    samples = CliRunner().invoke(main, ["draw", "--model", path, "-o", str(tmp_path / "asia.svg")])
-    assert samples.exit_code == 0 and (tmp_path / "asia.svg").exists()
+    result = CliRunner().invoke(main, ["ask", "posterior", "lung", "--model", path, "--given", "dysp=yes", "--json"])
+    assert result.exit_code == 0, result.output
+    assert f"{float(net.sentence().posterior('lung', {'dysp': 1})[0]):.6f}"[:7] in result.output
+    drawing = CliRunner().invoke(main, ["draw", "--model", path, "-o", str(tmp_path / "asia.svg")])
+    assert drawing.exit_code == 0 and (tmp_path / "asia.svg").exists()
     assert CliRunner().invoke(main, ["ask", "posterior", "lung", "a b", "--model", path]).exit_code
 
 
@@ -243,13 +243,13 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
         (["--given", "y=1"], s.observe(y=[1.0])),
         (["--do", "b=2", "--given", "y=1,"], s.do(b=[2.0]).observe(y=[1.0])),
     ):
-        query = CliRunner().invoke(main, ["ask", "posterior", "z", *inputs, *options, "--json"])
-        assert query.exit_code == 0, query.output
-        result = json.loads(query.output)["sentences"][0]["probabilities"]
-        np.testing.assert_allclose(result, sentence.posterior("z"), atol=1e-6)
+        result = CliRunner().invoke(main, ["ask", "posterior", "z", *inputs, *options, "--json"])
+        assert result.exit_code == 0, result.output
+        probs = json.loads(result.output)["sentences"][0]["probabilities"]
+        np.testing.assert_allclose(probs, sentence.posterior("z"), atol=1e-6)
     for command in (["ask", "separated", "z", "u", "--given", "y"], ["draw", "-o", str(tmp_path / "net.svg")]):
-        query = CliRunner().invoke(main, [*command, *inputs])
-        assert query.exit_code == 0, query.output
+        result = CliRunner().invoke(main, [*command, *inputs])
+        assert result.exit_code == 0, result.output
     assert CliRunner().invoke(main, ["ask", "posterior", "z", "--model", path]).exit_code
 
 
@@ -257,7 +257,7 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "call",
     [
         lambda net, s: s.attention(0),
         lambda net, s: s.reads(),
@@ -281,17 +281,17 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
         lambda net, s: bt.fit(net, {"asia": [1]}, method=bt.MAP(steps=1), progress=False).responsibilities("a"),
     ],
 )
-def test_what_needs_words_is_refused(ask):
+def test_what_needs_words_is_refused(call):
     net = asia()
     with pytest.raises(bt.BNetError):
-        ask(net, net.sentence())
+        call(net, net.sentence())
 
 
 def test_slices_without_words_read_none():
     s = hidden_states().sentence()
-    for ask in (s.reads, s.tan_tree, lambda: s.attention(0)):
+    for call in (s.reads, s.tan_tree, lambda: s.attention(0)):
         with pytest.raises(bt.BNetError):
-            ask()
+            call()
     node = bt.Node("a", Attention(), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")])
     with pytest.raises(bt.DeclarationError, match="a collection"):
         bt.BNet(bt.Declaration(nodes=[*(bt.Node(r, Weight(2)) for r in "qkv"), node]))
