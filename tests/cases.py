@@ -26,26 +26,26 @@ class Case:
 
     name: str
     build: Callable[[], bt.BNet]
-    said: object = "the cat sat"
+    text: object = "the cat sat"
     evidence: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
     def net(self) -> bt.BNet:
         """The net, in float64, its parameters spread so that no test is trivially true; the same for all tests."""
-        return jolted(self.build()).to(torch.float64)
+        return jitter(self.build()).to(torch.float64)
 
     @property
     def sentence(self) -> bt.Sentence:
         """The bnet of the case's sentence, of which nothing is computed yet."""
-        return self.net.sentence(self.said)
+        return self.net.sentence(self.text)
 
 
-def inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
+def batch_inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
     """The given values of a sentence as a batch of one."""
     return {name: value[None] for name, value in s.state.encoded.given.items()}
 
 
-def gathered(s: bt.Sentence) -> dict[str, Evidence]:
+def batch_evidence(s: bt.Sentence) -> dict[str, Evidence]:
     """The evidence of a sentence as evidence on families, for a batch of one."""
     result = {}
     for node, value in s.state.evidence.items():
@@ -59,12 +59,12 @@ def gathered(s: bt.Sentence) -> dict[str, Evidence]:
     return result
 
 
-def doubled(**options: object) -> bt.BNet:
+def two_head_net(**options: object) -> bt.BNet:
     """The chapter's net with two heads and a readout of three states, in float64."""
-    return jolted(chapter(**{"heads": 2, "observe": tpm.Categorical(3), **options})()).to(torch.float64)
+    return jitter(chapter(**{"heads": 2, "observe": tpm.Categorical(3), **options})()).to(torch.float64)
 
 
-def case_of(name: str) -> Case:
+def get_case(name: str) -> Case:
     """The case of a name."""
     return next(case for case in CASES if case.name == name)
 
@@ -74,7 +74,7 @@ def close(actual: object, expected: object, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
-def jolted(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
+def jitter(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
     """The same net with noise on every learnable parameter (biases that start at zero would hide errors)."""
     generator = torch.Generator().manual_seed(5)
     return net.replace(

@@ -11,7 +11,7 @@ from pgmpy.models import DiscreteBayesianNetwork
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.tpm import Categorical
-from tests.cases import jolted
+from tests.cases import jitter
 
 D = torch.float64
 PARENTS = {
@@ -29,18 +29,18 @@ PARENTS = {
 def asia() -> bt.BNet:
     """The chest clinic of Lauritzen and Spiegelhalter (1988), its tables drawn anew."""
     nodes = [bt.Node(name, Categorical(2, labels=("no", "yes")), parents) for name, parents in PARENTS.items()]
-    return jolted(bt.BNet(bt.Declaration(nodes=nodes, name="asia")), 1.0).to(D)
+    return jitter(bt.BNet(bt.Declaration(nodes=nodes, name="asia")), 1.0).to(D)
 
 
-def tables(net: bt.BNet) -> dict[str, np.ndarray]:
+def get_tables(net: bt.BNet) -> dict[str, np.ndarray]:
     """`P(node | parents)`, the state last."""
     return {name: net.parameters[f"{name}.logits"].softmax(-1).numpy() for name in PARENTS}
 
 
-def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
+def to_pgmpy_model(net: bt.BNet) -> DiscreteBayesianNetwork:
     """The same net by its tables, not by our export."""
     result = DiscreteBayesianNetwork([(parent, child) for child, parents in PARENTS.items() for parent in parents])
-    for name, table in tables(net).items():
+    for name, table in get_tables(net).items():
         parents = list(PARENTS[name])
         flat = table.reshape(-1, 2).T
         result.add_cpds(TabularCPD(name, 2, flat, evidence=parents or None, evidence_card=[2] * len(parents) or None))
@@ -49,7 +49,7 @@ def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
 
 def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
     """Posteriors of every node and of three together, also those of the reference, are pgmpy's."""
-    s, oracle = net.sentence(), VariableElimination(in_pgmpy(net))
+    s, oracle = net.sentence(), VariableElimination(to_pgmpy_model(net))
     known = {s.ground.id(name): torch.tensor(state) for name, state in evidence.items()}
     for name in PARENTS:
         if name not in evidence:
@@ -70,7 +70,7 @@ def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
     names = list(PARENTS)
     for states in itertools.product(range(2), repeat=len(names)):
         at = dict(zip(names, states, strict=True))
-        for name, table in tables(net).items():
+        for name, table in get_tables(net).items():
             if do and name in do:
                 total[states] *= float(at[name] == do[name])
             else:
@@ -86,7 +86,7 @@ def marginal(table: np.ndarray, name: str, observed: dict[str, int]) -> np.ndarr
     return table[index].sum(tuple(k for k, item in enumerate(left) if item != name))
 
 
-def sampled(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def draw_samples(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return dict(net.sentence().sample(count, seed=seed).states)
 
 

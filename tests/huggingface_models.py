@@ -87,7 +87,7 @@ VIT = {
 }
 
 
-def random_model(name, options, dtype=D, attention="eager"):
+def make_model(name, options, dtype=D, attention="eager"):
     """A model of transformers with random weights, biases and gains among them."""
     kind = getattr(T, name)
     torch.manual_seed(4)
@@ -139,7 +139,7 @@ def doubled(model):
     return inner
 
 
-def config(folder, **changes):
+def set_config(folder, **changes):
     """Change what the config.json of a folder says; `...` leaves out."""
     path = folder / "config.json"
     given = {**json.loads(path.read_text()), **changes}

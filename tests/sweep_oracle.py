@@ -10,20 +10,15 @@ from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.reference import AttentionRow
-from tests.cases import CASES
 
 D = torch.float64
 AXES = ("slice", "plates", "word", "read")
 
 
-def case(name):
-    return next(item for item in CASES if item.name == name)
-
-
-def turned(net, text, stack=""):
+def rotate_words(net, text, stack=""):
     """Other words for a sentence, as many: its own turned round; new ones but the last, where any may be said."""
     if isinstance(text, dict):
-        return {stack: turned(net, words, stack) for stack, words in text.items()}
+        return {stack: rotate_words(net, words, stack) for stack, words in text.items()}
     if not isinstance(text, str):
         return [*text[1:], text[0]]
     first, *remainder = words = text.split()
@@ -33,32 +28,32 @@ def turned(net, text, stack=""):
     )
 
 
-def pair(item, dtype=D):
+def make_pair(item, dtype=D):
     """A clean and a corrupt sentence of a case."""
     net = item.net.to(dtype)
-    return net.sentence(turned(net, item.said)), net.sentence(item.said)
+    return net.sentence(rotate_words(net, item.text)), net.sentence(item.text)
 
 
-def outcomes(s):
+def get_outputs(s):
     """The outcome at the first and at the last word."""
     nodes = s.ground.select_nodes(s.ground.template.by_name[find_default_output(s.net.network)]).tolist()
     return [s.ground.name(node) for node in dict.fromkeys((nodes[0], nodes[-1]))]
 
 
-def curved(*values):
+def nonlinear(*values):
     """A number for each example that is no linear function of what a metric is told."""
     flat = [value.flatten(1) for value in values]
     weighed = [v @ torch.cos(torch.arange(v.shape[1], dtype=v.dtype) + k) for k, v in enumerate(flat)]
     return sum(torch.sin(w / 2) for w in weighed) + weighed[0] * weighed[-1] / 20
 
 
-def metric(names):
-    """The curved metric of these nodes."""
+def make_metric(names):
+    """The nonlinear metric of these nodes."""
     given = ", ".join(names)
-    return eval(f"lambda {given}: curved({given})", {"curved": curved})
+    return eval(f"lambda {given}: nonlinear({given})", {"nonlinear": nonlinear})
 
 
-def refusal(call, *arguments, **options):
+def get_refusal(call, *arguments, **options):
     """The message by which a call is refused; empty where it is not."""
     try:
         call(*arguments, **options)
@@ -68,7 +63,7 @@ def refusal(call, *arguments, **options):
 
 
 @dataclass(frozen=True)
-class Slow:
+class Oracle:
     """One example: the run of each sentence in each joint state of the open choices, and what surgery makes of it."""
 
     clean: bt.Sentence
@@ -98,7 +93,7 @@ class Slow:
     def _both(self, states):
         return [reference.ReferenceRun(item.state.model, states) for item in (self.clean, self.corrupt)]
 
-    def told(self, patch=lambda clean, corrupt: {}, base=1):
+    def inputs(self, patch=lambda clean, corrupt: {}, base=1):
         """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
 
         `patch(clean run, corrupt run)` says what is set, in the corrupt sentence (or in the clean one: `base=0`).
@@ -108,7 +103,7 @@ class Slow:
             done, (world, states) = patch(*both), (both[base].model, both[base].states)
             graph = graph or world.surgery(done)
             run = reference.ReferenceRun(
-                valued(graph, done), {n: state for n, state in states.items() if n not in done}
+                with_values(graph, done), {n: state for n, state in states.items() if n not in done}
             )
             logs.append(
                 sum((self._log_prob(node, run, both[1 - base]) for node in self.free), torch.zeros((), dtype=D))
@@ -123,9 +118,9 @@ class Slow:
             given.append(mixed.log() if log else mixed)
         return [item[None] for item in given]
 
-    def outcome(self, patch=lambda clean, corrupt: {}, base=1):
-        """The curved metric of one intervention."""
-        return float(curved(*self.told(patch, base)))
+    def evaluate(self, patch=lambda clean, corrupt: {}, base=1):
+        """The nonlinear metric of one intervention."""
+        return float(nonlinear(*self.inputs(patch, base)))
 
     def _kind(self, node):
         world = self.corrupt.state.model
@@ -143,19 +138,19 @@ class Slow:
         return result.logits if self._kind(node) == "discrete" else result.mean
 
 
-def valued(graph, done):
+def with_values(graph, done):
     """A sentence after surgery, with other values for what was set."""
     rows = {node: item.weights for node, item in done.items() if isinstance(item, AttentionRow)}
     values = {node: item for node, item in done.items() if node not in rows}
     return replace(graph, do={**graph.do, **values}, attention_rows={**graph.attention_rows, **rows})
 
 
-def setting(nodes):
+def set_values(nodes):
     """The clean values of these nodes put into the corrupt run."""
     return lambda clean, corrupt: {node: clean.value(node) for node in nodes}
 
 
-def reading(nodes, words=None):
+def set_rows(nodes, words=None):
     """The clean rows P(j | i) of these nodes put into the corrupt run; or only how much they read these words."""
 
     def patch(clean, corrupt):
@@ -175,7 +170,7 @@ def reading(nodes, words=None):
     return patch
 
 
-def along(*nodes):
+def patch_path(*nodes):
     """The clean value of the first node carried along this path alone: what its last node is set to.
 
     Each child is computed with the value so far in place of its parent's, all its other parents as in the corrupt run.
@@ -193,15 +188,15 @@ def along(*nodes):
     return patch
 
 
-def axes_of(s, role):
+def get_axes(s, role):
     """The axes of the sweep of a role: slice, plates, word."""
     family = s.ground.template.by_stem[role][0]
     return (("slice",) if family.slice is not None else ()) + s.ground.axes(family)
 
 
-def cells(s, role, over=None):
+def get_cells(s, role, over=None):
     """For each index of the sweep of a role, the nodes that are set together."""
-    families, axes = s.ground.template.by_stem[role], axes_of(s, role)
+    families, axes = s.ground.template.by_stem[role], get_axes(s, role)
     slices = [family.slice for family in families]
     result = {}
     for family in families:
@@ -212,7 +207,7 @@ def cells(s, role, over=None):
     return result
 
 
-def arrows(s, first, last):
+def get_arrows(s, first, last):
     """For each place of an arrow between roles, its two nodes: slice, plates, word (the child's), word read."""
     ground, result = s.ground, {}
     for family in ground.template.by_stem[last]:

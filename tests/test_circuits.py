@@ -18,7 +18,7 @@ from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, 
 from bnet_transformer.interventions.circuits.runner import build_runner
 from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric as measure_of
 from tests.cases import CASES
-from tests.sweep_oracle import curved, metric, refusal
+from tests.sweep_oracle import get_refusal, make_metric, nonlinear
 
 D = torch.float64
 # Nets of every kind of arrow, and the share of the whole effect that is the threshold.
@@ -183,7 +183,7 @@ def settled(net, s):
 def examples(name):
     """Two clean and two corrupt sentences of a case, and the outcomes at its first and last word."""
     case = BY_NAME[name]
-    net, text = case.net, case.said
+    net, text = case.net, case.text
     sentences = [settled(net, net.sentence(words)) for words in (text, turned(text, 1), turned(text, 0))]
     ground = sentences[0].ground
     nodes = ground.select_nodes(net.network.get_spec(find_default_output(net.network)).group).tolist()
@@ -191,15 +191,15 @@ def examples(name):
 
 
 def metric_of(s, nodes):
-    return metric([s.ground.name(node) for node in nodes])
+    return make_metric([s.ground.name(node) for node in nodes])
 
 
 def check(clean, corrupt, nodes, share, **options):
     """The search beside the plain one: the same edges in the same order, the same effects, the same run."""
     both = {"over": options.get("over"), "candidates": options.get("candidates")}
-    full = Greedy(clean, corrupt, nodes, curved, float("inf"), **both)
+    full = Greedy(clean, corrupt, nodes, nonlinear, float("inf"), **both)
     threshold = share * float((full.of(full.gone) - full.clean).abs().mean())
-    slow = Greedy(clean, corrupt, nodes, curved, threshold, **both)
+    slow = Greedy(clean, corrupt, nodes, nonlinear, threshold, **both)
     result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
     assert list(result.effects) == list(slow.effects)
     close(torch.tensor(list(result.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
@@ -366,7 +366,7 @@ def test_what_is_refused():
         ((clean, corrupt), {"metric": {"y_9": 1}}, "y_9"),
     ]:
         ask = {"metric": metric_of(clean[0], nodes), "threshold": 0.1, **options}
-        assert re.search(given, refusal(bt.circuit, *sides, **ask)), given
+        assert re.search(given, get_refusal(bt.circuit, *sides, **ask)), given
 
 
 def test_words_that_are_computed_one_after_another_are_refused():

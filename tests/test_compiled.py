@@ -13,7 +13,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select, Weight
-from tests.cases import CASES, Case, case_of, close, inputs
+from tests.cases import CASES, Case, batch_inputs, close, get_case
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -89,7 +89,7 @@ def test_it_compiles_without_a_break():
 
 @cache
 def known(name: str) -> tuple[bt.Sentence, CompiledModule]:
-    case = case_of(name)
+    case = get_case(name)
     return case.sentence, case.net.module().eval()
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
     for family in s.net.network.graph.groups:
         try:
             first, second = (
-                module(given=inputs(s), want=[family.name], do={member.group.name: value})[family.name]
+                module(given=batch_inputs(s), want=[family.name], do={member.group.name: value})[family.name]
                 for value in (one, other)
             )
         except bt.BNetError:
@@ -143,7 +143,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_it_compiles_to_machine_code():
     selected = bt.bayesuvius(4, slices=2, heads=3, mask="causal", observe=Categorical(3))
-    encoder = case_of("encoder, post-norm").net.to(torch.float32)
+    encoder = get_case("encoder, post-norm").net.to(torch.float32)
     for net, x in ((selected, torch.randn(2, 5, 4)), (encoder, torch.randint(5, (2, 5)))):
         module = net.module().eval()
         torch._dynamo.reset()  # nothing of the nets that other tests compiled

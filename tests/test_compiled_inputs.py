@@ -10,7 +10,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Embed, Given, Normal, Pool
-from tests.cases import case_of, close, gathered
+from tests.cases import batch_evidence, close, get_case
 
 D = torch.float64
 L = torch.long
@@ -86,7 +86,7 @@ def test_one_sentence_for_many_values_of_do():
 
 
 def test_several_stacks_are_told_apart():
-    three = case_of("three stacks")
+    three = get_case("three stacks")
     module, s = three.net.module(), three.sentence
     x = {stack: s.state.encoded.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
     assert module(x).shape == module(given={f"{stack}_x_0": value for stack, value in x.items()}).shape
@@ -115,7 +115,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     with pytest.raises(bt.BNetError, match="word 0 of x_1: expected at least one word of k_0 to read"):
         bt.bayesuvius(4, mask="earlier").module()(X)
     with pytest.raises(bt.BNetError, match="at most 8 words"):
-        case_of("encoder, post-norm").net.module()(torch.zeros(1, 9, dtype=L))
+        get_case("encoder, post-norm").net.module()(torch.zeros(1, 9, dtype=L))
 
 
 def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
@@ -248,9 +248,9 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
 
 def test_evidence_that_settles_a_choice_is_the_references():
     """All of a family seen: its state is known to what lies below, and its own probability counts."""
-    s = case_of("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
+    s = get_case("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
-    observed = {name: Evidence(passed.value) if name != "y" else passed for name, passed in gathered(s).items()}
+    observed = {name: Evidence(passed.value) if name != "y" else passed for name, passed in batch_evidence(s).items()}
     actual = log_evidence(s.net.module(), observed, given=given)
     close(actual[0], reference.log_evidence(s.state.model, s.state.evidence))
 
@@ -262,7 +262,7 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
     )
     net = bt.BNet(bt.Declaration([stack])).to(D)
     s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)
-    observed, x = gathered(s), s.state.encoded.given["x_0"][None]
+    observed, x = batch_evidence(s), s.state.encoded.given["x_0"][None]
     with pytest.raises(bt.BNetError, match="z_0"):
         log_evidence(net.module(), observed, x)
     observed["z_0"] = Evidence(observed["z_0"].value)

@@ -35,7 +35,7 @@ from bnet_transformer.tpm import (
 )
 from tests.cases import CASES, HEADS, WORD, every, projections
 from tests.custom_tpms import Gate, Recurrent
-from tests.sweep_oracle import refusal
+from tests.sweep_oracle import get_refusal
 
 REFUSED = "word, two slices"
 """The net whose readout cannot be computed in batches."""
@@ -464,7 +464,7 @@ def test_bad_input_is_told():
         (3, {"want": ["dec_xx_1"]}, "dec_x_1"),
         (3, {"want": "dec_x_1"}, "want: expected a list of families"),
     ]:
-        assert given in refusal(net.cost, words, **options), given
+        assert given in get_refusal(net.cost, words, **options), given
 
 
 def test_more_words_than_a_net_is_for():

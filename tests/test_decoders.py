@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer.models._builders import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
-from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
+from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, make_model, set_config
 
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 LONG = {**BERT, "max_position_embeddings": 22}
@@ -127,7 +127,7 @@ def test_windows(kind, told, reach):
 def test_who_reads_whom_is_as_transformers_has_it(name, options):
     """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
     the types of slices for Qwen2; and names of ours are none of a config's."""
-    model = random_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
+    model = make_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
     ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
     module = from_pretrained(model).module().eval()
     present = torch.arange(18) < torch.tensor([18, 5])[:, None]
@@ -149,7 +149,7 @@ def test_who_reads_whom_is_as_transformers_has_it(name, options):
 def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    random_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
+    make_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
     held = load_file(tmp_path / "model.safetensors") | {key: torch.ones(n) for key, n in add.items()}
     save_file(held, tmp_path / "model.safetensors")
     with pytest.raises(bt.BNetError, match=f"no others within its slices or of what is read; got {left}$"):
@@ -161,8 +161,8 @@ def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
 def test_a_window_wider_than_a_sentence_is_causal():
     """In the numbers, and in what is asked of torch: the mask is left to it."""
     options = {**LLAMA, "num_key_value_heads": 2}
-    close = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": 20}))
-    distant = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": None}))
+    close = from_pretrained(make_model("MistralForCausalLM", {**options, "sliding_window": 20}))
+    distant = from_pretrained(make_model("MistralForCausalLM", {**options, "sliding_window": None}))
     ids = torch.randint(13, (2, 20), generator=torch.Generator().manual_seed(0))
     actual, peer = (net.module()(ids, want=["logits"])["logits"] for net in (close, distant))
     assert actual.equal(peer)
@@ -181,7 +181,7 @@ def test_a_window_wider_than_a_sentence_is_causal():
     ],
 )
 def test_words_are_generated_as_transformers_does(name, options):
-    model = random_model(name, options)
+    model = make_model(name, options)
     prompts = torch.tensor([[3, 4, 5], [6, 7, 8]])
     peer = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
     result = from_pretrained(model).generate(prompts.tolist(), length=8)
@@ -190,7 +190,7 @@ def test_words_are_generated_as_transformers_does(name, options):
 
 def test_former_files_are_read(tmp_path):
     """Those of Pythia hold masks and angles, and call the readout `embed_out`."""
-    model = random_model("GPTNeoXForCausalLM", NEOX, torch.float32)
+    model = make_model("GPTNeoXForCausalLM", NEOX, torch.float32)
     model.save_pretrained(tmp_path)
     from safetensors.torch import load_file, save_file
 
@@ -199,7 +199,7 @@ def test_former_files_are_read(tmp_path):
     held["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 8, 8)
     held["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(held, tmp_path / "model.safetensors")
-    config(tmp_path, rope_parameters=..., tie_word_embeddings=..., rotary_pct=0.25)
+    set_config(tmp_path, rope_parameters=..., tie_word_embeddings=..., rotary_pct=0.25)
     net = from_pretrained(tmp_path)
     ids = torch.tensor([[3, 4, 5, 6]])
     actual = net.module()(ids, want=["logits"])["logits"]
@@ -210,7 +210,7 @@ def test_former_files_are_read(tmp_path):
     ("name", "options"), [("LlamaModel", {**LLAMA, "num_key_value_heads": 2}), ("GPTNeoXModel", NEOX)]
 )
 def test_weights_are_used_where_they_lie(name, options):
-    model = random_model(name, options)
+    model = make_model(name, options)
     held = {value.untyped_storage().data_ptr() for value in model.parameters()}
     net = from_pretrained(model)
     assert {value.untyped_storage().data_ptr() for value in net.parameters.values()} == held
@@ -218,7 +218,7 @@ def test_weights_are_used_where_they_lie(name, options):
 
 
 def test_names_of_grouped_heads():
-    net = from_pretrained(random_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
+    net = from_pretrained(make_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
     s = net.sentence([3, 4, 5])
     assert s.parents("a_1_1_0_2") == ["q_1_1_0_2", *(f"{r}_1_1_{j}" for r in "kv" for j in range(3))]
     assert net.graph().nodes["a_0"]["plates"] != net.graph().nodes["k_0"]["plates"]

@@ -28,7 +28,7 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.reference.node_tables import compute_read_mask
 from bnet_transformer.tpm import Categorical
-from tests.cases import CASES, case_of
+from tests.cases import CASES, get_case
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -449,7 +449,7 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
             net.picture(highlight=name, **options)
         assert unfaded(net.picture(highlight=name, **options | eval(f"dict({caught.value.allowed})"))) == {name}
     with pytest.raises(BNetError, match="weights=True"):
-        case_of("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
+        get_case("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
 
 
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):

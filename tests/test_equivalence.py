@@ -13,7 +13,7 @@ from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.interventions import Attend
 from bnet_transformer.reference.node_tables import compute_read_mask, split_choices
 from bnet_transformer.tpm import Attention
-from tests.cases import CASES, Case, case_of, close, gathered, inputs
+from tests.cases import CASES, Case, batch_evidence, batch_inputs, close, get_case
 
 pytestmark = pytest.mark.usefixtures("each_run_once")
 
@@ -116,7 +116,7 @@ def test_answers_are_the_references(case: Case):
 
 @pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal", "hidden Markov"])
 def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
-    s = case_of(name).sentence
+    s = get_case(name).sentence
     for member in s.net.network.specs:
         if member.tpm.kind == "discrete" and member.group.word_stack is not None:
             node = s.ground.name(ends(s, member)[-1])
@@ -145,7 +145,7 @@ def test_the_module_computes_what_sentences_answer(case: Case):
     meet = MEET.get(case.name, ())
     members = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and m.group.name not in meet]
     names = [m.group.name for m in members]
-    result = module(given=inputs(s), want=names)
+    result = module(given=batch_inputs(s), want=names)
     long = result
     if case.name not in FIXED and s.state.encoded.given:
         given, mask = padded(s)
@@ -162,7 +162,7 @@ def test_the_module_computes_what_sentences_answer(case: Case):
             one = s[s.ground.name(node)]
             close(value[(slice(None),) * prefix + (0, *s.ground.unravel_index(node)[1])].reshape(one.shape), one)
             assert answers.route(answers.value_query(node)).algorithm == "compiled"
-    given = {name: value.float() if value.is_floating_point() else value for name, value in inputs(s).items()}
+    given = {name: value.float() if value.is_floating_point() else value for name, value in batch_inputs(s).items()}
     single = case.net.to(torch.float32).module().eval()(given=given, want=names)
     for name in names:
         close(single[name].to(result[name].dtype), result[name], 2e-5)
@@ -171,8 +171,8 @@ def test_the_module_computes_what_sentences_answer(case: Case):
 
 
 def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
-    value = module(given=inputs(s))
-    half = {name: item.bfloat16() if item.is_floating_point() else item for name, item in inputs(s).items()}
+    value = module(given=batch_inputs(s))
+    half = {name: item.bfloat16() if item.is_floating_point() else item for name, item in batch_inputs(s).items()}
     rounded = s.net.to(torch.bfloat16).module().eval()(given=half)
     assert rounded.dtype == torch.bfloat16
     assert (rounded - value).abs().max() <= 5e-2 * value.abs().max().clamp(min=1)
@@ -191,8 +191,8 @@ def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
 @pytest.mark.parametrize("name", ["concat", "encoder, pre-norm", "three stacks", "grouped", "encoder-decoder", "word"])
 def test_readings_of_a_batch_are_the_sentences(name):
     """`P(j | i)` of all families at once, against one after the other."""
-    s = case_of(name).sentence
-    readings, _ = s.state.module.attention_weights(given=inputs(s))
+    s = get_case(name).sentence
+    readings, _ = s.state.module.attention_weights(given=batch_inputs(s))
     assert readings
     for family, result in readings.items():
         member = s.net.network.get_spec(family)
@@ -263,7 +263,7 @@ def test_probabilities_are_sums_over_all_states(case: Case):
     for node in [node for node in query if root not in (None, node)][:2]:  # at a root, seeing is doing
         name, set_ = s.ground.name(node), {s.ground.name(root): 0}
         close(s.posterior(name, set_), case.sentence.do(set_).posterior(name, case.evidence))
-    question = {"evidence": gathered(s), "given": inputs(s)}
+    question = {"evidence": batch_evidence(s), "given": batch_inputs(s)}
     if case.name in MEET:
         with pytest.raises(bt.BNetError):
             log_evidence(case.net.module(), **question)

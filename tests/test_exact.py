@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Codebook, Concat, Given, Linear, Normal, Recur, Select
-from tests.cases import case_of, close, every, jolted
+from tests.cases import close, every, get_case, jitter
 
 D = torch.float64
 
@@ -65,7 +65,7 @@ def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
     ]
     x, y = bt.Node("x", Given(3), plates=["word"]), bt.Node("y", Categorical(3), ["x"], plates=["word"])
     stack = bt.Stack([selector, weight, *step], [x], [y])
-    return jolted(bt.BNet(bt.Declaration([stack], name="recurrence")), 1.0).to(D)
+    return jitter(bt.BNet(bt.Declaration([stack], name="recurrence")), 1.0).to(D)
 
 
 def own_choices() -> bt.BNet:
@@ -92,7 +92,7 @@ def below_a_plate() -> bt.BNet:
     label = bt.Node("y", Categorical(2, pool="mean"), [every("x")])
     stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=words)], [label])
     roots = [bt.Node("c", Categorical(2))]
-    return jolted(bt.BNet(bt.Declaration([stack], roots, plates=[bt.Plate("head", 2)], name="plate"))).to(D)
+    return jitter(bt.BNet(bt.Declaration([stack], roots, plates=[bt.Plate("head", 2)], name="plate"))).to(D)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_real_parent_without_a_value_is_no_zero():
     nodes = [bt.Node("u", Normal(0.7), ["x"], plates=["word"]), bt.Node("x", Add(), ["x"], plates=["word"])]
     y = bt.Node("y", Categorical(3), [bt.Arrow("u", slice="last")], plates=["word"])
     stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=["word"])], [y])
-    s = jolted(bt.BNet(bt.Declaration([stack], name="noisy"))).to(D).sentence("a b")
+    s = jitter(bt.BNet(bt.Declaration([stack], name="noisy"))).to(D).sentence("a b")
     for ask in (lambda: s.posterior("y_0"), lambda: s.tpm("y_0"), lambda: s.log_prob({"y_0": 1})):
         with pytest.raises(bt.BNetError, match="u_0"):
             ask()
@@ -154,7 +154,7 @@ def test_a_real_parent_without_a_value_is_no_zero():
 
 @pytest.mark.parametrize("name", ["word, two slices", "hidden Markov"])
 def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference):
-    case = case_of(name)
+    case = get_case(name)
     s = case.sentence.observe(case.evidence)
     total = reference.log_evidence(s.state.model, s.state.evidence)
     with without_the_reference():
@@ -171,7 +171,7 @@ def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference
 
 
 def test_impossible_evidence_is_named_where_words_meet():
-    case = case_of("word, two slices")
+    case = get_case("word, two slices")
     created = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
     assert case.sentence.log_prob({"y_0": 1, "x_2_1": created}) < 0
     with pytest.raises(bt.EvidenceError, match=r"x_2_1: .*probability zero given the evidence before it"):
@@ -180,7 +180,7 @@ def test_impossible_evidence_is_named_where_words_meet():
 
 @pytest.mark.parametrize("name, node, count", [("codebook", "c", 24), ("slice", "c_2", 8), ("codebook", "W_q_0", 24)])
 def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node, count):
-    case = case_of(name)
+    case = get_case(name)
     for budget in (1, 7):
         with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*sample"):
             case.sentence.posterior(node, case.evidence, budget=budget)
@@ -243,7 +243,7 @@ def test_what_is_advised_where_a_plates_choice_meets_words_answers():
     ]
     given = [bt.Node("x", Given(3), plates=word), bt.Node("r", Given(states=2), plates=word)]
     stack = bt.Stack(nodes, given, [bt.Node("y", Categorical(3), ["x"], word)])
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
     x, r, y = torch.randn(3, 3, dtype=D), torch.tensor([0, 1, 1]), [1, 2, 0]
     with pytest.raises(bt.UnsupportedError, match=r"net\.sentence"):
         posterior(net.module(), "e_0", {"y": Evidence(torch.tensor([y]))}, x[None], given={"r": r[None]})

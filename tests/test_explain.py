@@ -6,7 +6,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.explanation import EXPLAINERS
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
-from tests.cases import CASES, case_of
+from tests.cases import CASES, get_case
 
 WORD = ["word"]
 HEAVY = {"codebook, two slices", "slice, codebook"}
@@ -51,7 +51,7 @@ def agrees(make, runs, question, ask, *arguments, **options):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in HEAVY][::3], ids=lambda case: case.name)
 def test_some_nodes_of_every_third_case(case, runs):
-    make = lambda: case.net.sentence(case.said)  # noqa: E731
+    make = lambda: case.net.sentence(case.text)  # noqa: E731
     order = make().topological_order()
     for name in order[:: max(1, len(order) // 3)]:
         agrees(make, runs, "value", lambda s, name=name: s[name], name)
@@ -92,7 +92,7 @@ def test_a_wrong_question_is_an_error_that_names_it(ask):
 
 
 def test_draws_one_after_another_are_the_references(runs):
-    s = case_of("hidden Markov").sentence
+    s = get_case("hidden Markov").sentence
     route = s.explain("sample", 50)
     assert (route.algorithm, route.node) == ("reference", "z_0") and not runs
     s.sample(50)

@@ -13,8 +13,8 @@ from bnet_transformer.learning.fit.comparison import head_dim
 from bnet_transformer.learning.fit.head_summary import find_selectors
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
 from tests import flat_options
-from tests.cases import hidden_states, jolted, sites
-from tests.discrete_networks import PARENTS, D, asia, joint, sampled, site_density, tables
+from tests.cases import hidden_states, jitter, sites
+from tests.discrete_networks import PARENTS, D, asia, draw_samples, get_tables, joint, site_density
 
 
 def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
@@ -25,8 +25,8 @@ def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
 
 
 def test_em_of_complete_data_is_the_share_of_what_was_seen():
-    net, data = asia(), sampled(asia(), 500)
-    result = bt.fit(jolted(net), data, method=bt.EM(steps=1), progress=False)
+    net, data = asia(), draw_samples(asia(), 500)
+    result = bt.fit(jitter(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
         counts = counted(data, name)
         np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
@@ -34,7 +34,7 @@ def test_em_of_complete_data_is_the_share_of_what_was_seen():
 
 @pytest.mark.parametrize("dtype", ["float", "Int64", "category"])
 def test_a_dataframe_is_the_same_data_and_its_empty_cells_are_not_observed(dtype):
-    net, data = asia(), sampled(asia(), 30)
+    net, data = asia(), draw_samples(asia(), 30)
     data = {name: value.where(torch.rand(30) < 0.8, -1) for name, value in data.items()}
     frame = pd.DataFrame({name: value.numpy() for name, value in data.items()}).replace(-1, np.nan).astype(dtype)
     if dtype == "category":
@@ -66,7 +66,7 @@ def test_nan_is_not_observed_and_booleans_are_states():
 
 
 def test_a_check_names_the_readout_it_is_of():
-    net, data = asia(), sampled(asia(), 40)
+    net, data = asia(), draw_samples(asia(), 40)
     result = bt.fit(net, data, method=bt.EM(steps=1), progress=False)
     for given, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
         check = result.check(data, draws=3, **given)
@@ -97,8 +97,8 @@ def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str,
 def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
     """Some nodes are never observed, some here and there; with a prior, the step is that of the posterior."""
     nodes = [bt.Node(name, Categorical(2, prior=prior), parents) for name, parents in PARENTS.items()]
-    start = jolted(bt.BNet(bt.Declaration(nodes=nodes)), 1.0).to(D)
-    data = {name: value.clone() for name, value in sampled(asia(), 60).items() if name not in ("either", "bronc")}
+    start = jitter(bt.BNet(bt.Declaration(nodes=nodes)), 1.0).to(D)
+    data = {name: value.clone() for name, value in draw_samples(asia(), 60).items() if name not in ("either", "bronc")}
     data["tub"][::3], data["lung"][1::4] = -1, -1
     rows = [{name: int(value[k]) for name, value in data.items() if value[k] >= 0} for k in range(60)]
     net = start
@@ -108,13 +108,13 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
         net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in shares.items()})
     result = bt.fit(start, data, method=bt.EM(steps=3), progress=False)
     for name in PARENTS:
-        np.testing.assert_allclose(result.theta[name], tables(net)[name], atol=1e-7)
+        np.testing.assert_allclose(result.theta[name], get_tables(net)[name], atol=1e-7)
     assert float(result.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
 
 
 def test_a_table_below_observed_nodes_is_learned_alone():
     """The likelihoods are kept, and the rows of the table differ by sentence."""
-    net, data = asia(), sampled(asia(), 80)
+    net, data = asia(), draw_samples(asia(), 80)
     del data["lung"]
     rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]
     counts, _ = expected_counts(net, rows)
@@ -142,9 +142,9 @@ def test_samples_of_the_posterior_are_dirichlet():
 
 
 def test_a_mixture_is_fitted_to_an_array_of_observations():
-    truth = jolted(sites(), 1.0).to(D)
+    truth = jitter(sites(), 1.0).to(D)
     y = truth.pyro()(batch=300)["y"].squeeze(-2).detach()
-    start = jolted(sites(), 0.3).to(D)
+    start = jitter(sites(), 0.3).to(D)
     result = bt.fit(start, y, method=bt.EM(steps=60, restarts=2), progress=False)
     torch.testing.assert_close(result.log_likelihood(y), site_density(result.net, y), rtol=1e-9, atol=1e-9)
     assert result.log_likelihood(y).mean() > site_density(start, y).mean()
@@ -187,7 +187,7 @@ def test_inputs_of_a_net_without_words_are_columns_too():
 
 def test_time_may_be_slices():
     """A hidden Markov model over slices: the forward recursion."""
-    net = jolted(hidden_states(), 1.0).to(D)
+    net = jitter(hidden_states(), 1.0).to(D)
     start, move, emit = (net.parameters[f"{name}.logits"].log_softmax(-1) for name in ("x_0", "x", "y"))
     y = torch.randint(3, (4, 3))
     alpha = start.expand(4, 2)
@@ -201,7 +201,7 @@ def test_time_may_be_slices():
 
 def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     """The order of the states of a choice that is never observed changes no likelihood."""
-    net = jolted(sites(), 1.0).to(D)
+    net = jitter(sites(), 1.0).to(D)
     (selector,) = find_selectors(net.network)
     dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
     assert {name: dim for name, dim in dims.items() if dim is not None} == {"z.logits": 0, "x.logits": 1}
@@ -224,4 +224,4 @@ def test_data_that_are_none_are_refused():
 
 def test_choices_that_are_observed_are_not_drawn():
     with pytest.raises(bt.BNetError, match="asia"):
-        bt.fit(asia(), sampled(asia(), 5), method=bt.SVI(choices="sampled"), progress=False)
+        bt.fit(asia(), draw_samples(asia(), 5), method=bt.SVI(choices="sampled"), progress=False)

@@ -12,7 +12,7 @@ from torch.func import jacrev
 import bnet_transformer as bt
 from bnet_transformer.tpm import Categorical, Cayley, EvalContext, Given, Normal, Skew, Triangular, Weight
 from tests import numpy_geometric as columns
-from tests.cases import jolted
+from tests.cases import jitter
 
 D = torch.float64
 FORMS = ("skew", "arbitrary", None)
@@ -20,7 +20,7 @@ FORMS = ("skew", "arbitrary", None)
 
 def spread_out(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
     """The net in float64, biases and all of it moved from where they start."""
-    return jolted(net, spread).to(D)
+    return jitter(net, spread).to(D)
 
 
 def arrays(net: bt.BNet) -> dict[str, np.ndarray]:

@@ -13,20 +13,20 @@ from bnet_transformer.attention.heads.gate_posterior import gate_settings
 from bnet_transformer.attention.heads.head_inclusion import create_runs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
-from tests.cases import CASES, HEADS, WORD, every, jolted, projections
+from tests.cases import CASES, HEADS, WORD, every, jitter, projections
 from tests.gate_helpers import (
     BY_NAME,
     TEXTS,
     VOCABULARY,
     D,
     close,
-    concat,
+    concat_net,
+    get_names,
+    get_output,
     inclusion,
-    log_p,
-    nodes_of,
-    output_of,
+    log_prob,
     quiet,
-    run_of,
+    run_without,
 )
 
 # the table, by a loop
@@ -38,12 +38,12 @@ def table_by_loop(net, sites, sentences, given, output=None):
     result = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
     for k, text in enumerate(sentences):
         s = net.sentence(x=text) if isinstance(text, torch.Tensor) else net.sentence(text)
-        entire = run_of(s)
-        full = None if given is not None else output_of(s, entire, output)
+        entire = run_without(s)
+        full = None if given is not None else get_output(s, entire, output)
         for site, setting in itertools.product(range(len(sites)), range(2**heads)):
             off = [(sites[site], h) for h in range(heads) if not setting >> h & 1]
-            run = run_of(s, *off) if off else entire
-            result[site, k, setting] = log_p(s, run, None if given is None else given[k], output, full)
+            run = run_without(s, *off) if off else entire
+            result[site, k, setting] = log_prob(s, run, None if given is None else given[k], output, full)
     return result
 
 
@@ -127,7 +127,7 @@ def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
 
 def test_cases_without_summed_heads_are_refused():
     for item in CASES:
-        if item.name not in SUMMED and item.said is not None:
+        if item.name not in SUMMED and item.text is not None:
             net = item.net
             with pytest.raises(bt.BNetError, match="heads that are summed"):
                 inclusion(net, said_to(item, net)[0][:1])
@@ -145,7 +145,7 @@ def test_heads_that_no_word_decides_have_a_table():
     ]
     words = [bt.Node("x", Given(4), plates=WORD), bt.Node("place", Positions(8, 4), plates=WORD)]
     stack = bt.Stack(nodes, words, [bt.Node("y", Categorical(3), ["x"], plates=WORD)])
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="places")), 2.0).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="places")), 2.0).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 2, 3)]
     check_table(net, x, x, None)
 
@@ -159,14 +159,14 @@ def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
     ]
     readouts = [bt.Node("y", Categorical(3), ["x"], plates=WORD), bt.Node("z", Normal(0.5), ["x"], plates=WORD)]
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], readouts)
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="two readouts"))).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="two readouts"))).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 2)]
     given = [{"y": [1, None, 0], "z": torch.randn(3, 4).tolist()}, {"y": [2, 2], "z": torch.randn(2, 4).tolist()}]
     check_table(net, [both(*pair) for pair in zip(x, given, strict=True)], x, given)
 
 
 def test_small_parts_change_nothing(monkeypatch):
-    net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
+    net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
     full = runs.log_prob_table(gate_settings(3), quiet)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
@@ -179,7 +179,7 @@ def test_small_parts_change_nothing(monkeypatch):
 
 def test_ablation_is_zero_before_the_output_projection():
     """Three ways: by surgery on the heads, by their columns of W_o at zero, and around the output or of y."""
-    net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
+    net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)
     x, y = TEXTS, [[1, 0, 2], [0, 0, 1, 2, 1, 0], [2, 2, 1], [0, 1]]
     observed, around = inclusion(net, (x, y)), inclusion(net, x, sigma=0.7)
     for t, head in itertools.product(range(2), range(3)):
@@ -189,7 +189,7 @@ def test_ablation_is_zero_before_the_output_projection():
         missing, separate = [], []
         for words, states in zip(x, y, strict=True):
             s, cut = net.sentence(words), plain.sentence(words)
-            done = s.do({name: Zero() for name in nodes_of(s, f"a_{t}")[head]})
+            done = s.do({name: Zero() for name in get_names(s, f"a_{t}")[head]})
             log = [[item.tpm(f"y_{i}").logits for i in range(len(states))] for item in (s, cut, done)]
             close(torch.stack(log[1]), torch.stack(log[2]))
             missing.append(sum(float(log[0][i][k] - log[1][i][k]) for i, k in enumerate(states)))
@@ -206,9 +206,9 @@ def test_ablation_is_zero_before_the_output_projection():
 @pytest.fixture(scope="module")
 def bert():
     """A BERT of random weights: the net of it, its own module, sentences of two lengths."""
-    from tests.huggingface_models import BERT, random_model
+    from tests.huggingface_models import BERT, make_model
 
-    model = random_model("BertModel", BERT)
+    model = make_model("BertModel", BERT)
     ids = [torch.tensor(row) for row in ([[3, 1, 7, 12], [5, 5, 2, 0]], [[9, 1, 4], [2, 8, 11], [6, 7, 3]])]
     return bt.from_pretrained(model), model, ids
 
@@ -248,7 +248,7 @@ def attended(net, x, families, loss):
 
 @pytest.mark.parametrize("observe", [Normal(0.5, dim=2), Categorical(4, pool="mean")], ids=str)
 def test_importance_is_its_published_definition_by_autograd(observe):
-    net = concat(observe=observe)
+    net = concat_net(observe=observe)
     discrete, pooled = observe.kind == "discrete", getattr(observe, "pool", None) is not None
     x, y = [torch.randn(n, 4, dtype=D) for n in (3, 2, 5, 3)], []
     for item in x:
@@ -268,7 +268,7 @@ def test_importance_is_its_published_definition_by_autograd(observe):
 
 
 def test_importance_of_next_words_is_that_of_the_sum_over_words():
-    net = jolted(bt.decoder(4, heads=2, slices=2, hidden=6, vocabulary=VOCABULARY)).to(D)
+    net = jitter(bt.decoder(4, heads=2, slices=2, hidden=6, vocabulary=VOCABULARY)).to(D)
     f = inclusion(net, TEXTS)
     ids = [torch.tensor([VOCABULARY.index(word) for word in text.split()]) for text in TEXTS]
 
@@ -313,16 +313,16 @@ def lost_by(net, one, off, sigma):
     """What `log P` of a sentence loses with these heads off, by the reference."""
     x, y = one if sigma is None else (one, None)
     s = net.sentence(x=x)
-    full, cut = run_of(s), run_of(s, *off)
-    given, output = (None, output_of(s, full, "y")) if y is None else ({"y": y.tolist()}, None)
-    missing = log_p(s, full, given, "y", output) - log_p(s, cut, given, "y", output)
+    full, cut = run_without(s), run_without(s, *off)
+    given, output = (None, get_output(s, full, "y")) if y is None else ({"y": y.tolist()}, None)
+    missing = log_prob(s, full, given, "y", output) - log_prob(s, cut, given, "y", output)
     return missing if sigma is None else missing / sigma**2
 
 
 @pytest.mark.parametrize("sigma", [None, 2.0])
 def test_damage_is_that_of_the_heads_off_together(sigma):
     """Of the sentences of the measures and of others, y observed or not; and 6 heads off are all gates off."""
-    net, counts = concat(observe=Normal(0.5)), (0, 2, 6)
+    net, counts = concat_net(observe=Normal(0.5)), (0, 2, 6)
     data = [torch.randn(n, 4, dtype=D) for n in (2, 1)], [torch.randn(n, 4, dtype=D) for n in (1, 2, 2)]
     if sigma is None:
         data = [[(x, torch.randn(len(x), 4, dtype=D)) for x in part] for part in data]
@@ -354,8 +354,8 @@ def test_damage_of_one_role_and_of_one_sentence():
     result = damage(f, data[:1], progress=False)
     assert result.values.shape == (3, 3) and bool(result.error.isnan().all())
     s = net.sentence(data[0])
-    off = run_of(s, ("dec_cross_a_0", 0), ("dec_cross_a_0", 1))
-    close(result.values[:, -1], -log_p(s, off, None, "dec_y", output_of(s, run_of(s), "dec_y")).expand(3))
+    off = run_without(s, ("dec_cross_a_0", 0), ("dec_cross_a_0", 1))
+    close(result.values[:, -1], -log_prob(s, off, None, "dec_y", get_output(s, run_without(s), "dec_y")).expand(3))
 
 
 def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
@@ -374,7 +374,7 @@ def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
     ]
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])
     plates = [bt.Plate("head", 2), bt.Plate("mate", 3)]
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=plates, name="two roles"))).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=plates, name="two roles"))).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (2, 3)]
     with pytest.raises(bt.BNetError, match=r"a_0 2, b_0 3; allowed: a, b"):
         inclusion(net, x)
@@ -384,7 +384,7 @@ def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
         missing = []
         for words in x:
             s = net.sentence(x=words)
-            cut = run_of(s, *((f"{role}_0", head) for head in range(count)))
-            missing.append(-log_p(s, cut, None, "x_1", output_of(s, run_of(s), "x_1")))
+            cut = run_without(s, *((f"{role}_0", head) for head in range(count)))
+            missing.append(-log_prob(s, cut, None, "x_1", get_output(s, run_without(s), "x_1")))
         assert f.log_bayes.shape == (1, count)
         close(result.values[:, 1], torch.stack(missing).mean().expand(3))

@@ -41,7 +41,7 @@ class Asked:
 
 
 def asked(case: Case, dtype: torch.dtype = D) -> Asked:
-    s = case.net.to(dtype).sentence(case.said).observe(case.evidence)
+    s = case.net.to(dtype).sentence(case.text).observe(case.evidence)
     y: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
     for node, value in s.state.evidence.items():

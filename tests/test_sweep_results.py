@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import bnet_transformer as bt
 from bnet_transformer.figures.options import resolve_highlight
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
-from tests.sweep_oracle import refusal
+from tests.sweep_oracle import get_refusal
 from tests.test_plots import cells, heights, texts
 
 WORDS = ("the", "cat", "<sat>")
@@ -299,4 +299,4 @@ def test_bad_input_says_what_is_allowed():
         (lambda: bt.plot(cube, intervals=True), "3 axes"),
         (lambda: bt.plot(mediated(), show="total"), "'direct', 'indirect', 'interaction'"),
     ]:
-        assert passed in refusal(ask), passed
+        assert passed in get_refusal(ask), passed

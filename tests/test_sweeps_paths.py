@@ -8,8 +8,20 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Add, Affine, Categorical, Given, Linear, Pool
-from tests.cases import WORD, every, jolted
-from tests.sweep_oracle import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting
+from tests.cases import WORD, every, get_case, jitter
+from tests.sweep_oracle import (
+    D,
+    Oracle,
+    by_index,
+    get_arrows,
+    get_cells,
+    get_outputs,
+    get_refusal,
+    make_metric,
+    make_pair,
+    patch_path,
+    set_values,
+)
 from tests.test_sweeps import all_indices, check, close, doubled, several, some, two
 
 ARROWS = {
@@ -45,30 +57,30 @@ PAIRS = [(name, arrow) for name, some in ARROWS.items() for arrow in some]
 )
 def test_an_arrow_is_two_forward_runs(name, arrow):
     """Run 1: the child with the clean value of that one parent; run 2: the corrupt run with the child set to it."""
-    clean, corrupt = pair(case(name))
-    names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
-    result = bt.sweep(clean, corrupt, at=arrow, metric=metric(names))
-    expected = by_index(result, arrows(corrupt, *arrow.split(" -> ")))
+    clean, corrupt = make_pair(get_case(name))
+    names = get_outputs(corrupt)
+    slow = Oracle(clean, corrupt, tuple(names))
+    result = bt.sweep(clean, corrupt, at=arrow, metric=make_metric(names))
+    expected = by_index(result, get_arrows(corrupt, *arrow.split(" -> ")))
     assert result.at == arrow and known(result) == set(expected)
     for index, (parent, child) in expected.items():
         assert result.names[index] == f"{corrupt.ground.name(parent)} -> {corrupt.ground.name(child)}"
     picked = some(expected, len(slow.runs), (name, arrow))
-    check(result, slow, {index: along(*expected[index]) for index in picked})
+    check(result, slow, {index: patch_path(*expected[index]) for index in picked})
     if arrow != ARROWS[name][0]:
         return
-    rough = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
+    rough = bt.sweep(*make_pair(get_case(name), torch.float32), at=arrow, metric=make_metric(names))
     torch.testing.assert_close(rough.outcomes, result.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
 
 
 def test_arrows_set_together_are_set_together():
     """`over` joins arrows: into one child all its clean parents at once, into several each of them its own."""
     clean, corrupt = two(doubled())
-    names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
-    every_arrow = arrows(corrupt, "v", "a")
+    names = get_outputs(corrupt)
+    slow = Oracle(clean, corrupt, tuple(names))
+    every_arrow = get_arrows(corrupt, "v", "a")
     for over in (("slice", "head"), ("slice", "head", "word"), ("slice", "word", "read"), ("read",)):
-        result = bt.sweep(clean, corrupt, at="v -> a", metric=metric(names), over=over)
+        result = bt.sweep(clean, corrupt, at="v -> a", metric=make_metric(names), over=over)
         axes = ("slice", "head", "word", "read")
         groups = {}
         for index, arrow in every_arrow.items():
@@ -100,35 +112,35 @@ PATHS = {
 
 @pytest.mark.parametrize(("name", "path"), [(name, path) for name, some in PATHS.items() for path in some])
 def test_a_path_carries_the_clean_value_alone(name, path):
-    clean, corrupt = pair(case(name))
-    names, ground = outcomes(corrupt), corrupt.ground
-    slow, (first, *remainder) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
+    clean, corrupt = make_pair(get_case(name))
+    names, ground = get_outputs(corrupt), corrupt.ground
+    slow, (first, *remainder) = Oracle(clean, corrupt, tuple(names)), path.split(" -> ")
     routes = [(node,) for family in ground.template.by_stem[first] for node in ground.select_nodes(family).tolist()]
     for role in remainder:
         routes = [
             (*route, n) for route in routes for n in ground.children(route[-1]) if ground.group_of(n).stem == role
         ]
-    result = bt.sweep(clean, corrupt, at=path, metric=metric(names))
+    result = bt.sweep(clean, corrupt, at=path, metric=make_metric(names))
     given = {" -> ".join(map(ground.name, route)): route for route in routes}
     assert result.axes == ("path",) and sorted(result.names.values()) == sorted(given) and len(given) == len(routes)
     picked = some([index for (index,) in result.names], len(slow.runs), path)
-    check(result, slow, {(k,): along(*given[result.names[k,]]) for k in picked})
+    check(result, slow, {(k,): patch_path(*given[result.names[k,]]) for k in picked})
 
 
 def test_patterns_and_paths_by_name():
     clean, corrupt = two(doubled(observe=Categorical(3)))
-    slow, ground = Slow(clean, corrupt, ("y_2",)), corrupt.ground
+    slow, ground = Oracle(clean, corrupt, ("y_2",)), corrupt.ground
     at = ["x_0_1 -> v_0_0_1 -> a_0_0_2", "q_0_*_2", "x_1", "v_1_1_0 -> a_1_1_2", "a_0_1_0", "x"]
-    result = bt.sweep(clean, corrupt, at=at, metric=metric(["y_2"]))
+    result = bt.sweep(clean, corrupt, at=at, metric=make_metric(["y_2"]))
     assert result.axes == ("cell",) and result.labels["cell"] == tuple(at) and list(result.names.values()) == at
     ids = lambda *given: [ground.id(name) for name in given]  # noqa: E731
     patches = [
-        along(*ids("x_0_1", "v_0_0_1", "a_0_0_2")),
-        setting(ids("q_0_0_2", "q_0_1_2")),
-        setting(ids("x_1_0", "x_1_1", "x_1_2")),
-        along(*ids("v_1_1_0", "a_1_1_2")),
-        setting(ids("a_0_1_0")),
-        setting([n for nodes in cells(corrupt, "x").values() for n in nodes]),
+        patch_path(*ids("x_0_1", "v_0_0_1", "a_0_0_2")),
+        set_values(ids("q_0_0_2", "q_0_1_2")),
+        set_values(ids("x_1_0", "x_1_1", "x_1_2")),
+        patch_path(*ids("v_1_1_0", "a_1_1_2")),
+        set_values(ids("a_0_1_0")),
+        set_values([n for nodes in get_cells(corrupt, "x").values() for n in nodes]),
     ]
     check(result, slow, {(k,): patch for k, patch in enumerate(patches)})
 
@@ -139,17 +151,17 @@ LEFT = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder-de
 @pytest.mark.parametrize(("name", "arrow"), LEFT.items())
 def test_paths_leave_the_rest_as_it_was_set(name, arrow):
     """Surgery of the corrupt sentence holds along the way."""
-    clean, corrupt = pair(case(name))
-    names = outcomes(corrupt)
-    expected = arrows(corrupt, *arrow.split(" -> "))
+    clean, corrupt = make_pair(get_case(name))
+    names = get_outputs(corrupt)
+    expected = get_arrows(corrupt, *arrow.split(" -> "))
     index = sorted(expected)[-1]
     other = next(key for key in sorted(expected) if expected[key][1] != expected[index][1])
     done = corrupt.do({corrupt.ground.name(expected[other][1]): Zero()})
-    slow = Slow(clean, done, tuple(names))
-    result = bt.sweep(clean, done, at=arrow, metric=metric(names))
+    slow = Oracle(clean, done, tuple(names))
+    result = bt.sweep(clean, done, at=arrow, metric=make_metric(names))
     removed = {key for key, (_, child) in expected.items() if child == expected[other][1]}
     assert known(result) == set(expected) - removed
-    check(result, slow, {index: along(*expected[index])})
+    check(result, slow, {index: patch_path(*expected[index])})
 
 
 # mediation
@@ -166,7 +178,7 @@ def linear():
     stack = bt.Stack(
         nodes, [bt.Node("x", Given(4), plates=WORD)], [bt.Node("pool", Pool("mean"), [every("x")])], slices=2
     )
-    return jolted(bt.BNet(bt.Declaration([stack], name="linear"))).to(D)
+    return jitter(bt.BNet(bt.Declaration([stack], name="linear"))).to(D)
 
 
 def test_direct_and_indirect_sum_to_the_total_in_a_linear_net():
@@ -186,7 +198,7 @@ def test_mediation_is_two_sweeps():
     """Indirect: the corrupt run with the clean mediator; direct: the clean run with the corrupt one."""
     for options, through in (({}, "x"), ({}, "j"), ({"combine": "select"}, "v -> x"), ({}, ["x_1_*", "x_0_2"])):
         clean, corrupt = several(doubled(observe=Categorical(3), **options), 2)
-        given = {"metric": metric(["y_0", "y_2"])}
+        given = {"metric": make_metric(["y_0", "y_2"])}
         result = bt.mediation(clean, corrupt, through=through, **given)
         one, other = bt.sweep(clean, corrupt, at=through, **given), bt.sweep(corrupt, clean, at=through, **given)
         for actual, peer in ((result.indirect_outcomes, one.outcomes), (result.direct_outcomes, other.outcomes)):
@@ -199,10 +211,10 @@ def test_mediation_is_two_sweeps():
 def test_a_mediator_on_every_way_has_no_direct_effect():
     corrupt = two(doubled(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})
-    result = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]), over=("slice",))
+    result = bt.mediation(clean, corrupt, through="x", metric=make_metric(["x_2_2"]), over=("slice",))
     close(result.indirect_outcomes[1], result.clean)
     close(result.direct_outcomes[1], result.corrupt)
-    nothing = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]))
+    nothing = bt.mediation(clean, corrupt, through="x", metric=make_metric(["x_2_2"]))
     close(nothing.direct_outcomes[0, 0], nothing.clean)
     close(nothing.indirect_outcomes[0, 0], nothing.corrupt)
 
@@ -244,10 +256,10 @@ PLACES = [
 def test_a_metric_or_a_place_that_is_none_is_told(asked):
     _, clean, corrupt = asked
     for metric_, match in METRICS:
-        assert re.search(match, refusal(bt.sweep, clean, corrupt, metric=metric_)), match
+        assert re.search(match, get_refusal(bt.sweep, clean, corrupt, metric=metric_)), match
     for options, match in PLACES:
-        assert re.search(match, refusal(bt.sweep, clean, corrupt, **{"metric": {"y_2": 1}, **options})), options
-    assert "xx" in refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
+        assert re.search(match, get_refusal(bt.sweep, clean, corrupt, **{"metric": {"y_2": 1}, **options})), options
+    assert "xx" in get_refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
 
 
 def test_sentences_that_do_not_fit_are_told(asked):
@@ -264,7 +276,7 @@ def test_sentences_that_do_not_fit_are_told(asked):
         (clean.observe(y_0=1), corrupt, "clean: expected a sentence without evidence"),
     ]:
         for call in (bt.sweep, bt.mediation):
-            assert re.search(match, refusal(call, one, other, metric={"y_2": 1})), match
+            assert re.search(match, get_refusal(call, one, other, metric={"y_2": 1})), match
 
 
 def test_a_metric_that_fails_says_how(asked):
@@ -290,12 +302,12 @@ def test_what_cannot_be_ablated_or_mediated(asked):
             bt.mediation(clean, corrupt, metric={"y_2": 1})
     with pytest.raises(bt.BNetError, match="W_q"):
         bt.sweep(Mean(), corrupt, at="W_q", metric={"y_2": 1})
-    ids = pair(case("vanilla decoder, learned"))[1]
+    ids = make_pair(get_case("vanilla decoder, learned"))[1]
     with pytest.raises(bt.BNetError, match="token"):
         bt.sweep(Zero(), ids, at="token", metric={"y_2": 1})
     for name in ("cayley", "marginal"):
-        clean, corrupt = pair(case(name))
-        assert "j" in refusal(bt.sweep, clean, corrupt, at="j", metric=metric(outcomes(corrupt)))
+        clean, corrupt = make_pair(get_case(name))
+        assert "j" in get_refusal(bt.sweep, clean, corrupt, at="j", metric=make_metric(get_outputs(corrupt)))
     open_ = doubled(combine="select", observe=Categorical(3))
     with pytest.raises(bt.BNetError, match="c"):
         bt.sweep(*two(open_), at="c", metric={"y_2": 1})

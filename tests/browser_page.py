@@ -20,7 +20,7 @@ needs_chromium = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Any]:
+def launch_chromium() -> Iterator[Any]:
     """A browser without a window."""
     from playwright.sync_api import sync_playwright
 
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-class Watched:
+class BrowserPage:
     """One page of a browser for all files, since a new page takes a second.
 
     A file must not complain, ask the reader, or send for anything.
@@ -58,7 +58,7 @@ class Watched:
             route.abort()
 
     @contextlib.contextmanager
-    def opened(
+    def open_file(
         self, file: Path, ready: str = ".node", size: tuple[int, int] = (1280, 800), **media: str
     ) -> Iterator[Any]:
         """The page with a file from disk, its `ready` there; `media` are a colour scheme and reduced motion."""
@@ -78,13 +78,13 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[Watched]:
+def open_browser_page() -> Iterator[BrowserPage]:
     """A page for the tests of a module, one after another."""
-    with chromium() as browser:
-        yield Watched(browser)
+    with launch_chromium() as browser:
+        yield BrowserPage(browser)
 
 
-def downloaded(page: Any, press: Callable[[], object]) -> tuple[str, bytes]:
+def download_file(page: Any, press: Callable[[], object]) -> tuple[str, bytes]:
     """The name and the bytes of the file that a button saves."""
     with page.expect_download() as waiting:
         press()
