@@ -1,6 +1,6 @@
-"""The one table of small networks on which every reading is checked against the reference.
+"""Small networks on which every implementation is compared with the reference.
 
-Each case builds a net and says a sentence to it; `evidence` is possible evidence on it, where it has a likelihood.
+Each case has a net and a text; `evidence` has a positive probability, where the net has a likelihood.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADS = ["head", "word"]
 
 @dataclass(frozen=True)
 class Case:
-    """A small net, a sentence, and evidence that it can bear."""
+    """A small net, the text of a sentence, and evidence of positive probability."""
 
     name: str
     build: Callable[[], bt.BNet]
@@ -36,26 +36,26 @@ class Case:
 
     @property
     def sentence(self) -> bt.Sentence:
-        """The bnet of the case's sentence, of which nothing is computed yet."""
+        """The ground bnet of the case's text; nothing of it is computed yet."""
         return self.net.sentence(self.text)
 
 
 def batch_inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
-    """The given values of a sentence as a batch of one."""
+    """The given values of a sentence, `[1, ...]` by group name."""
     return {name: value[None] for name, value in s.state.encoded.given.items()}
 
 
 def batch_evidence(s: bt.Sentence) -> dict[str, Evidence]:
-    """The evidence of a sentence as evidence on families, for a batch of one."""
+    """The evidence of a sentence as evidence on node groups, for a batch of one."""
     result = {}
     for node, value in s.state.evidence.items():
-        family, index = s.ground.unravel_index(node)
-        if family.name not in result:
-            shape = s.ground.shapes[family.index]
+        group, index = s.ground.unravel_index(node)
+        if group.name not in result:
+            shape = s.ground.shapes[group.index]
             values = torch.zeros(1, *shape, *value.shape, dtype=value.dtype)
-            result[family.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
-        result[family.name].value[(0, *index)] = value
-        result[family.name].observed[(0, *index)] = True
+            result[group.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
+        result[group.name].value[(0, *index)] = value
+        result[group.name].observed[(0, *index)] = True
     return result
 
 
@@ -65,7 +65,7 @@ def two_head_net(**options: object) -> bt.BNet:
 
 
 def get_case(name: str) -> Case:
-    """The case of a name."""
+    """The case with this name."""
     return next(case for case in CASES if case.name == name)
 
 
@@ -201,7 +201,7 @@ def two_selectors() -> bt.BNet:
 
 
 def gated() -> bt.BNet:
-    """A stranger's gate and a stranger's attention."""
+    """A user-defined gate and a user-defined attention."""
     nodes = [
         *projections(),
         bt.Node("a", AdditiveAttention(), ["q", every("k"), every("v")], plates=WORD),
@@ -225,7 +225,7 @@ def recurrent() -> bt.BNet:
 
 
 def recurrences() -> bt.BNet:
-    """Recurrent maps of all kinds: under a selector, of heads, of what all earlier words came to, gated."""
+    """Recurrent maps of all kinds: under a selector, of heads, of the sum over earlier words, gated."""
     before = bt.Arrow("h", "before")
     nodes = [
         bt.Node("W", tpm.Select((3, 3)), ["c"]),
@@ -260,7 +260,7 @@ def marginal() -> bt.BNet:
 
 
 def hidden_markov() -> bt.BNet:
-    """A chain of discrete states along the words, seen through a real readout: each state reads the one before."""
+    """A chain of discrete states along the words, each given the one before, observed through a Normal readout."""
     state = bt.Node("z", tpm.Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD)
     mean = [bt.Node("W", tpm.Select((2, 4)), ["z"], plates=WORD), bt.Node("x", tpm.Linear(), ["W", "x"], plates=WORD)]
     prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
@@ -364,7 +364,7 @@ def grouped() -> bt.BNet:
 
 
 def started() -> bt.BNet:
-    """A first word with a vector of its own."""
+    """A learned start vector at the first word."""
     prologue = [
         bt.Node("token", tpm.Given(states=3), plates=WORD),
         bt.Node("embed", tpm.Embed(4), ["token"], plates=WORD),
@@ -405,7 +405,7 @@ def bucketed() -> bt.BNet:
 
 
 def shared_slices() -> bt.BNet:
-    """One set of parameters for all slices, told both ways: shared nodes, and weights outside the slices."""
+    """One set of parameters for all slices, declared both ways: shared nodes, and weights outside the slices."""
     table = ((True, False, True), (True, True, False), (False, False, True))
     mask = bt.Reach("mask", table=table)
     nodes = [

@@ -17,7 +17,7 @@ from tests.cases import hidden_states, jitter, sites
 from tests.discrete_networks import PARENTS, D, asia, draw_samples, get_tables, joint, site_density
 
 
-def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
+def count_states(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
     """How often each row of a table was seen in each state."""
     result = np.zeros((2,) * (len(PARENTS[name]) + 1))
     np.add.at(result, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
@@ -28,7 +28,7 @@ def test_em_of_complete_data_is_the_share_of_what_was_seen():
     net, data = asia(), draw_samples(asia(), 500)
     result = bt.fit(jitter(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
-        counts = counted(data, name)
+        counts = count_states(data, name)
         np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
 
 
@@ -68,11 +68,11 @@ def test_nan_is_not_observed_and_booleans_are_states():
 def test_a_check_names_the_readout_it_is_of():
     net, data = asia(), draw_samples(asia(), 40)
     result = bt.fit(net, data, method=bt.EM(steps=1), progress=False)
-    for given, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
-        check = result.check(data, draws=3, **given)
-        share = float(data[readout].double().mean())
+    for kwargs, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
+        check = result.check(data, draws=3, **kwargs)
+        frequency = float(data[readout].double().mean())
         assert check.readout == readout and check.to_dataframe().index.name == readout
-        assert check.observed["share of 1"] == pytest.approx(share)
+        assert check.observed["share of 1"] == pytest.approx(frequency)
     torch.testing.assert_close(result.predict(readout="dysp").flatten(), result.net.sentence().posterior("dysp"))
 
 
@@ -88,8 +88,8 @@ def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str,
         total += math.log(observed.sum())
         for name in names:
             axes = [names.index(item) for item in (*PARENTS[name], name)]
-            part = np.moveaxis(observed, axes, range(len(axes)))
-            counts[name] += part.reshape(*part.shape[: len(axes)], -1).sum(-1) / observed.sum()
+            by_node = np.moveaxis(observed, axes, range(len(axes)))
+            counts[name] += by_node.reshape(*by_node.shape[: len(axes)], -1).sum(-1) / observed.sum()
     return counts, total
 
 
@@ -104,8 +104,8 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
     net = start
     for _ in range(3):
         counts, _ = expected_counts(net, rows)
-        shares = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
-        net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in shares.items()})
+        pseudo_counts = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
+        net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in pseudo_counts.items()})
     result = bt.fit(start, data, method=bt.EM(steps=3), progress=False)
     for name in PARENTS:
         np.testing.assert_allclose(result.theta[name], get_tables(net)[name], atol=1e-7)
@@ -119,8 +119,8 @@ def test_a_table_below_observed_nodes_is_learned_alone():
     rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]
     counts, _ = expected_counts(net, rows)
     result = bt.fit(net, data, method=bt.EM(steps=1), learn=["lung.logits"], progress=False)
-    share = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
-    np.testing.assert_allclose(result.theta["lung"], share, atol=1e-7)
+    expected = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
+    np.testing.assert_allclose(result.theta["lung"], expected, atol=1e-7)
     assert result.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
 
 
@@ -148,11 +148,11 @@ def test_a_mixture_is_fitted_to_an_array_of_observations():
     result = bt.fit(start, y, method=bt.EM(steps=60, restarts=2), progress=False)
     torch.testing.assert_close(result.log_likelihood(y), site_density(result.net, y), rtol=1e-9, atol=1e-9)
     assert result.log_likelihood(y).mean() > site_density(start, y).mean()
-    logs = torch.stack(
+    log_probs = torch.stack(
         [log_evidence(result.net.module(), {"y": Evidence(y)}, do={"z": torch.tensor(k)}) for k in (0, 1)], 1
     )
-    shares = (result.pi.log() + logs.detach()).softmax(1)
-    torch.testing.assert_close(result.responsibilities(y), shares, rtol=1e-9, atol=1e-9)
+    expected = (result.pi.log() + log_probs.detach()).softmax(1)
+    torch.testing.assert_close(result.responsibilities(y), expected, rtol=1e-9, atol=1e-9)
     assert result.predict(readout="y").shape == (1, 2, 2) and set(result.check(y, draws=20).p) == {
         "mean",
         "variance",
@@ -172,8 +172,8 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     u, noise = torch.randn(50, 2, dtype=D), torch.randn(50, 1, dtype=D)
     y = u @ torch.tensor([[1.5], [-0.5]], dtype=D) + 0.1 * noise
     result = bt.fit(net, {"u": u, "y": y}, method=bt.MAP(steps=200, rate=0.1), progress=False)
-    minimum = torch.linalg.lstsq(u, y).solution
-    torch.testing.assert_close(result.net.parameters["W.value"], minimum.T, atol=1e-3, rtol=0)
+    solution = torch.linalg.lstsq(u, y).solution
+    torch.testing.assert_close(result.net.parameters["W.value"], solution.T, atol=1e-3, rtol=0)
     torch.testing.assert_close(result.predict({"u": u}), u @ result.net.parameters["W.value"].T)
     for data in ({"y": y}, [{"y": [1.0]}]):
         with pytest.raises(bt.BNetError, match="got none for u"):
@@ -188,11 +188,11 @@ def test_inputs_of_a_net_without_words_are_columns_too():
 def test_time_may_be_slices():
     """A hidden Markov model over slices: the forward recursion."""
     net = jitter(hidden_states(), 1.0).to(D)
-    start, move, emit = (net.parameters[f"{name}.logits"].log_softmax(-1) for name in ("x_0", "x", "y"))
+    start, transition, emission = (net.parameters[f"{name}.logits"].log_softmax(-1) for name in ("x_0", "x", "y"))
     y = torch.randint(3, (4, 3))
     alpha = start.expand(4, 2)
     for t in range(3):
-        alpha = (alpha[:, :, None] + move).logsumexp(1) + emit[:, y[:, t]].T
+        alpha = (alpha[:, :, None] + transition).logsumexp(1) + emission[:, y[:, t]].T
     actual = log_evidence(net.module(), {f"y_{t}": Evidence(y[:, t]) for t in range(3)})
     torch.testing.assert_close(actual, alpha.logsumexp(1))
     result = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method=bt.EM(steps=5), progress=False)
@@ -205,9 +205,9 @@ def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     (selector,) = find_selectors(net.network)
     dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
     assert {name: dim for name, dim in dims.items() if dim is not None} == {"z.logits": 0, "x.logits": 1}
-    turned = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})
+    flipped = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})
     y = torch.randn(4, 2, 2, dtype=D)
-    torch.testing.assert_close(site_density(turned, y), site_density(net, y))
+    torch.testing.assert_close(site_density(flipped, y), site_density(net, y))
 
 
 def test_data_that_are_none_are_refused():

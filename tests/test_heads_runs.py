@@ -25,7 +25,7 @@ from tests.gate_helpers import (
     get_output,
     inclusion,
     log_prob,
-    quiet,
+    no_progress,
     run_without,
 )
 
@@ -105,7 +105,7 @@ def check_table(net, data, sentences, given, output=None):
     """`runs.table` is what the loop finds."""
     runs = create_runs(net.network, data, output, should_observe=given is not None)
     sites = [site.name for site in runs.sites]
-    created = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
+    created = runs.log_prob_table(gate_settings(runs.num_heads), no_progress)
     output = runs.targets[0] if given is None else None
     close(created, table_by_loop(net, sites, sentences, given, output))
     assert float((created - created[..., -1:]).abs().amax()) > 1e-3
@@ -168,10 +168,10 @@ def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
 def test_small_parts_change_nothing(monkeypatch):
     net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
-    full = runs.log_prob_table(gate_settings(3), quiet)
+    full = runs.log_prob_table(gate_settings(3), no_progress)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.MEMORY_BUDGET", 1)
-    close(runs.log_prob_table(gate_settings(3), quiet), full, 1e-12)
+    close(runs.log_prob_table(gate_settings(3), no_progress), full, 1e-12)
 
 
 # ablation
