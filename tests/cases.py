@@ -282,14 +282,14 @@ def experts() -> bt.BNet:
 
 def encoder_decoder() -> bt.BNet:
     """Cross attention (Vaswani et al.): each decoder slice has its own keys and values over the encoder's words."""
-    given = [bt.Node("x", tpm.Given(4), plates=WORD)]
+    prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
     enc = bt.Stack(
         [
             *projections(),
             bt.Node("a", tpm.Attention(tpm.Dot(None)), ["q", every("k"), every("v")], plates=WORD),
             bt.Node("x", tpm.Add(), ["x", "a"], plates=WORD),
         ],
-        given,
+        prologue,
         slices=2,
         name="enc",
     )
@@ -301,10 +301,10 @@ def encoder_decoder() -> bt.BNet:
         bt.Node("cross_a", tpm.Attention(tpm.Dot(None)), ["cross_q", every("cross_k"), every("cross_v")], plates=WORD),
         bt.Node("past", tpm.Pool("sum"), [bt.Arrow("a", "earlier")], plates=WORD),
     ]
-    local = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
+    self_attention = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
     dec = bt.Stack(
-        [local, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
-        given,
+        [self_attention, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
+        prologue,
         [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)],
         slices=2,
         name="dec",

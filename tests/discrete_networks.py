@@ -81,9 +81,9 @@ def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
 def marginal(table: np.ndarray, name: str, observed: dict[str, int]) -> np.ndarray:
     """`P(name, observed)` from a joint table."""
     names = list(PARENTS)
-    index = tuple(observed.get(item, slice(None)) for item in names)
-    remaining = [item for item in names if item not in observed]
-    return table[index].sum(tuple(k for k, item in enumerate(remaining) if item != name))
+    index = tuple(observed.get(node, slice(None)) for node in names)
+    remaining = [node for node in names if node not in observed]
+    return table[index].sum(tuple(k for k, node in enumerate(remaining) if node != name))
 
 
 def draw_samples(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from tests.cases import CASES
 from tests.sweep_oracle import get_refusal, make_metric, nonlinear
 
 D = torch.float64
-# Nets of every kind of arrow, and the share of the whole effect that is the threshold.
+# Nets of every kind of arrow, and the threshold as a fraction of the total effect.
 SHOWN = {
     "chapter, two slices": 0.02,
     "chapter, words": 0.3,
@@ -57,7 +57,7 @@ class CircuitOracle:
         self.known = {}
 
     def get_outputs(self, removed, nodes):
-        """What some nodes come to if these arrows are gone; a random one by its log P, or mean."""
+        """The outputs of nodes without these arrows; of a random node its log probabilities or its mean."""
         relevant = {*nodes, *ancestors(self.ground, nodes)}
         removed_parents = {}
         for source, target in removed:
@@ -68,7 +68,7 @@ class CircuitOracle:
             retained = [(p, signatures[p]) for p in parents if p not in cut]
             signatures[node] = hash(
                 (node, frozenset(cut), tuple(retained))
-            )  # what is gone above it: its value is kept by that
+            )  # of the removed arrows above it, by which its value is cached
             if signatures[node] not in self.known:
                 run = reference.ReferenceRun(self.model, {})
                 run.values = {p: self.corrupt.value(p) if p in cut else values[p] for p in parents}
@@ -100,14 +100,14 @@ def find_differing(oracle):
 
 
 def format_edge_end(ground, node, over):
-    """The name of a node, with a star for each index along which arrows are joined."""
+    """The name of a node, with a star for each index along which arrows are grouped."""
     group, index = ground.unravel_index(node)
     indices = [i if over is None or a in over else "*" for a, i in zip(ground.axes(group), index, strict=True)]
     return "_".join(map(str, [group.name, *indices]))
 
 
 class GreedySearch:
-    """The search as one would write it down, one circuit at a time."""
+    """The greedy search in plain Python, one circuit at a time."""
 
     def __init__(self, clean, corrupt, nodes, metric, threshold, over=None, candidates=None):
         self.runs = [CircuitOracle(*pair) for pair in zip(clean, corrupt, strict=True)]
@@ -195,7 +195,7 @@ def metric_of(s, nodes):
 
 
 def check(clean, corrupt, nodes, fraction, **options):
-    """The search beside the plain one: the same edges in the same order, the same effects, the same run."""
+    """Assert that the search equals the greedy one: edges, their order and effects, and the final run."""
     options_ = {"over": options.get("over"), "candidates": options.get("candidates")}
     full_search = GreedySearch(clean, corrupt, nodes, nonlinear, float("inf"), **options_)
     threshold = fraction * float((full_search.evaluate(full_search.removed) - full_search.clean).abs().mean())
@@ -289,10 +289,10 @@ def test_the_circuit_as_a_graph():
     result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes[-1:]), threshold=0.002)
     graph, ground = result.graph, clean[0].ground
     retained = {tuple(map(ground.id, edge.split(" -> "))) for edge in result.retained}
-    full = nx.DiGraph(sorted(retained))
-    starts = {n for n in full if ground.name(n).startswith("token")}
-    beneath = starts.union(*(nx.descendants(full, n) for n in starts))
-    above = nx.ancestors(full, nodes[-1]) | {nodes[-1]}
+    circuit = nx.DiGraph(sorted(retained))
+    starts = {n for n in circuit if ground.name(n).startswith("token")}
+    beneath = starts.union(*(nx.descendants(circuit, n) for n in starts))
+    above = nx.ancestors(circuit, nodes[-1]) | {nodes[-1]}
     expected = {(a, b) for a, b in retained if a in beneath and b in above}
     assert {(ground.id(a), ground.id(b)) for a, b in graph.edges} == expected
     name = next(n for n in graph if n.startswith("a_0"))
@@ -334,9 +334,9 @@ def test_the_circuit_is_drawn_and_told(tmp_path):
 def test_numbers_of_a_circuit():
     clean, corrupt, nodes = examples("concat")
     result, search = check(clean, corrupt, nodes, 0.1)
-    full = search.evaluate(search.all_arrows)
-    close(result.corrupt, full)
-    restored = (search.evaluate(search.removed) - full).mean() / (search.clean - full).mean()
+    corrupt_value = search.evaluate(search.all_arrows)
+    close(result.corrupt, corrupt_value)
+    restored = (search.evaluate(search.removed) - corrupt_value).mean() / (search.clean - corrupt_value).mean()
     assert result.faithfulness == pytest.approx(float(restored))
     assert result.distance == pytest.approx(search.distance(search.removed))
     ground, relevant = clean[0].ground, {*nodes, *ancestors(clean[0].ground, nodes)}

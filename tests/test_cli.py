@@ -19,7 +19,7 @@ def run(*arguments, **options):
 
 
 def assert_line(result, match, code=2):
-    """One line on the standard error, and nothing else."""
+    """Assert that a command prints one line on the standard error and nothing else."""
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), (match, result.output)
     assert result.stderr.startswith("Error: ") and match in result.stderr, (match, result.stderr)
 
@@ -214,11 +214,11 @@ def test_explore_and_draw_take_evidence_do_and_every_source(tmp_path, monkeypatc
     net = bt.from_pretrained("tiny")
     (tmp_path / "two.txt").write_text("\n".join(texts))
     monkeypatch.chdir(tmp_path)
-    query = ["--do", "c=1", "--given", "y_1=cat"]
+    options = ["--do", "c=1", "--given", "y_1=cat"]
     for command, suffix in (("explore", "html"), ("draw", "svg")):
         sources = {"f": ["-f", "two.txt"], "s": ["-"], "a": texts}
         for name, source in sources.items():
-            result = run(command, *source, "-o", f"{name}{{}}.{suffix}", *query, "--json", input="\n".join(texts))
+            result = run(command, *source, "-o", f"{name}{{}}.{suffix}", *options, "--json", input="\n".join(texts))
             assert result.exit_code == 0, result.output
             sentences = json.loads(result.stdout)["sentences"]
             assert [(summary["sentence"], summary["files"]) for summary in sentences] == [

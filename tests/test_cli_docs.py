@@ -17,7 +17,7 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def run_line(line):
-    """What a line of the page prints."""
+    """The output of a line of the page."""
     before, bar, after = line.rpartition(" | ")
     stdin = subprocess.run(["sh", "-c", before], capture_output=True, check=True).stdout if bar else None
     if not after.startswith("bnet-transformer "):

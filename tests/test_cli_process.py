@@ -41,7 +41,7 @@ assert not heavy, heavy
 
 
 def interrupt_process(arguments, ready, tmp_path):
-    """A process that is interrupted as soon as it is `ready`."""
+    """Run a process, interrupt it as soon as it is `ready`, and return its exit status and output."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
     with subprocess.Popen([*PROGRAM, *arguments], **options) as process:
         end = time.monotonic() + 60

@@ -22,7 +22,7 @@ def tiny():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with sentences, in which commands are said."""
+    """A folder with text files, as the working directory."""
     (tmp_path / "said.txt").write_text("\ufeff" + TEXTS[0] + "\n\n  " + TEXTS[1] + "\n", encoding="utf-8")
     (tmp_path / "pairs.txt").write_text("the cat sat\tthe dog sat\nthe dog ran\tthe cat ran\n")
     (tmp_path / "labelled.txt").write_text("the cat sat\tyes\na dog\tno\nthe mat\t_\n")

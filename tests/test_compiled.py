@@ -96,7 +96,7 @@ def get_sentence_and_module(name: str) -> tuple[bt.Sentence, CompiledModule]:
 @settings(max_examples=12, deadline=None)
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data):
-    """Two values of `do` that differ at one node: only that node's descendants tell them apart."""
+    """Two values of `do` that differ at one node: only the descendants of that node may differ."""
     s, module = get_sentence_and_module(case.name)
     specs = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.is_index_valued]
     specs += [m for m in s.net.network.specs if m.tpm.kind == "discrete" and m.tpm.states is not None]
@@ -120,7 +120,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
                 for value in (a, b)
             )
         except bt.BNetError:
-            continue  # what it cannot compute it refuses, which others test
+            continue  # refused, as other tests check
         group_spec = s.net.network.specs[group.index]
         num_dims = 0 if first.dtype == torch.long else len(group_spec.shape)
         num_dims += group_spec.tpm.kind == "discrete" and first.is_floating_point() and not group_spec.shape

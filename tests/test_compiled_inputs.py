@@ -56,9 +56,9 @@ def test_bad_ids(ids, message):
     module = chapter(vocabulary=["a", "b"])
     with pytest.raises(bt.BNetError, match=message):
         module(ids)
-    small = torch.tensor([[1, 0]])
+    ids_ = torch.tensor([[1, 0]])
     for kind in (torch.uint8, torch.int16, torch.int32):
-        assert module(small.to(kind)).equal(module(small))
+        assert module(ids_.to(kind)).equal(module(ids_))
 
 
 def test_x_fills_what_given_leaves_open():
@@ -247,7 +247,7 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
 
 
 def test_evidence_that_settles_a_choice_is_the_references():
-    """All of a family seen: its state is known to what lies below, and its own probability counts."""
+    """A group observed at all nodes: its state is known to its descendants, and its own factor counts."""
     s = get_case("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
     observed = {name: Evidence(item.value) if name != "y" else item for name, item in batch_evidence(s).items()}

@@ -55,14 +55,14 @@ def draw_inputs(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dic
 
 
 def flops_of(net: bt.BNet, words: dict[str, int], batch: int) -> int:
-    """What torch counts of a forward pass."""
+    """The FLOPs of a forward pass, by the counter of torch."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         net.module()(draw_inputs(net, words, batch))
     return counter.get_total_flops() + count_solve_flops(net, words, batch)
 
 
 def count_solve_flops(net: bt.BNet, words: dict[str, int], batch: int) -> int:
-    """Of the linear systems, which torch does not count: n^3 for the factors, n^2 d for d right-hand sides."""
+    """FLOPs of linear systems, which torch does not count: n^3 to factorize, n^2 d for d right-hand sides."""
     (n, *_) = words.values()
     widths = [m.shape[0] for m in net.network.specs if isinstance(m.tpm, Cayley)]
     return sum(2 * batch * n**2 * (n + d) for d in widths)
@@ -292,8 +292,8 @@ REACHES = [
 
 def pooled_net(reach: object) -> bt.BNet:
     """Attention by one reach in a chain of sums: a strict reach twice, and a pool of the sentence where it is named."""
-    single = isinstance(reach, str) and reach in ("before", "first", "last")
-    reader = Add() if single else Pool("sum")
+    is_single = isinstance(reach, str) and reach in ("before", "first", "last")
+    reader = Add() if is_single else Pool("sum")
     nodes = [
         bt.Node("a", reader, [bt.Arrow("x", reach)], plates=WORD),
         bt.Node("b", reader, [bt.Arrow("a", reach)], plates=WORD),
@@ -317,8 +317,8 @@ def find_longest_path(net: bt.BNet, n: int, slices: int) -> int | None:
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_the_longest_path_is_that_of_the_ground_graph(reach):
-    single = isinstance(reach, str) and reach in ("before", "first", "last")
-    reader = bt.Node("a", Add() if single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD)
+    is_single = isinstance(reach, str) and reach in ("before", "first", "last")
+    reader = bt.Node("a", Add() if is_single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD)
     parents = (["a"], ["a", "x"])
     nets = [word_net([reader, bt.Node("x", Add(), parents_, plates=WORD)], slices=8) for parents_ in parents]
     for net, n in itertools.product((*nets, pooled_net(reach)), (1, 6)):
@@ -396,10 +396,10 @@ def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
 
 
 def test_a_million_words_cost_no_table_of_pairs():
-    """Nor does a scan over them; a path that only such a table would tell is unknown, never none."""
+    """Nor does a scan; a path length that needs such a table is unknown, never absent."""
     n, d = 10**6, 8
     net = bt.encoder_decoder(d, heads=2, slices=1, vocabulary=5)
-    assert [(item.longest_path, item.steps) for item in net.cost(n).slices] == [(1, 1), (1, 1)]
+    assert [(block.longest_path, block.steps) for block in net.cost(n).slices] == [(1, 1), (1, 1)]
     assert net.cost(n).flops == net.cost(50).flops_in_words({"n_enc": n, "n_dec": n})
     by_name = {case.name: case.net for case in CASES}
     (scan,) = by_name["recurrent"].cost(n).slices
@@ -413,7 +413,7 @@ def test_a_million_words_cost_no_table_of_pairs():
 
 
 class Wordless(TPM):
-    """A stranger's TPM that does not say its products."""
+    """A user-defined TPM that does not declare its products."""
 
     slots = ("x.", "A")
 

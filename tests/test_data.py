@@ -23,13 +23,13 @@ def mixture(combine: str = "select") -> bt.BNet:
 
 def make_forms(net: bt.BNet) -> list[object]:
     """The same two sentences, in every form that data have."""
-    text = ["a b c", "d c b"]
-    pairs = list(zip(text, Y, strict=True))
+    texts = ["a b c", "d c b"]
+    pairs = list(zip(texts, Y, strict=True))
     task = infer_fit_task(net.network)
     return [
-        *(pairs, list(zip(X, Y, strict=True)), (X, Y), (text, Y), (torch.tensor(X), torch.tensor(Y))),
-        *((np.array(X), np.array(Y, dtype=np.int32)), (np.array(text), Y)),
-        *([{"": x, "y": y} for x, y in pairs], {"": text, "y": Y}, pd.DataFrame({"": text, "y": Y})),
+        *(pairs, list(zip(X, Y, strict=True)), (X, Y), (texts, Y), (torch.tensor(X), torch.tensor(Y))),
+        *((np.array(X), np.array(Y, dtype=np.int32)), (np.array(texts), Y)),
+        *([{"": x, "y": y} for x, y in pairs], {"": texts, "y": Y}, pd.DataFrame({"": texts, "y": Y})),
         *(read_batch(net.network, pairs), read_dataset(ExampleReader(task), pairs)),
     ]
 

@@ -48,7 +48,7 @@ def read_rotary(kind, given):
 
 @pytest.mark.parametrize(("kind", "settings", "expected"), KNOWN)
 def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, settings, expected):
-    """As a file tells them, and as the config of transformers, whose angles are ours."""
+    """From a file and from a config of transformers, with the angles of transformers."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     sizes |= {"num_key_value_heads": 4} if kind == "Qwen2Config" else {}
     config = getattr(T, kind)(**sizes, **settings)
@@ -159,7 +159,7 @@ def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
 
 
 def test_a_window_wider_than_a_sentence_is_causal():
-    """In the numbers, and in what is asked of torch: the mask is left to it."""
+    """In its values, and in the call of torch, which gets no mask."""
     options = {**LLAMA, "num_key_value_heads": 2}
     windowed = from_pretrained(make_model("MistralForCausalLM", {**options, "sliding_window": 20}))
     causal = from_pretrained(make_model("MistralForCausalLM", {**options, "sliding_window": None}))
@@ -189,7 +189,7 @@ def test_words_are_generated_as_transformers_does(name, options):
 
 
 def test_former_files_are_read(tmp_path):
-    """Those of Pythia hold masks and angles, and call the readout `embed_out`."""
+    """Files of Pythia hold masks and angles, and name the readout `embed_out`."""
     model = make_model("GPTNeoXForCausalLM", NEOX, torch.float32)
     model.save_pretrained(tmp_path)
     from safetensors.torch import load_file, save_file
@@ -239,7 +239,7 @@ def test_names_of_grouped_heads():
 
 
 def test_a_turn_is_a_complex_product():
-    """Of the features that turn; those behind them stay; slow turns are divided, fast ones kept."""
+    """The features beyond `width` are not rotated; low frequencies are divided, high ones are not."""
     x = torch.randn(5, 8, dtype=D, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 1, 2, 7, 1000])
     rotary = Rotary(100.0, width=6, factor=3.0)

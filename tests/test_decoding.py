@@ -90,7 +90,7 @@ NETS = {
 
 
 class FullDecoder:
-    """The oracle: it computes all words anew for each new word."""
+    """The oracle: a full run without a cache for each new word."""
 
     def __init__(self, module, task, x, mask, readout):
         self.module, self.x, self.mask, self.readout = module, dict(x), dict(mask or {}), readout
@@ -173,7 +173,7 @@ def test_what_generate_cannot_do_is_not_told_as_training():
 
 
 def make_net(seed: int) -> bt.BNet:
-    """A net of five words."""
+    """A decoder with five words."""
     return sharpen(bt.decoder(8, heads=2, slices=1, vocabulary=list("abcde"), tie=False, seed=seed).to(D))
 
 
@@ -183,12 +183,12 @@ def net() -> bt.BNet:
 
 
 def sharpen(net: bt.BNet) -> bt.BNet:
-    """A net that prefers some words by far."""
+    """The net with logits scaled by 3, so that it prefers some words."""
     return net.replace({name: 3 * value for name, value in net.parameters.items() if "logits" in name})
 
 
 def log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
-    """Of words after a prompt, by the reference: one sentence, one TPM for each word."""
+    """The log probability of words after a prompt, by the reference: one TPM for each word."""
     s = net.sentence([*prompt, *words])
     positions = range(len(prompt) - 1, len(prompt) + len(words) - 1)
     return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(positions, words, strict=True))

@@ -16,7 +16,7 @@ MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}
 
 
 def load_split(model, devices):
-    """A net whose weights lie where a map says: `meta`, a device without numbers, stands for another than the CPU."""
+    """A net with weights placed by a device map; `meta`, a device without data, stands for one besides the CPU."""
     source = model_to_source(model, None)
     device_map = {name: torch.device(position) for name, position in devices.items()}
     weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, device_map)
@@ -29,12 +29,12 @@ def test_a_node_is_computed_where_its_weights_are(name, options):
     model = make_model(name, options, torch.float32)
     part = "h.1" if name[0] == "G" else "encoder.layer.1"
     device_map = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
-    full, net = from_pretrained(model), load_split(model, device_map)
+    expected_net, net = from_pretrained(model), load_split(model, device_map)
     assert {value.device.type for value in net.parameters.values()} == {"cpu", "meta"}
     ids, present = torch.randint(2, 13, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     last = "norm" if name[0] == "G" else "pooled"
     weights, result = net.module().eval().attention_weights(ids, present, want=["x_0", "x_1", "x_2", last])
-    expected = full.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
+    expected = expected_net.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
     assert [value.device.type for value in result.values()] == ["cpu", "cpu", "meta", "meta"]
     assert all(value.shape == expected[name].shape for name, value in result.items())
     torch.testing.assert_close(result["x_1"], expected["x_1"])
@@ -42,7 +42,7 @@ def test_a_node_is_computed_where_its_weights_are(name, options):
     if name[0] == "G":
         with pytest.raises(bt.BNetError, match="a net on one device; got cpu, meta"):
             load_split(make_model("GPT2LMHeadModel", options), {f"transformer.{part}": "meta", "": "cpu"}).generate([3])
-    torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], full.sentence([3, 4, 5])["x_1_2"])
+    torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], expected_net.sentence([3, 4, 5])["x_1_2"])
 
 
 def test_a_device_map_is_respected(tmp_path):

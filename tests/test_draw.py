@@ -52,7 +52,7 @@ HOSTILE = [
 
 
 def parse_svg(text):
-    """The graph that an SVG shows: its nodes with what they say, its arrows."""
+    """The graph that an SVG shows: nodes with their text, and arrows."""
     root = ElementTree.fromstring(text)
     graph = nx.MultiDiGraph()
     for group in root.iter(f"{SVG}g"):
@@ -99,7 +99,7 @@ def draw_bytes(tmp_path, obj, suffix, **options):
 
 
 def find_overlaps(picture):
-    """The boxes that meet, and those that arrows run through."""
+    """The pairs of boxes that overlap, and the boxes that arrows cross."""
     result = []
     for one, other in itertools.combinations(picture.boxes, 2):
         a, b = one.bounds, other.bounds
@@ -121,7 +121,7 @@ EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, 
 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
 def test_every_case_is_drawn_as_it_is(case):
-    """What is drawn is the graph; no box meets another, and no arrow runs through one."""
+    """The figure shows the graph; no boxes overlap, and no arrow crosses a box."""
     for obj, picture in ((case.sentence, case.sentence.picture(detail="nodes")), (case.net, case.net.picture())):
         assert same_graph(parse_svg(to_svg(picture)), obj.graph())
         assert to_tikz(picture).isascii()
@@ -317,8 +317,8 @@ def test_a_deep_net_folds_its_slices():
     assert {"q_0", "x_1", "x_6", "y"} <= names and "q_1" not in names
     assert "slices 1 to 5" in net.picture().caption
     assert {"q_3", "x_3", "x_4"} <= {box.name for box in net.picture(slices=3).boxes}
-    full = net.picture(slices=range(6))
-    assert same_graph(full.to_networkx(), net.graph()) and "not drawn" not in full.caption
+    picture = net.picture(slices=range(6))
+    assert same_graph(picture.to_networkx(), net.graph()) and "not drawn" not in picture.caption
 
 
 def test_a_folded_net_tells_which_words_are_read():
@@ -423,7 +423,7 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
 
 
 def apply_advice(error, options):
-    """What is asked, changed as each piece of advice says: `slices=0 (12 arrows); detail='nodes' without words=`."""
+    """The options, changed by each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
     for advice in error.allowed.replace("; or ", "; ").split("; "):
         changes, _, without = re.sub(r" \(\d+ \w+\)$", "", advice).partition(" without ")
         yield {k: v for k, v in options.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({changes})")
@@ -438,7 +438,7 @@ INNER, STATES, FAMILIES = ["q_0_1_3", "a_1_0_2"], ["x_1_3", "x_2_9"], ["q_0", "x
 
 @pytest.fixture(scope="module")
 def long():
-    """Ten words with more arrows than are drawn unasked."""
+    """Ten words, with more arrows than are drawn by default."""
     words = [f"w{i}" for i in range(10)]
     return bt.encoder(4, heads=2, slices=2, vocabulary=words).sentence(words)
 
@@ -615,7 +615,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, make_fonts = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: make_fonts(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which keeps what it found once
+    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which caches its result
     s.draw(tmp_path / "without.png")
     counts = [count_dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert counts[1] == pytest.approx(counts[0], rel=0.05) and counts[0] > 1000

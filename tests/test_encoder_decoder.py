@@ -32,7 +32,7 @@ EVERY_MODEL = pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
 
 
 def make_padded():
-    """Ids of three sentences of different lengths for each stack, and which are there."""
+    """Ids `[3, word]` of sentences of different lengths for each stack, and their masks."""
     generator = torch.Generator().manual_seed(0)
     ids = {"enc": torch.randint(2, 13, (3, 18), generator=generator)}
     ids["dec"] = torch.randint(2, 13, (3, 5), generator=generator)
@@ -41,13 +41,13 @@ def make_padded():
 
 
 def run_peer(model, ids, present, **options):
-    """What transformers makes of both sentences."""
+    """The outputs of transformers for both sentences."""
     masks = {"attention_mask": present["enc"].long(), "decoder_attention_mask": present["dec"].long()}
     return model(input_ids=ids["enc"], decoder_input_ids=ids["dec"], **masks, output_hidden_states=True, **options)
 
 
 def run_net(net, module, ids, present):
-    """Our states of both stacks, each from the first to the last, and our logits."""
+    """The states of both stacks from the first to the last slice, and the logits, of a net."""
     graph, names_of = net.network.graph, {}
     for stack, slices in graph.slices.items():
         last = f"{stack}_norm" if f"{stack}_norm" in graph.by_name else f"{stack}_x_{slices}"
@@ -58,7 +58,7 @@ def run_net(net, module, ids, present):
 
 
 def check_states(model, net, exact):
-    """States of both stacks and logits are those of a model of transformers, and their outputs, for what follows."""
+    """Assert that states of both stacks and logits equal those of a model of transformers."""
     ids, present = make_padded()
     peer = run_peer(model, ids, present)
     result = run_net(net, net.module().eval(), ids, present)
@@ -107,21 +107,20 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     by_key = {canonical_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in by_key.values()), set()
     for mapping in map_parameters(net.network, family):
-        peer_grads = [
-            by_key[canonical_key(family, key)] for key in mapping.keys if canonical_key(family, key) in by_key
-        ]
+        keys = (canonical_key(family, key) for key in mapping.keys)
+        peer_grads = [by_key[key] for key in keys if key in by_key]
         if peer_grads and gradients[mapping.name] is not None:
             checked.add(mapping.name)
             expected_grad = mapping.view(peer_grads[0])
             torch.testing.assert_close(gradients[mapping.name] / scale, expected_grad / scale, rtol=1e-9, atol=1e-9)
         else:
             assert not peer_grads or not any(grad.any() for grad in peer_grads)
-    unchecked = set(net.parameters) - checked - {"dec_logits.bias"}  # theirs is no parameter
+    unchecked = set(net.parameters) - checked - {"dec_logits.bias"}  # not a parameter of the peer
     assert all(re.match(r"(enc|dec)_k_|dec_cross_k_", item) for item in unchecked)  # nearly invisible to the softmax
 
 
 def all_present(ids):
-    """Every word is there."""
+    """Masks in which every word is present."""
     return {stack: torch.ones_like(value, dtype=torch.bool) for stack, value in ids.items()}
 
 
@@ -159,7 +158,7 @@ def test_a_folder_is_read_as_the_model_in_memory(k, tmp_path):
 
 
 def make_one_slice_model(k):
-    """A model with one slice in each stack, for names are many."""
+    """A model with one slice in each stack."""
     name, options = MODELS[k]
     layers = ("num_layers", "num_decoder_layers") if "T5" in name else ("encoder_layers", "decoder_layers")
     return make_model(name, {**options, **dict.fromkeys(layers, 1)})
@@ -238,7 +237,7 @@ def test_names_that_nothing_has_are_refused():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A sound folder of a small BART, whose tokenizer puts `<s>` and `</s>` around."""
+    """A folder with a small BART, whose tokenizer adds `<s>` and `</s>`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = ["<pad>", "</s>", "<s>", "<unk>", "the", "cat", "sat", "die", "Katze"]

@@ -121,12 +121,12 @@ def test_positions_and_pools() -> None:
     assert right(net, "l", "row") == r"W^l \, \mathrm{m}"
 
 
-# strangers
+# user-defined TPMs
 
 
 @dataclass(frozen=True)
 class NoEquation(TPM):
-    """A TPM that says no equation."""
+    """A TPM without an equation."""
 
     slots: ClassVar[tuple[str, ...]] = ("g", "x.")
 
@@ -135,14 +135,14 @@ class NoEquation(TPM):
 
 
 class WordForm(NoEquation):
-    """One that tells a single word."""
+    """A TPM with an equation of a single word."""
 
     def latex(self, s: Symbols) -> str:
         return s.equals(rf"{s['g'].T} \, {s.sum('x.')} {s['x.']}")
 
 
 class EveryForm(NoEquation):
-    """One that tells all forms at once."""
+    """A TPM with one equation for all forms."""
 
     slots: ClassVar[tuple[str, ...]] = ("x",)
 
@@ -152,7 +152,7 @@ class EveryForm(NoEquation):
 
 @dataclass(frozen=True)
 class Additive(Score):
-    """A score that says no equation."""
+    """A score without an equation."""
 
     roles: ClassVar[tuple[str, str]] = ("q", "k")
 
@@ -227,7 +227,7 @@ def test_labels_and_vocabulary_stay_out(form: str) -> None:
 
 
 def list_variants() -> list[tuple[str, bt.BNet]]:
-    """The chapter's net in all its places, and the table of cases."""
+    """The cases, and the chapter's net with every position of the selector, codebook and mask."""
     result = [(case.name, case.net) for case in CASES]
     real, categorical = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", prior=0.5, affine=False)
     masks = (None, "causal", bt.Reach("window", 1))

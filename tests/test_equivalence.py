@@ -26,14 +26,14 @@ LARGE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint state
 
 
 def get_choices(s: bt.Sentence) -> list[int]:
-    """The nodes that are choices, and neither set nor seen in a state."""
+    """The discrete random nodes that are neither set nor observed."""
     fixed = {**reference.get_fixed(s.state.model, s.state.evidence), **s.state.model.do}
     groups = [m.group for m in s.net.network.specs if m.tpm.kind == "discrete"]
     return [node for group in groups for node in s.ground.select_nodes(group).tolist() if node not in fixed]
 
 
 def get_ends(s: bt.Sentence, spec) -> list[int]:
-    """The first and the last node of a family."""
+    """The first and the last node of a group."""
     nodes = s.ground.select_nodes(spec.group).tolist()
     return list(dict.fromkeys([nodes[0], nodes[-1]]))
 
@@ -42,8 +42,8 @@ def get_ends(s: bt.Sentence, spec) -> list[int]:
 
 
 def check_answers(s: bt.Sentence, first: int = 0) -> None:
-    """In a joint state of all choices each answer is the reference's: the ends of each family (from `first` on), and
-    what reads."""
+    """In a joint state of all choices, answers at the ends of each group (from `first` on) and attention rows equal
+    those of the reference."""
     model = s.state.model
     fixed = reference.get_fixed(model, s.state.evidence)
     pick = random.Random(len(s.ground))
@@ -88,7 +88,7 @@ def check_answers(s: bt.Sentence, first: int = 0) -> None:
 
 
 def make_params(left_out):
-    """The cases with evidence; of those with many joint states the slow tests make the sums."""
+    """Parameters of the cases with evidence; those with many joint states are slow tests."""
     cases = [case for case in CASES if case.evidence and case.name not in left_out]
     return [pytest.param(case, marks=[pytest.mark.slow] * (case.name in LONG)) for case in cases]
 
@@ -125,7 +125,7 @@ def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
 
 
 def pad_given(s: bt.Sentence, extra: int = 2) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The given values of a sentence with more words, nonsense in them, and the mask that says so."""
+    """The given values of a sentence, padded with invalid values, and the masks of the padding."""
     given, mask = {}, {}
     for name, value in s.state.encoded.given.items():
         group = s.net.network.graph.by_name[name]
@@ -293,7 +293,7 @@ def _check_batch(s: bt.Sentence, enumeration: Enumeration, query: dict, padded_q
 
 
 def pad_query(s: bt.Sentence, evidence: dict[str, Evidence]) -> dict:
-    """The question of a longer sentence whose last words are nonsense, evidence on them too, and a mask."""
+    """The query padded with invalid values and invalid evidence, and a mask of the padding."""
     longer, graph = {}, s.net.network.graph
     for name, item in evidence.items():
         value, observed = item.value, item.observed

@@ -73,13 +73,13 @@ SURROGATE_WORDS = st.lists(WORD | st.sampled_from(["\ud800", "a\udfff"]), min_si
 
 
 def make_settings(examples: int) -> settings:
-    """So many lists of words, the same ones every time."""
+    """Settings for a fixed number of examples, the same in every run."""
     kwargs = {"suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
     return settings(max_examples=examples, derandomize=True, database=None, deadline=None, **kwargs)
 
 
 def make_sentence(words: list[str]) -> bt.Sentence:
-    """A sentence of these words, which are its vocabulary and the labels of what is observed, too."""
+    """A sentence of these words, which are also the vocabulary and the labels of the readout."""
     observe = bt.tpm.Categorical(len(words), labels=tuple(words))
     return bt.bayesuvius(2, heads=2, vocabulary=words, observe=observe).sentence(words)
 
@@ -186,7 +186,7 @@ ONE = re.compile(
 
 
 def read_tex(text: str) -> str:
-    """What TeX shows of a text that has nothing but letters and the commands for letters."""
+    """The text that TeX typesets, of letters and commands for letters alone."""
     result, index = "", 0
     while index < len(text):
         match = ONE.match(text, index)
@@ -233,7 +233,7 @@ def test_tex(words: list[str]) -> None:
 
 
 class PageReader(HTMLParser):
-    """The tags and attributes of a page, its text, and what stands in its scripts."""
+    """The tags and attributes of a page, and the texts of its body and its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def _page(s: bt.Sentence, title: str) -> str:
 
 
 class _MemoryFile:
-    """A file that is kept in memory."""
+    """A file in memory."""
 
     def __init__(self, written: list[bytes]) -> None:
         self.written = written

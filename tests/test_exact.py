@@ -53,7 +53,7 @@ def test_past_the_budget_it_refuses_with_the_count():
         log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
 
 
-# a sentence asks by elimination, and state by state where words meet
+# a sentence is answered by elimination, and state by state where words meet
 
 
 def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
@@ -188,7 +188,7 @@ def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node,
 
 
 def test_many_words_are_no_burden(forbid_reference):
-    """3^12 joint states, of which each word hangs on three."""
+    """3^12 joint states, of which each word depends on three."""
     s = bt.bayesuvius(4, heads=3, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijkl"))
     with forbid_reference():
         assert s.posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}, budget=9).shape == (3,)
@@ -201,7 +201,7 @@ def test_evidence_on_what_is_given_is_checked():
         s.posterior("c", {"x_0_1": torch.zeros(4)})
 
 
-# other judges
+# other oracles
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"prior": 1.0}], ids=str)
@@ -218,7 +218,7 @@ def test_a_selector_of_the_corpus_has_one_posterior(options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D], ids=str)
 def test_a_net_recognises_its_own_values(dtype):
-    """Rounding differs with what else is asked, and with the number of sentences; not beyond that of the type."""
+    """Rounding differs with the query and the number of sentences, but not beyond that of the dtype."""
     for seed in range(5):
         module = bt.bayesuvius(16, heads=3, seed=seed).to(dtype).module()
         x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -234,15 +234,15 @@ def test_dropout_is_a_delta_in_inference():
 
 
 def test_what_is_advised_where_a_plates_choice_meets_words_answers():
-    """Experts that are drawn for the sentence, each read by some words: a batch refuses, a sentence sums."""
+    """Random experts of a sentence, each read by some words: a batch refuses, a sentence sums."""
     word, expert = ["word"], ["expert"]
     nodes = [
         bt.Node("e", Categorical(2), plates=expert),
         bt.Node("V", Select(3), ["e"], expert),
         bt.Node("x", Add(), ["x", bt.Arrow("V", pick={"expert": "r"})], word),
     ]
-    given = [bt.Node("x", Given(3), plates=word), bt.Node("r", Given(states=2), plates=word)]
-    stack = bt.Stack(nodes, given, [bt.Node("y", Categorical(3), ["x"], word)])
+    prologue = [bt.Node("x", Given(3), plates=word), bt.Node("r", Given(states=2), plates=word)]
+    stack = bt.Stack(nodes, prologue, [bt.Node("y", Categorical(3), ["x"], word)])
     net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
     x, r, y = torch.randn(3, 3, dtype=D), torch.tensor([0, 1, 1]), [1, 2, 0]
     with pytest.raises(bt.UnsupportedError, match=r"net\.sentence"):

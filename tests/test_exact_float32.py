@@ -19,13 +19,13 @@ PRIOR = torch.tensor([0.7, 0.2, 0.1])
 
 
 def make_mixture(sigma: float = 0.5, **options) -> bt.BNet:
-    """Three heads with shares of .7, .2 and .1; log p grows with 1 / sigma^2."""
+    """Three heads with probabilities .7, .2 and .1; log p grows with 1 / sigma^2."""
     net = bt.bayesuvius(4, heads=3, observe=Normal(sigma), seed=1, **options)
     return net.replace({name: PRIOR.log() for name, value in net.parameters.items() if value.shape == (3,)})
 
 
 def equalize_heads(net: bt.BNet) -> bt.BNet:
-    """The same net with heads that are all the first one."""
+    """The net with the weights of the first head in all heads."""
     stacked = {k: v for k, v in net.parameters.items() if k.startswith("W_")}
     return net.replace({k: v[:1].expand_as(v).clone() for k, v in stacked.items()})
 
@@ -72,7 +72,7 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
 @pytest.mark.parametrize("kind", ["sentence", "word", "slices", "codebook"])
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4, 1e-6])
 def test_heads_that_are_alike_keep_their_prior(kind, sigma):
-    """What is observed tells nothing of them: the posterior is the prior, whatever log p is."""
+    """Observations carry no information on them: the posterior is the prior, whatever log p is."""
     net = equalize_heads(make_mixture(sigma, **KINDS[kind]))
     x, y = make_data()
     assert float(log_evidence(net.module(), {"y": Evidence(y)}, x).detach().mean()) < -5 / sigma**2
@@ -134,7 +134,7 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
 
 
 def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
-    """Of heads that are alike the data tell nothing: em leaves their shares as they are."""
+    """Data carry no information on equal heads: EM leaves their probabilities as they are."""
     net, (x, y) = equalize_heads(make_mixture(1e-3)), make_data(40)
     f = bt.fit(net, (x, y), method=bt.EM(steps=5), learn=["c.logits"], progress=False)
     torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)

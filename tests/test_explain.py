@@ -25,7 +25,7 @@ def make_meeting_words() -> bt.Sentence:
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Counts the runs of the reference."""
+    """A list with an item for each run of the reference."""
     calls, init = [], reference.ReferenceRun.__init__
 
     def count_run(self, *arguments, **options):
@@ -37,7 +37,7 @@ def runs(monkeypatch):
 
 
 def check_route(make, runs, question, answer, *arguments, **options):
-    """Where the question answers, explain does, and says that the reference does where it runs."""
+    """Assert that `explain` answers where the query does, and names the reference where it runs."""
     runs.clear()
     try:
         answer(make())

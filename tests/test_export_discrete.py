@@ -50,7 +50,7 @@ GRID = [
 
 
 def parse_label(name: str) -> str:
-    """The label that `format_state_name` made into an identifier."""
+    """The inverse of `format_state_name`."""
     return re.sub("_([0-9a-f]*)_", lambda match: chr(int(match[1], 16)) if match[1] else "", name)
 
 
@@ -64,7 +64,7 @@ def get_choices(model: GroundModel) -> list[int]:
 
 
 def count_joint_states(model: GroundModel) -> int:
-    """How many joint states the reference goes through for a posterior: those of all but the readouts."""
+    """The number of joint states that the reference enumerates: of all discrete nodes but the readouts."""
     parents = [node for node in get_choices(model) if model.ground.children(node)]
     return math.prod(model.count_states(node) for node in parents)
 
@@ -84,8 +84,8 @@ def query_posterior(bn: object, name: str, evidence: dict[str, str]) -> Tensor:
 def check_posteriors(
     model: GroundModel, observed: dict[int, Tensor], *exports: tuple[object, dict[str, str]], but: Collection[int] = ()
 ) -> None:
-    """Posteriors of exported nets, given what they are told, are the reference's: of a variable in the middle, in small
-    nets of all; in the largest of none, for the reference takes too long."""
+    """Assert that posteriors of exported nets, given their evidence, equal the reference: of the middle variable, in
+    small nets of all, in the largest of none, where the reference takes too long."""
     hidden = [node for node in get_choices(model) if node not in observed and node not in but]
     states = count_joint_states(model)
     for node in {} if states > 1000 or not hidden else {hidden[len(hidden) // 2], *(hidden if states <= 16 else [])}:
@@ -163,7 +163,7 @@ def test_an_atom_set_to_a_matrix_is_no_variable() -> None:
 
 
 def test_evidence_that_is_no_state() -> None:
-    """On a deterministic node, on an atom by its matrix, on a continuous one: a variable that is seen."""
+    """On a deterministic node, on an atom by its matrix, on a continuous node: an observed variable."""
     net = bt.bayesuvius(4, atoms=2, observe=Normal(0.5)).to(torch.float64)
     sentence = net.sentence("the cat sat")
     atom, x = net.parameters["W_q_0.atoms"][1], sentence.do(W_q_0=0, W_k_0=1, W_v_0=0)["x_1_2"]
@@ -189,7 +189,7 @@ def test_a_density_above_one_is_no_probability() -> None:
 
 
 def test_a_continuous_node_above_a_discrete_one() -> None:
-    """Its evidence is settled below it, and counts above it; without evidence it is an error that names it."""
+    """Its evidence fixes its value for its descendants and is a factor above it; without evidence an error names it."""
     stack = bt.Stack(
         [bt.Node("x", Normal(0.5), ["W"], plates=["word"])],
         [bt.Node("x", Given(2), plates=["word"])],
@@ -260,18 +260,18 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
         to_bif(get_model(one_head.sentence(["w"] * 64)))
     with pytest.raises(bt.BudgetError, match=r"y: .*got 71 dims and some 2\^"):
         to_bif(get_model(net.sentence(["w"] * 70)))
-    small = get_model(net.sentence("a b"))
+    two_words = get_model(net.sentence("a b"))
     with pytest.raises(bt.BudgetError, match=r"y: .*at most 64 dims and 44 entries; got 3 dims and 45 entries"):
-        to_pgmpy(small, limit=44)
+        to_pgmpy(two_words, limit=44)
     with pytest.raises(bt.BudgetError, match="at most 50 entries in all; got 51 in 3 tables"):
-        to_pgmpy(small, limit=50)
+        to_pgmpy(two_words, limit=50)
     with pytest.raises(bt.BudgetError, match=r"at most 9 runs .*; got 10 runs; allowed: runs=10"):
-        to_pgmpy(small, runs=9)
+        to_pgmpy(two_words, runs=9)
     for bad in (0, -1, 2.5, None, "9"):
         with pytest.raises(bt.BNetError, match="limit"):
-            to_pgmpy(small, limit=bad)  # type: ignore[arg-type]
+            to_pgmpy(two_words, limit=bad)  # type: ignore[arg-type]
     monkeypatch.undo()
-    assert to_pgmpy(small, limit=51, runs=10).check_model()
+    assert to_pgmpy(two_words, limit=51, runs=10).check_model()
 
 
 def test_bad_input_is_told() -> None:

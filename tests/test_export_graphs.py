@@ -142,16 +142,16 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
     with pytest.raises(bt.BudgetError, match=message):
         ground_graph_to_networkx(net.network, ground)
     monkeypatch.undo()
-    small = net.sentence("a").ground
-    count = small.count_arrows()
+    one_word = net.sentence("a").ground
+    count = one_word.count_arrows()
     with pytest.raises(bt.BudgetError):
-        ground_graph_to_networkx(net.network, small, limit=count - 1)
-    assert ground_graph_to_networkx(net.network, small, limit=count).number_of_edges() == count
-    assert ground_graph_to_networkx(net.network, small, limit=None).number_of_edges() == count
+        ground_graph_to_networkx(net.network, one_word, limit=count - 1)
+    assert ground_graph_to_networkx(net.network, one_word, limit=count).number_of_edges() == count
+    assert ground_graph_to_networkx(net.network, one_word, limit=None).number_of_edges() == count
     check_arrow_limit(ground, NodeSelection(slices=[]), 0)
     for bad in (-1, 2.5, "many", True):
         with pytest.raises(bt.BNetError, match="limit"):
-            check_arrow_limit(small, NodeSelection(), bad)  # type: ignore[arg-type]
+            check_arrow_limit(one_word, NodeSelection(), bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

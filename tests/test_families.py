@@ -48,7 +48,7 @@ NETS = {}
 
 
 def make_case(name):
-    """The net of a family's tiny model, with a sentence and another of as many words."""
+    """The net of the tiny model of a family, with two sentences of the same length."""
     if name not in NETS:
         kind, options, sentences = TABLE[name]
         net = from_pretrained(make_model(kind, options))
@@ -57,12 +57,12 @@ def make_case(name):
 
 
 def find_outcome(s):
-    """What the net observes last: of a word, or of the whole."""
+    """The last readout of a sentence: of a word, or of all words."""
     return [name for name in s.topological_order() if name.rpartition("y")[2].strip("_0123456789") == ""][-1]
 
 
 def find_states(s):
-    """The states of the first stack, without its slices."""
+    """The role of the states of the first stack."""
     names = [stack.name for stack in s.net.declaration.stacks]
     return f"{names[0]}_x" if names[0] else "x"
 

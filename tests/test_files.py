@@ -134,7 +134,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Odd(tpm.TPM):
-    """A stranger's TPM with fields of every kind."""
+    """A user-defined TPM with fields of every kind."""
 
     part: Part
     limit: float = float("-inf")

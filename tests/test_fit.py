@@ -66,7 +66,7 @@ NETS = {
     "slice": (lambda: mixture("slice", slices=2), vectors),
     "codebook": (lambda: mixture(atoms=(2, 3, 2)), vectors),
     "codebook of words": (lambda: mixture("word", atoms=2), vectors),
-    "told": (lambda: word_mixture(atoms=2), ids),
+    "categorical": (lambda: word_mixture(atoms=2), ids),
 }
 
 
@@ -196,7 +196,7 @@ def test_planted_heads_are_found():
     assert float(torch.nn.functional.cosine_similarity(A.flatten(1), true_A.flatten(1)).min()) > 0.97
 
 
-# what is asked of a fit
+# queries of a fit
 
 
 def test_questions_agree_with_the_reference():
@@ -376,7 +376,7 @@ def test_a_corpus_has_one_draw_and_warns():
     assert f.bounds[0] == pytest.approx(float(expected)) and f.responsibilities((X, Y)).shape == (1, 3)
 
 
-# how it goes on
+# interrupts and checkpoints
 
 
 @pytest.mark.parametrize("method", ["map", "em", "svi"])
@@ -384,7 +384,7 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
     restarts = {} if method == "svi" else {"restarts": 4}
     options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **restarts}
     options = options | ({"held_out": None} if method == "svi" else {})
-    full = fit(mixture(), vectors(), every=4, **options)
+    expected = fit(mixture(), vectors(), every=4, **options)
     advance = RestartOptimizer.advance
 
     def advance_and_interrupt(self):
@@ -395,10 +395,10 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(RestartOptimizer, "advance", advance_and_interrupt)
         partial = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
-    assert not partial.finished and len(partial.bounds) == 7 and partial.bounds == full.bounds[:7]
+    assert not partial.finished and len(partial.bounds) == 7 and partial.bounds == expected.bounds[:7]
     resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)
-    assert resumed.bounds == full.bounds and resumed.measured == full.measured
-    assert all(torch.equal(v, full.net.parameters[k]) for k, v in resumed.net.parameters.items())
+    assert resumed.bounds == expected.bounds and resumed.measured == expected.measured
+    assert all(torch.equal(v, expected.net.parameters[k]) for k, v in resumed.net.parameters.items())
     with pytest.raises(bt.BNetError, match="rate"):
         fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, rate=0.5, **options)
     with pytest.raises(bt.BNetError, match="data"):

@@ -205,7 +205,7 @@ def test_other_parameters_are_no_start_for_a_kept_fit(parameter, tmp_path):
     fit(net, vectors(8), resume=True, **options)
 
 
-# what a fit answers
+# queries of a fit
 
 
 def ragged_data(net, lengths=(2,) * 30 + (12,) * 2):
@@ -320,13 +320,13 @@ def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     net = mixture(atoms=2, observe=observe)
     x, y = vectors(10)
     f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **FROZEN)
-    full = f.predict(x)
+    expected = f.predict(x)
     monkeypatch.setattr(result, "SENTENCES_PER_PART", 4)
-    torch.testing.assert_close(f.predict(x), full, **CLOSE)
+    torch.testing.assert_close(f.predict(x), expected, **CLOSE)
     states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
         replace(f, budget=states - 1).predict(x)
-    torch.testing.assert_close(replace(f, budget=states).predict(x), full, **CLOSE)
+    torch.testing.assert_close(replace(f, budget=states).predict(x), expected, **CLOSE)
 
 
 def test_the_prediction_of_a_real_readout_sums_over_selectors_and_atoms():

@@ -18,7 +18,7 @@ D = Categorical(2)
 
 
 def choices_net(*choices: bt.Node, of: str = "c", seed: int = 0) -> bt.BNet:
-    """Choices of words, and a readout of one of them that nearly tells it; x is given."""
+    """Choices of words, and a readout that nearly determines one of them; x is given."""
     readout = bt.Node("y", Categorical(3), [of], plates=WORD)
     stack = bt.Stack(prologue=[bt.Node("x", Given(2), plates=WORD)], slice=list(choices), epilogue=[readout])
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("side", 3)], name="choices"), seed=seed).to(torch.float64)

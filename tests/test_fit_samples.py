@@ -312,7 +312,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
     """In the warmup, and after it."""
     net = mixture()
     data, learn = draw_xy(net), ["c.logits"]
-    full = fit_nuts(net, data, learn=learn)
+    expected = fit_nuts(net, data, learn=learn)
     advance = NUTSChain.advance
 
     def advance_and_stop(self):
@@ -324,7 +324,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
     partial = fit_nuts(net, data, learn=learn)
     assert not partial.finished
     if when > 6:
-        assert partial.statistics["lp"].equal(full.statistics["lp"][:, : when - 6])
+        assert partial.statistics["lp"].equal(expected.statistics["lp"][:, : when - 6])
     else:
         assert not partial.samples and "warmup" in partial.approximate
     with pytest.raises(bt.BNetError, match=r"checkpoints: expected None: .*f.save"):

@@ -18,7 +18,7 @@ from tests.discrete_networks import PARENTS, D, asia, draw_samples, get_tables, 
 
 
 def count_states(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
-    """How often each row of a table was seen in each state."""
+    """The counts of each state in each row of a table."""
     result = np.zeros((2,) * (len(PARENTS[name]) + 1))
     np.add.at(result, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
     return result
@@ -78,16 +78,16 @@ def test_a_check_names_the_readout_it_is_of():
 
 def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
     """The E-step by sums over all joint states, and the log likelihood."""
-    full, names = joint(net), list(PARENTS)
+    joint_probs, names = joint(net), list(PARENTS)
     counts = {name: np.zeros((2,) * (len(PARENTS[name]) + 1)) for name in names}
     total = 0.0
     for row in rows:
-        observed = np.zeros_like(full)
+        observed = np.zeros_like(joint_probs)
         index = tuple(row.get(name, slice(None)) for name in names)
-        observed[index] = full[index]
+        observed[index] = joint_probs[index]
         total += math.log(observed.sum())
         for name in names:
-            axes = [names.index(item) for item in (*PARENTS[name], name)]
+            axes = [names.index(node) for node in (*PARENTS[name], name)]
             by_node = np.moveaxis(observed, axes, range(len(axes)))
             counts[name] += by_node.reshape(*by_node.shape[: len(axes)], -1).sum(-1) / observed.sum()
     return counts, total
@@ -113,7 +113,7 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
 
 
 def test_a_table_below_observed_nodes_is_learned_alone():
-    """The likelihoods are kept, and the rows of the table differ by sentence."""
+    """The likelihoods are cached, and the rows of the table differ by sentence."""
     net, data = asia(), draw_samples(asia(), 80)
     del data["lung"]
     rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]

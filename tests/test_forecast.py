@@ -80,11 +80,11 @@ def test_one_readout_of_the_sentence_is_the_next_word() -> None:
 
 def test_an_encoder_reads_the_window_once_and_the_decoder_goes_on() -> None:
     net, words = translator(), vectors(2, 5, 4)
-    module, text = net.module().eval(), words[:, -1:]
+    module, target = net.module().eval(), words[:, -1:]
     for _ in range(4):
-        text = torch.cat([text, module({"enc": words, "dec": text})[:, -1:]], 1)
-    assert_close(net.iterate(words, 4), text[:, 1:], rtol=1e-10, atol=1e-10)
-    assert_close(net.iterate({"enc": words, "dec": text[:, :3]}, 2), text[:, 3:], rtol=1e-10, atol=1e-10)
+        target = torch.cat([target, module({"enc": words, "dec": target})[:, -1:]], 1)
+    assert_close(net.iterate(words, 4), target[:, 1:], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate({"enc": words, "dec": target[:, :3]}, 2), target[:, 3:], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator])

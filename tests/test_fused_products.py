@@ -41,7 +41,7 @@ def make_net(options, observe=None) -> bt.BNet:
 
 def make_unfolded(net: bt.BNet) -> CompiledModule:
     module = net.module()
-    module.max_width = 10**9  # so many words that none has as many
+    module.max_width = 10**9  # more words than any sentence has
     return module
 
 
@@ -70,7 +70,7 @@ def test_folded_maps_change_no_value(options, words):
 
 
 def test_maps_are_folded_where_it_pays():
-    """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or q that is asked for."""
+    """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or where q is requested."""
     module = make_net({}).module()
     known = frozenset({module.network.graph.get_group("x_0").index})
     q, x = (module.network.graph.get_group(name).index for name in ("q_0", "x_1"))
@@ -143,7 +143,7 @@ def test_gram_matrices_are_used_where_they_pay(monkeypatch):
 
 
 def test_what_else_is_asked_keeps_the_attention():
-    """Evidence on the attention's own value, or a second reader of it, stands beside the readout's."""
+    """Evidence on the value of the attention itself counts as well as that on the readout."""
     net = make_net({"atoms": 3})
     module, x = net.module(), torch.randn(1, 3, 4, dtype=D)
     values = module(x, want=["x_1"])["x_1"]

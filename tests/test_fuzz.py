@@ -31,7 +31,7 @@ from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.declare import io as store
 from tests.file_helpers import assert_same
 
-# the law
+# guarded execution
 
 CANARY = "fuzz_canary"  # a module that nobody may import
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class")
@@ -67,7 +67,7 @@ def forbid_execution() -> Iterator[None]:
 
 
 def check_refused(read: Callable[[], object], message: str = "", kind: type[bt.BNetError] = bt.BNetError) -> None:
-    """One clear refusal that says so much."""
+    """Assert that a call raises one error, whose message matches."""
     with pytest.raises(kind, match=message) as error:
         read()
     assert len(str(error.value)) < 1000
@@ -134,7 +134,7 @@ def make_weights() -> dict[str, torch.Tensor]:
 
 
 def read_folder(path: Path, name: str, holding: str = "model.safetensors") -> None:
-    """A folder of Hugging Face in which one file is spoilt."""
+    """A folder of Hugging Face in which one file is corrupted."""
     folder = path.parent / name.replace(".", "_")
     _put(folder / "config.json", json.dumps(GPT2).encode())
     _put(folder / holding, save_bytes(make_weights()))
@@ -205,7 +205,7 @@ def read_lines(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Parser:
-    """What reads a file, sound files, whether they are JSON, and whether sound ones may be refused."""
+    """A reader of files, valid files, whether they are JSON, and whether valid ones may be refused."""
 
     read: Callable[[Path], object]
     seeds: Callable[[], Sequence[bytes]]
@@ -231,7 +231,7 @@ PARSERS = {
     "file of sentences": Parser(read_lines, lambda: [b"the cat sat\nthe dog\n", b"\xef\xbb\xbfthe cat\tyes\n"]),
 }
 
-# spoiling
+# corruption
 
 PIECES = [b"null", b"-1", b"1e999", b"NaN", b"[]", b"{}", b'"\\ud800"', b"\\u0000", b"../", b"{0.__class__}", b"%s"]
 PIECES += [b"os:system", b'{"class": "fuzz_canary:Thing"}', b"[" * 3000, b"9" * 5000, b"\xff\xfe", "ſ²٣\u202e".encode()]
@@ -240,14 +240,14 @@ LEAVES += [[], {}, [None], {"class": "Add"}, {"class": "fuzz_canary:Thing"}, {"d
 
 
 def corrupt_bytes(draw: st.DrawFn, data: bytes) -> bytes:
-    """The bytes with a piece put in, taken out, or in another's place; or cut short."""
+    """The bytes with a piece inserted, removed or replaced, or truncated."""
     at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 40))
     piece = draw(st.sampled_from(PIECES) | st.binary(max_size=8))
     return draw(st.sampled_from([data[:at], data[:at] + piece + data[at:], data[:at] + piece + data[at + length :]]))
 
 
 def corrupt_json(draw: st.DrawFn, data: bytes) -> bytes:
-    """The JSON with another value somewhere, or without one."""
+    """The JSON with one value replaced or removed."""
     document = json.loads(data)
     parent, key = None, None
     value = document
@@ -264,7 +264,7 @@ def corrupt_json(draw: st.DrawFn, data: bytes) -> bytes:
 
 @st.composite
 def corrupted_inputs(draw: st.DrawFn, parser: Parser, valid: Sequence[bytes]) -> bytes:
-    """A sound input that was changed once or twice."""
+    """A valid input, corrupted once or twice."""
     data = draw(st.sampled_from(valid))
     if parser.is_json and draw(st.integers(0, 3)):
         return corrupt_json(draw, data)
@@ -278,7 +278,7 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
     valid = parser.seeds()
-    for data in valid:  # what is imported for a first call is no input's doing
+    for data in valid:  # imports of the first call are not due to the input
         with suppress(bt.BNetError) if parser.may_refuse else nullcontext():
             parser.read(_put(tmp_path / "input", data))
 
@@ -305,7 +305,7 @@ def test_what_is_forbidden_is_seen() -> None:
         __import__(CANARY)
 
 
-# what was found
+# faults that were found
 
 
 def test_an_archive_or_a_broken_header_is_no_array_of_tokens(tmp_path: Path) -> None:
