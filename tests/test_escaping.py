@@ -312,7 +312,8 @@ def test_tables_of_a_notebook(words: list[str]) -> None:
         reader = PageReader(result._repr_html_())
         assert set(reader.tags) <= TABLE_TAGS and set(reader.attributes) <= {"border", "class", "style"}
     table = PageReader(results[0]._repr_html_())
-    assert all(word.replace("\0", "\ufffd") in table.texts[""] or "\0" in word for word in words)
+    # pandas strips labels
+    assert all(word.strip().replace("\0", "\ufffd") in table.texts[""] or "\0" in word for word in words)
 
 
 # a terminal
