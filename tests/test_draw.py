@@ -174,10 +174,10 @@ def test_arrows_carry_their_probability():
     by_weight = sorted((a.weight, a.width, a.opacity) for a in arrows.values() if a.weight is not None)
     assert by_weight == sorted(by_weight, key=lambda item: item[1]) == sorted(by_weight, key=lambda item: item[2])
     assert all(a.weight is None for a in s.picture(attention=False).arrows)
-    picture = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
-    assert "160 joint states are open" in picture.picture().caption
-    assert not any(a.weight for a in picture.picture().arrows) and any(
-        a.weight for a in picture.picture(attention=True).arrows
+    s_large = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
+    assert "160 joint states are open" in s_large.picture().caption
+    assert not any(a.weight for a in s_large.picture().arrows) and any(
+        a.weight for a in s_large.picture(attention=True).arrows
     )
 
 
