@@ -25,13 +25,13 @@ from benchmarks import (
     sweeps,
     vanilla,
 )
-from benchmarks.harness import MOST_RUNS, Row
+from benchmarks.harness import MAX_RUNS, Row
 
 GRAPHS = "networkx objects and names, no tensor work"
 IMPORTS = "what a process reads and runs to import"
 SEARCH = "a search in a graph of integers"
 MEMORY = "memory is told, not time"
-FOUND = "what is found is told, not how fast"
+ACCURACY = "what is found is told, not how fast"
 STRINGS = "string work and gzip"
 BROWSER = "a browser draws"
 RATIO = "questions are compared with each other"
@@ -42,7 +42,7 @@ ROWS = (
     Row("arrows-512", "structure", structure.arrows_of_512_words),
     Row("networkx-128", "structure", structure.networkx_of_128_words, GRAPHS),
     Row("import-over-torch", "structure", imports.import_over_torch, IMPORTS),
-    Row("import-alone", "structure", imports.import_alone, IMPORTS),
+    Row("import-alone", "structure", imports.import_package, IMPORTS),
     Row("encoder-forward", "compiled", compiled.encoder_forward),
     Row("encoder-training", "compiled", compiled.encoder_training),
     Row("mixture-step", "compiled", mixtures.mixture_step),
@@ -51,7 +51,7 @@ ROWS = (
     Row("head-posteriors", "compiled", mixtures.head_posteriors),
     Row("mixture-step-32", "fit", mixtures.mixture_step_of_32),
     Row("codebook-step-32", "fit", mixtures.codebook_step_of_32),
-    Row("restarts", "fit", fits.restarts_at_once),
+    Row("restarts", "fit", fits.batched_restarts),
     Row("separations-512", "queries", queries.separations_of_512_words, SEARCH),
     Row("posteriors-1000", "queries", queries.posteriors_of_1000_sentences),
     Row("posteriors-ablated", "queries", queries.posteriors_after_an_ablation, RATIO),
@@ -62,8 +62,8 @@ ROWS = (
     Row("attribution", "sweeps", sweeps.attribution),
     Row("trace", "sweeps", sweeps.trace_of_all_nodes),
     Row("sweep-memory", "sweeps", sweeps.memory_of_a_sweep, MEMORY),
-    Row("induction-by-hand", "circuits", induction.planted_by_hand, FOUND),
-    Row("induction-trained", "circuits", induction.planted_by_training, FOUND),
+    Row("induction-by-hand", "circuits", induction.planted_by_hand, ACCURACY),
+    Row("induction-trained", "circuits", induction.planted_by_training, ACCURACY),
     Row("gated-runs", "heads", heads.gated_runs),
     Row("inclusion-memory", "heads", heads.memory_of_inclusion, MEMORY),
     Row("inclusion-growth", "heads", heads.growth_with_heads),
@@ -94,25 +94,25 @@ ROWS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure the rows that are named, or all."""
     pages = list(dict.fromkeys(row.page for row in ROWS))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
     parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
-    query = report.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
-    if query.runs is not None and query.runs < 1:
-        parser.error(f"--runs: expected at least 1; got {query.runs}")
-    if query.runs is not None:
-        os.environ[MOST_RUNS] = str(query.runs)
-    chosen = [row for row in ROWS if not query.rows or {row.name, row.page} & set(query.rows)]
-    result = {}
-    for row in chosen:
+    args = report.parse_arguments(parser, known, f"a row or a page of rows: {', '.join(known)}", argv)
+    if args.runs is not None and args.runs < 1:
+        parser.error(f"--runs: expected at least 1; got {args.runs}")
+    if args.runs is not None:
+        os.environ[MAX_RUNS] = str(args.runs)
+    selected = [row for row in ROWS if not args.rows or {row.name, row.page} & set(args.rows)]
+    figures = {}
+    for row in selected:
         print(f"measuring {row.name} ...", file=sys.stderr, flush=True)
-        result[row] = row.figures()
-    command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in chosen))
-    report.tell(query, title, command, result, report.conditions())
+        figures[row] = row.measure_figures()
+    command = "python -m benchmarks " + shlex.join(sys.argv[1:] if argv is None else argv)
+    title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in selected))
+    report.write_report(args, title, command, figures, report.describe_conditions())
     return 0
 
 

@@ -30,27 +30,27 @@ CORRELATION = 0.95  # of a word's two features
 LEARN = ["c.logits", "W_v_0.values"]
 
 
-def tiny(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
-    """A net whose parameters are drawn from their prior, its sentences, and the heads that were drawn."""
+def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
+    """A net with parameters sampled from their prior, sentences sampled from the net, and their heads."""
     net = bt.bayesuvius(DIM, heads=2, observe=Normal(1.0), prior=2.0, seed=11).to(torch.float64)
     torch.manual_seed(seed)
     pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
     net = net.replace({"c.logits": pi.log(), "W_v_0.values": torch.randn(2, DIM, DIM, dtype=torch.float64)})
     x = torch.randn(SENTENCES, WORDS, DIM, dtype=torch.float64)
     x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
-    result = net.pyro(parameters="own")(x)
-    return net, (x, result["y"].reshape(SENTENCES, WORDS, DIM)), result["c"].reshape(-1)
+    sample = net.pyro(parameters="own")(x)
+    return net, (x, sample["y"].reshape(SENTENCES, WORDS, DIM)), sample["c"].reshape(-1)
 
 
 def exact_ranks(replications: int, draws: int = 19) -> list[int]:
-    """Ranks of the head that was drawn among draws of its exact posterior, ties broken at random."""
+    """Ranks of the true head among samples of its exact posterior, ties broken at random."""
     ranks: list[int] = []
     for seed in range(-(-replications // SENTENCES)):
-        net, (x, y), c = tiny(seed)
-        share = posterior(net.module(), "c", {"y": Evidence(y)}, x)
-        guesses = torch.multinomial(share, draws, replacement=True)
-        below, same = (guesses < c[:, None]).sum(1), (guesses == c[:, None]).sum(1)
-        ranks += (below + (torch.rand(len(c)) * (same + 1)).floor().long()).tolist()
+        net, (x, y), c = simulate(seed)
+        probs = posterior(net.module(), "c", {"y": Evidence(y)}, x)
+        samples = torch.multinomial(probs, draws, replacement=True)
+        below, ties = (samples < c[:, None]).sum(1), (samples == c[:, None]).sum(1)
+        ranks += (below + (torch.rand(len(c)) * (ties + 1)).floor().long()).tolist()
     return ranks[:replications]
 
 
@@ -58,27 +58,27 @@ def nuts_ranks(
     replications: int, draws: int = 19, thin: int = 3, warmup: int = 100, learn: Sequence[str] = LEARN
 ) -> list[list[int]]:
     """Ranks of the truth among thinned draws of NUTS, of each number by itself."""
-    return _ranks(bt.NUTS(chains=1, draws=draws * thin, warmup=warmup), replications, learn, thin)
+    return _fit_ranks(bt.NUTS(chains=1, draws=draws * thin, warmup=warmup), replications, learn, thin)
 
 
 def svi_ranks(replications: int, draws: int = 19) -> list[list[int]]:
     """The same among draws of the mean-field guide."""
-    return _ranks(bt.SVI(draws=draws, steps=1000, rate=0.03), replications, LEARN, 1)
+    return _fit_ranks(bt.SVI(draws=draws, steps=1000, rate=0.03), replications, LEARN, 1)
 
 
-def _ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str], thin: int) -> list[list[int]]:
+def _fit_ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str], thin: int) -> list[list[int]]:
     """The share of the first head, and the first entry of its W_v where that is learned: the rank of each."""
     ranks: list[list[int]] = [[] for _ in learn]
     for seed in range(replications):
-        net, data, _ = tiny(1000 + seed)
+        net, data, _ = simulate(1000 + seed)
         f = bt.fit(net, data, method=method, learn=learn, spread=1.0, seed=seed, progress=False)
         for name, item in zip(learn, ranks, strict=True):
             samples = f.samples[name].flatten(0, 1)[thin - 1 :: thin].flatten(1)[:, 0]
-            item.append(int((samples < _natural(name, net.parameters[name]).flatten()[0]).sum()))
+            item.append(int((samples < _to_natural(name, net.parameters[name]).flatten()[0]).sum()))
     return ranks
 
 
-def _natural(name: str, value: Tensor) -> Tensor:
+def _to_natural(name: str, value: Tensor) -> Tensor:
     return value.softmax(-1) if name.endswith("logits") else value
 
 
@@ -86,8 +86,8 @@ def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
     """The statistic of even ranks from 0 to bins - 1, and its p."""
     counts = torch.bincount(torch.tensor(ranks), minlength=bins).double()
     even = len(ranks) / bins
-    result = float(((counts - even).square() / even).sum())
-    return result, float(chi2.sf(result, bins - 1))
+    statistic = float(((counts - even).square() / even).sum())
+    return statistic, float(chi2.sf(statistic, bins - 1))
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     nuts, svi = nuts_ranks(count), svi_ranks(count)
-    for name, ranks, expected in (
+    for name, ranks, has_target in (
         ("exact P(c given y)", exact_ranks(10 * count), True),
         ("NUTS, P(first head)", nuts[0], True),
         ("NUTS, W_v", nuts[1], True),
@@ -108,10 +108,12 @@ def main() -> None:
         ("mean-field SVI, W_v", svi[1], False),
     ):
         grouped = [rank // 2 for rank in ranks]
-        result, p = chi_square(grouped, 10)
+        statistic, p = chi_square(grouped, 10)
         ends = sum(g in (0, 9) for g in grouped) / len(grouped)
-        verdict = ("met" if p > 0.01 else "**not met**") if expected else "shown, no target"
-        lines.append(f"| {name} | {len(ranks)} | 10 | {result:.1f} | {p:.2g} | {ends:.2f} (even: 0.20) | {verdict} |")
+        verdict = ("met" if p > 0.01 else "**not met**") if has_target else "shown, no target"
+        lines.append(
+            f"| {name} | {len(ranks)} | 10 | {statistic:.1f} | {p:.2g} | {ends:.2f} (even: 0.20) | {verdict} |"
+        )
         print(lines[-1], flush=True)
     text = (__doc__ or "").split("\n\n", 2)[2]
     text = text[text.index("A tiny model") :]

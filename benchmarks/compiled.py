@@ -9,57 +9,57 @@ import torch
 from torch import Tensor, nn
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, interleaved, ratios
-from benchmarks.limits import of_the_limit
+from benchmarks.harness import Figure, figure, ratios, time_calls
+from benchmarks.limits import measure_limit
 from bnet_transformer.tpm import Add, Affine, Attention, Concat, Dot, FeedForward, Given, Norm, Weight
 
 DIM, HEADS, SLICES, BATCH, WORDS = 384, 12, 6, 8, 128
 WORD = ["word"]
-EACH = ["head", "word"]
+PER_HEAD = ["head", "word"]
 
 
 def encoder_forward() -> list[Figure]:
     """Forward of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) at 8 x 128 words, against
     `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
-    actual, peer, x = _pair()
+    module, peer, x = _create_pair()
     with torch.no_grad():
-        torch.testing.assert_close(actual(x), peer(x), rtol=1e-4, atol=1e-4)
-        spent = interleaved({"ours": lambda: actual(x), "theirs": lambda: peer(x)}, runs=15)
-        return _told(spent, lambda: actual(x))
+        torch.testing.assert_close(module(x), peer(x), rtol=1e-4, atol=1e-4)
+        spent = time_calls({"ours": lambda: module(x), "theirs": lambda: peer(x)}, runs=15)
+        return _compare(spent, lambda: module(x))
 
 
 def encoder_training() -> list[Figure]:
     """Forward and backward of the same pair."""
-    actual, peer, x = _pair()
-    run = {"ours": lambda: actual(x).sum().backward(), "theirs": lambda: peer(x).sum().backward()}
-    return _told(interleaved(run, runs=11), run["ours"])
+    module, peer, x = _create_pair()
+    run = {"ours": lambda: module(x).sum().backward(), "theirs": lambda: peer(x).sum().backward()}
+    return _compare(time_calls(run, runs=11), run["ours"])
 
 
-def _told(spent: dict[str, list[float]], job: Callable[[], object]) -> list[Figure]:
+def _compare(spent: dict[str, list[float]], job: Callable[[], object]) -> list[Figure]:
     return [
         figure("compiled net", spent["ours"], "s"),
         figure("torch.nn.TransformerEncoder", spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=1.05),
-        *of_the_limit(job, spent["ours"]),
+        *measure_limit(job, spent["ours"]),
     ]
 
 
-def _pair() -> tuple[nn.Module, nn.Module, Tensor]:
+def _create_pair() -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, dropout=0.0, batch_first=True)
     peer = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()
-    return net_of(peer).module().train(), peer, torch.randn(BATCH, WORDS, DIM)
+    return convert_encoder(peer).module().train(), peer, torch.randn(BATCH, WORDS, DIM)
 
 
-def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
+def convert_encoder(encoder: nn.TransformerEncoder) -> bt.BNet:
     """The bnet of a torch encoder, with its weights."""
     first: Any = encoder.layers[0]
     dim, heads, hidden = first.self_attn.embed_dim, first.self_attn.num_heads, first.linear1.out_features
     width = dim // heads
     maps = [bt.Node(f"W_{r}", Weight((width, dim)), plates=["head"]) for r in "qkv"]
-    maps += [bt.Node(r, Affine(), [f"W_{r}", "x"], EACH) for r in "qkv"]
+    maps += [bt.Node(r, Affine(), [f"W_{r}", "x"], PER_HEAD) for r in "qkv"]
     steps = [
-        bt.Node("a", Attention(Dot(None)), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")], EACH),
+        bt.Node("a", Attention(Dot(None)), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")], PER_HEAD),
         bt.Node("W_o", Weight((dim, width)), plates=["head"]),
         bt.Node("mix", Concat(bias=True), ["W_o", "a"], WORD),
         bt.Node("add1", Add(), ["x", "mix"], WORD),
@@ -70,14 +70,14 @@ def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
     ]
     stack = bt.Stack([*maps, *steps], [bt.Node("x", Given(dim), plates=WORD)], slices=len(encoder.layers))
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", heads)], name="encoder"))
-    result: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     for t, layer in enumerate(encoder.layers):
         weights = {name: value.detach() for name, value in layer.named_parameters()}
         qkv = weights["self_attn.in_proj_weight"].reshape(3, heads, width, dim)
         biases = weights["self_attn.in_proj_bias"].reshape(3, heads, width)
         for k, r in enumerate("qkv"):
-            result |= {f"W_{r}_{t}.value": qkv[k], f"{r}_{t}.bias": biases[k]}
-        result |= {
+            parameters |= {f"W_{r}_{t}.value": qkv[k], f"{r}_{t}.bias": biases[k]}
+        parameters |= {
             f"W_o_{t}.value": weights["self_attn.out_proj.weight"].reshape(dim, heads, width).transpose(0, 1),
             f"mix_{t}.bias": weights["self_attn.out_proj.bias"],
             f"norm1_{t}.gain": weights["norm1.weight"],
@@ -89,4 +89,4 @@ def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
             f"x_{t + 1}.gain": weights["norm2.weight"],
             f"x_{t + 1}.bias": weights["norm2.bias"],
         }
-    return net.replace(result)
+    return net.replace(parameters)

@@ -24,77 +24,80 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bnet_transformer as bt
 from benchmarks import fits, report, sweeps
-from benchmarks.compiled import net_of
-from benchmarks.harness import LIMIT, ROOT, Figure, Row, figure, interleaved, peak_anew, peak_memory, ratios
-from benchmarks.limits import clock_of, machine, work_of
+from benchmarks.compiled import convert_encoder
+from benchmarks.harness import LIMIT, ROOT, Figure, Row, figure, peak_memory, ratios, reset_peak, time_calls
+from benchmarks.limits import get_clock, measure_machine, measure_work
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Normal
 
 SENTENCES = (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
-TOLD = ("same", "previous", "next", "first", "last")  # the relations of the words read
+RELATIONS = ("same", "previous", "next", "first", "last")  # the relations of the words read
 STEPS = 500_000  # of the geometric nets
 
 
 @dataclass(frozen=True)
-class Where:
+class DeviceSetup:
     """The device, and whether sizes are those of the target or of a quick look."""
 
     device: str
-    small: bool
+    is_small: bool
 
     def pick(self, full: int, small: int) -> int:
         """One of two sizes."""
-        return small if self.small else full
+        return small if self.is_small else full
 
-    def timed(self, calls: dict[str, Callable[[], object]], runs: int, warm: int = 3) -> dict[str, list[float]]:
+    def time_calls(self, calls: dict[str, Callable[[], object]], runs: int, warm: int = 3) -> dict[str, list[float]]:
         """Interleaved runs by the device's clock."""
-        return interleaved(calls, 1 if self.small else runs, 1 if self.small else warm, clock_of(self.device))
+        return time_calls(calls, 1 if self.is_small else runs, 1 if self.is_small else warm, get_clock(self.device))
 
     @property
-    def cuda(self) -> bool:
+    def is_cuda(self) -> bool:
         return self.device.startswith("cuda")
 
-    def peak(self) -> float:
+    def measure_peak(self) -> float:
         """MB that were held at most: of the GPU since the last `anew`, of the process on a CPU."""
-        return torch.cuda.max_memory_allocated(self.device) / 1e6 if self.cuda else peak_memory()
+        return torch.cuda.max_memory_allocated(self.device) / 1e6 if self.is_cuda else peak_memory()
 
-    def anew(self) -> None:
+    def reset_peak(self) -> None:
         """Count the peaks from here on."""
-        peak_anew()
-        if self.cuda:
+        reset_peak()
+        if self.is_cuda:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
 
     @property
-    def half(self) -> Any:
+    def autocast(self) -> Any:
         """bf16 autocast."""
         return torch.autocast(self.device.partition(":")[0], torch.bfloat16)
 
 
-def concat_training(where: Where) -> list[Figure]:
+def concat_training(setup: DeviceSetup) -> list[Figure]:
     """Training steps (bf16 autocast, AdamW) of a 6-slice, 512-wide, 8-head concat net with feed-forward, 32 sentences
     of 512 words, compiled, against `nn.TransformerEncoder` of the same weights, compiled, with flash attention. At
     least 0.95 of its throughput: at most 1/0.95 of its time."""
-    dim, slices = where.pick(512, 32), where.pick(6, 2)
+    dim, slices = setup.pick(512, 32), setup.pick(6, 2)
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(dim, 8, 4 * dim, dropout=0.0, batch_first=True)
     peer: nn.Module = nn.TransformerEncoder(slice_, slices, enable_nested_tensor=False).train()
-    net, x = net_of(peer), torch.randn(2, 16, dim)
-    expected = _gradients(net.module(), x)
-    _agree(_gradients(peer, x), expected, "ours and theirs on the CPU")
-    actual, peer = net.to(where.device).module().train(), peer.to(where.device)
-    _agree(_gradients(actual, x.to(where.device)), expected, "the device and the CPU")
-    x = torch.randn(where.pick(32, 2), where.pick(512, 16), dim, device=where.device)
-    flash = functools.partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION]) if where.cuda else contextlib.nullcontext
+    net, x = convert_encoder(peer), torch.randn(2, 16, dim)
+    expected = _compute_gradients(net.module(), x)
+    _check_close(_compute_gradients(peer, x), expected, "ours and theirs on the CPU")
+    module, peer = net.to(setup.device).module().train(), peer.to(setup.device)
+    _check_close(_compute_gradients(module, x.to(setup.device)), expected, "the device and the CPU")
+    x = torch.randn(setup.pick(32, 2), setup.pick(512, 16), dim, device=setup.device)
+    flash = functools.partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION]) if setup.is_cuda else contextlib.nullcontext
     calls: dict[str, Callable[[], object]] = {
-        "ours": _training(actual, x, where, contextlib.nullcontext),
-        "theirs": _training(peer, x, where, flash),
+        "ours": _create_training_step(module, x, setup, contextlib.nullcontext),
+        "theirs": _create_training_step(peer, x, setup, flash),
     }
-    spent = where.timed(calls, runs=15, warm=5)
-    where.anew()
+    spent = setup.time_calls(calls, runs=15, warm=5)
+    setup.reset_peak()
     calls["ours"]()
-    peak, words = where.peak(), x.shape[0] * x.shape[1]
-    work, best = work_of(lambda: _loss(actual, x, where).backward()), machine(where.device, torch.bfloat16)
+    peak, words = setup.measure_peak(), x.shape[0] * x.shape[1]
+    work, best = (
+        measure_work(lambda: _compute_loss(module, x, setup).backward()),
+        measure_machine(setup.device, torch.bfloat16),
+    )
     limit = work.seconds(best)
     return [
         figure("ours", [words / item for item in spent["ours"]], "words/s"),
@@ -106,18 +109,22 @@ def concat_training(where: Where) -> list[Figure]:
     ]
 
 
-def mixture_step(where: Where) -> list[Figure]:
+def mixture_step(setup: DeviceSetup) -> list[Figure]:
     """A training step of the sentence mixture (8 heads, 256 sentences of 128 words, d=512, Normal readout, float32 with
     TF32 products): the exact marginal by elimination, forward and backward. At most 1/0.7 of the time that the matrix
     products of eight heads take at the device's own rate, of the same type."""
-    with _tf32(False):
-        _agree(_mixture(where.device, 4, 8, 16)(), _mixture("cpu", 4, 8, 16)(), "the device and the CPU")
-    with _tf32(True):
-        step = _mixture(where.device, where.pick(256, 4), where.pick(128, 8), where.pick(512, 16))
-        spent = where.timed({"": step}, runs=15)[""]
-        where.anew()
+    with _allow_tf32(False):
+        _check_close(
+            _create_mixture_step(setup.device, 4, 8, 16)(),
+            _create_mixture_step("cpu", 4, 8, 16)(),
+            "the device and the CPU",
+        )
+    with _allow_tf32(True):
+        step = _create_mixture_step(setup.device, setup.pick(256, 4), setup.pick(128, 8), setup.pick(512, 16))
+        spent = setup.time_calls({"": step}, runs=15)[""]
+        setup.reset_peak()
         step()
-        peak, work, best = where.peak(), work_of(step), machine(where.device)
+        peak, work, best = setup.measure_peak(), measure_work(step), measure_machine(setup.device)
     return [
         figure("a step", spent, "s"),
         figure("matrix products of eight heads", work.flops / 1e12, "TFLOP"),
@@ -127,38 +134,41 @@ def mixture_step(where: Where) -> list[Figure]:
     ]
 
 
-def sweep(where: Where) -> list[Figure]:
+def sweep(setup: DeviceSetup) -> list[Figure]:
     """`bt.sweep` over every (slice, word) of a GPT-2-shaped net (12 slices, 768 wide, 12 heads, 64 words, vocabulary
     50,257, float32), against `get_act_patch_resid_pre` of TransformerLens on the same weights and device: at most 1/30
     of its time. Then a cell at a time."""
-    small: dict[str, Any] = {"words": 8, "slices": 2, "dim": 48, "vocabulary": 1000, "lens": False}
-    current = sweeps.made(**small, device=where.device).ours("x")().outcomes
-    _agree([current], [sweeps.made(**small).ours("x")().outcomes], "the device and the CPU")
-    lens = not sweeps.missing()
-    sizes = small | {"lens": lens}
-    if not where.small:
+    small: dict[str, Any] = {"words": 8, "slices": 2, "dim": 48, "vocabulary": 1000, "has_lens": False}
+    actual = sweeps.create_pair(**small, device=setup.device).create_sweep("x")().outcomes
+    _check_close([actual], [sweeps.create_pair(**small).create_sweep("x")().outcomes], "the device and the CPU")
+    has_lens = not sweeps.is_lens_missing()
+    sizes = small | {"has_lens": has_lens}
+    if not setup.is_small:
         sizes |= {"words": 64, "slices": 12, "dim": 768, "vocabulary": sweeps.VOCABULARY}
-    pair = sweeps.made(**sizes, device=where.device)
-    calls: dict[str, Callable[[], Any]] = {"ours": pair.ours("x"), "a cell at a time": pair.ours("x", memory=1)}
-    if lens:
-        calls["theirs"] = pair.theirs("get_act_patch_resid_pre")
-        sweeps.agree(calls["ours"]().outcomes[: sizes["slices"], :, 0].cpu(), calls["theirs"]().cpu())
-    spent = where.timed(calls, runs=3, warm=1)
-    where.anew()
+    pair = sweeps.create_pair(**sizes, device=setup.device)
+    calls: dict[str, Callable[[], Any]] = {
+        "ours": pair.create_sweep("x"),
+        "a cell at a time": pair.create_sweep("x", memory=1),
+    }
+    if has_lens:
+        calls["theirs"] = pair.create_patching("get_act_patch_resid_pre")
+        sweeps.check_close(calls["ours"]().outcomes[: sizes["slices"], :, 0].cpu(), calls["theirs"]().cpu())
+    spent = setup.time_calls(calls, runs=3, warm=1)
+    setup.reset_peak()
     calls["ours"]()
     rows = [
         figure("ours", spent["ours"], "s"),
         figure("a cell at a time", spent["a cell at a time"], "s"),
         figure("all at once over a cell at a time", ratios(spent["ours"], spent["a cell at a time"]), ""),
-        figure("peak memory", where.peak(), "MB"),
+        figure("peak memory", setup.measure_peak(), "MB"),
     ]
-    if lens:
+    if has_lens:
         rows.append(figure("TransformerLens", spent["theirs"], "s"))
         rows.append(figure("time over theirs", ratios(spent["ours"], spent["theirs"]), "", target=1 / 30))
     return rows
 
 
-def responsibilities(where: Where) -> list[Figure]:
+def responsibilities(setup: DeviceSetup) -> list[Figure]:
     """Which head is responsible where a word is read, in MiniLM (6 slices of 12 heads), of a million sentences of up to
     32 words in one run: `P(head | relation, sentence)`, with heads alike beforehand, so each head's share of what a
     sentence's words read by a relation (same, previous, next, first, last), and its mean over the sentences. MiniLM
@@ -166,14 +176,16 @@ def responsibilities(where: Where) -> list[Figure]:
     part by part. Memory after a tenth of the sentences is the memory at the end."""
     net = bt.from_pretrained("minilm")
     with torch.no_grad():
-        (result, _), (cpu, _) = (_responsible(net.to(d), 8, 4, Where(d, True)) for d in (where.device, "cpu"))
-    _agree([result], [cpu], "the device and the CPU")
-    total, part = where.pick(1_000_000, 200), where.pick(2048, 20)
-    where.anew()
-    start = clock_of(where.device)()
+        (result, _), (cpu, _) = (
+            _compute_responsibilities(net.to(d), 8, 4, DeviceSetup(d, True)) for d in (setup.device, "cpu")
+        )
+    _check_close([result], [cpu], "the device and the CPU")
+    total, part = setup.pick(1_000_000, 200), setup.pick(2048, 20)
+    setup.reset_peak()
+    start = get_clock(setup.device)()
     with torch.no_grad():
-        result, peaks = _responsible(net.to(where.device), total, part, where)
-    spent = clock_of(where.device)() - start
+        result, peaks = _compute_responsibilities(net.to(setup.device), total, part, setup)
+    spent = get_clock(setup.device)() - start
     torch.testing.assert_close(result.sum(-1), torch.ones_like(result[..., 0]), rtol=1e-3, atol=1e-3)
     (tenth, host), (end, host_end) = peaks
     return [
@@ -187,123 +199,129 @@ def responsibilities(where: Where) -> list[Figure]:
     ]
 
 
-def geometric_steps(where: Where) -> list[Figure]:
+def geometric_steps(setup: DeviceSetup) -> list[Figure]:
     """Steps of `bt.train` on a geometric net (3 wide, 3 slices, 2 blocks; windows of 3 words, batches of 512), and the
     minutes of 500,000. They must be minutes."""
     small: dict[str, Any] = {"steps": 20, "optimizer": bt.AdamW(rate=0.01), "batch": 64, "progress": False}
-    data = _turned(1024)
-    expected = bt.train(_geometric(), data, device="cpu", **small).losses
-    actual = bt.train(_geometric(), data, **small, device=where.device).losses
-    _agree([torch.tensor(actual)], [torch.tensor(expected)], "the losses on the device and on the CPU")
+    data = _create_rotated(1024)
+    expected = bt.train(_create_geometric(), data, device="cpu", **small).losses
+    actual = bt.train(_create_geometric(), data, **small, device=setup.device).losses
+    _check_close([torch.tensor(actual)], [torch.tensor(expected)], "the losses on the device and on the CPU")
     run = functools.partial(
-        bt.train, _geometric(), _turned(4096), optimizer=bt.AdamW(rate=0.01), batch=512, progress=False,
-        device=where.device,
+        bt.train, _create_geometric(), _create_rotated(4096), optimizer=bt.AdamW(rate=0.01), batch=512, progress=False,
+        device=setup.device,
     )  # fmt: skip
-    rate = _steps_a_second(run, where.pick(500, 10), where.pick(2500, 30), where)
+    rate = _measure_step_rate(run, setup.pick(500, 10), setup.pick(2500, 30), setup)
     return [
         figure("steps a second", rate, "/s"),
         figure(f"minutes of {STEPS:,} steps", [STEPS / item / 60 for item in rate], "min"),
     ]
 
 
-def restarts_at_once(where: Where) -> list[Figure]:
+def batched_restarts(setup: DeviceSetup) -> list[Figure]:
     """A gradient of the exact marginal of 64 restarts of a mixture (8 heads, 16 words, d=32, d_k=4, 256 sentences) as
     one batched dimension, against a loop over them."""
     small = {"heads": 2, "words": 4, "dim": 4, "sentences": 8}
-    sizes = small if where.small else {"heads": 8, "words": 16, "dim": 32, "sentences": 256}
-    _agree(
-        fits.restarts(3, device=where.device, **small)[0](), fits.restarts(3, **small)[1](), "the device and the CPU"
+    sizes = small if setup.is_small else {"heads": 8, "words": 16, "dim": 32, "sentences": 256}
+    _check_close(
+        fits.create_restarts(3, device=setup.device, **small)[0](),
+        fits.create_restarts(3, **small)[1](),
+        "the device and the CPU",
     )
-    at_once, one_by_one = fits.restarts(where.pick(64, 3), device=where.device, **sizes)
-    spent = where.timed({"at once": at_once, "one by one": one_by_one}, runs=9)
-    where.anew()
-    at_once()
+    batched, looped = fits.create_restarts(setup.pick(64, 3), device=setup.device, **sizes)
+    spent = setup.time_calls({"at once": batched, "one by one": looped}, runs=9)
+    setup.reset_peak()
+    batched()
     return [
         figure("at once", spent["at once"], "s"),
         figure("one by one", spent["one by one"], "s"),
         figure("at once over one by one", ratios(spent["at once"], spent["one by one"]), "", target=1 / 1.5),
-        figure("peak memory", where.peak(), "MB"),
+        figure("peak memory", setup.measure_peak(), "MB"),
     ]
 
 
-MEASURED: dict[str, Callable[[Where], list[Figure]]] = {
+ROWS: dict[str, Callable[[DeviceSetup], list[Figure]]] = {
     "concat-training": concat_training,
     "mixture-step": mixture_step,
     "sweep": sweep,
     "responsibilities": responsibilities,
     "geometric-steps": geometric_steps,
-    "restarts": restarts_at_once,
+    "restarts": batched_restarts,
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure the rows that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda by default, or one of them: cuda:1; cpu with --small")
     parser.add_argument("--small", action="store_true", help="small sizes, one run: does the script run?")
-    query = report.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
-    if query.device.startswith("cuda") and not torch.cuda.is_available():
+    args = report.parse_arguments(parser, ROWS, f"of {', '.join(ROWS)}; all by default", argv)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu --small tries the script")
-    where, result = Where(query.device, query.small), {}
-    for name in query.rows or MEASURED:
+    setup, figures = DeviceSetup(args.device, args.small), {}
+    for name in args.rows or ROWS:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        measure = functools.update_wrapper(functools.partial(MEASURED[name], where), MEASURED[name])
-        result[Row(name, "gpu", measure)] = measure()
-    text = report.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
-    command = "python -m benchmarks.gpu " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    report.tell(query, "Benchmarks: gpu", command, result, text)
+        measure = functools.update_wrapper(functools.partial(ROWS[name], setup), ROWS[name])
+        figures[Row(name, "gpu", measure)] = measure()
+    conditions = report.describe_conditions() | (
+        {"device": torch.cuda.get_device_name(setup.device)} if setup.is_cuda else {}
+    )
+    command = "python -m benchmarks.gpu " + shlex.join(sys.argv[1:] if argv is None else argv)
+    report.write_report(args, "Benchmarks: gpu", command, figures, conditions)
     return 0
 
 
 @contextlib.contextmanager
-def _tf32(on: bool) -> Iterator[None]:
+def _allow_tf32(is_allowed: bool) -> Iterator[None]:
     """Products of float32 by TF32 where the device has it, or none of them."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.set_float32_matmul_precision("high" if is_allowed else "highest")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _agree(current: Sequence[Tensor], present: Sequence[Tensor], subject: str) -> None:
+def _check_close(actual: Sequence[Tensor], expected: Sequence[Tensor], subject: str) -> None:
     """Stop where results differ by more than a thousandth of the greatest number."""
-    for one, other in zip(current, present, strict=True):
-        separate = float((one.detach().cpu() - other.detach().cpu()).abs().max())
+    for one, other in zip(actual, expected, strict=True):
+        difference = float((one.detach().cpu() - other.detach().cpu()).abs().max())
         maximum = float(other.detach().abs().max())
-        if not separate <= 1e-3 * max(maximum, 1e-3):
-            raise AssertionError(f"{subject} differ by {separate:.3g}, where the greatest number is {maximum:.3g}")
+        if not difference <= 1e-3 * max(maximum, 1e-3):
+            raise AssertionError(f"{subject} differ by {difference:.3g}, where the greatest number is {maximum:.3g}")
 
 
-def _gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
+def _compute_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
     """The output, and the gradient of the words, of a loss that looks at every number."""
     x = x.clone().requires_grad_()
     y = module(x)
-    (slope,) = torch.autograd.grad((y * torch.linspace(-1, 1, y.shape[-1], device=y.device)).sum(), [x])
-    return [y, slope]
+    (grad,) = torch.autograd.grad((y * torch.linspace(-1, 1, y.shape[-1], device=y.device)).sum(), [x])
+    return [y, grad]
 
 
-def _loss(module: nn.Module, x: Tensor, where: Where) -> Tensor:
-    with where.half:
+def _compute_loss(module: nn.Module, x: Tensor, setup: DeviceSetup) -> Tensor:
+    with setup.autocast:
         loss: Tensor = (module(x).float() - x).square().mean()
     return loss
 
 
-def _training(module: nn.Module, x: Tensor, where: Where, route: Callable[[], Any]) -> Callable[[], None]:
-    """A step: the loss in bf16, gradients, AdamW; code is made of the module where there is a GPU."""
-    run = torch.compile(module) if where.cuda else module
-    adam = torch.optim.AdamW(module.parameters(), 1e-4, fused=where.cuda)
+def _create_training_step(
+    module: nn.Module, x: Tensor, setup: DeviceSetup, create_context: Callable[[], Any]
+) -> Callable[[], None]:
+    """A training step: the loss in bf16, gradients, AdamW; on a GPU the module is compiled."""
+    run = torch.compile(module) if setup.is_cuda else module
+    adam = torch.optim.AdamW(module.parameters(), 1e-4, fused=setup.is_cuda)
 
     def step() -> None:
-        with route():
-            _loss(run, x, where).backward()
+        with create_context():
+            _compute_loss(run, x, setup).backward()
         adam.step()
         adam.zero_grad(set_to_none=True)
 
     return step
 
 
-def _mixture(device: str, sentences: int, words: int, dim: int) -> Callable[[], list[Tensor]]:
+def _create_mixture_step(device: str, sentences: int, words: int, dim: int) -> Callable[[], list[Tensor]]:
     """A step: the log evidences; their gradient is added to the parameters, and given as well."""
     torch.manual_seed(0)
     net = bt.bayesuvius(dim, heads=8, observe=Normal(1.0))
@@ -314,24 +332,26 @@ def _mixture(device: str, sentences: int, words: int, dim: int) -> Callable[[], 
     def step() -> list[Tensor]:
         for value in parameters:
             value.grad = None
-        given = log_evidence(module, {"y": Evidence(y)}, x)
-        (-given.sum()).backward()
-        return [given.detach(), *(value.grad for value in parameters if value.grad is not None)]
+        log_evidences = log_evidence(module, {"y": Evidence(y)}, x)
+        (-log_evidences.sum()).backward()
+        return [log_evidences.detach(), *(value.grad for value in parameters if value.grad is not None)]
 
     return step
 
 
-def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Tensor, list[tuple[float, float]]]:
-    """The mean of `P(head | relation)` over so many sentences, `[slice, relation, head]`; the peaks of memory (of the
+def _compute_responsibilities(
+    net: bt.BNet, total: int, part: int, setup: DeviceSetup
+) -> tuple[Tensor, list[tuple[float, float]]]:
+    """The mean of `P(head | relation)` over `total` sentences, `[slice, relation, head]`; the peaks of memory (of the
     device, of the process) after a tenth and at the end. A part of the sentences is all that is ever held."""
     module, pool = net.module().eval(), net.batch(SENTENCES)
     ids, present = pool.x[""], (pool.mask or {})[""]
     known, ends = ids[present].cpu(), [int(ids[0][present[0]][k]) for k in (0, -1)]
-    words, device = where.pick(32, 8), where.device
+    words, device = setup.pick(32, 8), setup.device
     generator = torch.Generator().manual_seed(0)
-    sums, done, peaks = torch.zeros((), device=device), 0, []
-    while done < total:
-        size = min(part, total - done)
+    sums, count, peaks = torch.zeros((), device=device), 0, []
+    while count < total:
+        size = min(part, total - count)
         lengths = torch.randint(words // 2, words + 1, (size, 1), generator=generator)
         ids = known[torch.randint(len(known), (size, words), generator=generator)]
         position = torch.arange(words)
@@ -339,53 +359,53 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
         ids = torch.where(position == lengths - 1, ends[1], ids)
         present = (position < lengths).to(device)
         given = {"segment": torch.zeros_like(ids, device=device)}
-        read, _ = module.attention_weights(ids.to(device), present, given=given)
-        tables = _relations(words, lengths.to(device), present)
-        shares = torch.stack([torch.einsum("shij,srij->srh", item, tables) for item in read.values()])
-        passed = shares / shares.sum(-1, keepdim=True).clamp_min(1e-30)
-        sums = sums + passed.double().sum(1)
-        before, done = done, done + size
-        if before < total // 10 <= done or done == total:
-            clock_of(device)()
-            peaks.append((where.peak(), peak_memory()))
+        attention, _ = module.attention_weights(ids.to(device), present, given=given)
+        tables = _create_relation_tables(words, lengths.to(device), present)
+        weights = torch.stack([torch.einsum("shij,srij->srh", item, tables) for item in attention.values()])
+        responsibilities = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
+        sums = sums + responsibilities.double().sum(1)
+        before, count = count, count + size
+        if before < total // 10 <= count or count == total:
+            get_clock(device)()
+            peaks.append((setup.measure_peak(), peak_memory()))
     return (sums / total).float(), [peaks[0], peaks[-1]]
 
 
-def _relations(words: int, lengths: Tensor, present: Tensor) -> Tensor:
-    """Which word stands to which in each relation, among those that are there: `[sentence, relation, word, read]`."""
-    i = torch.arange(words, device=present.device)
-    one, other = i[:, None], i[None, :]
-    last = (other == lengths[:, :, None] - 1).expand(-1, words, -1)
-    fixed = [item.expand(len(lengths), words, words) for item in (one == other, one - 1 == other, one + 1 == other)]
-    tables = torch.stack([*fixed, (other == 0).expand(len(lengths), words, words), last], 1)
+def _create_relation_tables(words: int, lengths: Tensor, present: Tensor) -> Tensor:
+    """Whether a word is in a relation to its reader, padding left out: `[sentence, relation, word, read]`."""
+    idx = torch.arange(words, device=present.device)
+    i, j = idx[:, None], idx[None, :]
+    last = (j == lengths[:, :, None] - 1).expand(-1, words, -1)
+    offsets = [item.expand(len(lengths), words, words) for item in (i == j, i - 1 == j, i + 1 == j)]
+    tables = torch.stack([*offsets, (j == 0).expand(len(lengths), words, words), last], 1)
     return (tables & present[:, None, :, None] & present[:, None, None, :]).float()
 
 
-def _geometric() -> bt.BNet:
+def _create_geometric() -> bt.BNet:
     return bt.geometric(3, slices=3, blocks=2, heads=1, observe=Normal(0.01))
 
 
-def _turned(count: int) -> tuple[Tensor, Tensor]:
+def _create_rotated(count: int) -> tuple[Tensor, Tensor]:
     """Windows of three points, and the same turned."""
     x = torch.randn(count, 3, 3, generator=torch.Generator().manual_seed(0))
     angle = torch.tensor(0.3)
-    turn = torch.eye(3)
-    turn[0, 0] = turn[1, 1] = angle.cos()
-    turn[0, 1], turn[1, 0] = -angle.sin(), angle.sin()
-    return x, x @ turn.mT
+    rotation = torch.eye(3)
+    rotation[0, 0] = rotation[1, 1] = angle.cos()
+    rotation[0, 1], rotation[1, 0] = -angle.sin(), angle.sin()
+    return x, x @ rotation.mT
 
 
-def _steps_a_second(run: Callable[..., object], small: int, many: int, where: Where) -> list[float]:
-    """From two runs of different lengths, so that what is done once does not count."""
-    result = []
-    for _ in range(1 if where.small else 3):
+def _measure_step_rate(run: Callable[..., object], num_short: int, num_long: int, setup: DeviceSetup) -> list[float]:
+    """Steps a second, from the difference of two runs of unequal length: the cost of starting a run cancels."""
+    rates = []
+    for _ in range(1 if setup.is_small else 3):
         times = [time.perf_counter()]
-        for steps in (small, many):
+        for steps in (num_short, num_long):
             run(steps=steps)
-            times.append(clock_of(where.device)())
+            times.append(get_clock(setup.device)())
         short, long = (b - a for a, b in itertools.pairwise(times))
-        result.append((many - small) / max(long - short, 1e-9))
-    return result
+        rates.append((num_long - num_short) / max(long - short, 1e-9))
+    return rates
 
 
 if __name__ == "__main__":

@@ -14,41 +14,43 @@ import torch
 
 import bnet_transformer as bt
 from benchmarks import fits
-from benchmarks.harness import Figure, figure, growth, interleaved, peak_of, ratios
-from benchmarks.mixtures import one_thread
+from benchmarks.harness import Figure, figure, growth_figure, measure_peak, ratios, time_calls
+from benchmarks.mixtures import use_one_thread
 from bnet_transformer.graph import GroundGraph
 
 Job = Callable[[], object]
-ROOM = 0.1  # of a slope over what the theory says
+TOLERANCE = 0.1  # of a slope over what the theory says
 
 
 def of_the_forward_pass() -> list[Figure]:
     """The forward pass of a concat net (2 slices, 4 heads of 32, 128 wide, 16 sentences of 64 words where a size does
     not vary; words of one sentence), no gradients, one thread. Attention is a square in words, and each head that is
     added has maps of its own."""
-    with torch.no_grad(), one_thread():
-        return _of_nets(_forward)
+    with torch.no_grad(), use_one_thread():
+        return _fit_net_slopes(_create_forward)
 
 
 def of_a_training_step() -> list[Figure]:
     """The same net, forward and backward."""
-    with one_thread():
-        return _of_nets(_training)
+    with use_one_thread():
+        return _fit_net_slopes(_create_training)
 
 
 def of_elimination() -> list[Figure]:
     """A gradient of the exact marginal of a mixture (8 heads, 16 words, d=8, d_k=4, 256 sentences, one thread), and of
     codebooks (4 heads) with so many atoms a role. By Gram matrices the q and k of atoms meet in pairs, and with the v
     only as numbers: their cube is left to what is cheap. 32 heads share the atoms of 4 at no cost."""
-    with one_thread():
+    with use_one_thread():
         rows = [
-            *_grown("heads", {k: fits.step(heads=k, words=16, sentences=256) for k in (8, 16, 32, 64)}, 1),
-            *_grown("words", {n: fits.step(heads=8, words=n, sentences=64) for n in (32, 64, 128, 256)}, 2),
-            *_grown("sentences", {n: fits.step(heads=8, words=16, sentences=n) for n in (256, 512, 1024, 2048)}, 1),
-            *_grown("atoms a role", {m: fits.step(heads=4, words=16, atoms=m) for m in (4, 8, 16)}, 2),
+            *_fit_slopes("heads", {k: fits.create_step(heads=k, words=16, sentences=256) for k in (8, 16, 32, 64)}, 1),
+            *_fit_slopes("words", {n: fits.create_step(heads=8, words=n, sentences=64) for n in (32, 64, 128, 256)}, 2),
+            *_fit_slopes(
+                "sentences", {n: fits.create_step(heads=8, words=16, sentences=n) for n in (256, 512, 1024, 2048)}, 1
+            ),
+            *_fit_slopes("atoms a role", {m: fits.create_step(heads=4, words=16, atoms=m) for m in (4, 8, 16)}, 2),
         ]
-        width = {k: fits.step(heads=k, words=16, atoms=8) for k in (4, 32)}
-        spent = interleaved({str(k): call for k, call in width.items()}, runs=5)
+        width = {k: fits.create_step(heads=k, words=16, atoms=8) for k in (4, 32)}
+        spent = time_calls({str(k): call for k, call in width.items()}, runs=5)
         return [*rows, figure("codebooks, 32 heads over 4", ratios(spent["32"], spent["4"]), "", target=1.5)]
 
 
@@ -56,9 +58,9 @@ def of_the_ground_graph() -> list[Figure]:
     """All arrow arrays of a sentence's ground graph (128 words, 6 slices, 12 heads, concat), made and kept. Every word
     reads every word."""
     return [
-        *_grown("words", {n: _arrows(words=n) for n in (64, 128, 256, 512)}, 2),
-        *_grown("slices", {t: _arrows(slices=t) for t in (4, 8, 16, 32)}, 1),
-        *_grown("heads", {h: _arrows(heads=h) for h in (6, 12, 24, 48)}, 1),
+        *_fit_slopes("words", {n: _create_arrows(words=n) for n in (64, 128, 256, 512)}, 2),
+        *_fit_slopes("slices", {t: _create_arrows(slices=t) for t in (4, 8, 16, 32)}, 1),
+        *_fit_slopes("heads", {h: _create_arrows(heads=h) for h in (6, 12, 24, 48)}, 1),
     ]
 
 
@@ -66,58 +68,64 @@ def of_a_sweep() -> list[Figure]:
     """`bt.sweep` over every (slice, word) of a decoder (4 slices, 4 heads, 128 wide, 32 words, one pair of sentences;
     every word differs), and over every (slice, head); one thread. Cells grow with words and with slices, and the work
     of each with both, where words are too few for their square to tell; a head more is a cell more in each slice."""
-    with one_thread():
+    with use_one_thread():
         return [
-            *_grown("words", {n: _sweep(words=n) for n in (16, 32, 64, 128)}, 2, 3),
-            *_grown("slices", {t: _sweep(slices=t) for t in (2, 4, 8, 12)}, 2, 3),
-            *_grown("heads, cells (slice, head)", {h: _sweep(heads=h, at="a") for h in (4, 8, 16, 32)}, 1),
-            *_grown("sentences", {s: _sweep(sentences=s) for s in (2, 4, 8, 16)}, 1, 3),
+            *_fit_slopes("words", {n: _create_sweep(words=n) for n in (16, 32, 64, 128)}, 2, 3),
+            *_fit_slopes("slices", {t: _create_sweep(slices=t) for t in (2, 4, 8, 12)}, 2, 3),
+            *_fit_slopes("heads, cells (slice, head)", {h: _create_sweep(heads=h, at="a") for h in (4, 8, 16, 32)}, 1),
+            *_fit_slopes("sentences", {s: _create_sweep(sentences=s) for s in (2, 4, 8, 16)}, 1, 3),
         ]
 
 
-def _grown(subject: str, jobs: Mapping[int, Job], maximum: float, runs: int = 5) -> list[Figure]:
+def _fit_slopes(subject: str, jobs: Mapping[int, Job], maximum: float, runs: int = 5) -> list[Figure]:
     """The slopes of time and memory over a size; `most` is the slope that the theory allows."""
     sizes = list(jobs)
-    spent = interleaved({str(size): job for size, job in jobs.items()}, runs=runs)
-    peaks = [peak_of(job) for job in jobs.values()]
-    text = f"{subject} {sizes[0]:,} to {sizes[-1]:,}"
-    rows = [growth(f"{text}: time, theory {maximum:g}", sizes, [min(item) for item in spent.values()], maximum + ROOM)]
+    spent = time_calls({str(size): job for size, job in jobs.items()}, runs=runs)
+    peaks = [measure_peak(job) for job in jobs.values()]
+    label = f"{subject} {sizes[0]:,} to {sizes[-1]:,}"
+    rows = [
+        growth_figure(
+            f"{label}: time, theory {maximum:g}", sizes, [min(item) for item in spent.values()], maximum + TOLERANCE
+        )
+    ]
     return rows + (
-        [growth(f"{text}: memory, theory {maximum:g}", sizes, peaks, maximum + ROOM)] if min(peaks) > 0 else []
+        [growth_figure(f"{label}: memory, theory {maximum:g}", sizes, peaks, maximum + TOLERANCE)]
+        if min(peaks) > 0
+        else []
     )
 
 
-def _of_nets(job: Callable[..., Job]) -> list[Figure]:
+def _fit_net_slopes(job: Callable[..., Job]) -> list[Figure]:
     return [
-        *_grown("words", {n: job(words=n, sentences=1) for n in (256, 512, 1024, 2048)}, 2),
-        *_grown("slices", {t: job(slices=t) for t in (2, 4, 8, 16)}, 1),
-        *_grown("heads", {h: job(heads=h) for h in (4, 8, 16, 32)}, 1),
-        *_grown("sentences", {s: job(sentences=s) for s in (8, 16, 32, 64)}, 1),
+        *_fit_slopes("words", {n: job(words=n, sentences=1) for n in (256, 512, 1024, 2048)}, 2),
+        *_fit_slopes("slices", {t: job(slices=t) for t in (2, 4, 8, 16)}, 1),
+        *_fit_slopes("heads", {h: job(heads=h) for h in (4, 8, 16, 32)}, 1),
+        *_fit_slopes("sentences", {s: job(sentences=s) for s in (8, 16, 32, 64)}, 1),
     ]
 
 
-def _net(heads: int, slices: int) -> bt.BNet:
+def _create_net(heads: int, slices: int) -> bt.BNet:
     """A concat net whose heads are 32 wide however many they are."""
     torch.manual_seed(0)
     return bt.bayesuvius(128, slices=slices, heads=heads, combine="concat", key_dim=32, value_dim=32)
 
 
-def _forward(*, words: int = 64, slices: int = 2, heads: int = 4, sentences: int = 16) -> Job:
-    module, x = _net(heads, slices).module().eval(), torch.randn(sentences, words, 128)
+def _create_forward(*, words: int = 64, slices: int = 2, heads: int = 4, sentences: int = 16) -> Job:
+    module, x = _create_net(heads, slices).module().eval(), torch.randn(sentences, words, 128)
     return lambda: module(x)
 
 
-def _training(**sizes: int) -> Job:
-    forward: Callable[[], Any] = _forward(**sizes)
+def _create_training(**sizes: int) -> Job:
+    forward: Callable[[], Any] = _create_forward(**sizes)
     return lambda: forward().sum().backward()
 
 
-def _arrows(*, words: int = 128, slices: int = 6, heads: int = 12) -> Job:
+def _create_arrows(*, words: int = 128, slices: int = 6, heads: int = 12) -> Job:
     graph = bt.bayesuvius(24, slices=slices, heads=heads, combine="concat", key_dim=2, value_dim=2).network.graph
     return lambda: list(GroundGraph(graph, {"": words}).arrows())
 
 
-def _sweep(*, words: int = 32, slices: int = 4, heads: int = 4, sentences: int = 1, at: str = "x") -> Job:
+def _create_sweep(*, words: int = 32, slices: int = 4, heads: int = 4, sentences: int = 1, at: str = "x") -> Job:
     torch.manual_seed(0)
     net = bt.decoder(128, heads=heads, slices=slices, vocabulary=64, dropout=0.0)
     clean = torch.randint(64, (sentences, words))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_RUNS = "BNET_BENCHMARK_RUNS"  # of the environment, so that fresh processes know it: at most so many runs of a call
+MAX_RUNS = "BNET_BENCHMARK_RUNS"  # of the environment, so that fresh processes know it: at most so many runs of a call
 STATUS = Path("/proc/self/status")
 LIMIT = "time over the limit"
 
@@ -40,7 +40,7 @@ class Figure:
     A slope has its standard error in place of them.
     """
 
-    what: str
+    subject: str
     value: float
     unit: str
     low: float
@@ -59,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A named benchmark and the function that measures it; `page` is the page of the docs where it stands.
+    """A named benchmark and the function that measures it; `page` is its page of the docs.
 
     `unlimited` says why its job has no limit in FLOPs and bytes; every other row tells how far it is from it.
     """
@@ -69,11 +69,11 @@ class Row:
     measure: Callable[[], list[Figure]]
     unlimited: str = ""
 
-    def figures(self) -> list[Figure]:
-        """What was measured; how far from the limit is among it, unless the row says why not."""
+    def measure_figures(self) -> list[Figure]:
+        """Measure the row; its figures include the time over the limit, unless `unlimited` gives the reason why not."""
         result = self.measure()
-        given = any(item.what.endswith(LIMIT) for item in result)
-        assert not result or given != bool(self.unlimited), f"{self.name}: a limit, or the reason why there is none"
+        has_limit = any(item.subject.endswith(LIMIT) for item in result)
+        assert not result or has_limit != bool(self.unlimited), f"{self.name}: a limit, or the reason why there is none"
         return result
 
     @property
@@ -88,86 +88,86 @@ def figure(subject: str, values: float | Sequence[float], unit: str, target: flo
     return Figure(subject, statistics.median(runs), unit, min(runs), max(runs), len(runs), target)
 
 
-def interleaved(
+def time_calls(
     calls: Mapping[str, Callable[[], object]], runs: int, warm: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
     """Seconds of each call, `runs` times in turn, the order reversed every other time; `warm` runs do not count.
 
     What a call returns is dropped, and the garbage collected, outside the timed span. `--runs` makes them fewer.
     """
-    runs = runs_of(runs)
+    runs = limit_runs(runs)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(-warm, runs):
         for name in list(calls) if run % 2 == 0 else list(calls)[::-1]:
             gc.collect()
             start = clock()
-            retained = calls[name]()
+            result = calls[name]()
             spent = clock() - start
-            del retained
+            del result
             if run >= 0:
                 seconds[name].append(spent)
     return seconds
 
 
-def ratios(our_value: Sequence[float], peer: Sequence[float]) -> list[float]:
+def ratios(values: Sequence[float], peer_values: Sequence[float]) -> list[float]:
     """Ours over theirs, run by run."""
-    return [actual / other for actual, other in zip(our_value, peer, strict=True)]
+    return [actual / other for actual, other in zip(values, peer_values, strict=True)]
 
 
-def differences(our_value: Sequence[float], peer: Sequence[float]) -> list[float]:
+def differences(values: Sequence[float], peer_values: Sequence[float]) -> list[float]:
     """Ours less theirs, run by run."""
-    return [actual - other for actual, other in zip(our_value, peer, strict=True)]
+    return [actual - other for actual, other in zip(values, peer_values, strict=True)]
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """The slope of log value over log size by least squares, and its standard error.
 
-    >>> told, error = slope([8, 16, 32], [3, 12, 48])
-    >>> round(told, 6), round(error, 6)
+    >>> estimate, error = slope([8, 16, 32], [3, 12, 48])
+    >>> round(estimate, 6), round(error, 6)
     (2.0, 0.0)
     """
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     mean_x, mean_y, n = sum(x) / len(x), sum(y) / len(y), len(x)
     spread = sum((a - mean_x) ** 2 for a in x)
-    result = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-    remainder = sum((b - mean_y - result * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
-    return result, math.sqrt(remainder / (n - 2) / spread) if n > 2 else math.nan
+    estimate = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    residual = sum((b - mean_y - estimate * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return estimate, math.sqrt(residual / (n - 2) / spread) if n > 2 else math.nan
 
 
-def growth(subject: str, sizes: Sequence[float], values: Sequence[float], target: float | None = None) -> Figure:
+def growth_figure(subject: str, sizes: Sequence[float], values: Sequence[float], target: float | None = None) -> Figure:
     """The slope of values over sizes as a figure, with its standard error."""
     result, error = slope(sizes, values)
     return Figure(subject, result, "", result, result, len(sizes), target, error)
 
 
-def runs_of(count: int) -> int:
-    """So many runs, or fewer where `--runs` asks for fewer."""
-    return min(count, int(os.environ.get(MOST_RUNS, count)))
+def limit_runs(count: int) -> int:
+    """The number of runs, or what `--runs` allows if that is smaller."""
+    return min(count, int(os.environ.get(MAX_RUNS, count)))
 
 
-def python(code: str) -> Callable[[], object]:
+def make_python_call(code: str) -> Callable[[], object]:
     """A call that runs `python -c code` as a process of its own, and fails if it fails."""
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def peak_of_python(code: str) -> float:
+def measure_python_peak(code: str) -> float:
     """The peak memory, in MB, of a process that runs this code."""
-    given = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
+    print_status = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
     if not STATUS.exists():
         return math.nan
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{given}"], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    process = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{print_status}"], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
-    return _status("VmHWM", done.stdout)
+    return _read_status("VmHWM", process.stdout)
 
 
-def processes_clock() -> float:
-    """The processor time, in seconds, of the processes that this one has run: a clock for `interleaved`."""
+def children_cpu_time() -> float:
+    """The processor time, in seconds, of the processes that this one has run: a clock for `time_calls`."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
 
-def fresh(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+def run_in_process(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """The result of a function in a fresh process, which imports only what the function's module imports."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -181,40 +181,40 @@ def peak_memory() -> float:
     forked this one held), else from `getrusage`.
     """
     if STATUS.exists():
-        return _status("VmHWM")
+        return _read_status("VmHWM")
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
 
 
-def peak_of(job: Callable[[], object]) -> float:
-    """MB that a run of a job holds at most, beyond what the process held before it.
+def measure_peak(job: Callable[[], object]) -> float:
+    """The peak memory in MB of a run of a job, over the memory of the process before it.
 
-    What is free is given back to the system first, and the peak counted anew. Where the system cannot (no
+    Free memory is returned to the system first, and the peak is reset. Where the system cannot (no
     /proc/self/clear_refs) it is NaN.
     """
-    if not peak_anew():
+    if not reset_peak():
         return math.nan
-    before = _status("VmRSS")
-    retained = job()
-    peak = _status("VmHWM")
-    del retained
+    before = _read_status("VmRSS")
+    result = job()
+    peak = _read_status("VmHWM")
+    del result
     return max(0.0, peak - before)
 
 
-def peak_anew() -> bool:
+def reset_peak() -> bool:
     """Give free memory back, and have `peak_memory` count from here on; False where the system cannot."""
-    anew = Path("/proc/self/clear_refs")
-    if not anew.exists():
+    clear_refs = Path("/proc/self/clear_refs")
+    if not clear_refs.exists():
         return False
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    anew.write_text("5")
+    clear_refs.write_text("5")
     return True
 
 
-def _status(subject: str, given: str | None = None) -> float:
+def _read_status(field: str, text: str | None = None) -> float:
     """A line of /proc/self/status, in MB of 10**6 bytes."""
-    lines = (STATUS.read_text() if given is None else given).splitlines()
-    line = next(line for line in lines if line.startswith(subject))
+    lines = (STATUS.read_text() if text is None else text).splitlines()
+    line = next(line for line in lines if line.startswith(field))
     return int(line.split()[1]) * 1024 / 1e6

@@ -51,38 +51,38 @@ class Row:
     """One line of the table."""
 
     cells: tuple[str, ...]
-    met: bool | None
+    is_reached: bool | None
 
     def __str__(self) -> str:
-        return "| " + " | ".join((*self.cells, {True: "met", False: "**not met**", None: ""}[self.met])) + " |"
+        return "| " + " | ".join((*self.cells, {True: "met", False: "**not met**", None: ""}[self.is_reached])) + " |"
 
 
-def planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) -> bt.BNet:
+def create_planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) -> bt.BNet:
     """The net that makes the data."""
     generator = torch.Generator().manual_seed(seed)
-    net = mixture(per, sigma, heads)
+    net = create_mixture(per, sigma, heads)
     spread = {"q": math.sqrt(2 / DIM), "k": math.sqrt(2 / DIM), "v": 1 / math.sqrt(DIM)}
     key = "value" if per == "word" else "values"
-    result = {"c_0.logits" if per == "word" else "c.logits": PI.log()}
+    parameters = {"c_0.logits" if per == "word" else "c.logits": PI.log()}
     for role, scale in spread.items():
         shape = (heads, DIM if role == "v" else KEY, DIM)
-        result[f"W_{role}_0.{key}"] = scale * torch.randn(shape, generator=generator)
-    return net.replace(result)
+        parameters[f"W_{role}_0.{key}"] = scale * torch.randn(shape, generator=generator)
+    return net.replace(parameters)
 
 
-def mixture(per: str, sigma: float, heads: int, seed: int = 0) -> bt.BNet:
+def create_mixture(per: str, sigma: float, heads: int, seed: int = 0) -> bt.BNet:
     return bt.bayesuvius(DIM, heads=heads, key_dim=KEY, per=per, observe=Normal(sigma), seed=seed)
 
 
-def drawn(net: bt.BNet, selector: str, sentences: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sentences, what is observed, and the heads that were drawn."""
+def sample_sentences(net: bt.BNet, selector: str, sentences: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sentences x, observations y, and the sampled heads."""
     torch.manual_seed(seed)
     x = torch.randn(sentences, WORDS, DIM)
-    result = net.pyro(parameters="own")(x)
-    return x, result["y"].reshape(sentences, WORDS, DIM), result[selector].reshape(sentences, -1).squeeze(-1)
+    sample = net.pyro(parameters="own")(x)
+    return x, sample["y"].reshape(sentences, WORDS, DIM), sample[selector].reshape(sentences, -1).squeeze(-1)
 
 
-def oracle(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tuple[float, float]:
+def evaluate_parameters(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tuple[float, float]:
     """The ARI and the test NLL per dim of the true parameters."""
     from bnet_transformer.inference import Evidence, log_evidence, posterior
 
@@ -92,141 +92,145 @@ def oracle(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tupl
     return adjusted_rand_score(c, posterior(module, selector, observed, x).argmax(-1)), nll
 
 
-def every_restart(per: str, sigma: float, restarts: int, steps: int) -> list[tuple[float, float]]:
-    """Of every restart, none let go: the held-out log likelihood per dim, and the ARI of the test, the best first.
+def evaluate_restarts(per: str, sigma: float, restarts: int, steps: int) -> list[tuple[float, float]]:
+    """The held-out log likelihood per dim and the test ARI of every restart (none pruned), the best first.
 
-    They stand where the best one is chosen, before it goes on with the held-out sentences.
+    Both are those at which the best restart is chosen, before it is trained further with the held-out sentences.
     """
     selector = "c_0" if per == "word" else "c"
-    true, net = planted(per, sigma), mixture(per, sigma, HEADS)
-    x, y, _ = drawn(true, selector, LEARN, seed=1)
-    tx, ty, tc = drawn(true, selector, JUDGE, seed=2)
+    true, net = create_planted(per, sigma), create_mixture(per, sigma, HEADS)
+    x, y, _ = sample_sentences(true, selector, LEARN, seed=1)
+    tx, ty, tc = sample_sentences(true, selector, JUDGE, seed=2)
     with tempfile.TemporaryDirectory() as folder:
         method = bt.MAP(restarts=restarts, steps=steps, prune=False)
         f = bt.fit(net, (x, y), method=method, spread=SPREAD, checkpoints=folder, progress=False)
         retained = checkpoint.read_checkpoint(Path(folder, checkpoint.FILE_NAME), net.network)
-    last = {owner: score for step, owner, score in f.measured if step == retained.step}
+    scores = {restart: score for step, restart, score in f.measured if step == retained.step}
     result = []
     for position, owner in enumerate(retained.get_tensors("story")["who"].tolist()):
-        one = net.replace({name: value[position] for name, value in retained.get_tensors("all").items()})
-        result.append((last[owner] / (WORDS * DIM), oracle(one, tx, ty, tc, selector)[0]))
+        restart_net = net.replace({name: value[position] for name, value in retained.get_tensors("all").items()})
+        result.append((scores[owner] / (WORDS * DIM), evaluate_parameters(restart_net, tx, ty, tc, selector)[0]))
     return sorted(result, reverse=True)
 
 
-def restarts_row(per: str, sigma: float, restarts: int, steps: int) -> Row:
+def measure_restarts(per: str, sigma: float, restarts: int, steps: int) -> Row:
     """All restarts of one row."""
-    given = ", ".join(f"{score:.4f} ({ari:.3f})" for score, ari in every_restart(per, sigma, restarts, steps))
+    scores = ", ".join(f"{score:.4f} ({ari:.3f})" for score, ari in evaluate_restarts(per, sigma, restarts, steps))
     subject = f"{per} {sigma:g}, all {restarts} restarts: held-out log likelihood per dim (ARI)"
-    return Row((subject, "", given, "report"), None)
+    return Row((subject, "", scores, "report"), None)
 
 
-def head_row(per: str, sigma: float, close: float | None, gap: float | None, restarts: int, steps: int) -> Row:
-    """Fit one row; every restart that was followed to the end is told."""
+def measure_heads(
+    per: str, sigma: float, ari_gap: float | None, nll_gap: float | None, restarts: int, steps: int
+) -> Row:
+    """Fit one row; the row lists every restart that was not pruned."""
     selector = "c_0" if per == "word" else "c"
-    true = planted(per, sigma)
-    x, y, _ = drawn(true, selector, LEARN, seed=1)
-    tx, ty, tc = drawn(true, selector, JUDGE, seed=2)
-    best, floor = oracle(true, tx, ty, tc, selector)
+    true = create_planted(per, sigma)
+    x, y, _ = sample_sentences(true, selector, LEARN, seed=1)
+    tx, ty, tc = sample_sentences(true, selector, JUDGE, seed=2)
+    oracle_ari, oracle_nll = evaluate_parameters(true, tx, ty, tc, selector)
     start = time.perf_counter()
-    net = mixture(per, sigma, HEADS)
+    net = create_mixture(per, sigma, HEADS)
     f = bt.fit(net, (x, y), method=bt.MAP(restarts=restarts, steps=steps), spread=SPREAD, progress=False)
     spent = time.perf_counter() - start
     ari = adjusted_rand_score(tc, f.responsibilities((tx, ty)).argmax(-1))
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
-    met = None if close is None else ari >= best - close and (gap is None or nll <= floor + gap)
+    is_reached = (
+        None if ari_gap is None else ari >= oracle_ari - ari_gap and (nll_gap is None or nll <= oracle_nll + nll_gap)
+    )
     end = max(step for step, _, _ in f.measured)
     last = sorted((score for step, _, score in f.measured if step == end), reverse=True)
     g = bt.fit(true, (x, y), method=bt.MAP(steps=200, rate=0.01), batch=LEARN, spread=SPREAD, progress=False)
-    near_truth = adjusted_rand_score(tc, g.responsibilities((tx, ty)).argmax(-1))
-    given = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
-    goal = (
+    ari_from_truth = adjusted_rand_score(tc, g.responsibilities((tx, ty)).argmax(-1))
+    scores = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
+    target = (
         "report"
-        if close is None
-        else f"ARI ≥ {best - close:.3f}" + ("" if gap is None else f", NLL ≤ {floor + gap:.4f}")
+        if ari_gap is None
+        else f"ARI ≥ {oracle_ari - ari_gap:.3f}" + ("" if nll_gap is None else f", NLL ≤ {oracle_nll + nll_gap:.4f}")
     )
     cells = (
         f"{per} {sigma:g}",
-        f"{best:.3f}",
-        f"{near_truth:.3f}",
+        f"{oracle_ari:.3f}",
+        f"{ari_from_truth:.3f}",
         f"{ari:.3f}",
-        f"{floor:.4f}",
+        f"{oracle_nll:.4f}",
         f"{nll:.4f}",
-        goal,
-        given,
+        target,
+        scores,
         f"{spent:.0f} s",
     )
-    return Row(cells, met)
+    return Row(cells, is_reached)
 
 
-def summed_row(steps: int) -> Row:
+def measure_sum(steps: int) -> Row:
     """The deterministic sum of four heads, trained on the same sentences, against the mixture (sentence, sigma 1)."""
-    true = planted("sentence", 1.0)
-    x, y, _ = drawn(true, "c", LEARN, seed=1)
-    tx, ty, _ = drawn(true, "c", JUDGE, seed=2)
-    f = bt.fit(mixture("sentence", 1.0, HEADS), (x, y), method=bt.MAP(restarts=4, steps=steps), progress=False)
-    actual = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
+    true = create_planted("sentence", 1.0)
+    x, y, _ = sample_sentences(true, "c", LEARN, seed=1)
+    tx, ty, _ = sample_sentences(true, "c", JUDGE, seed=2)
+    f = bt.fit(create_mixture("sentence", 1.0, HEADS), (x, y), method=bt.MAP(restarts=4, steps=steps), progress=False)
+    mixture_nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     net = bt.bayesuvius(DIM, heads=HEADS, key_dim=KEY, combine="concat", observe=Normal(1.0))
     g = bt.fit(net, (x, y), method=bt.MAP(restarts=4, steps=2 * steps), progress=False)
-    peer = -float(g.log_likelihood((tx, ty)).sum()) / ty.numel()
-    sigma, best = at_best_sigma(g.predict(tx), ty)
-    given = f"{peer:.4f} at sigma 1, {peer - actual:.4f} more; {best:.4f} at its own best sigma {sigma:.3f}, "
-    given += f"{best - actual:.4f} more"
+    sum_nll = -float(g.log_likelihood((tx, ty)).sum()) / ty.numel()
+    sigma, best = fit_sigma(g.predict(tx), ty)
+    text = f"{sum_nll:.4f} at sigma 1, {sum_nll - mixture_nll:.4f} more; {best:.4f} at its own best sigma {sigma:.3f}, "
+    text += f"{best - mixture_nll:.4f} more"
     return Row(
-        ("mixture, sum of 4 heads: NLL per dim", f"{actual:.4f}", given, "0.2 more, at its best sigma"),
-        best - actual >= 0.2,
+        ("mixture, sum of 4 heads: NLL per dim", f"{mixture_nll:.4f}", text, "0.2 more, at its best sigma"),
+        best - mixture_nll >= 0.2,
     )
 
 
-def at_best_sigma(created: Tensor, y: Tensor) -> tuple[float, float]:
-    """The sigma under which a Normal about what was made gives y the most, and its NLL per dim."""
-    square = float((y - created).double().square().mean())
+def fit_sigma(predicted: Tensor, y: Tensor) -> tuple[float, float]:
+    """The maximum-likelihood sigma of a Normal readout around the predictions, and its NLL per dim."""
+    square = float((y - predicted).double().square().mean())
     return math.sqrt(square), 0.5 * math.log(2 * math.pi * math.e * square)
 
 
-def offered_row(restarts: int, steps: int) -> Row:
+def measure_offered(restarts: int, steps: int) -> Row:
     """Eight heads offered where four exist."""
-    true = planted("sentence", 1.0)
-    x, y, _ = drawn(true, "c", LEARN, seed=1)
-    tx, ty, tc = drawn(true, "c", JUDGE, seed=2)
-    f = bt.fit(mixture("sentence", 1.0, 8), (x, y), method=bt.EM(restarts=restarts, steps=steps), progress=False)
+    true = create_planted("sentence", 1.0)
+    x, y, _ = sample_sentences(true, "c", LEARN, seed=1)
+    tx, ty, tc = sample_sentences(true, "c", JUDGE, seed=2)
+    f = bt.fit(create_mixture("sentence", 1.0, 8), (x, y), method=bt.EM(restarts=restarts, steps=steps), progress=False)
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     ari = adjusted_rand_score(tc, f.responsibilities((tx, ty)).argmax(-1))
     shares = ", ".join(f"{p:.3f}" for p in sorted(f.pi.tolist(), reverse=True))
-    given = f"{f.heads.live} live, {f.heads.effective:.2f} in effect ({shares})"
-    return Row(("8 offered, 4 exist", given, f"ARI {ari:.3f}, NLL {nll:.4f}", "report"), None)
+    text = f"{f.heads.live} live, {f.heads.effective:.2f} in effect ({shares})"
+    return Row(("8 offered, 4 exist", text, f"ARI {ari:.3f}, NLL {nll:.4f}", "report"), None)
 
 
-def codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
+def create_codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
     """A net whose heads draw from atoms by planted rows, Dirichlet(0.3)."""
     net = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    result = {"c.logits": PI.log()}
+    parameters = {"c.logits": PI.log()}
     rows = torch.distributions.Gamma(torch.full((3, HEADS, atoms), 0.3), torch.ones(()))
     torch.manual_seed(seed)
-    drawn_rows = rows.sample().clamp(min=1e-12)
+    sampled = rows.sample().clamp(min=1e-12)
     for k, role in enumerate("qkv"):
-        result[f"W_{role}_0.logits"] = (drawn_rows[k] / drawn_rows[k].sum(-1, keepdim=True)).log()
+        parameters[f"W_{role}_0.logits"] = (sampled[k] / sampled[k].sum(-1, keepdim=True)).log()
         scale = 1 / math.sqrt(DIM) if role == "v" else math.sqrt(2 / DIM)
         shape = (atoms, DIM if role == "v" else KEY, DIM)
-        result[f"W_{role}_0.atoms"] = scale * torch.randn(shape, generator=generator)
-    return net.replace(result)
+        parameters[f"W_{role}_0.atoms"] = scale * torch.randn(shape, generator=generator)
+    return net.replace(parameters)
 
 
 def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
-    """The pi-weighted total variation between planted rows and those found, heads matched, mean over the roles."""
+    """The pi-weighted total variation between planted and fitted rows, heads matched, mean over the roles."""
     weights = true.parameters["c.logits"].softmax(-1)
     planted_rows = [true.parameters[f"W_{role}_0.logits"].softmax(-1) for role in "qkv"]
-    separate = torch.stack([(a[:, None] - b).abs().sum(-1) / 2 for a, b in zip(planted_rows, theta, strict=True)]).mean(
-        0
-    )
-    match = torch.tensor(match_heads(-separate - (weights[:, None] - pi).abs()))
-    return float((weights * separate[torch.arange(len(match)), match]).sum())
+    distances = torch.stack(
+        [(a[:, None] - b).abs().sum(-1) / 2 for a, b in zip(planted_rows, theta, strict=True)]
+    ).mean(0)
+    match = torch.tensor(match_heads(-distances - (weights[:, None] - pi).abs()))
+    return float((weights * distances[torch.arange(len(match)), match]).sum())
 
 
-def observed_atoms(
+def fit_observed_atoms(
     states: list[Tensor], atoms: int, restarts: int = 20, steps: int = 500
 ) -> tuple[Tensor, list[Tensor]]:
-    """EM where the atoms of each sentence are seen and only its head is not: the floor."""
+    """EM where the atoms of each sentence are observed and only its head is latent: the floor."""
     observed = [functional.one_hot(s, atoms).double() for s in states]
     best: tuple[float, Tensor, list[Tensor]] | None = None
     for r in range(restarts):
@@ -237,9 +241,9 @@ def observed_atoms(
         ]
         for _ in range(steps):
             joint = pi.log() + sum(s @ t.log().mT for s, t in zip(observed, theta, strict=True))
-            share = joint.softmax(-1)
-            pi = share.mean(0)
-            theta = [(c := share.mT @ s + 1e-9) / c.sum(-1, keepdim=True) for s in observed]
+            responsibilities = joint.softmax(-1)
+            pi = responsibilities.mean(0)
+            theta = [(c := responsibilities.mT @ s + 1e-9) / c.sum(-1, keepdim=True) for s in observed]
         score = float(joint.logsumexp(-1).sum())
         if best is None or score > best[0]:
             best = score, pi, theta
@@ -247,49 +251,49 @@ def observed_atoms(
     return best[1], best[2]
 
 
-def codebook_row(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) -> Row:
+def measure_codebook(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) -> Row:
     """Planted rows of theta, their atoms known, found by EM on the exact marginal."""
-    true = codebook(atoms, seed=0, sigma=sigma)
+    true = create_codebook(atoms, seed=0, sigma=sigma)
     torch.manual_seed(1)
     x = torch.randn(sentences, WORDS, DIM)
-    result = true.pyro(parameters="own")(x)
-    y = result["y"].reshape(sentences, WORDS, DIM)
+    sample = true.pyro(parameters="own")(x)
+    y = sample["y"].reshape(sentences, WORDS, DIM)
     tables = ["c.logits", *(f"W_{role}_0.logits" for role in "qkv")]
     fresh = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=5)
     net = true.replace({name: fresh.parameters[name] for name in tables})
     start = time.perf_counter()
     f = bt.fit(net, (x, y), method=bt.EM(restarts=8, steps=200), learn=tables, every=200, progress=False)
     spent = time.perf_counter() - start
-    states = [result[f"W_{role}_0"].reshape(-1).long() for role in "qkv"]
-    floor = total_variation(true, *observed_atoms(states, atoms))
+    states = [sample[f"W_{role}_0"].reshape(-1).long() for role in "qkv"]
+    floor = total_variation(true, *fit_observed_atoms(states, atoms))
     tv = total_variation(true, f.pi, [f.theta[f"W_{role}_0"] for role in "qkv"])
-    given = f"{tv:.4f}"
-    return Row(("codebook: TV of theta, pi-weighted", f"{floor:.4f}", given, "TV ≤ 0.05", f"{spent:.0f} s"), tv <= 0.05)
+    text = f"{tv:.4f}"
+    return Row(("codebook: TV of theta, pi-weighted", f"{floor:.4f}", text, "TV ≤ 0.05", f"{spent:.0f} s"), tv <= 0.05)
 
 
-def page(restarts: int, steps: int, only: str | None, tell: Callable[[str], None]) -> str:
-    """All rows, told as they come, and the page that they make."""
-    heads = [
+def measure_page(restarts: int, steps: int, only: str | None, report: Callable[[str], None]) -> str:
+    """Measure all rows, report each as it comes, and return the page."""
+    lines = [
         "| selector, sigma | oracle ARI | ARI, started at the truth | ARI | oracle NLL | NLL | target "
         "| restarts (held-out log likelihood per dim) | time | |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    tell("\n".join(heads))
-    for per, sigma, close, gap in ROWS:
+    report("\n".join(lines))
+    for per, sigma, ari_gap, nll_gap in ROWS:
         if only in (None, f"{per} {sigma:g}"):
-            heads.append(str(head_row(per, sigma, close, gap, restarts, steps)))
-            tell(heads[-1])
-    remainder = ["| what | of | found | target | |", "|---|---|---|---|---|"]
-    remaining = {
-        "restarts": lambda: restarts_row("sentence", 3.0, restarts, steps),
-        "sum": lambda: summed_row(steps),
-        "offered": lambda: offered_row(restarts, steps),
-        "codebook": codebook_row,
+            lines.append(str(measure_heads(per, sigma, ari_gap, nll_gap, restarts, steps)))
+            report(lines[-1])
+    extra_lines = ["| what | of | found | target | |", "|---|---|---|---|---|"]
+    extra_rows = {
+        "restarts": lambda: measure_restarts("sentence", 3.0, restarts, steps),
+        "sum": lambda: measure_sum(steps),
+        "offered": lambda: measure_offered(restarts, steps),
+        "codebook": measure_codebook,
     }
-    for name, of in remaining.items():
+    for name, measure in extra_rows.items():
         if only in (None, name):
-            remainder.append(str(of()))
-            tell(remainder[-1])
+            extra_lines.append(str(measure()))
+            report(extra_lines[-1])
     when = (
         f"{datetime.date.today()}, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
@@ -297,9 +301,9 @@ def page(restarts: int, steps: int, only: str | None, tell: Callable[[str], None
     return (
         f"# Are planted heads found again?\n\nMeasured on {when}, by `python -m benchmarks.head_recovery "
         f"--restarts {restarts} --steps {steps}`.\n\n{text[text.index('Data:') :]}\n"
-        + "\n".join(heads)
+        + "\n".join(lines)
         + "\n\n"
-        + "\n".join(remainder)
+        + "\n".join(extra_lines)
         + "\n"
     )
 
@@ -309,9 +313,9 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=RESTARTS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--only")
-    given = parser.parse_args()
-    text = page(given.restarts, given.steps, given.only, lambda line: print(line, flush=True))
-    if given.only is None:
+    args = parser.parse_args()
+    text = measure_page(args.restarts, args.steps, args.only, lambda line: print(line, flush=True))
+    if args.only is None:
         PAGE.write_text(text, encoding="utf-8")
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, Figure, figure, fresh, interleaved, peak_memory, ratios
-from benchmarks.limits import of_the_limit
+from benchmarks.harness import ROOT, Figure, figure, peak_memory, ratios, run_in_process, time_calls
+from benchmarks.limits import measure_limit
 
 SENTENCES, SETTINGS, RUNS = 8, 32, 3
-MOST = 12
+MAX_HEADS = 12
 
 
 def gated_runs() -> list[Figure]:
@@ -23,37 +23,37 @@ def gated_runs() -> list[Figure]:
     1e-4. The target is at least 4 times the runs of the loop: a ratio of at most 1/4."""
     import torch
 
-    model, tokenizer = _theirs()
-    sentences = said(SENTENCES)
-    gates = (torch.rand(SETTINGS, MOST, generator=torch.Generator().manual_seed(0)) < 0.7).double()
-    runs = _runs(sentences)
-    actual = lambda: runs.table(gates, lambda count: None)  # noqa: E731
+    model, tokenizer = _load_transformers()
+    sentences = read_sentences(SENTENCES)
+    gates = (torch.rand(SETTINGS, MAX_HEADS, generator=torch.Generator().manual_seed(0)) < 0.7).double()
+    runs = _create_runs(sentences)
+    run_gated = lambda: runs.log_prob_table(gates, lambda count: None)  # noqa: E731
     encoded = [tokenizer(text, return_tensors="pt") for text in sentences]
-    single = lambda: looped(model, encoded, gates, 1)  # noqa: E731
-    together = lambda: looped(model, encoded, gates, SETTINGS)  # noqa: E731
-    torch.testing.assert_close(actual(), single(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(actual(), together(), rtol=1e-4, atol=1e-4)
-    spent = interleaved({"ours": actual, "alone": single, "together": together}, runs=RUNS, warm=0)
+    run_single = lambda: run_looped(model, encoded, gates, 1)  # noqa: E731
+    run_batched = lambda: run_looped(model, encoded, gates, SETTINGS)  # noqa: E731
+    torch.testing.assert_close(run_gated(), run_single(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(run_gated(), run_batched(), rtol=1e-4, atol=1e-4)
+    spent = time_calls({"ours": run_gated, "alone": run_single, "together": run_batched}, runs=RUNS, warm=0)
     count = SENTENCES * SETTINGS * len(runs.sites)
-    given = {"ours": "ours", "alone": "transformers", "together": "transformers, batched"}
+    names = {"ours": "ours", "alone": "transformers", "together": "transformers, batched"}
     rows = [
         figure(f"{subject}: runs of a sentence", [count / s for s in spent[key]], "/s")
-        for key, subject in given.items()
+        for key, subject in names.items()
     ]
     rows.append(figure("time, ours over transformers", ratios(spent["ours"], spent["alone"]), "", 1 / 4))
     rows.append(figure("time, ours over transformers, batched", ratios(spent["ours"], spent["together"]), ""))
-    return [*rows, *of_the_limit(actual, spent["ours"])]
+    return [*rows, *measure_limit(run_gated, spent["ours"])]
 
 
 def memory_of_inclusion() -> list[Figure]:
     """The peak resident memory of a fresh process that makes the exact table of MiniLM's last slice (4,096 settings, 4
     sentences), and of one that runs 36 passes of the joint method over 64 sentences, over that of one that loads the
     net and runs a sentence."""
-    base = fresh(_peak, "load")
+    base = run_in_process(_measure_peak, "load")
     return [
         figure("net loaded, one run", base, "MB"),
-        figure("exact, last slice", fresh(_peak, "exact") - base, "MB more"),
-        figure("svi, all slices", fresh(_peak, "svi") - base, "MB more"),
+        figure("exact, last slice", run_in_process(_measure_peak, "exact") - base, "MB more"),
+        figure("svi, all slices", run_in_process(_measure_peak, "svi") - base, "MB more"),
     ]
 
 
@@ -62,15 +62,15 @@ def growth_with_heads() -> list[Figure]:
     200 draws: seconds, and the part that is runs of the net. Settings double with each head."""
     rows = []
     for heads in (2, 4, 6, 8, 12):
-        runs, full = growth(heads)
-        spent = interleaved({"runs": runs, "whole": full}, runs=RUNS, warm=0)
+        runs, full = create_jobs(heads)
+        spent = time_calls({"runs": runs, "whole": full}, runs=RUNS, warm=0)
         rows.append(figure(f"{heads} heads: runs of the net", spent["runs"], "s"))
         rows.append(figure(f"{heads} heads: all", spent["whole"], "s"))
-        rows += of_the_limit(runs, spent["runs"], name=f"{heads} heads: runs of the net")
+        rows += measure_limit(runs, spent["runs"], name=f"{heads} heads: runs of the net")
     return rows
 
 
-def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
+def create_jobs(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """The runs of the net for the exact method, and all of it."""
     import torch
 
@@ -87,14 +87,14 @@ def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     )
 
 
-def said(count: int) -> list[str]:
+def read_sentences(count: int) -> list[str]:
     """The first sentences of the committed file."""
     return (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").split("\n")[:count]
 
 
-def looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
-    """Minus half the squared distance of the last state from the full one, `[slice, sentence, setting]`, by forward
-    passes with hooks."""
+def run_looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
+    """Minus half the squared distance of the last state from that of the full model,
+    `[slice, sentence, setting]`, by forward passes with hooks."""
     import torch
 
     slices = model.encoder.layer
@@ -104,19 +104,19 @@ def looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
         for s, slice_ in enumerate(slices):
             for k, item in enumerate(encoded):
                 for start in range(0, len(gates), batch):
-                    some = gates[start : start + batch]
-                    mask = some.float().repeat_interleave(model.config.hidden_size // some.shape[1], 1)[:, None]
+                    settings = gates[start : start + batch]
+                    mask = settings.float().repeat_interleave(model.config.hidden_size // settings.shape[1], 1)[:, None]
                     hook = slice_.attention.output.dense.register_forward_pre_hook(lambda _, x, m=mask: (x[0] * m,))
                     try:
-                        rows = {name: value.expand(len(some), -1) for name, value in item.items()}
-                        separate = model(**rows).last_hidden_state - full[k]
+                        rows = {name: value.expand(len(settings), -1) for name, value in item.items()}
+                        difference = model(**rows).last_hidden_state - full[k]
                     finally:
                         hook.remove()
-                    result[s, k, start : start + batch] = -0.5 * separate.square().sum((1, 2)).double()
+                    result[s, k, start : start + batch] = -0.5 * difference.square().sum((1, 2)).double()
     return result
 
 
-def _theirs() -> tuple[Any, Any]:
+def _load_transformers() -> tuple[Any, Any]:
     """MiniLM as `transformers` has it, and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -126,28 +126,28 @@ def _theirs() -> tuple[Any, Any]:
     return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def _runs(sentences: list[str]) -> Any:
+def _create_runs(sentences: list[str]) -> Any:
     import bnet_transformer as bt
     from bnet_transformer.attention.heads.head_inclusion import create_runs
 
     return create_runs(bt.from_pretrained("minilm").network, sentences)
 
 
-def _peak(subject: str) -> float:
+def _measure_peak(subject: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
     from bnet_transformer.attention.heads.gate_posterior import gate_settings, relaxed_gate_posterior
 
-    runs = _runs(said(64 if subject == "svi" else 4))
+    runs = _create_runs(read_sentences(64 if subject == "svi" else 4))
     if subject == "exact":
         from dataclasses import replace
 
-        replace(runs, sites=runs.sites[-1:]).table(gate_settings(MOST), lambda count: None)
+        replace(runs, sites=runs.sites[-1:]).table(gate_settings(MAX_HEADS), lambda count: None)
     elif subject == "svi":
         relaxed_gate_posterior(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
     else:
         for part in runs.parts():
-            runs.gated(part, torch.ones(len(part), len(runs.sites), runs.heads))
+            runs.gated_log_probs(part, torch.ones(len(part), len(runs.sites), runs.num_heads))
     gc.collect()
     return peak_memory()

@@ -27,16 +27,16 @@ DIM, WORDS, SIGMA = 6, 4, 0.5
 DRAWS, ROUNDS = 400, 40
 
 
-def planted(heads: int, strength: float) -> bt.BNet:
-    """A net of two slices whose heads count so much."""
+def create_planted(heads: int, strength: float) -> bt.BNet:
+    """A net of two slices whose W_o are scaled by `strength`."""
     net = bt.bayesuvius(
         DIM, heads=heads, slices=2, combine="concat", residual=True, scale=None, observe=Normal(SIGMA), seed=heads
     ).to(torch.float64)
     return net.replace({f"W_o_{t}.value": strength * net.parameters[f"W_o_{t}.value"] for t in (0, 1)})
 
 
-def told(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Shares, `[slice, head]`, and sentences with y drawn from the net whose gates are drawn by them."""
+def simulate(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Sample shares rho, `[slice, head]`, gates of each sentence by these shares, and y from the gated net."""
     heads = net.network.graph.plate_sizes["head"]
     rho = torch.rand(len(slices), heads, generator=generator, dtype=torch.float64)
     samples = torch.rand(sentences, len(slices), heads, generator=generator, dtype=torch.float64) < rho
@@ -49,18 +49,20 @@ def told(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch
     return rho, x, mean + SIGMA * noise
 
 
-def coverage(method: str, heads: int, sentences: int, strength: float, replications: int) -> tuple[Tensor, Tensor]:
-    """Whether each interval holds its share, `[replication, head]`, and how wide it is."""
-    net, generator = planted(heads, strength), torch.Generator().manual_seed(heads)
-    held, width = [], []
+def measure_coverage(
+    method: str, heads: int, sentences: int, strength: float, replications: int
+) -> tuple[Tensor, Tensor]:
+    """Whether each interval covers its share, and its width: both `[replication, head]`."""
+    net, generator = create_planted(heads, strength), torch.Generator().manual_seed(heads)
+    covered, widths = [], []
     for k in range(replications):
         slices = (0, 1) if method == "svi" else (k % 2,)
-        rho, x, y = told(net, sentences, slices, generator)
+        rho, x, y = simulate(net, sentences, slices, generator)
         f = bt.inclusion(net, (x, y), method=method, draws=DRAWS, rounds=ROUNDS, seed=k, progress=False)
         low, high = f.low[list(slices)], f.high[list(slices)]
-        held.append(((low <= rho) & (rho <= high)).flatten())
-        width.append((high - low).flatten())
-    return torch.stack(held), torch.stack(width)
+        covered.append(((low <= rho) & (rho <= high)).flatten())
+        widths.append((high - low).flatten())
+    return torch.stack(covered), torch.stack(widths)
 
 
 CASES = (("exact", 4, 60, 1.0), ("exact", 4, 60, 0.1), ("exact", 4, 8, 1.0), ("exact", 8, 60, 1.0), ("svi", 4, 60, 1.0))
@@ -78,10 +80,18 @@ def main() -> None:
     ]
     for method, heads, sentences, strength in CASES:
         start = time.perf_counter()
-        held, width = coverage(method, heads, sentences, strength, count)
-        share = float(held.double().mean())
-        verdict = ("met" if 0.85 <= share <= 0.95 else "**not met**") if method == "exact" else "shown, no target"
-        cells = [method, heads, sentences, strength, held.numel(), f"{100 * share:.1f}%", f"{float(width.mean()):.2f}"]
+        covered, widths = measure_coverage(method, heads, sentences, strength, count)
+        fraction = float(covered.double().mean())
+        verdict = ("met" if 0.85 <= fraction <= 0.95 else "**not met**") if method == "exact" else "shown, no target"
+        cells = [
+            method,
+            heads,
+            sentences,
+            strength,
+            covered.numel(),
+            f"{100 * fraction:.1f}%",
+            f"{float(widths.mean()):.2f}",
+        ]
         cells += [f"{time.perf_counter() - start:.0f}", verdict]
         lines.append(f"| {' | '.join(map(str, cells))} |")
         print(lines[-1], flush=True)

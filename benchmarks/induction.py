@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, peak_of
+from benchmarks.harness import Figure, figure, measure_peak
 from bnet_transformer.interventions.circuits import Circuit
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 VOCABULARY, WORDS, START = 16, 12, 0
 SHARP = 8.0  # the score of what a planted head reads
 ROLES = ("v", "k", "vk")
-SHARE = 0.02  # of clean - corrupt: the threshold
+FRACTION = 0.02  # of clean - corrupt: the threshold
 SCORES = ("circuit", "attention", "rollout")
 
 
-def declared(heads: int, dim: int, key: int, value: int, *, scale: float | None = None, seed: int = 0) -> bt.BNet:
+def create_net(heads: int, dim: int, key: int, value: int, *, scale: float | None = None, seed: int = 0) -> bt.BNet:
     """A causal net of two slices without feed-forward maps and norms: token, position, attention, the next word."""
     over, sizes = ["head", "word"], {"q": key, "k": key, "v": value}
     maps = [bt.Node(f"W_{r}", Weight((size, dim), spread=dim**-0.5), plates=["head"]) for r, size in sizes.items()]
@@ -57,50 +57,50 @@ def declared(heads: int, dim: int, key: int, value: int, *, scale: float | None 
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", heads)], name="induction"), seed=seed)
 
 
-def built(noise: float = 0.05) -> bt.BNet:
+def build_net(noise: float = 0.05) -> bt.BNet:
     """The net by hand: head 0 of each slice is planted; head 1 reads the first word as sharply, head 2 its own.
 
     The states are [token | position | previous token | next token]. What heads 1 and 2 write is noise.
     """
     parts = np.cumsum([0, VOCABULARY, WORDS, VOCABULARY, VOCABULARY])
     token, position, previous, following = (slice(*ends) for ends in itertools.pairwise(parts.tolist()))
-    net = declared(3, int(parts[-1]), max(VOCABULARY, WORDS), VOCABULARY, scale=1.0)
+    net = create_net(3, int(parts[-1]), max(VOCABULARY, WORDS), VOCABULARY, scale=1.0)
     generator = torch.Generator().manual_seed(0)
-    result = {
+    parameters = {
         name: noise * torch.randn(value.shape, generator=generator) if name[:3] in ("W_v", "W_o") else 0 * value
         for name, value in net.parameters.items()
     }
-    same, positions = torch.eye(VOCABULARY), torch.eye(WORDS)
-    result["embed.table"][:, token], result["position.table"][:, position] = same, positions
-    result["y.weight"][:, following] = SHARP * same
+    identity, positions = torch.eye(VOCABULARY), torch.eye(WORDS)
+    parameters["embed.table"][:, token], parameters["position.table"][:, position] = identity, positions
+    parameters["y.weight"][:, following] = SHARP * identity
     before, first = torch.diag(torch.ones(WORDS - 1), 1), torch.zeros(WORDS, WORDS)
     before[0, 0], first[0] = 1.0, 1.0
     for t in (0, 1):
-        reads = result[f"W_q_{t}.value"]
+        queries = parameters[f"W_q_{t}.value"]
         for head, expected in enumerate((before, first, positions)):
-            reads[head, :WORDS, position] = SHARP * expected
-            result[f"W_k_{t}.value"][head, :WORDS, position] = positions
-    result["W_q_1.value"][0] = result["W_k_1.value"][0] = 0.0
-    result["W_q_1.value"][0, :VOCABULARY, token] = SHARP * same
-    result["W_k_1.value"][0, :VOCABULARY, previous] = same
+            queries[head, :WORDS, position] = SHARP * expected
+            parameters[f"W_k_{t}.value"][head, :WORDS, position] = positions
+    parameters["W_q_1.value"][0] = parameters["W_k_1.value"][0] = 0.0
+    parameters["W_q_1.value"][0, :VOCABULARY, token] = SHARP * identity
+    parameters["W_k_1.value"][0, :VOCABULARY, previous] = identity
     for t, written in enumerate((previous, following)):
-        result[f"W_v_{t}.value"][0], result[f"W_o_{t}.value"][0] = 0.0, 0.0
-        result[f"W_v_{t}.value"][0, :, token], result[f"W_o_{t}.value"][0, written] = same, same
-    return net.replace(result)
+        parameters[f"W_v_{t}.value"][0], parameters[f"W_o_{t}.value"][0] = 0.0, 0.0
+        parameters[f"W_v_{t}.value"][0, :, token], parameters[f"W_o_{t}.value"][0, written] = identity, identity
+    return net.replace(parameters)
 
 
-def trained(heads: int = 2, steps: int = 1000, seed: int = 0) -> bt.BNet:
+def train_net(heads: int = 2, steps: int = 1000, seed: int = 0) -> bt.BNet:
     """The same declaration, learned by gradient from sentences of which a part is said again."""
-    net = declared(heads, 32, 16, 16, seed=seed)
-    return bt.train(net, said_again, steps=steps, optimizer=bt.AdamW(rate=0.005, warmup=50), progress=False).net
+    net = create_net(heads, 32, 16, 16, seed=seed)
+    return bt.train(net, sample_repetitions, steps=steps, optimizer=bt.AdamW(rate=0.005, warmup=50), progress=False).net
 
 
-def said_again(step: int, count: int = 64) -> Tensor:
+def sample_repetitions(step: int, count: int = 64) -> Tensor:
     """Sentences of different words, from somewhere on said again: `[count, word]`."""
     generator = torch.Generator().manual_seed(1000 + step)
     first = int(torch.randint(3, WORDS - 2, (), generator=generator))
     again = torch.randint(1, first, (count, 1), generator=generator)
-    x = _different(count, generator)[:, : first + 1]
+    x = _sample_permutations(count, generator)[:, : first + 1]
     while x.shape[1] <= WORDS:
         x, again = torch.cat([x, x.gather(1, again)], 1), again + 1
     return x
@@ -115,8 +115,8 @@ class Prompts:
     corrupt: Tensor
 
     @classmethod
-    def of(cls, p: int, count: int, seed: int = 0) -> Prompts:
-        words = _different(count, torch.Generator().manual_seed(seed))
+    def sample(cls, p: int, count: int, seed: int = 0) -> Prompts:
+        words = _sample_permutations(count, torch.Generator().manual_seed(seed))
         clean = torch.cat([words[:, : WORDS - 1], words[:, p : p + 1]], 1)
         corrupt = clean.clone()
         corrupt[:, p : p + 2] = words[:, WORDS - 1 : WORDS + 1]
@@ -134,47 +134,49 @@ class Prompts:
         return clean, corrupt
 
 
-def _different(count: int, generator: torch.Generator) -> Tensor:
+def _sample_permutations(count: int, generator: torch.Generator) -> Tensor:
     """The first word, then all others in some order."""
     words = torch.rand(count, VOCABULARY - 1, generator=generator).argsort(-1) + 1
     return torch.cat([torch.full((count, 1), START), words], 1)
 
 
-def searched(net: bt.BNet, prompts: Prompts, share: float = SHARE) -> Circuit:
-    """The circuit of some prompts; the threshold is this share of what lies between the two runs."""
+def find_circuit(net: bt.BNet, prompts: Prompts, fraction: float = FRACTION) -> Circuit:
+    """The circuit of some prompts; the threshold is this fraction of clean - corrupt."""
     clean, corrupt = prompts.sentences(net)
-    threshold = share * float((told(net, prompts.clean, prompts) - told(net, prompts.corrupt, prompts)).mean())
+    threshold = fraction * float(
+        (compute_metric(net, prompts.clean, prompts) - compute_metric(net, prompts.corrupt, prompts)).mean()
+    )
     return bt.circuit(clean, corrupt, metric=prompts.metric, threshold=threshold)
 
 
 @torch.no_grad()
-def told(net: bt.BNet, sentences: Tensor, prompts: Prompts) -> Tensor:
-    """The metric of sentences, by the net alone."""
+def compute_metric(net: bt.BNet, sentences: Tensor, prompts: Prompts) -> Tensor:
+    """The metric of sentences, computed from the logits of the net."""
     logits, after = net.module()(sentences)[:, -1], slice(prompts.p + 1, prompts.p + 2)
     result = logits.gather(1, prompts.clean[:, after]) - logits.gather(1, prompts.corrupt[:, after])
     return result[:, 0]
 
 
-def planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[int]]:
+def find_planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[int]]:
     """The heads of each slice that read, for the greater part, the previous word, and the word behind the earlier A.
 
-    They are told by attention weight, which favours attention as a baseline.
+    They are selected by attention weight, which favours attention as a baseline.
     """
-    first, second = _attentions(net, prompts)
+    first, second = _compute_attention(net, prompts)
     after = prompts.p + 1
-    both = first[:, after, prompts.p], second[:, -1, after]
-    return tuple((item > 0.5).nonzero()[0].tolist() for item in both)  # type: ignore[return-value]
+    weights = first[:, after, prompts.p], second[:, -1, after]
+    return tuple((item > 0.5).nonzero()[0].tolist() for item in weights)  # type: ignore[return-value]
 
 
-def planted(role: str, p: int, heads: tuple[Sequence[int], Sequence[int]]) -> set[str]:
+def name_planted_arrows(role: str, p: int, heads: tuple[Sequence[int], Sequence[int]]) -> set[str]:
     """The planted arrows of a role, by name."""
     first = {f"v_0_{h}_{p} -> a_0_{h}_{p + 1}" for h in heads[0]} if role == "v" else set()
     return first | {f"{role}_1_{h}_{p + 1} -> a_1_{h}_{WORDS - 1}" for h in heads[1]}
 
 
-def scores(net: bt.BNet, prompts: Prompts, result: Circuit, role: str) -> dict[str, tuple[float, float, float]]:
+def score_arrows(net: bt.BNet, prompts: Prompts, circuit: Circuit, role: str) -> dict[str, tuple[float, float, float]]:
     """For each arrow `role -> a` above the last word: its effect, `P(j | i)`, and the rollout that flows along it."""
-    weights = _attentions(net, prompts)
+    weights = _compute_attention(net, prompts)
     chain = 0.5 * weights[1].mean(0) + 0.5 * np.eye(WORDS)  # of slice 1: from the last word to those of slice 0
     heads = len(weights[0])
     rows: dict[str, tuple[float, float, float]] = {}
@@ -182,33 +184,35 @@ def scores(net: bt.BNet, prompts: Prompts, result: Circuit, role: str) -> dict[s
         for head, i in itertools.product(range(heads), range(WORDS)):
             for j in range(i + 1) if t == 0 or i == WORDS - 1 else ():
                 name, weight = f"{role}_{t}_{head}_{j} -> a_{t}_{head}_{i}", float(weights[t][head, i, j])
-                rows[name] = result.effects.get(name, 0.0), weight, 0.5 * weight / heads * float(through[i])
+                rows[name] = circuit.effects.get(name, 0.0), weight, 0.5 * weight / heads * float(through[i])
     return rows
 
 
-def _attentions(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
+def _compute_attention(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
     """`P(j | i)` of each slice, `[head, word, word]`, the mean over the clean prompts."""
     with torch.no_grad():
-        told, _ = net.module().attention_weights(prompts.clean, nodes=["a_0", "a_1"])
-    return [told[name].mean(0).double().numpy() for name in ("a_0", "a_1")]
+        weights, _ = net.module().attention_weights(prompts.clean, nodes=["a_0", "a_1"])
+    return [weights[name].mean(0).double().numpy() for name in ("a_0", "a_1")]
 
 
 def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
-    """The probability that a planted arrow stands above another one, ties a half."""
-    valid, score_ = np.asarray(positive), np.asarray(score)
-    separate = score_[valid][:, None] - score_[~valid][None, :]
-    return float(((separate > 0) + 0.5 * (separate == 0)).mean())
+    """The probability that a planted arrow has a higher score than another one, ties counted as a half."""
+    is_positive, scores = np.asarray(positive), np.asarray(score)
+    differences = scores[is_positive][:, None] - scores[~is_positive][None, :]
+    return float(((differences > 0) + 0.5 * (differences == 0)).mean())
 
 
-def areas(net: bt.BNet, positions: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7) -> dict[str, list[float]]:
-    """For each role and score the ROC-AUC at each place of the earlier A; then what was kept of the circuit."""
+def measure_areas(
+    net: bt.BNet, positions: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7
+) -> dict[str, list[float]]:
+    """For each role and score the ROC-AUC at each position of the earlier A; then figures of the circuit."""
     result: dict[str, list[float]] = {}
     for p in positions:
-        prompts = Prompts.of(p, count, seed)
-        circuit, heads = searched(net, prompts), planted_heads(net, prompts)
+        prompts = Prompts.sample(p, count, seed)
+        circuit, heads = find_circuit(net, prompts), find_planted_heads(net, prompts)
         for roles in ROLES:
-            rows = {name: row for role in roles for name, row in scores(net, prompts, circuit, role).items()}
-            expected = set().union(*(planted(role, p, heads) for role in roles))
+            rows = {name: row for role in roles for name, row in score_arrows(net, prompts, circuit, role).items()}
+            expected = set().union(*(name_planted_arrows(role, p, heads) for role in roles))
             for k, subject in enumerate(SCORES):
                 area = roc_auc([name in expected for name in rows], [row[k] for row in rows.values()])
                 result.setdefault(f"AUC of {' and '.join(roles)} -> a, {subject}", []).append(area)
@@ -230,16 +234,19 @@ def planted_by_hand() -> list[Figure]:
     role above the last word: ROC-AUC of their effect in a circuit search (8 sentences `^ ... A B ... A`, corrupt ones
     with C D for the earlier A B; threshold 2% of clean - corrupt), of attention weight, and of the rollout that flows
     along them. The median, least and greatest of three places of the earlier A."""
-    return _figures(built())
+    return _figures(build_net())
 
 
 def planted_by_training() -> list[Figure]:
     """The same for a net of 2 heads that has learned it (1,000 steps), on sentences that it was not trained on. Its
     planted heads are those that read the right word for the greater part, which favours attention; that keys of slice
     0 matter to it as well is counted against the search."""
-    return _figures(trained())
+    return _figures(train_net())
 
 
 def _figures(net: bt.BNet) -> list[Figure]:
-    result = [figure(subject, values, "") for subject, values in areas(net).items()]
-    return [*result, figure("peak memory of a search", peak_of(lambda: searched(net, Prompts.of(2, 8))), "MB")]
+    result = [figure(subject, values, "") for subject, values in measure_areas(net).items()]
+    return [
+        *result,
+        figure("peak memory of a search", measure_peak(lambda: find_circuit(net, Prompts.sample(2, 8))), "MB"),
+    ]

@@ -17,20 +17,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import LIMIT, Figure, figure, interleaved, peak_of
+from benchmarks.harness import LIMIT, Figure, figure, measure_peak, time_calls
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIZES = (1024, 2048, 3072)  # of the square matrices whose product tells the rate
-COPIED = 2**26  # float32 numbers of the arrays that tell the bandwidth: 268 MB, more than a cache holds
-MADE = ("empty", "zeros", "ones", "full", "rand", "randn", "new_")  # ops that look at no number of their argument
-TAKEN = ("embedding", "index", "index_select", "gather", "take", "take_along_dim")  # ops that read a part
+SIZES = (1024, 2048, 3072)  # of the square matrices whose product gives the rate
+COPIED = 2**26  # float32 numbers of the arrays whose copies give the bandwidth: 268 MB, more than a cache holds
+# Ops that read no number of their argument, by how their names begin; and ops that read a part of it.
+FACTORY_OPS = ("empty", "zeros", "ones", "full", "rand", "randn", "new_")
+LOOKUP_OPS = ("embedding", "index", "index_select", "gather", "take", "take_along_dim")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine does at best: FLOPs and bytes a second, and in words where and how that was found."""
+    """The peak rates of a machine, FLOPs and bytes a second, and in words where and how they were measured."""
 
     rate: float
     bandwidth: float
@@ -43,7 +44,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What a job must do: the FLOPs of its matrix products, the bytes that it reads and leaves."""
+    """The work of a job: the FLOPs of its matrix products, and the bytes that it reads and leaves."""
 
     flops: float
     bytes: float
@@ -57,15 +58,15 @@ class Work:
         return "products" if self.flops / machine.rate >= self.bytes / machine.bandwidth else "bytes"
 
 
-def machine(device: str = "cpu", dtype: Any = None) -> Machine:
+def measure_machine(device: str = "cpu", dtype: Any = None) -> Machine:
     """This machine on the present number of threads, or its accelerator; measured once for each."""
     import torch
 
-    return _machine(torch.get_num_threads() if device == "cpu" else 0, device, dtype or torch.float32)
+    return _measure_machine(torch.get_num_threads() if device == "cpu" else 0, device, dtype or torch.float32)
 
 
-def machines() -> list[Machine]:
-    """Those that were measured in this process."""
+def list_machines() -> list[Machine]:
+    """The machines that were measured in this process."""
     return list(_measured.values())
 
 
@@ -73,27 +74,27 @@ _measured: dict[tuple[int, str, str], Machine] = {}
 
 
 @functools.cache
-def _machine(threads: int, device: str, dtype: Any) -> Machine:
+def _measure_machine(threads: int, device: str, dtype: Any) -> Machine:
     import torch
 
-    clock = clock_of(device)
+    clock = get_clock(device)
     rates = {}
     for size in SIZES if device == "cpu" else [4 * size for size in SIZES]:
         a = torch.randn(size, size, device=device).to(dtype)
-        rates[size] = 2 * size**3 / min(interleaved({"": functools.partial(torch.matmul, a, a)}, 5, 2, clock)[""])
+        rates[size] = 2 * size**3 / min(time_calls({"": functools.partial(torch.matmul, a, a)}, 5, 2, clock)[""])
     x = torch.ones(COPIED, device=device)
     y, z = torch.empty_like(x), torch.ones_like(x)
-    spent = interleaved({"copy": lambda: y.copy_(x), "sum": lambda: torch.add(x, z, alpha=2, out=y)}, 5, 2, clock)
+    spent = time_calls({"copy": lambda: y.copy_(x), "sum": lambda: torch.add(x, z, alpha=2, out=y)}, 5, 2, clock)
     bandwidth = 4 * COPIED * max(2 / min(spent["copy"]), 3 / min(spent["sum"]))
     best = max(rates, key=lambda size: rates[size])
     on = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else device
-    where = f"{on}, {str(dtype).removeprefix('torch.')} ({best:,} x {best:,})"
-    result = _measured[threads, device, str(dtype)] = Machine(rates[best], bandwidth, where)
+    label = f"{on}, {str(dtype).removeprefix('torch.')} ({best:,} x {best:,})"
+    result = _measured[threads, device, str(dtype)] = Machine(rates[best], bandwidth, label)
     return result
 
 
-def clock_of(device: str) -> Callable[[], float]:
-    """The seconds of a device: its work is done before they are read."""
+def get_clock(device: str) -> Callable[[], float]:
+    """A clock for the work of a device: it waits for the queued work before it reads the time."""
     import time
 
     import torch
@@ -105,39 +106,39 @@ def clock_of(device: str) -> Callable[[], float]:
     return clock if device.startswith("cuda") else time.perf_counter
 
 
-def work_of(job: Callable[[], object]) -> Work:
-    """The FLOPs and bytes of a job, which is run once, and should have run before, so that caches are made.
+def measure_work(job: Callable[[], object]) -> Work:
+    """The FLOPs and bytes of a job, which is run once; run it before, so that caches exist.
 
     >>> import torch
     >>> a, b = torch.ones(8, 16), torch.ones(16, 4)
-    >>> work_of(lambda: a @ b)
+    >>> measure_work(lambda: a @ b)
     Work(flops=1024, bytes=896)
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    moved = _moved()
-    with FlopCounterMode(display=False) as counter, moved, sdpa_kernel(SDPBackend.MATH):
-        retained = job()
-    left = moved.left()
-    del retained
-    return Work(counter.get_total_flops(), moved.read + left)
+    traffic = _create_byte_counter()
+    with FlopCounterMode(display=False) as counter, traffic, sdpa_kernel(SDPBackend.MATH):
+        result = job()
+    left = traffic.count_left()
+    del result
+    return Work(counter.get_total_flops(), traffic.read + left)
 
 
-def of_the_limit(
+def measure_limit(
     job: Callable[[], object], seconds: Sequence[float], target: float | None = None, name: str = ""
 ) -> list[Figure]:
-    """What a job must do, its limit on this machine, how far the measured seconds are from it, its peak memory.
+    """The work of a job, its limit on this machine, the measured time over the limit, and the peak memory.
 
     `target` is what the time may be of the limit at most.
     """
-    peak, subject = peak_of(job), f"{name}: " if name else ""
-    return [*limit_of(work_of(job), seconds, target, name), figure(f"{subject}peak memory of it", peak, "MB")]
+    peak, subject = measure_peak(job), f"{name}: " if name else ""
+    return [*limit_figures(measure_work(job), seconds, target, name), figure(f"{subject}peak memory of it", peak, "MB")]
 
 
-def limit_of(work: Work, seconds: Sequence[float], target: float | None = None, name: str = "") -> list[Figure]:
+def limit_figures(work: Work, seconds: Sequence[float], target: float | None = None, name: str = "") -> list[Figure]:
     """The limit of some work on this machine, and how far the measured seconds are from it."""
-    best, subject = machine(), f"{name}: " if name else ""
+    best, subject = measure_machine(), f"{name}: " if name else ""
     limit = work.seconds(best)
     return [
         figure(f"{subject}matrix products", work.flops / 1e9, "GFLOP"),
@@ -147,79 +148,90 @@ def limit_of(work: Work, seconds: Sequence[float], target: float | None = None, 
     ]
 
 
-def _moved() -> Any:
-    """A mode that watches which numbers are read that were there before, and which are left."""
+def _create_byte_counter() -> Any:
+    """A dispatch mode that counts the bytes read of tensors that existed before, and the bytes that remain after."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    def tensors(values: object) -> list[Tensor]:
-        answer = (item for item in tree_leaves(values) if isinstance(item, torch.Tensor))
-        return [item for item in answer if item.layout == torch.strided and item.device.type != "meta"]
+    def list_tensors(values: object) -> list[Tensor]:
+        leaves = (item for item in tree_leaves(values) if isinstance(item, torch.Tensor))
+        return [item for item in leaves if item.layout == torch.strided and item.device.type != "meta"]
 
-    class Moved(TorchDispatchMode):
+    class ByteCounter(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
-            self.held: dict[int, Any] = {}  # storages that were there before, kept so that no address comes again
-            self.pieces: dict[int, dict[tuple[Any, ...], int]] = {}  # what was read of them
-            self.over: dict[int, dict[tuple[Any, ...], int]] = {}  # what was written over
-            self.made: dict[int, Any] = {}
+            self.storages: dict[int, Any] = {}  # storages that existed before, referenced so that no address is reused
+            self.reads: dict[
+                int, dict[tuple[Any, ...], int]
+            ] = {}  # pieces that were read: offset, shape and strides -> bytes
+            self.overwritten: dict[int, dict[tuple[Any, ...], int]] = {}  # pieces that were written to
+            self.created: dict[int, Any] = {}
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
-            name, outputs = func.overloadpacket.__name__, tensors(result)
-            given, positions = tensors((args, kwargs or {})), {address(item) for item in tensors((args, kwargs or {}))}
-            written = {address(item) for item in _written(func, args, kwargs or {}, tensors)}
-            new = [item for item in outputs if address(item) not in positions]
-            if (new or written or not outputs) and not name.startswith(MADE) and not name.endswith("_like"):
-                for item in given:
-                    if address(item) in written and (name in ("copy_", "zero_", "fill_") or "out" in (kwargs or {})):
+            name, outputs = func.overloadpacket.__name__, list_tensors(result)
+            inputs, addresses = (
+                list_tensors((args, kwargs or {})),
+                {get_address(item) for item in list_tensors((args, kwargs or {}))},
+            )
+            written = {get_address(item) for item in _list_written(func, args, kwargs or {}, list_tensors)}
+            new = [item for item in outputs if get_address(item) not in addresses]
+            if (new or written or not outputs) and not name.startswith(FACTORY_OPS) and not name.endswith("_like"):
+                for item in inputs:
+                    if get_address(item) in written and (
+                        name in ("copy_", "zero_", "fill_") or "out" in (kwargs or {})
+                    ):
                         continue
-                    self.note(self.pieces, item, outputs[0] if name in TAKEN and outputs else item)
-            for item in given:
-                if address(item) in written:
-                    self.note(self.over, item, item)
+                    self.record(self.reads, item, outputs[0] if name in LOOKUP_OPS and outputs else item)
+            for item in inputs:
+                if get_address(item) in written:
+                    self.record(self.overwritten, item, item)
             for item in new:
-                if address(item) not in self.held:
-                    self.made[address(item)] = StorageWeakRef(item.untyped_storage())
+                if get_address(item) not in self.storages:
+                    self.created[get_address(item)] = StorageWeakRef(item.untyped_storage())
             return result
 
-        def note(self, pieces: dict[int, dict[tuple[Any, ...], int]], item: Tensor, extent: Tensor) -> None:
-            position = address(item)
-            if position in self.made:
+        def record(self, pieces: dict[int, dict[tuple[Any, ...], int]], item: Tensor, extent: Tensor) -> None:
+            position = get_address(item)
+            if position in self.created:
                 return
-            self.held[position] = item.untyped_storage()
+            self.storages[position] = item.untyped_storage()
             piece = (item.storage_offset(), tuple(item.shape), item.stride())
             known = pieces.setdefault(position, {})
-            known[piece] = known.get(piece, 0) + _bytes(extent) if extent is not item else _bytes(item)
+            known[piece] = known.get(piece, 0) + _count_bytes(extent) if extent is not item else _count_bytes(item)
 
         @property
         def read(self) -> int:
-            return sum(_capped(self.held[position].nbytes(), known.values()) for position, known in self.pieces.items())
+            return sum(_cap(self.storages[position].nbytes(), known.values()) for position, known in self.reads.items())
 
-        def left(self) -> int:
-            """Of storages made in the job those that are still there; and what was written over."""
+        def count_left(self) -> int:
+            """Bytes of storages that the job created and that are alive, and bytes of older ones that it wrote to."""
             gc.collect()
-            alive = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.made.values())
+            alive = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.created.values())
             present = sum(storage.nbytes() for storage in alive if storage is not None)
-            over = (_capped(self.held[position].nbytes(), known.values()) for position, known in self.over.items())
+            over = (
+                _cap(self.storages[position].nbytes(), known.values()) for position, known in self.overwritten.items()
+            )
             return present + sum(over)
 
-    def address(item: Tensor) -> int:
+    def get_address(item: Tensor) -> int:
         return int(item.untyped_storage()._cdata)
 
-    return Moved()
+    return ByteCounter()
 
 
-def _written(func: Any, args: Any, kwargs: Any, tensors: Callable[[object], list[Tensor]]) -> list[Tensor]:
+def _list_written(func: Any, args: Any, kwargs: Any, tensors: Callable[[object], list[Tensor]]) -> list[Tensor]:
     """The arguments that an op writes to."""
-    given = [(k, item) for k, item in enumerate(func._schema.arguments) if item.alias_info and item.alias_info.is_write]
-    values = [args[k] if k < len(args) else kwargs.get(item.name) for k, item in given]
+    targets = [
+        (k, item) for k, item in enumerate(func._schema.arguments) if item.alias_info and item.alias_info.is_write
+    ]
+    values = [args[k] if k < len(args) else kwargs.get(item.name) for k, item in targets]
     return tensors(values)
 
 
-def _bytes(item: Tensor) -> int:
+def _count_bytes(item: Tensor) -> int:
     """The bytes of a tensor's numbers, those that are repeated (stride 0) once."""
     count = 1
     for size, stride in zip(item.shape, item.stride(), strict=True):
@@ -227,5 +239,5 @@ def _bytes(item: Tensor) -> int:
     return count * item.element_size()
 
 
-def _capped(maximum: int, parts: Iterable[int]) -> int:
+def _cap(maximum: int, parts: Iterable[int]) -> int:
     return min(maximum, sum(parts))

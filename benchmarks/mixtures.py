@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, interleaved, peak_of, ratios
-from benchmarks.limits import of_the_limit
+from benchmarks.harness import Figure, figure, measure_peak, ratios, time_calls
+from benchmarks.limits import measure_limit
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Categorical, Normal
@@ -27,39 +27,39 @@ def mixture_step() -> list[Figure]:
     """A training step of the sentence mixture (K=8, N=256, 16 words, d=32, Normal readout) on one thread: the exact
     marginal by elimination, forward and backward, against plain Pyro with TraceEnum_ELBO on the same model and
     parameters; the two losses are asserted equal first. It is to be within three times its limit."""
-    with one_thread():
-        actual, peer = _mixture()
-        return _compared(actual, peer, runs=21, target=1 / 3, of_limit=3.0)
+    with use_one_thread():
+        actual, peer = _create_mixture()
+        return _compare(actual, peer, runs=21, target=1 / 3, of_limit=3.0)
 
 
 def mixture_step_of_32() -> list[Figure]:
     """The training step of the sentence mixture with 32 heads."""
-    with one_thread():
-        actual, peer = _mixture(32)
-        return _compared(actual, peer, runs=9, target=1 / 3)
+    with use_one_thread():
+        actual, peer = _create_mixture(32)
+        return _compare(actual, peer, runs=9, target=1 / 3)
 
 
 def codebook_step_of_32() -> list[Figure]:
     """The same with codebooks: 32 heads draw from 12 atoms a role."""
-    with one_thread():
-        actual, peer = _codebook(Normal(1.0), heads=32)
-        return _compared(actual, peer, runs=3, target=1 / 20)
+    with use_one_thread():
+        actual, peer = _create_codebook(Normal(1.0), heads=32)
+        return _compare(actual, peer, runs=3, target=1 / 20)
 
 
 def codebook_step() -> list[Figure]:
     """The same with codebooks: each head draws W_q, W_k and W_v from 12 atoms a role, so 1,728 joint states of the
     weights under 8 heads. The Normal readout is met by Gram matrices."""
-    with one_thread():
-        actual, peer = _codebook(Normal(1.0))
-        return _compared(actual, peer, runs=3, target=1 / 20)
+    with use_one_thread():
+        actual, peer = _create_codebook(Normal(1.0))
+        return _compare(actual, peer, runs=3, target=1 / 20)
 
 
 def codebook_categorical_step() -> list[Figure]:
     """The same codebooks under a Categorical(8) readout of each word, which has no Gram matrices; 16 sentences, for
     plain Pyro keeps every word's vector in every joint state."""
-    with one_thread():
-        actual, peer = _codebook(Categorical(8), sentences=16)
-        return _compared(actual, peer, runs=3, target=1 / 2)
+    with use_one_thread():
+        actual, peer = _create_codebook(Categorical(8), sentences=16)
+        return _compare(actual, peer, runs=3, target=1 / 2)
 
 
 def head_posteriors() -> list[Figure]:
@@ -77,17 +77,17 @@ def head_posteriors() -> list[Figure]:
     models = [VariableElimination(net.sentence(row.tolist()).to_pgmpy()) for row in ids]
     exported = (time.perf_counter() - start) / SENTENCES
 
-    def ours() -> Tensor:
+    def query_batch() -> Tensor:
         return posterior(module, "c", {"y": Evidence(y)}, ids)
 
-    def theirs() -> Tensor:
+    def query_pgmpy() -> Tensor:
         observed = [{f"y_{i}": words[s] for i, s in enumerate(row)} for row in y.tolist()]
         return torch.stack([_query(model, item) for model, item in zip(models, observed, strict=True)])
 
-    with one_thread():
-        torch.testing.assert_close(ours(), theirs(), rtol=1e-8, atol=1e-8)
-        spent = interleaved({"ours": ours, "theirs": theirs}, runs=9)
-        limits = of_the_limit(ours, spent["ours"])
+    with use_one_thread():
+        torch.testing.assert_close(query_batch(), query_pgmpy(), rtol=1e-8, atol=1e-8)
+        spent = time_calls({"ours": query_batch, "theirs": query_pgmpy}, runs=9)
+        limits = measure_limit(query_batch, spent["ours"])
     return [
         figure("one batch", spent["ours"], "s"),
         figure("pgmpy, one by one", spent["theirs"], "s"),
@@ -101,20 +101,20 @@ def _query(model: Any, observed: dict[str, str]) -> Tensor:
     return torch.as_tensor(model.query(["c"], observed, show_progress=False).values, dtype=torch.float64)
 
 
-def _compared(actual: Loss, peer: Loss, runs: int, target: float, of_limit: float | None = None) -> list[Figure]:
+def _compare(actual: Loss, peer: Loss, runs: int, target: float, of_limit: float | None = None) -> list[Figure]:
     torch.testing.assert_close(actual(), peer(), rtol=1e-4, atol=1e-2)
-    spent = interleaved({"ours": actual, "theirs": peer}, runs=runs)
+    spent = time_calls({"ours": actual, "theirs": peer}, runs=runs)
     return [
         figure("exact elimination", spent["ours"], "s"),
         figure("Pyro, TraceEnum_ELBO", spent["theirs"], "s"),
         figure("our time over Pyro's", ratios(spent["ours"], spent["theirs"]), "", target=target),
-        *of_the_limit(actual, spent["ours"], of_limit),
-        figure("Pyro: peak memory of it", peak_of(peer), "MB"),
+        *measure_limit(actual, spent["ours"], of_limit),
+        figure("Pyro: peak memory of it", measure_peak(peer), "MB"),
     ]
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Torch on one thread, for both sides."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _mixture(heads: int = HEADS) -> Step:
+def _create_mixture(heads: int = HEADS) -> Step:
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate
@@ -143,31 +143,31 @@ def _mixture(heads: int = HEADS) -> Step:
             mean = torch.softmax(q @ k.mT, -1) @ v
             pyro.sample("y", dist.Normal(mean, 1.0).to_event(2), obs=y)
 
-    return _steps(module, Evidence(y), x, model)
+    return _create_steps(module, Evidence(y), x, model)
 
 
-def _steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callable[[], None]) -> Step:
+def _create_steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callable[[], None]) -> Step:
     from pyro.infer import TraceEnum_ELBO
 
     elbo = TraceEnum_ELBO(max_plate_nesting=1)
 
-    def ours() -> Tensor:
+    def step_elimination() -> Tensor:
         total = torch.zeros(())
-        for some, observed in zip(x.split(PART), y.value.split(PART), strict=True):  # as gradients are accumulated
-            loss = -log_evidence(module, {"y": Evidence(observed)}, some).sum()
+        for words, observed in zip(x.split(PART), y.value.split(PART), strict=True):  # as gradients are accumulated
+            loss = -log_evidence(module, {"y": Evidence(observed)}, words).sum()
             loss.backward()
             total = total + loss.detach()
         return total
 
-    def theirs() -> Tensor:
+    def step_pyro() -> Tensor:
         loss: Tensor = elbo.differentiable_loss(model, lambda: None)
         loss.backward()
         return loss.detach()
 
-    return ours, theirs
+    return step_elimination, step_pyro
 
 
-def _codebook(readout: Normal | Categorical, sentences: int = SENTENCES, heads: int = HEADS) -> Step:
+def _create_codebook(readout: Normal | Categorical, sentences: int = SENTENCES, heads: int = HEADS) -> Step:
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate
@@ -195,4 +195,4 @@ def _codebook(readout: Normal | Categorical, sentences: int = SENTENCES, heads: 
                 read = dist.Categorical(logits=mean @ store["y/weight"].mT + store["y/logits"]).to_event(1)
             pyro.sample("y", read, obs=y)
 
-    return _steps(module, Evidence(y), x, model)
+    return _create_steps(module, Evidence(y), x, model)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, peak_of, ratios, runs_of
+from benchmarks.harness import Figure, figure, limit_runs, measure_peak, ratios, run_in_process
 
 SLICES, HEADS, PANNED = 12, 12, 128
 LENGTHS = {32: (None, None), 128: (5.0, 1.5), 256: (16.0, None)}  # words: targets of the page, MB and seconds
@@ -35,9 +35,9 @@ def written_pages() -> list[Figure]:
     rows = []
     for words, targets in LENGTHS.items():
         runs: dict[str, list[tuple[float, float, float]]] = {method: [] for method in ("whole", "ours", *views)}
-        for _ in range(runs_of(3 if words < 256 else 2)):
+        for _ in range(limit_runs(3 if words < 256 else 2)):
             for method, results in runs.items():
-                results.append(fresh(_write, method, words))
+                results.append(run_in_process(_write, method, words))
         seconds = {method: [run[0] for run in results] for method, results in runs.items()}
         size = {method: [run[1] for run in results] for method, results in runs.items()}
         peak = {method: [run[2] for run in results] for method, results in runs.items()}
@@ -69,7 +69,7 @@ def page_in_chromium() -> list[Figure]:
         rows = []
         for words, file in files.items():
             _sentence(words).explore(file)
-            paints = [_first_paint(browser, file) for _ in range(runs_of(7))]
+            paints = [_first_paint(browser, file) for _ in range(limit_runs(7))]
             rows.append(figure(f"{words} words: first contentful paint", [paint for paint, _ in paints], "ms"))
             rows.append(figure(f"{words} words: memory of the script", [memory for _, memory in paints], "MB"))
         for label, all_reads in (("as it opens", False), ("all strong reads drawn", True)):
@@ -124,7 +124,7 @@ def _write(method: str, words: int) -> tuple[float, float, float]:
                 file.write_text(view(tensors, list(s.words), html_action="return").data, encoding="utf-8")
             seconds.append(time.perf_counter() - start)
 
-        peak = peak_of(write)
+        peak = measure_peak(write)
         return seconds[0], file.stat().st_size / 1e6, peak
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios, runs_of
-from benchmarks.limits import Work, limit_of, of_the_limit
+from benchmarks.harness import Figure, figure, limit_runs, peak_memory, ratios, run_in_process, time_calls
+from benchmarks.limits import Work, limit_figures, measure_limit
 from bnet_transformer.pretrained.source import find_package_folder
 
 SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -21,97 +21,97 @@ SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text
 def minilm_forward() -> list[Figure]:
     """The last states of 32 sentences (padded to the longest) in MiniLM, against `transformers` with SDPA; no
     gradients."""
-    peer, actual = _pair("sdpa", ["x_6"])
-    return _told("transformers, sdpa", peer, actual, 1.05)
+    peer, actual = _create_pair("sdpa", ["x_6"])
+    return _compare("transformers, sdpa", peer, actual, 1.05)
 
 
 def minilm_forward_long() -> list[Figure]:
     """The same for 8 texts of 128 tokens without padding."""
-    peer, actual = _pair("sdpa", ["x_6"], long=True)
-    return _told("transformers, sdpa", peer, actual, 1.05)
+    peer, actual = _create_pair("sdpa", ["x_6"], long=True)
+    return _compare("transformers, sdpa", peer, actual, 1.05)
 
 
 def minilm_attentions() -> list[Figure]:
     """The last states and all 72 attention tables of the 32 sentences, against `transformers` in its eager mode."""
-    peer, _ = _pair("eager", ["x_6"], attentions=True)
+    peer, _ = _create_pair("eager", ["x_6"], attentions=True)
     net = bt.from_pretrained("minilm")
     module, batch = net.module().eval(), net.batch(SENTENCES[:32])
 
-    def ours() -> object:
+    def run_module() -> object:
         with torch.no_grad():
             return module.attention_weights(batch.x, batch.mask, given=batch.given, want=["x_6"])
 
-    return _told("transformers, eager", peer, ours, 1.0)
+    return _compare("transformers, eager", peer, run_module, 1.0)
 
 
 def minilm_load() -> list[Figure]:
     """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
     process that has imported its library; the file is in the disk cache."""
-    return _loads(_load, find_package_folder("minilm"))
+    return _compare_loads(_load, find_package_folder("minilm"))
 
 
 def llama_forward() -> list[Figure]:
     """The last states of 8 texts of 128 tokens in a random net shaped like Llama (6 slices of 384, 12 heads in 4
     groups), against `transformers` with SDPA; no gradients."""
-    peer, actual = _llama_pair("sdpa")
-    return _told("transformers, sdpa", peer, actual, 1.05)
+    peer, actual = _create_llama_pair("sdpa")
+    return _compare("transformers, sdpa", peer, actual, 1.05)
 
 
 def llama_forward_padded() -> list[Figure]:
     """The same for texts of 64 to 128 tokens, padded."""
-    peer, actual = _llama_pair("sdpa", padded=True)
-    return _told("transformers, sdpa", peer, actual, 1.05)
+    peer, actual = _create_llama_pair("sdpa", padded=True)
+    return _compare("transformers, sdpa", peer, actual, 1.05)
 
 
 def llama_attentions() -> list[Figure]:
     """The same without padding, and all 72 attention tables, against `transformers` in its eager mode."""
-    peer, actual = _llama_pair("eager")
-    return _told("transformers, eager", peer, actual, 1.0)
+    peer, actual = _create_llama_pair("eager")
+    return _compare("transformers, eager", peer, actual, 1.0)
 
 
 def llama_load() -> list[Figure]:
     """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
     process that has imported its library; the file is in the disk cache."""
     with tempfile.TemporaryDirectory() as folder:
-        _llama("sdpa").save_pretrained(folder)
-        return _loads(_load_llama, Path(folder))
+        _create_llama("sdpa").save_pretrained(folder)
+        return _compare_loads(_load_llama, Path(folder))
 
 
 def t5_forward() -> list[Figure]:
     """The last states of the decoder for 8 texts of 128 tokens and outputs of 64 in a random net shaped like T5 (4 and
     4 slices of 384, 12 heads), against `transformers` with SDPA; no gradients."""
-    peer, actual = _t5_pair("sdpa")
-    return _told("transformers, sdpa", peer, actual, 1.05)
+    peer, actual = _create_t5_pair("sdpa")
+    return _compare("transformers, sdpa", peer, actual, 1.05)
 
 
 def t5_forward_padded() -> list[Figure]:
     """The same for texts of 64 to 128 tokens and outputs of 32 to 64, padded."""
-    peer, actual = _t5_pair("sdpa", padded=True)
-    return _told("transformers, sdpa", peer, actual, 1.05)
+    peer, actual = _create_t5_pair("sdpa", padded=True)
+    return _compare("transformers, sdpa", peer, actual, 1.05)
 
 
 def t5_attentions() -> list[Figure]:
     """The same without padding, and all 144 attention tables, against `transformers` in its eager mode."""
-    peer, actual = _t5_pair("eager")
-    return _told("transformers, eager", peer, actual, 1.0)
+    peer, actual = _create_t5_pair("eager")
+    return _compare("transformers, eager", peer, actual, 1.0)
 
 
 def t5_load() -> list[Figure]:
     """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
     process that has imported its library; the file is in the disk cache."""
     with tempfile.TemporaryDirectory() as folder:
-        _t5("sdpa").save_pretrained(folder)
-        return _loads(_load_t5, Path(folder))
+        _create_t5("sdpa").save_pretrained(folder)
+        return _compare_loads(_load_t5, Path(folder))
 
 
-def _loads(load: Callable[[str, Path], tuple[float, float]], folder: Path) -> list[Figure]:
+def _compare_loads(load: Callable[[str, Path], tuple[float, float]], folder: Path) -> list[Figure]:
     """Seconds and peak memory of loads, ours and theirs in turn. The limit is that of a copy of the file."""
-    result: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
-    for _ in range(runs_of(9)):
-        for owner, runs in result.items():
-            runs.append(fresh(load, owner, folder))
-    seconds = {name: [run[0] for run in runs] for name, runs in result.items()}
-    memory = {name: [run[1] for run in runs] for name, runs in result.items()}
+    samples: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
+    for _ in range(limit_runs(9)):
+        for owner, runs in samples.items():
+            runs.append(run_in_process(load, owner, folder))
+    seconds = {name: [run[0] for run in runs] for name, runs in samples.items()}
+    memory = {name: [run[1] for run in runs] for name, runs in samples.items()}
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return [
         figure("ours", seconds["ours"], "s"),
@@ -120,41 +120,41 @@ def _loads(load: Callable[[str, Path], tuple[float, float]], folder: Path) -> li
         figure("ours, peak memory", memory["ours"], "MB"),
         figure("transformers, peak memory", memory["theirs"], "MB"),
         figure("ratio of peaks", ratios(memory["ours"], memory["theirs"]), "", target=1.1),
-        *limit_of(Work(0, 2 * size), seconds["ours"]),
+        *limit_figures(Work(0, 2 * size), seconds["ours"]),
     ]
 
 
-def _llama(attention: str) -> Any:
+def _create_llama(attention: str) -> Any:
     """A random net shaped like Llama."""
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 4000, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1024}
-    given: Any = {**sizes, "num_attention_heads": 12, "num_key_value_heads": 4, "attn_implementation": attention}
-    model: Any = LlamaModel(LlamaConfig(**given))
+    options: Any = {**sizes, "num_attention_heads": 12, "num_key_value_heads": 4, "attn_implementation": attention}
+    model: Any = LlamaModel(LlamaConfig(**options))
     return model.eval()
 
 
-def _llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
-    model = _llama(attention)
+def _create_llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    model = _create_llama(attention)
     module = bt.from_pretrained(model).module().eval()
     x, lengths = torch.randint(4000, (8, 128)), torch.linspace(64, 128, 8)
     present = torch.arange(128) < (lengths[:, None] if padded else 128)
-    mask, given = (present, {"attention_mask": present.long()}) if padded else (None, {})
+    mask, options = (present, {"attention_mask": present.long()}) if padded else (None, {})
 
-    def theirs() -> Any:
+    def run_peer() -> Any:
         with torch.no_grad():
-            return model(x, use_cache=False, output_attentions=attention == "eager", **given)
+            return model(x, use_cache=False, output_attentions=attention == "eager", **options)
 
-    def ours() -> Any:
+    def run_module() -> Any:
         with torch.no_grad():
             if attention == "eager":
                 return module.attention_weights(x, mask, want=["norm"])[1]
             return module(x, mask, want=["norm"])
 
     present = present.expand(x.shape)
-    torch.testing.assert_close(ours()["norm"][present], theirs()[0][present], rtol=1e-4, atol=1e-4)
-    return theirs, ours
+    torch.testing.assert_close(run_module()["norm"][present], run_peer()[0][present], rtol=1e-4, atol=1e-4)
+    return run_peer, run_module
 
 
 def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
@@ -178,7 +178,7 @@ def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
     return time.perf_counter() - start, peak_memory()
 
 
-def _t5(attention: str) -> Any:
+def _create_t5(attention: str) -> Any:
     """A random net shaped like T5."""
     from transformers import T5Config, T5Model
 
@@ -187,8 +187,8 @@ def _t5(attention: str) -> Any:
     return T5Model(T5Config(**sizes, attn_implementation=attention)).eval()
 
 
-def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
-    model = _t5(attention)
+def _create_t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    model = _create_t5(attention)
     module = bt.from_pretrained(model).module().eval()
     words = {"enc": 128, "dec": 64}
     x = {stack: torch.randint(4000, (8, n)) for stack, n in words.items()}
@@ -196,20 +196,20 @@ def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], obje
     mask = present if padded else None
     given = {"attention_mask": present["enc"].long(), "decoder_attention_mask": present["dec"].long()} if padded else {}
 
-    def theirs() -> Any:
+    def run_peer() -> Any:
         with torch.no_grad():
             options = {"use_cache": False, "output_attentions": attention == "eager", **given}
             return model(input_ids=x["enc"], decoder_input_ids=x["dec"], **options)
 
-    def ours() -> Any:
+    def run_module() -> Any:
         with torch.no_grad():
             if attention == "eager":
                 return module.attention_weights(x, mask, want=["dec_norm"])[1]
             return module(x, mask, want=["dec_norm"])
 
     rows = present["dec"]
-    torch.testing.assert_close(ours()["dec_norm"][rows], theirs()[0][rows], rtol=1e-4, atol=1e-4)
-    return theirs, ours
+    torch.testing.assert_close(run_module()["dec_norm"][rows], run_peer()[0][rows], rtol=1e-4, atol=1e-4)
+    return run_peer, run_module
 
 
 def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
@@ -261,8 +261,8 @@ def _load(owner: str, folder: Path) -> tuple[float, float]:
     return time.perf_counter() - start, peak_memory()
 
 
-def _pair(
-    attention: str, want: list[str], *, long: bool = False, attentions: bool = False
+def _create_pair(
+    attention: str, outputs: list[str], *, long: bool = False, attentions: bool = False
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     from transformers import AutoModel
 
@@ -277,26 +277,26 @@ def _pair(
     else:
         batch = net.batch(SENTENCES[:32])
         x, mask, given = batch.x[""], (batch.mask or {})[""], batch.given
-    passed = {} if mask is None else {"attention_mask": mask.long()}
+    options = {} if mask is None else {"attention_mask": mask.long()}
 
-    def theirs() -> object:
+    def run_peer() -> object:
         with torch.no_grad():
-            return model(x, output_attentions=attentions, **passed)
+            return model(x, output_attentions=attentions, **options)
 
-    def ours() -> object:
+    def run_module() -> object:
         with torch.no_grad():
-            return module(x, mask, given=given, want=want)
+            return module(x, mask, given=given, want=outputs)
 
     present = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-    torch.testing.assert_close(ours()["x_6"][present], theirs()[0][present], rtol=1e-4, atol=1e-4)  # type: ignore[index]
-    return theirs, ours
+    torch.testing.assert_close(run_module()["x_6"][present], run_peer()[0][present], rtol=1e-4, atol=1e-4)  # type: ignore[index]
+    return run_peer, run_module
 
 
-def _told(name: str, peer: Callable[[], object], actual: Callable[[], object], target: float) -> list[Figure]:
-    spent = interleaved({"ours": actual, "theirs": peer}, runs=41, warm=5)
+def _compare(name: str, peer: Callable[[], object], actual: Callable[[], object], target: float) -> list[Figure]:
+    spent = time_calls({"ours": actual, "theirs": peer}, runs=41, warm=5)
     return [
         figure("compiled net", spent["ours"], "s"),
         figure(name, spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=target),
-        *of_the_limit(actual, spent["ours"]),
+        *measure_limit(actual, spent["ours"]),
     ]

@@ -6,13 +6,13 @@ import random
 import time
 from collections.abc import Callable
 
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios, runs_of
-from benchmarks.limits import of_the_limit
+from benchmarks.harness import Figure, figure, limit_runs, peak_memory, ratios, run_in_process, time_calls
+from benchmarks.limits import measure_limit
 from bnet_transformer.graph import GroundGraph
 
 QUERIES, SENTENCES, WORDS = 10_000, 1_000, 16
 
-Asked = tuple[str, str, list[str]]
+Query = tuple[str, str, list[str]]
 
 
 def separations_of_512_words() -> list[Figure]:
@@ -21,32 +21,32 @@ def separations_of_512_words() -> list[Figure]:
     anywhere, half near each other (one slice, words and heads below four), in one call; 100 of them in a call each;
     trails and separators. Every word reads every word; then the same of a causal net. In a fresh process; memory is its
     peak resident memory (VmHWM), before the queries and after each kind."""
-    return [row for mask in (None, "causal") for row in fresh(_separations, mask)]
+    return [row for mask in (None, "causal") for row in run_in_process(_measure_separations, mask)]
 
 
-def _separations(mask: str | None) -> list[Figure]:
+def _measure_separations(mask: str | None) -> list[Figure]:
     import torch
 
     import bnet_transformer as bt
 
     net = bt.bayesuvius(24, slices=12, heads=12, combine="concat", key_dim=2, value_dim=2, mask=mask)
-    x, pick = torch.zeros(512, 24), random.Random(0)
+    x, rng = torch.zeros(512, 24), random.Random(0)
     s = net.sentence(x=x)
     ground, subject = s.ground, f"{mask}: " if mask else ""
-    close = [n for f in ground.template.groups if f.slice in (3, 4) for n in _low(ground, f.index)]
-    questions = []
+    low_nodes = [n for f in ground.template.groups if f.slice in (3, 4) for n in _select_low(ground, f.index)]
+    queries = []
     for k in range(QUERIES):
         left, right, *given = map(
-            ground.name, pick.sample(close if k % 2 else range(len(ground)), 2 + pick.randint(0, 4))
+            ground.name, rng.sample(low_nodes if k % 2 else range(len(ground)), 2 + rng.randint(0, 4))
         )
-        questions.append((left, right, given))
+        queries.append((left, right, given))
     before = peak_memory()
-    spent = interleaved({"": lambda: net.sentence(x=x).separations(questions)}, runs=5)[""]
-    result, batched = s.separations(questions), peak_memory()
-    single = _each(lambda q: s.separated(*q), questions[:100])
-    trails = _each(lambda q: s.active_trail(*q), questions[:100])
+    spent = time_calls({"": lambda: net.sentence(x=x).separations(queries)}, runs=5)[""]
+    result, batched = s.separations(queries), peak_memory()
+    single = _time_queries(lambda q: s.separated(*q), queries[:100])
+    trails = _time_queries(lambda q: s.active_trail(*q), queries[:100])
     small = peak_memory()
-    separator = _each(lambda q: s.minimal_separator(*q[:2]), questions[1:12:2])
+    separator = _time_queries(lambda q: s.minimal_separator(*q[:2]), queries[1:12:2])
     return [
         figure(f"{subject}nodes", len(ground), ""),
         figure(f"{subject}arrows", ground.count_arrows(), ""),
@@ -62,17 +62,17 @@ def _separations(mask: str | None) -> list[Figure]:
     ]
 
 
-def _low(ground: GroundGraph, family: int) -> list[int]:
-    """The nodes of a family whose word and other indices lie below four."""
-    local = ground.template.groups[family]
-    return [n for n in ground.select_nodes(local)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
+def _select_low(ground: GroundGraph, group_index: int) -> list[int]:
+    """The nodes of a group whose indices are all below four."""
+    group = ground.template.groups[group_index]
+    return [n for n in ground.select_nodes(group)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
 
 
-def _each(ask: Callable[[Asked], object], questions: list[Asked]) -> list[float]:
+def _time_queries(call: Callable[[Query], object], queries: list[Query]) -> list[float]:
     spent = []
-    for question in questions[: runs_of(len(questions))]:
+    for query in queries[: limit_runs(len(queries))]:
         start = time.perf_counter()
-        ask(question)
+        call(query)
         spent.append(time.perf_counter() - start)
     return spent
 
@@ -84,11 +84,11 @@ def posteriors_of_1000_sentences() -> list[Figure]:
     rows = []
     for atoms, queries in ((None, ("c",)), (4, ("c", "W_q_0"))):
         for query in queries:
-            rows += fresh(_posteriors, atoms, query)
+            rows += run_in_process(_measure_posteriors, atoms, query)
     return rows
 
 
-def _posteriors(atoms: int | None, query: str) -> list[Figure]:
+def _measure_posteriors(atoms: int | None, query: str) -> list[Figure]:
     import torch
 
     import bnet_transformer as bt
@@ -104,13 +104,13 @@ def _posteriors(atoms: int | None, query: str) -> list[Figure]:
     assert result.shape[0] == SENTENCES and torch.allclose(result.sum(-1), torch.ones(SENTENCES), atol=1e-4)
     after = peak_memory()
     job = lambda: posterior(module, query, {"y": Evidence(y)}, x)  # noqa: E731
-    spent = interleaved({"": job}, runs=7)[""]
+    spent = time_calls({"": job}, runs=7)[""]
     subject = f"P({query} | y)" + (f", {atoms} atoms" if atoms else "")
     return [
         figure(subject, spent, "s"),
         figure(f"{subject}: peak memory before", before, "MB"),
         figure(f"{subject}: peak memory after", after, "MB"),
-        *of_the_limit(job, spent, name=subject),
+        *measure_limit(job, spent, name=subject),
     ]
 
 
@@ -119,10 +119,10 @@ def posteriors_after_an_ablation() -> list[Figure]:
     slices), beside `tpm` of the same node; every call sets the head in a new sentence. Then a net whose choices meet
     (9 words, 2 heads for each word, 2 slices: 512 joint states of the first slice): `log_prob` and 100 draws of
     `sample` beside `posterior`. In a fresh process; memory is its peak resident memory (VmHWM)."""
-    return fresh(_ablated)
+    return run_in_process(_measure_ablated)
 
 
-def _ablated() -> list[Figure]:
+def _measure_ablated() -> list[Figure]:
     import bnet_transformer as bt
     from bnet_transformer.interventions import Zero
     from bnet_transformer.tpm import Categorical
@@ -130,12 +130,12 @@ def _ablated() -> list[Figure]:
     words = [f"w{k}" for k in range(50_257)]
     net, text = bt.decoder(dim=64, heads=4, slices=2, vocabulary=words), " ".join(words[:12])
     head = {f"v_1_1_{i}": Zero() for i in range(12)}
-    ablated = lambda: net.sentence(text).do(head)  # noqa: E731
+    ablate = lambda: net.sentence(text).do(head)  # noqa: E731
     before = peak_memory()
-    spent = interleaved({"tpm": lambda: ablated().tpm("y_11"), "P": lambda: ablated().posterior("y_11")}, runs=7)
+    spent = time_calls({"tpm": lambda: ablate().tpm("y_11"), "P": lambda: ablate().posterior("y_11")}, runs=7)
     after = peak_memory()
     mixed = bt.bayesuvius(4, slices=2, heads=2, per="word", observe=Categorical(3)).sentence(" ".join("abcabcabc"))
-    meeting = interleaved(
+    times = time_calls(
         {
             "posterior": lambda: mixed.posterior("c_0_0", {"y_0": 1}),
             "log_prob": lambda: mixed.log_prob({"y_0": 1}),
@@ -149,7 +149,7 @@ def _ablated() -> list[Figure]:
         figure("posterior / tpm", ratios(spent["P"], spent["tpm"]), "", target=3.0),
         figure("ablation: peak memory before", before, "MB"),
         figure("ablation: peak memory after", after, "MB"),
-        figure("choices that meet: posterior", meeting["posterior"], "s"),
-        figure("choices that meet: log_prob / posterior", ratios(meeting["log_prob"], meeting["posterior"]), ""),
-        figure("choices that meet: sample / posterior", ratios(meeting["sample"], meeting["posterior"]), ""),
+        figure("choices that meet: posterior", times["posterior"], "s"),
+        figure("choices that meet: log_prob / posterior", ratios(times["log_prob"], times["posterior"]), ""),
+        figure("choices that meet: sample / posterior", ratios(times["sample"], times["posterior"]), ""),
     ]

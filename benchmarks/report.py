@@ -1,4 +1,4 @@
-"""What a script of benchmarks is asked and what it tells: the machine, the tables, as text, as a page, as JSON."""
+"""Arguments and reports of the scripts of benchmarks: the machine and the tables, as text, as a page, as JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.harness import Figure, Row
-from benchmarks.limits import machines
+from benchmarks.limits import list_machines
 
 PACKAGES = ("torch", "numpy", "networkx")
 NOT_ON_PAGES = ("matrix products", "bytes to move", "memory before", "memory after", "its memory")  # the JSON has them
 BAR = r"\|"  # a bar within a cell of a Markdown table
 
 
-def conditions() -> dict[str, str]:
+def describe_conditions() -> dict[str, str]:
     """When and on what this was measured."""
     import torch
 
@@ -29,58 +29,58 @@ def conditions() -> dict[str, str]:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{_processor()}, {cores} cores, {platform.system()}",
+        "machine": f"{_get_processor()}, {cores} cores, {platform.system()}",
         "software": f"Python {platform.python_version()}, {versions}",
         "torch threads": f"{torch.get_num_threads()}, where a row does not say otherwise",
-        "limits": "; ".join(map(str, machines())) or "none asked",
+        "limits": "; ".join(map(str, list_machines())) or "none asked",
         "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, at the end)",
     }
 
 
-def _processor() -> str:
+def _get_processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def parsed(
-    parser: argparse.ArgumentParser, known: Collection[str], rows: str, arguments: Sequence[str] | None
+def parse_arguments(
+    parser: argparse.ArgumentParser, known: Collection[str], rows: str, argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """What a script of benchmarks is asked: names among those that are known, and where the figures go."""
+    """The arguments of a script of benchmarks: names of rows, and the files that the figures are written to."""
     from bnet_transformer.errors import unknown_name_error
 
     parser.add_argument("rows", nargs="*", metavar="row", help=rows)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
-    query = parser.parse_args(arguments)
-    for name in query.rows:
+    args = parser.parse_args(argv)
+    for name in args.rows:
         if name not in known:
             parser.error(str(unknown_name_error("row", name, known)))
-    return query
+    return args
 
 
-def tell(
-    query: argparse.Namespace,
+def write_report(
+    args: argparse.Namespace,
     title: str,
     command: str,
     result: Mapping[Row, Sequence[Figure]],
-    where: Mapping[str, str],
+    conditions: Mapping[str, str],
 ) -> None:
-    """Print the figures, and write them where that was asked for."""
-    print(to_text(result, where))
+    """Print the figures, and write them to the files of `--json` and `--markdown`."""
+    print(to_text(result, conditions))
     for file, written in (
-        (query.json, to_json(result, where)),
-        (query.markdown, to_markdown(title, command, result, where)),
+        (args.json, to_json(result, conditions)),
+        (args.markdown, to_markdown(title, command, result, conditions)),
     ):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(written, encoding="utf-8")
 
 
-def to_markdown(title: str, command: str, result: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+def to_markdown(title: str, command: str, result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str]) -> str:
     """A page of the docs, which says by which command it was written."""
-    measured = "; ".join(value if subject == "date" else f"{subject}: {value}" for subject, value in where.items())
+    measured = "; ".join(value if subject == "date" else f"{subject}: {value}" for subject, value in conditions.items())
     lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", f"Measured on {measured}.", ""]
     lines += [
         "Figures are the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
@@ -91,44 +91,56 @@ def to_markdown(title: str, command: str, result: Mapping[Row, Sequence[Figure]]
         lines.append(f"- **{row.name}**: {row.title}" + (f" No limit: {row.unlimited}." if row.unlimited else ""))
     lines += ["", "| row | what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|---|"]
     for row, figures in result.items():
-        shown = [(row.name, *cells(item)) for item in figures if not item.what.endswith(NOT_ON_PAGES)]
+        shown = [(row.name, *format_cells(item)) for item in figures if not item.subject.endswith(NOT_ON_PAGES)]
         lines += [f"| {' | '.join(cell.replace('|', BAR) for cell in item)} |" for item in shown]
     return "\n".join(lines) + "\n"
 
 
-def to_text(result: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+def to_text(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str]) -> str:
     """The same for a terminal."""
-    lines = [f"{subject}: {value}" for subject, value in where.items()]
+    lines = [f"{subject}: {value}" for subject, value in conditions.items()]
     for row, figures in result.items():
-        table = [("", "median", "least to greatest", "runs", "target", ""), *map(cells, figures)]
+        table = [("", "median", "least to greatest", "runs", "target", ""), *map(format_cells, figures)]
         widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
         padded = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
         lines += ["", row.name, *([f"no limit: {row.unlimited}"] if row.unlimited else []), *padded]
     return "\n".join(lines)
 
 
-def to_json(result: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+def to_json(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str]) -> str:
     """The same for a program."""
     rows = {
         row.name: {
             "title": row.title,
             "unlimited": row.unlimited or None,
-            "figures": [{**asdict(item), "verdict": item.verdict} for item in figures],
+            "figures": [_to_record(item) for item in figures],
         }
         for row, figures in result.items()
     }
-    return json.dumps({"conditions": dict(where), "rows": rows}, indent=1) + "\n"
+    return json.dumps({"conditions": dict(conditions), "rows": rows}, indent=1) + "\n"
 
 
-def cells(item: Figure) -> tuple[str, str, str, str, str, str]:
+def _to_record(item: Figure) -> dict[str, object]:
+    fields = asdict(item)
+    return {"what": fields.pop("subject"), **fields, "verdict": item.verdict}
+
+
+def format_cells(item: Figure) -> tuple[str, str, str, str, str, str]:
     """A figure as the cells of a table."""
-    spread = "" if item.runs == 1 else f"{_said(item.low)} to {_said(item.high)}"
-    spread = spread if item.error is None else f"± {_said(item.error)}"
-    target = "" if item.target is None else f"at most {_said(item.target)} {item.unit}".rstrip()
-    return (item.what, f"{_said(item.value)} {item.unit}".rstrip(), spread, str(item.runs), target, item.verdict)
+    spread = "" if item.runs == 1 else f"{_format_number(item.low)} to {_format_number(item.high)}"
+    spread = spread if item.error is None else f"± {_format_number(item.error)}"
+    target = "" if item.target is None else f"at most {_format_number(item.target)} {item.unit}".rstrip()
+    return (
+        item.subject,
+        f"{_format_number(item.value)} {item.unit}".rstrip(),
+        spread,
+        str(item.runs),
+        target,
+        item.verdict,
+    )
 
 
-def _said(value: float) -> str:
+def _format_number(value: float) -> str:
     if math.isfinite(value) and float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -37,129 +37,133 @@ import bnet_transformer as bt
 from bnet_transformer.tpm import Normal
 
 ROOT = Path(__file__).resolve().parent.parent
-TOLD = 64  # processes that are predicted
+GOAL = 64  # processes that are predicted
 SIZES = {"train": (32, 64, 128), "fit": (128, 256, 512), "responsibilities": (256, 512, 1024)}
 STEPS = {"train": (1, 5), "fit": (1, 5)}
 Point = tuple[int, int, float]
 
 
-def train_step(count: int) -> float:
-    """Seconds of a step of training with so many sentences."""
+def time_train_step(count: int) -> float:
+    """Seconds of a step of training with `count` sentences."""
     net = bt.decoder(64, heads=4, slices=2, vocabulary=[f"w{k}" for k in range(100)], seed=1)
     data = torch.randint(100, (count, 33), generator=torch.Generator().manual_seed(0))
 
     def run(steps: int) -> None:
         bt.train(net, lambda step: data, steps=steps, progress=False)
 
-    return _by_step(run, *STEPS["train"])
+    return _time_step(run, *STEPS["train"])
 
 
-def fit_step(count: int) -> float:
+def time_fit_step(count: int) -> float:
     """Seconds of a step of a fit by map."""
-    net, data = _mixture(count)
+    net, data = _create_mixture(count)
 
     def run(steps: int) -> None:
         bt.fit(net, data, method=bt.MAP(steps=steps), batch=count, every=10**6, progress=False)
 
-    return _by_step(run, *STEPS["fit"])
+    return _time_step(run, *STEPS["fit"])
 
 
-def read(count: int) -> float:
-    """Seconds of the responsibilities of so many sentences."""
-    net, data = _mixture(count)
-    result = bt.fit(net, _mixture(8)[1], method=bt.MAP(steps=1), progress=False)
+def time_responsibilities(count: int) -> float:
+    """Seconds of the responsibilities of `count` sentences."""
+    net, data = _create_mixture(count)
+    result = bt.fit(net, _create_mixture(8)[1], method=bt.MAP(steps=1), progress=False)
     result.responsibilities(data)
     start = time.perf_counter()
     result.responsibilities(data)
     return time.perf_counter() - start
 
 
-JOBS: dict[str, Callable[[int], float]] = {"train": train_step, "fit": fit_step, "responsibilities": read}
+JOBS: dict[str, Callable[[int], float]] = {
+    "train": time_train_step,
+    "fit": time_fit_step,
+    "responsibilities": time_responsibilities,
+}
 
 
-def _mixture(count: int) -> tuple[bt.BNet, tuple[torch.Tensor, torch.Tensor]]:
+def _create_mixture(count: int) -> tuple[bt.BNet, tuple[torch.Tensor, torch.Tensor]]:
     g = torch.Generator().manual_seed(count)
     data = torch.randn(count, 16, 32, generator=g), torch.randn(count, 16, 32, generator=g)
     return bt.bayesuvius(32, heads=4, slices=2, observe=Normal(1.0), seed=1), data
 
 
-def _by_step(run: Callable[[int], None], small: int, many: int) -> float:
+def _time_step(run: Callable[[int], None], num_short: int, num_long: int) -> float:
     """Seconds of one step, by two runs of unequal length."""
-    took = []
-    for steps in (small, many):
+    seconds = []
+    for steps in (num_short, num_long):
         start = time.perf_counter()
         run(steps)
-        took.append(time.perf_counter() - start)
-    return (took[1] - took[0]) / (many - small)
+        seconds.append(time.perf_counter() - start)
+    return (seconds[1] - seconds[0]) / (num_long - num_short)
 
 
-def work(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out: str) -> None:
-    """What each process does: all jobs in turn, several times; the median of each goes to a file."""
+def run_jobs(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out: str) -> None:
+    """Run all jobs in turn, `repeats` times, in each process; rank 0 writes the medians to a file."""
     torch.set_num_threads(1)
     result: dict[str, list[float]] = {}
-    for turn in range(repeats + 1):  # the first turn warms up
+    for repeat in range(repeats + 1):  # the first turn warms up
         for name, counts in sizes.items():
             for count in counts:
-                took = JOBS[name](count)
-                if turn:
-                    result.setdefault(f"{name} {count}", []).append(took)
+                seconds = JOBS[name](count)
+                if repeat:
+                    result.setdefault(f"{name} {count}", []).append(seconds)
     if os.environ.get("RANK", "0") == "0":
         Path(out).write_text(json.dumps({name: statistics.median(item) for name, item in result.items()}))
 
 
-def measured(processes: int, repeats: int) -> dict[str, list[Point]]:
+def measure(processes: int, repeats: int) -> dict[str, list[Point]]:
     """The points `(k, n, seconds)` of each job: strong ones, and the weak ones of k times the least size."""
     sizes = {name: sorted({*item, item[0] * processes}) for name, item in SIZES.items()}
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free_socket:
         out = Path(folder, "out.json")
-        free.bind(("127.0.0.1", 0))
-        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        free.close()
-        query = [str(processes), str(repeats), json.dumps(sizes), str(out)]
+        free_socket.bind(("127.0.0.1", 0))
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_socket.getsockname()[1])}
+        free_socket.close()
+        arguments = [str(processes), str(repeats), json.dumps(sizes), str(out)]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.scaling", "--work", *query],
+                [sys.executable, "-m", "benchmarks.scaling", "--work", *arguments],
                 cwd=ROOT,
-                env={**os.environ, **given, "OMP_NUM_THREADS": "1", "RANK": str(k), "WORLD_SIZE": str(processes)},
+                env={**os.environ, **rendezvous, "OMP_NUM_THREADS": "1", "RANK": str(k), "WORLD_SIZE": str(processes)},
             )
             for k in range(processes)
         ]
         codes = [child.wait() for child in children]
         if any(codes):
             raise SystemExit(f"a run of {processes} processes failed")
-        took = json.loads(out.read_text())
-    return {name: [(processes, n, took[f"{name} {n}"]) for n in counts] for name, counts in sizes.items()}
+        seconds = json.loads(out.read_text())
+    return {name: [(processes, n, seconds[f"{name} {n}"]) for n in counts] for name, counts in sizes.items()}
 
 
-def terms(k: int, n: int, *, together: bool) -> list[float]:
-    """What a, b and c are multiplied by."""
-    return [1.0, n / k, *([math.log2(k)] if together else [])]
+def model_terms(k: int, n: int, *, has_doublings: bool) -> list[float]:
+    """The coefficients of a, b and c in the model."""
+    return [1.0, n / k, *([math.log2(k)] if has_doublings else [])]
 
 
-def fitted(points: Sequence[Point]) -> list[float]:
+def fit_model(points: Sequence[Point]) -> list[float]:
     """a, b and c, none below zero, by least squares of relative errors; c is 0 where there is one process alone."""
     from scipy.optimize import nnls
 
-    together = len({k for k, *_ in points}) > 1
-    rows = np.array([terms(k, n, together=together) for k, n, _ in points])
-    took = np.array([t for *_, t in points])
-    result = nnls(rows / took[:, None], np.ones(len(points)))[0].tolist()
-    return result if together else [*result, 0.0]
+    has_doublings = len({k for k, *_ in points}) > 1
+    rows = np.array([model_terms(k, n, has_doublings=has_doublings) for k, n, _ in points])
+    seconds = np.array([t for *_, t in points])
+    result = nnls(rows / seconds[:, None], np.ones(len(points)))[0].tolist()
+    return result if has_doublings else [*result, 0.0]
 
 
-def predicted(parameters: Sequence[float], k: int, n: int) -> float:
+def predict(parameters: Sequence[float], k: int, n: int) -> float:
     """Seconds by the model."""
-    return sum(p * x for p, x in zip(parameters, terms(k, n, together=True), strict=True))
+    return sum(p * x for p, x in zip(parameters, model_terms(k, n, has_doublings=True), strict=True))
 
 
-def table(points: dict[str, list[Point]]) -> list[str]:
-    """The parameters, what was measured beside the model, and the prediction."""
+def format_tables(points: dict[str, list[Point]]) -> list[str]:
+    """The tables: the parameters, the measured times against the model, and the prediction."""
     lines = ["## The model", "", "| job | a, ms | b, ms a sentence | c, ms | points | worst relative error |",
              "|---|---|---|---|---|---|"]  # fmt: skip
-    given = {name: fitted(item) for name, item in points.items()}
+    parameters = {name: fit_model(item) for name, item in points.items()}
     for name, item in points.items():
-        a, b, c = (1e3 * p for p in given[name])
-        worst = max(abs(predicted(given[name], k, n) / t - 1) for k, n, t in item)
+        a, b, c = (1e3 * p for p in parameters[name])
+        worst = max(abs(predict(parameters[name], k, n) / t - 1) for k, n, t in item)
         lines.append(f"| {name} | {a:.2f} | {b:.4f} | {c:.2f} | {len(item)} | {worst:.0%} |")
     head = "| job | processes | sentences | ms | by the model | strong speedup | weak efficiency |"
     lines += ["", "## Measured", "", head, "|---|---|---|---|---|---|---|"]
@@ -169,20 +173,20 @@ def table(points: dict[str, list[Point]]) -> list[str]:
         for k, n, t in item:
             strong = f"{single[n] / t:.2f}" if n in single and k > 1 else ""
             weak = f"{single[minimum] / t:.2f}" if minimum and n == minimum * k and k > 1 else ""
-            told_by = 1e3 * predicted(given[name], k, n)
-            lines.append(f"| {name} | {k} | {n} | {1e3 * t:.2f} | {told_by:.2f} | {strong} | {weak} |")
-    lines += ["", f"## Predicted for {TOLD} processes", "", "| job | sentences | strong speedup | weak efficiency |",
+            modelled = 1e3 * predict(parameters[name], k, n)
+            lines.append(f"| {name} | {k} | {n} | {1e3 * t:.2f} | {modelled:.2f} | {strong} | {weak} |")
+    lines += ["", f"## Predicted for {GOAL} processes", "", "| job | sentences | strong speedup | weak efficiency |",
               "|---|---|---|---|"]  # fmt: skip
     for name, item in points.items():
-        for n in (max(n for _, n, _ in item), TOLD * max(n for _, n, _ in item)):
-            speedup = predicted(given[name], 1, n) / predicted(given[name], TOLD, n)
-            weak = predicted(given[name], 1, n // TOLD) / predicted(given[name], TOLD, n)
+        for n in (max(n for _, n, _ in item), GOAL * max(n for _, n, _ in item)):
+            speedup = predict(parameters[name], 1, n) / predict(parameters[name], GOAL, n)
+            weak = predict(parameters[name], 1, n // GOAL) / predict(parameters[name], GOAL, n)
             lines.append(f"| {name} | {n} | {speedup:.1f} | {weak:.2f} |")
     return lines
 
 
 LEFT_OUT = f"""
-The prediction is the model taken to {TOLD}, from the few numbers of processes above: `a` and `b` are known from several
+The prediction is the model taken to {GOAL}, from the few numbers of processes above: `a` and `b` are known from several
 sizes, `c` from {{doublings}} alone. It leaves out the network between machines (its delay, and the bytes of gradients
 over its rate, which do not grow as log2 k), a slower rank that all wait for, and caches that hold a smaller share.
 """
@@ -195,24 +199,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
-    query = parser.parse_args()
-    if query.work:
-        processes, repeats, sizes, out = query.work
-        work(int(processes), int(repeats), json.loads(sizes), out)
+    args = parser.parse_args()
+    if args.work:
+        processes, repeats, sizes, out = args.work
+        run_jobs(int(processes), int(repeats), json.loads(sizes), out)
         return
     points: dict[str, list[Any]] = {name: [] for name in JOBS}
-    for processes in sorted(set(query.processes)):
-        for name, item in measured(processes, query.repeats).items():
+    for processes in sorted(set(args.processes)):
+        for name, item in measure(processes, args.repeats).items():
             points[name] += item
-    doublings = ", ".join(f"{k}" for k in sorted(set(query.processes)))
-    lines = [*table(points), LEFT_OUT.format(doublings=f"{doublings} processes")]
+    doublings = ", ".join(f"{k}" for k in sorted(set(args.processes)))
+    lines = [*format_tables(points), LEFT_OUT.format(doublings=f"{doublings} processes")]
     print("\n".join(lines))
-    if query.markdown is not None:
+    if args.markdown is not None:
         when = f"{datetime.date.today()}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
-        command = f"python -m benchmarks.scaling --processes {' '.join(map(str, query.processes))}"
-        head = f"# Scaling\n\nMeasured on {when}, by `{command}`; medians of {query.repeats}.\n\n"
+        command = f"python -m benchmarks.scaling --processes {' '.join(map(str, args.processes))}"
+        head = f"# Scaling\n\nMeasured on {when}, by `{command}`; medians of {args.repeats}.\n\n"
         about = (__doc__ or "").split("\n\n", 2)[2]
-        query.markdown.write_text(head + about + "\n" + "\n".join(lines), encoding="utf-8")
+        args.markdown.write_text(head + about + "\n" + "\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
-def code_lines(source: str) -> int:
+def count_code_lines(source: str) -> int:
     """Count the lines of Python source, without docstrings and without lines that hold only a comment.
 
-    >>> code_lines('def f():\\n    \"\"\"Return 1.\"\"\"\\n    # the one\\n    return 1\\n')
+    >>> count_code_lines('def f():\\n    \"\"\"Return 1.\"\"\"\\n    # the one\\n    return 1\\n')
     2
     """
     skipped: set[int] = set()
@@ -49,27 +49,29 @@ def count_lines(root: Path) -> dict[str, int]:
     package, parts = root / "bnet_transformer", Counter[str]()
     for path in package.rglob("*.py"):
         first, *inner = path.relative_to(package).parts
-        parts[f"package: {first}" if inner else "package: its modules"] += code_lines(path.read_text(encoding="utf-8"))
+        parts[f"package: {first}" if inner else "package: its modules"] += count_code_lines(
+            path.read_text(encoding="utf-8")
+        )
     script = [path for path in package.rglob("*") if path.suffix in (".js", ".css", ".html")]
     pages = [*(root / "docs").rglob("*.md"), *(root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
     tests = (root / "tests").rglob("*.py")
     return {
         **dict(sorted(parts.items(), key=lambda item: -item[1])),
         "package": parts.total(),
-        "tests": sum(code_lines(path.read_text(encoding="utf-8")) for path in tests),
+        "tests": sum(count_code_lines(path.read_text(encoding="utf-8")) for path in tests),
         "pages": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in pages),
         "script of the page": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in script),
         "files of the package": sum(1 for _ in package.rglob("*.py")),
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Count the lines and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description=__doc__)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
-    query = parser.parse_args(arguments)
+    args = parser.parse_args(argv)
     current = count_lines(ROOT)
-    before = count_lines(query.against) if query.against else {}
+    before = count_lines(args.against) if args.against else {}
     for name in [*current, *(name for name in before if name not in current)]:
         lines, old = current.get(name, 0), before.get(name)
         print(f"{name:28}{lines:8,}" + (f"   before {old:8,}   ratio {lines / old:.2f}" if old else ""))

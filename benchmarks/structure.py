@@ -7,25 +7,25 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, peak_of, ratios
-from benchmarks.limits import Work, limit_of
+from benchmarks.harness import Figure, figure, measure_peak, peak_memory, ratios, run_in_process, time_calls
+from benchmarks.limits import Work, limit_figures
 from bnet_transformer.graph import GroundGraph, NodeSelection, TemplateGraph
 
 
 def arrows_of_128_words() -> list[Figure]:
     """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all of them made and kept. The limit is that of
     writing the arrays."""
-    folded = _net(slices=6).network.graph
-    ground = GroundGraph(folded, {"": 128})
-    spent = interleaved({"arrays": lambda: list(GroundGraph(folded, {"": 128}).arrows())}, runs=15)
-    peak, retained = peak_of(lambda: list(ground.arrows())), list(ground.arrows())
-    assert sum(len(sources) for _, sources, _ in retained) == ground.count_arrows()
+    template = _create_net(slices=6).network.graph
+    ground = GroundGraph(template, {"": 128})
+    spent = time_calls({"arrays": lambda: list(GroundGraph(template, {"": 128}).arrows())}, runs=15)
+    peak, arrows = measure_peak(lambda: list(ground.arrows())), list(ground.arrows())
+    assert sum(len(sources) for _, sources, _ in arrows) == ground.count_arrows()
     return [
         figure("nodes", len(ground), ""),
         figure("arrows", ground.count_arrows(), ""),
         figure("time for all arrays", spent["arrays"], "s", target=1.0),
         figure("peak memory of the arrays", peak, "MB"),
-        *limit_of(Work(0, _bytes(retained)), spent["arrays"]),
+        *limit_figures(Work(0, _count_bytes(arrows)), spent["arrays"]),
     ]
 
 
@@ -34,52 +34,52 @@ def arrows_of_512_words() -> list[Figure]:
     at once. In a fresh process that has the folded graph and no torch; memory is its peak resident memory (VmHWM),
     first before the ground graph is made, each later one the peak up to there. The limit is that of writing the
     arrays that are kept at once."""
-    rows, written, seconds = fresh(_large, _net(slices=12).network.graph)
-    return [*rows, *limit_of(Work(0, written), [seconds])]
+    rows, written, seconds = run_in_process(_measure_large, _create_net(slices=12).network.graph)
+    return [*rows, *limit_figures(Work(0, written), [seconds])]
 
 
-def _large(folded: TemplateGraph) -> tuple[list[Figure], int, float]:
+def _measure_large(template: TemplateGraph) -> tuple[list[Figure], int, float]:
     assert "torch" not in sys.modules
     before = peak_memory()
     selection = NodeSelection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
-    counted = interleaved({"": lambda: _counts(GroundGraph(folded, {"": 512}))}, runs=15)[""]
-    sliced = interleaved({"": lambda: list(GroundGraph(folded, {"": 512}).arrows(selection))}, runs=15)[""]
+    counted = time_calls({"": lambda: _count(GroundGraph(template, {"": 512}))}, runs=15)[""]
+    sliced = time_calls({"": lambda: list(GroundGraph(template, {"": 512}).arrows(selection))}, runs=15)[""]
     small = peak_memory()
-    ground = GroundGraph(folded, {"": 512})
+    ground = GroundGraph(template, {"": 512})
     start = time.perf_counter()
     streamed = sum(len(sources) for _, sources, _ in ground.arrows())
-    one_by_one = time.perf_counter() - start
+    stream_time = time.perf_counter() - start
     assert streamed == ground.count_arrows()
     stream = peak_memory()
     start = time.perf_counter()
-    retained = list(ground.arrows())
-    at_once = time.perf_counter() - start
+    arrows = list(ground.arrows())
+    array_time = time.perf_counter() - start
     full = peak_memory()
-    assert sum(len(sources) for _, sources, _ in retained) == streamed
-    nodes, arrows = _counts(ground)
-    few = sum(len(sources) for _, sources, _ in ground.arrows(selection))
+    assert sum(len(sources) for _, sources, _ in arrows) == streamed
+    num_nodes, num_arrows = _count(ground)
+    num_sliced = sum(len(sources) for _, sources, _ in ground.arrows(selection))
     rows = [
-        figure("nodes", nodes, ""),
-        figure("arrows", arrows, ""),
-        figure("arrows of the slice, head and words", few, ""),
+        figure("nodes", num_nodes, ""),
+        figure("arrows", num_arrows, ""),
+        figure("arrows of the slice, head and words", num_sliced, ""),
         figure("time to count nodes and arrows", counted, "s"),
         figure("time to slice out", sliced, "s"),
-        figure("time for all arrays, one family pair after another", one_by_one, "s"),
-        figure("time for all arrays, kept at once", at_once, "s"),
+        figure("time for all arrays, one family pair after another", stream_time, "s"),
+        figure("time for all arrays, kept at once", array_time, "s"),
         figure("peak memory before the ground graph", before, "MB"),
         figure("peak memory after counting and slicing", small, "MB", target=1000.0),
         figure("peak memory after all arrays one after another", stream, "MB"),
         figure("peak memory with all arrays at once", full, "MB"),
     ]
-    return rows, _bytes(retained), at_once
+    return rows, _count_bytes(arrows), array_time
 
 
-def _bytes(arrows: list[Any]) -> int:
+def _count_bytes(arrows: list[Any]) -> int:
     """Of the arrays of sources and targets."""
     return sum(sources.nbytes + targets.nbytes for _, sources, targets in arrows)
 
 
-def _counts(ground: GroundGraph) -> tuple[int, int]:
+def _count(ground: GroundGraph) -> tuple[int, int]:
     return ground.count_nodes(), ground.count_arrows()
 
 
@@ -92,7 +92,7 @@ def networkx_of_128_words() -> list[Figure]:
 
     from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 
-    network = _net(slices=6).network
+    network = _create_net(slices=6).network
     ground = GroundGraph(network.graph, {"": 128})
     graph = ground_graph_to_networkx(network, ground, limit=None)
     triples: list[tuple[str, str, dict[str, Any]]] = []
@@ -107,15 +107,15 @@ def networkx_of_128_words() -> list[Figure]:
     gc.collect()
     gc.freeze()
 
-    def ready(*batches: tuple[list[Any], dict[str, str]]) -> nx.DiGraph:
+    def add_edges(*batches: tuple[list[Any], dict[str, str]]) -> nx.DiGraph:
         peer = nx.DiGraph()
         for pairs, attributes in batches:
             peer.add_edges_from(pairs, **attributes)
         return peer
 
-    actual = lambda: ground_graph_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
-    spent = interleaved(
-        {"ours": actual, "triples": lambda: ready((triples, {})), "pairs": lambda: ready(*grouped)}, runs=7
+    export = lambda: ground_graph_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
+    spent = time_calls(
+        {"ours": export, "triples": lambda: add_edges((triples, {})), "pairs": lambda: add_edges(*grouped)}, runs=7
     )
     gc.unfreeze()
     best = min(("triples", "pairs"), key=lambda name: sorted(spent[name])[len(spent[name]) // 2])
@@ -125,11 +125,11 @@ def networkx_of_128_words() -> list[Figure]:
         figure("time of add_edges_from on (u, v, attributes)", spent["triples"], "s"),
         figure("time of add_edges_from on (u, v), attributes by keyword", spent["pairs"], "s"),
         figure("ratio to the faster of them", ratios(spent["ours"], spent[best]), "", target=1.3),
-        figure("peak memory of the export", peak_of(actual), "MB"),
+        figure("peak memory of the export", measure_peak(export), "MB"),
     ]
 
 
-def _net(slices: int) -> Any:
+def _create_net(slices: int) -> Any:
     import bnet_transformer as bt
 
     return bt.bayesuvius(24, slices=slices, heads=12, combine="concat", key_dim=2, value_dim=2)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_anew, peak_memory, ratios
-from benchmarks.limits import of_the_limit
+from benchmarks.harness import Figure, figure, peak_memory, ratios, reset_peak, run_in_process, time_calls
+from benchmarks.limits import measure_limit
 
 WORDS, SLICES, VOCABULARY, RUNS = 32, 6, 50257, 3
 FIRST, SECOND = 17, 703  # the words whose logits the metric compares, at the last word
@@ -32,7 +32,9 @@ class Pair:
         """log P(first) - log P(second) at the last word, which is the difference of their logits."""
         return {f"y_{self.clean.shape[1] - 1}": (FIRST, SECOND)}
 
-    def ours(self, at: str, over: tuple[str, ...] | None = None, memory: int | None = None) -> Callable[[], Any]:
+    def create_sweep(
+        self, at: str, over: tuple[str, ...] | None = None, memory: int | None = None
+    ) -> Callable[[], Any]:
         """The sweep, from new sentences: both base runs are within it."""
         import bnet_transformer as bt
 
@@ -44,8 +46,8 @@ class Pair:
 
         return call
 
-    def theirs(self, name: str) -> Callable[[], Any]:
-        """The patching function of TransformerLens; its clean run is made beforehand."""
+    def create_patching(self, name: str) -> Callable[[], Any]:
+        """The patching function of TransformerLens; its clean run is cached before."""
         import torch
         from transformer_lens import patching
 
@@ -55,12 +57,12 @@ class Pair:
 
         def call() -> Any:
             with torch.no_grad():
-                return getattr(patching, name)(self.bridge, self.corrupt, cache, difference)
+                return getattr(patching, name)(self.bridge, self.corrupt, cache, logit_difference)
 
         return call
 
 
-def difference(logits: Any) -> Any:
+def logit_difference(logits: Any) -> Any:
     """The metric as TransformerLens takes it."""
     return (logits[:, -1, FIRST] - logits[:, -1, SECOND]).mean()
 
@@ -81,34 +83,37 @@ def sweep_of_slices_and_words_small() -> list[Figure]:
 
 
 def _slices_and_words(vocabulary: int) -> list[Figure]:
-    if missing():
+    if is_lens_missing():
         return []
     calls: dict[str, Callable[[], Any]] = {}
     rows: list[Figure] = []
-    for subject, alike in (("every word differs", False), ("one word differs", True)):
-        pair = made(vocabulary=vocabulary, alike=alike)
-        actual, peer = pair.ours("x"), pair.theirs("get_act_patch_resid_pre")
-        agree(actual().outcomes[:SLICES, :, 0], peer())
+    for subject, has_one_difference in (("every word differs", False), ("one word differs", True)):
+        pair = create_pair(vocabulary=vocabulary, has_one_difference=has_one_difference)
+        actual, peer = pair.create_sweep("x"), pair.create_patching("get_act_patch_resid_pre")
+        check_close(actual().outcomes[:SLICES, :, 0], peer())
         calls |= {f"ours, {subject}": actual, f"TransformerLens, {subject}": peer}
-    spent = interleaved(calls, runs=RUNS, warm=0)
+    spent = time_calls(calls, runs=RUNS, warm=0)
     for subject in ("every word differs", "one word differs"):
         one, other = spent[f"ours, {subject}"], spent[f"TransformerLens, {subject}"]
-        rows += _told(subject, calls[f"ours, {subject}"], one, other, 1 / 8)
+        rows += _compare(subject, calls[f"ours, {subject}"], one, other, 1 / 8)
     return rows
 
 
 def sweep_of_slices_and_heads() -> list[Figure]:
     """`bt.sweep` over every (slice, head) of the same net, the outputs of a head at all words set together, against
     `get_act_patch_attn_head_out_all_pos`. The target is at least 6 times as fast: a ratio of at most 1/6."""
-    if missing():
+    if is_lens_missing():
         return []
     rows = []
     for vocabulary in (VOCABULARY, 1000):
-        pair = made(vocabulary=vocabulary)
-        actual, peer = pair.ours("a", ("slice", "head")), pair.theirs("get_act_patch_attn_head_out_all_pos")
-        agree(actual().outcomes[..., 0], peer())
-        spent = interleaved({"ours": actual, "theirs": peer}, runs=2 * RUNS + 1, warm=0)
-        rows += _told(f"vocabulary {vocabulary:,}", actual, spent["ours"], spent["theirs"], 1 / 6)
+        pair = create_pair(vocabulary=vocabulary)
+        actual, peer = (
+            pair.create_sweep("a", ("slice", "head")),
+            pair.create_patching("get_act_patch_attn_head_out_all_pos"),
+        )
+        check_close(actual().outcomes[..., 0], peer())
+        spent = time_calls({"ours": actual, "theirs": peer}, runs=2 * RUNS + 1, warm=0)
+        rows += _compare(f"vocabulary {vocabulary:,}", actual, spent["ours"], spent["theirs"], 1 / 6)
     return rows
 
 
@@ -119,34 +124,34 @@ def ablations() -> list[Figure]:
     import bnet_transformer as bt
     from bnet_transformer.interventions import Mean, Noise, Zero
 
-    net = made(vocabulary=1000, lens=False).net
-    remaining, examples = prompts(WORDS, 1000, 16)
-    text = [[net.sentence(row.tolist()) for row in ids] for ids in (remaining, examples)]
+    net = create_pair(vocabulary=1000, has_lens=False).net
+    reference, examples = create_prompts(WORDS, 1000, 16)
+    sentences = [[net.sentence(row.tolist()) for row in ids] for ids in (reference, examples)]
     metric = {f"y_{WORDS - 1}": (FIRST, SECOND)}
 
     def fresh_sentences(ids: Any) -> list[Any]:
         return [net.sentence(row.tolist()) for row in ids]
 
     def job(ablation: Callable[[], Any]) -> Callable[[], Any]:
-        query: dict[str, Any] = {"at": "a", "over": ("slice", "head"), "metric": metric}
-        return lambda: bt.sweep(ablation(), fresh_sentences(examples), **query)
+        options: dict[str, Any] = {"at": "a", "over": ("slice", "head"), "metric": metric}
+        return lambda: bt.sweep(ablation(), fresh_sentences(examples), **options)
 
     jobs = {
         "Zero()": job(Zero),
-        "Mean(sentences)": job(lambda: Mean(fresh_sentences(remaining))),
+        "Mean(sentences)": job(lambda: Mean(fresh_sentences(reference))),
         "Mean()": job(Mean),
         "Noise(0.1)": job(lambda: Noise(0.1)),
     }
-    done = text[1][3].do({"a_2_5_*": Mean(text[0])})
+    patched = sentences[1][3].do({"a_2_5_*": Mean(sentences[0])})
     result = jobs["Mean(sentences)"]()
-    agree(result.outcomes[2, 5, 3], done.tpm(f"y_{WORDS - 1}").logits[[FIRST, SECOND]].diff(dim=0)[0].neg())
-    spent = interleaved(jobs, runs=RUNS, warm=1)
+    check_close(result.outcomes[2, 5, 3], patched.tpm(f"y_{WORDS - 1}").logits[[FIRST, SECOND]].diff(dim=0)[0].neg())
+    spent = time_calls(jobs, runs=RUNS, warm=1)
     rows = []
     for name, times in spent.items():
         rows.append(figure(f"16 examples, {name}", times, "s"))
         if name != "Zero()":
             rows.append(figure(f"16 examples, {name}: ratio to Zero()", ratios(times, spent["Zero()"]), "", target=3))
-        rows += of_the_limit(jobs[name], times, name=name)
+        rows += measure_limit(jobs[name], times, name=name)
     return rows
 
 
@@ -154,31 +159,31 @@ def attribution() -> list[Figure]:
     """All nodes to first order: `bt.sweep(..., first_order=True)` over the states, the heads and the outputs of the
     feed-forward steps (three calls), against `attribution_patch` of TransformerLens, which scores embeddings, heads
     and these in one, prompt by prompt; both with both base runs. Results agree to 1e-4. One prompt, and eight."""
-    if missing():
+    if is_lens_missing():
         return []
     from transformer_lens.tools.analysis.attribution_patching import attribution_patch
 
     import bnet_transformer as bt
 
     rows = []
-    pair = made()
+    pair = create_pair()
     pair.bridge.eval().requires_grad_()  # it takes gradients at the embeddings
     for subject, count in (("one prompt", 1), ("eight prompts", 8)):
-        clean, corrupt = prompts(WORDS, VOCABULARY, count)
+        clean, corrupt = create_prompts(WORDS, VOCABULARY, count)
 
-        def ours(clean: Any = clean, corrupt: Any = corrupt) -> dict[str, Any]:
-            text = [[pair.net.sentence(row.tolist()) for row in ids] for ids in (clean, corrupt)]
-            ask: dict[str, Any] = {"metric": pair.metric, "first_order": True}
-            return {at: bt.sweep(*text, at=at, **ask).values for at in ("x", "a", "ffn")}
+        def estimate(clean: Any = clean, corrupt: Any = corrupt) -> dict[str, Any]:
+            sentences = [[pair.net.sentence(row.tolist()) for row in ids] for ids in (clean, corrupt)]
+            options: dict[str, Any] = {"metric": pair.metric, "first_order": True}
+            return {at: bt.sweep(*sentences, at=at, **options).values for at in ("x", "a", "ffn")}
 
-        def theirs(clean: Any = clean, corrupt: Any = corrupt) -> Any:
-            return attribution_patch(pair.bridge, clean, corrupt, difference).node_scores
+        def estimate_peer(clean: Any = clean, corrupt: Any = corrupt) -> Any:
+            return attribution_patch(pair.bridge, clean, corrupt, logit_difference).node_scores
 
-        result, scores = ours(), theirs()
+        result, scores = estimate(), estimate_peer()
         heads = {(n.layer, n.head, n.position): s for n, s in scores.items() if n.kind == "attn_head_out"}
         assert max(abs(float(result["a"][index]) - score) for index, score in heads.items()) < 1e-4
-        spent = interleaved({"ours": ours, "theirs": theirs}, runs=2 * RUNS + 1, warm=0)
-        rows += _told(subject, ours, spent["ours"], spent["theirs"], 1)
+        spent = time_calls({"ours": estimate, "theirs": estimate_peer}, runs=2 * RUNS + 1, warm=0)
+        rows += _compare(subject, estimate, spent["ours"], spent["theirs"], 1)
     return rows
 
 
@@ -186,7 +191,7 @@ def trace_of_all_nodes() -> list[Figure]:
     """The values of all nodes of a sentence in the same net (states, steps, queries, keys, values, attentions, logits;
     `module.attention_weights`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
     vocabulary of 1,000, where the readout costs next to nothing; eight prompts in a batch."""
-    if missing():
+    if is_lens_missing():
         return []
     import torch
 
@@ -196,121 +201,121 @@ def trace_of_all_nodes() -> list[Figure]:
         ("vocabulary 1,000", 1000, 1, 0.8),
         ("eight prompts", VOCABULARY, 8, None),
     ):
-        pair = made(vocabulary=vocabulary)
-        module, want = pair.net.module().eval(), _all_nodes(pair.net)
-        ids = prompts(WORDS, vocabulary, count)[0]
+        pair = create_pair(vocabulary=vocabulary)
+        module, outputs = pair.net.module().eval(), _list_nodes(pair.net)
+        ids = create_prompts(WORDS, vocabulary, count)[0]
 
-        def ours(module: Any = module, ids: Any = ids, want: Any = want) -> Any:
+        def trace(module: Any = module, ids: Any = ids, outputs: Any = outputs) -> Any:
             with torch.no_grad():
-                return module.attention_weights(ids, want=want)
+                return module.attention_weights(ids, want=outputs)
 
-        def theirs(bridge: Any = pair.bridge, ids: Any = ids) -> Any:
+        def trace_peer(bridge: Any = pair.bridge, ids: Any = ids) -> Any:
             with torch.no_grad():
                 return bridge.run_with_cache(ids)
 
-        (read, values), (logits, cache) = ours(), theirs()
-        agree(values["logits"], logits)
-        agree(values["x_3"], cache["blocks.3.hook_resid_pre"])
-        agree(values["q_5"].transpose(1, 2), cache["blocks.5.attn.hook_q"])
-        agree(read["a_4"], cache["blocks.4.attn.hook_pattern"])
-        spent = interleaved({"ours": ours, "theirs": theirs}, runs=21, warm=3)
-        rows += _told(subject, ours, spent["ours"], spent["theirs"], target, name="run_with_cache")
+        (attention, values), (logits, cache) = trace(), trace_peer()
+        check_close(values["logits"], logits)
+        check_close(values["x_3"], cache["blocks.3.hook_resid_pre"])
+        check_close(values["q_5"].transpose(1, 2), cache["blocks.5.attn.hook_q"])
+        check_close(attention["a_4"], cache["blocks.4.attn.hook_pattern"])
+        spent = time_calls({"ours": trace, "theirs": trace_peer}, runs=21, warm=3)
+        rows += _compare(subject, trace, spent["ours"], spent["theirs"], target, name="run_with_cache")
     return rows
 
 
 def memory_of_a_sweep() -> list[Figure]:
     """The peak of resident memory (VmHWM) of the same sweeps, and of the trace, each in a fresh process: with the model
     made (the peak is reset then, where the system can), and after the call."""
-    if missing():
+    if is_lens_missing():
         return []
     rows = []
     for subject in ("every (slice, word)", "every (slice, head)", "all nodes"):
         for owner in ("ours", "TransformerLens"):
-            before, after = fresh(_peak, owner, subject)
+            before, after = run_in_process(_measure_peak, owner, subject)
             rows.append(figure(f"{subject}, {owner}: before", before, "MB"))
             rows.append(figure(f"{subject}, {owner}: after", after, "MB"))
     return rows
 
 
-def _peak(owner: str, subject: str) -> tuple[float, float]:
+def _measure_peak(owner: str, subject: str) -> tuple[float, float]:
     import torch
 
-    actual = owner == "ours"
-    pair = made(lens=not actual, ours=actual)
+    is_bnet = owner == "ours"
+    pair = create_pair(has_lens=not is_bnet, has_net=is_bnet)
     at, over, peer = {
         "every (slice, word)": ("x", None, "get_act_patch_resid_pre"),
         "every (slice, head)": ("a", ("slice", "head"), "get_act_patch_attn_head_out_all_pos"),
     }.get(subject, ("", None, ""))
-    peak_anew()
+    reset_peak()
     before = peak_memory()
     with torch.no_grad():
         if at:
-            (pair.ours(at, over) if actual else pair.theirs(peer))()
-        elif actual:
-            pair.net.module().eval().attention_weights(pair.clean, want=_all_nodes(pair.net))
+            (pair.create_sweep(at, over) if is_bnet else pair.create_patching(peer))()
+        elif is_bnet:
+            pair.net.module().eval().attention_weights(pair.clean, want=_list_nodes(pair.net))
         else:
             pair.bridge.run_with_cache(pair.clean)
     return before, peak_memory()
 
 
-def _all_nodes(net: Any) -> list[str]:
-    """The families of all nodes over words that are functions: all but the words themselves and the readout."""
-    over = [m.family for m in net.network.members if m.tpm.kind == "deterministic" and m.family.words is not None]
-    return [family.name for family in over if family.role != "token"]
+def _list_nodes(net: Any) -> list[str]:
+    """The groups of deterministic nodes over words: all but the tokens and the readout."""
+    specs = [spec for spec in net.network.specs if spec.tpm.kind == "deterministic"]
+    return [spec.group.name for spec in specs if spec.group.words is not None and spec.group.role != "token"]
 
 
-def _told(
+def _compare(
     subject: str,
     job: Callable[[], object],
-    ours: list[float],
-    peer: list[float],
+    seconds: list[float],
+    peer_seconds: list[float],
     target: float | None,
     name: str = "TransformerLens",
 ) -> list[Figure]:
     return [
-        figure(f"{subject}: ours", ours, "s"),
-        figure(f"{subject}: {name}", peer, "s"),
-        figure(f"{subject}: ratio", ratios(ours, peer), "", target=target),
-        figure(f"{subject}: times as fast", ratios(peer, ours), ""),
-        *of_the_limit(job, ours, name=subject),
+        figure(f"{subject}: ours", seconds, "s"),
+        figure(f"{subject}: {name}", peer_seconds, "s"),
+        figure(f"{subject}: ratio", ratios(seconds, peer_seconds), "", target=target),
+        figure(f"{subject}: times as fast", ratios(peer_seconds, seconds), ""),
+        *measure_limit(job, seconds, name=subject),
     ]
 
 
-def agree(ours: Any, peer: Any) -> None:
+def check_close(actual: Any, expected: Any) -> None:
     """Stop where results differ."""
     import torch
 
-    torch.testing.assert_close(ours, peer, rtol=1e-4, atol=1e-4, check_dtype=False)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
-def missing() -> bool:
-    """True, and said, where TransformerLens is not installed."""
+def is_lens_missing() -> bool:
+    """True, with a line on stderr, where TransformerLens is not installed."""
     if importlib.util.find_spec("transformer_lens") is None:
         print("skipped: TransformerLens is missing (make test-all installs it)", file=sys.stderr, flush=True)
         return True
     return False
 
 
-def prompts(words: int, vocabulary: int, count: int = 1, *, alike: bool = False) -> tuple[Any, Any]:
-    """A clean and a corrupt prompt that differ in every word, or (`alike`) in the eighth alone."""
+def create_prompts(words: int, vocabulary: int, count: int = 1, *, has_one_difference: bool = False) -> tuple[Any, Any]:
+    """A clean and a corrupt prompt that differ in every word, or (`has_one_difference`) only in the eighth."""
     import torch
 
     pick = torch.Generator().manual_seed(1)
     clean = torch.randint(vocabulary, (count, words), generator=pick)
-    other = (clean + torch.randint(1, vocabulary, (count, words), generator=pick)) % vocabulary
+    different = (clean + torch.randint(1, vocabulary, (count, words), generator=pick)) % vocabulary
     eighth = torch.arange(words) == 7
-    return clean, torch.where(eighth, other, clean) if alike else other
+    return clean, torch.where(eighth, different, clean) if has_one_difference else different
 
 
-def made(
+def create_pair(
     *,
     words: int = WORDS,
     slices: int = SLICES,
     vocabulary: int = VOCABULARY,
-    alike: bool = False,
+    has_one_difference: bool = False,
     dim: int = 384,
-    lens: bool = True,
-    ours: bool = True,
+    has_lens: bool = True,
+    has_net: bool = True,
     device: str = "cpu",
 ) -> Pair:
     """A random GPT-2 of these sizes, ours or TransformerLens' or both, and two prompts."""
@@ -332,14 +337,14 @@ def made(
             parameter.requires_grad_(False)
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.1)  # large enough that every word tells
-        net = bt.from_pretrained(model).to(device) if ours else None
-        bridge = _bridge(model.to(device), vocabulary, device) if lens else None
-    clean, corrupt = prompts(words, vocabulary, alike=alike)
+        net = bt.from_pretrained(model).to(device) if has_net else None
+        bridge = _create_bridge(model.to(device), vocabulary, device) if has_lens else None
+    clean, corrupt = create_prompts(words, vocabulary, has_one_difference=has_one_difference)
     return Pair(net, bridge, clean.to(device), corrupt.to(device))
 
 
-def _bridge(model: Any, vocabulary: int, device: str) -> Any:
-    """The model in TransformerLens, with a tokenizer that it wants and nobody asks."""
+def _create_bridge(model: Any, vocabulary: int, device: str) -> Any:
+    """The model in TransformerLens, with the tokenizer that its constructor requires."""
     import torch
     from tokenizers import Tokenizer, models
     from transformer_lens.model_bridge import TransformerBridge
@@ -350,7 +355,7 @@ def _bridge(model: Any, vocabulary: int, device: str) -> Any:
         words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(vocabulary)}, unk_token="w0"))
         special = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), "w0")
         PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(Path(folder))
-        words_of = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         return TransformerBridge.boot_transformers(
-            folder, hf_model=model, tokenizer=words_of, device=device, dtype=torch.float32
+            folder, hf_model=model, tokenizer=tokenizer, device=device, dtype=torch.float32
         )

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, interleaved, ratios
-from benchmarks.limits import of_the_limit
+from benchmarks.harness import Figure, figure, ratios, time_calls
+from benchmarks.limits import measure_limit
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_trainable_task
@@ -20,7 +20,7 @@ from bnet_transformer.learning.training.trainer import Trainer
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 
 
-class Theirs(nn.Module):
+class TorchTransformer(nn.Module):
     """torch's transformer with one table for both embeddings and the readout, and no positions."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Theirs(nn.Module):
         self.core = nn.Transformer(DIM, HEADS, SLICES, SLICES, 4 * DIM, 0.0, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.validate_values(self.core.encoder(self.embed(source)), target)
+        return self.decode(self.core.encoder(self.embed(source)), target)
 
     def embed(self, ids: Tensor) -> Tensor:
         result: Tensor = self.table(ids) * DIM**0.5
         return result
 
-    def validate_values(self, memory: Tensor, target: Tensor) -> Tensor:
+    def decode(self, memory: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         last = self.core.decoder(self.embed(target), memory, tgt_mask=mask, tgt_is_causal=True)
         logits: Tensor = last @ self.table.weight.mT
@@ -45,11 +45,11 @@ class Theirs(nn.Module):
 def training_step() -> list[Figure]:
     """A step of `bt.train` (loss, gradients, clipping, AdamW) on 16 pairs of 32 words, 3 and 3 slices, 256 wide, 8
     heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
-    actual, peer, source, target = _pair()
+    net, peer, source, target = _create_pair()
     adam = torch.optim.AdamW(peer.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
-    run = Trainer(
-        infer_trainable_task(actual.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {}
+    trainer = Trainer(
+        infer_trainable_task(net.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {}
     )
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": Evidence(target[:, 1:])})
 
@@ -63,37 +63,37 @@ def training_step() -> list[Figure]:
         return float(loss.detach())
 
     def train() -> float:
-        run.compute_gradients(run.prepare_batch(batch))
-        ((loss, *_),) = run.drain_losses(all=True)
-        run.update_parameters()
+        trainer.compute_gradients(trainer.prepare_batch(batch))
+        ((loss, *_),) = trainer.drain_losses(all=True)
+        trainer.update_parameters()
         return loss
 
     assert abs(train() - step()) < 1e-4
-    return _figures("bt.train", {"ours": train, "theirs": step}, 15, 1.05)
+    return _compare("bt.train", {"ours": train, "theirs": step}, 15, 1.05)
 
 
 def decoding() -> list[Figure]:
     """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with k and v kept, against
     `torch.nn.Transformer`, which keeps its memory and no k and v; the same weights, and the words are the same."""
-    actual, peer, source, _ = _pair()
+    net, peer, source, _ = _create_pair()
     source = source[:8]
 
     def choose() -> Tensor:
         with torch.inference_mode():
             memory, ids = peer.core.encoder(peer.embed(source)), torch.zeros(len(source), 1, dtype=torch.long)
             for _ in range(NEW):
-                ids = torch.cat([ids, peer.validate_values(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
+                ids = torch.cat([ids, peer.decode(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
         return ids[:, 1:]
 
     peer.eval()
-    assert [list(row) for row in actual.generate(source, start=0, length=NEW).ids] == choose().tolist()
-    calls = {"ours": lambda: actual.generate(source, start=0, length=NEW), "theirs": choose}
-    return _figures("net.generate", calls, 9, 1.05)
+    assert [list(row) for row in net.generate(source, start=0, length=NEW).ids] == choose().tolist()
+    calls = {"ours": lambda: net.generate(source, start=0, length=NEW), "theirs": choose}
+    return _compare("net.generate", calls, 9, 1.05)
 
 
-def _pair() -> tuple[bt.BNet, Theirs, Tensor, Tensor]:
+def _create_pair() -> tuple[bt.BNet, TorchTransformer, Tensor, Tensor]:
     torch.manual_seed(0)
-    peer = Theirs().train()
+    peer = TorchTransformer().train()
     net = bt.encoder_decoder(
         DIM, heads=HEADS, slices=SLICES, vocabulary=VOCABULARY, positions=None, final_norm=True, dropout=0.0
     )
@@ -102,11 +102,11 @@ def _pair() -> tuple[bt.BNet, Theirs, Tensor, Tensor]:
     return actual, peer, torch.randint(VOCABULARY, (BATCH, WORDS)), torch.randint(VOCABULARY, (BATCH, WORDS + 1))
 
 
-def _figures(name: str, calls: Mapping[str, Callable[[], object]], runs: int, target: float) -> list[Figure]:
-    spent = interleaved(calls, runs)
+def _compare(name: str, calls: Mapping[str, Callable[[], object]], runs: int, target: float) -> list[Figure]:
+    spent = time_calls(calls, runs)
     return [
         figure(name, spent["ours"], "s"),
         figure("torch.nn.Transformer", spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=target),
-        *of_the_limit(calls["ours"], spent["ours"]),
+        *measure_limit(calls["ours"], spent["ours"]),
     ]

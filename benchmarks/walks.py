@@ -85,7 +85,7 @@ def draw(seed: int) -> Callable[[], object]:
 WALKS = {"value": value, "posterior": posterior, "sweep": sweep, "em fit": em_fit, "draw": draw}
 
 
-def walk(call: Callable[[], object]) -> tuple[dict[str, int], Counter[str]]:
+def trace_call(call: Callable[[], object]) -> tuple[dict[str, int], Counter[str]]:
     """Run a call and count its walk.
 
     Args:
@@ -97,7 +97,7 @@ def walk(call: Callable[[], object]) -> tuple[dict[str, int], Counter[str]]:
     calls: Counter[CodeType] = Counter()
     switches, last = 0, ""
 
-    def on_event(frame: FrameType, event: str, argument: object) -> None:
+    def on_event(frame: FrameType, event: str, arg: object) -> None:
         nonlocal switches, last
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(f"{PACKAGE}{os.sep}") or _is_part_of_a_call(frame):
@@ -125,12 +125,12 @@ def _is_part_of_a_call(frame: FrameType) -> bool:
     return bool(code.co_flags & inspect.CO_GENERATOR) and code.co_code[frame.f_lasti + 1] != 0
 
 
-def measured(top: int = 0) -> Figures:
+def measure_walks(top: int = 0) -> Figures:
     """Count every walk; print the functions that are called most, if `top` is more than 0."""
     figures = {}
     for name, prepared in WALKS.items():
         prepared(0)()
-        figures[name], calls = walk(prepared(1))
+        figures[name], calls = trace_call(prepared(1))
         if top:
             print(
                 f"{name}: {figures[name]}", *(f"{n:8,}  {subject}" for subject, n in calls.most_common(top)), sep="\n"
@@ -138,34 +138,34 @@ def measured(top: int = 0) -> Figures:
     return figures
 
 
-def measured_in(folder: Path) -> Figures:
+def measure_walks_in(folder: Path) -> Figures:
     """Count every walk with the package of another checkout, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(folder.resolve())}
     command = [sys.executable, str(Path(__file__).resolve()), "--json"]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, cwd=folder)
-    figures = json.loads(done.stdout)
+    process = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, cwd=folder)
+    figures = json.loads(process.stdout)
     if figures["package"] != str(folder.resolve() / "bnet_transformer"):
         raise SystemExit(f"--against: expected a folder that holds bnet_transformer; got {folder}")
     return dict(figures["walks"])
 
 
-def table(current: Figures, before: Figures | None) -> list[str]:
+def format_table(current: Figures, before: Figures | None) -> list[str]:
     """The figures as a table in Markdown, with those before and the ratio if there are any."""
     rows = [["walk", *COLUMNS]]
     rows += [
-        [name, *(_cell(counts[c], before[name][c] if before else None) for c in COLUMNS)]
+        [name, *(_format_cell(counts[c], before[name][c] if before else None) for c in COLUMNS)]
         for name, counts in current.items()
     ]
     rows.insert(1, ["---"] * len(rows[0]))
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _cell(current: int, before: int | None) -> str:
+def _format_cell(current: int, before: int | None) -> str:
     """A number, with that before and the ratio if there is one."""
     return f"{current:,}" if before is None else f"{before:,} to {current:,} ({current / before:.2f})"
 
 
-def page(current: Figures, before: Figures | None, commit: str) -> str:
+def format_page(current: Figures, before: Figures | None, commit: str) -> str:
     """The page of the docs."""
     lines = [f"# {(__doc__ or '').splitlines()[0].rstrip('.')}", ""]
     lines += ["Written by `python -m benchmarks.walks --page` (with `--against FOLDER` for what was before).", ""]
@@ -173,32 +173,32 @@ def page(current: Figures, before: Figures | None, commit: str) -> str:
     lines += [f"- software: Python {platform.python_version()}, torch {torch.__version__}"]
     lines += [f"- cells: before (commit {commit}), now, and now over before"] if commit else []
     about = (__doc__ or "").split("\n\n")[2]
-    lines += ["", *about.splitlines(), "", *table(current, before), "", "| walk | call |", "|---|---|"]
+    lines += ["", *about.splitlines(), "", *format_table(current, before), "", "| walk | call |", "|---|---|"]
     lines += [f"| {name} | {' '.join((prepared.__doc__ or '').split())} |" for name, prepared in WALKS.items()]
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Count the walks and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.walks", description=__doc__)
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N functions that are called most")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks/walks.md")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    query = parser.parse_args(arguments)
+    args = parser.parse_args(argv)
     torch.manual_seed(0)
-    current = measured(query.top)
-    if query.json:
+    current = measure_walks(args.top)
+    if args.json:
         print(json.dumps({"package": str(PACKAGE), "walks": current}))
         return 0
-    before = None if query.against is None else measured_in(query.against)
-    print(*table(current, before), sep="\n")
-    if query.page:
+    before = None if args.against is None else measure_walks_in(args.against)
+    print(*format_table(current, before), sep="\n")
+    if args.page:
         commit = ""
-        if query.against is not None:
-            command = ["git", "-C", str(query.against), "log", "-1", "--format=%h of %cs"]
+        if args.against is not None:
+            command = ["git", "-C", str(args.against), "log", "-1", "--format=%h of %cs"]
             commit = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-        PAGE.write_text(page(current, before, commit), encoding="utf-8")
+        PAGE.write_text(format_page(current, before, commit), encoding="utf-8")
     return 0
 
 

@@ -1,9 +1,21 @@
-"""bnet_transformer: a transformer read as a dynamical Bayesian network.
+"""bnet_transformer: a transformer read as a dynamical Bayesian network (bnet).
 
     import bnet_transformer as bt
 
     net = bt.bayesuvius(dim=8, slices=2, heads=4)
     s = net.sentence("the cat sat on the mat")
+
+The packages, in the order in which data flows. A TPM is the conditional distribution of one node given its parents
+(a CPD), deterministic or random.
+
+- `declare` (nodes, arrows, plates, stacks -> network), `tpm` (the conditional distributions), `graph` (template graph,
+  ground graph, d-separation);
+- `data`: text, ids, vectors -> an encoded sentence -> batches and data sets;
+- `reference`: the meaning, node by node; `compiler`: the same as batched tensor operations; `equations`, `cost`;
+- `inference`: a question about a sentence -> the algorithm (`routing`) -> values, posteriors, samples;
+- `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `learning` (fits, training);
+- `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes them by suffix;
+- `sentence` and `bnet`: what users hold; `models` and `pretrained` make nets; `cli` is the command line.
 
 Heavy parts are imported when they are first used; `import bnet_transformer` does not import torch.
 """

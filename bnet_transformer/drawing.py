@@ -1,7 +1,7 @@
 """Figures of results: `picture` lays out the figure of a kind of result, `draw` writes it in the format of the suffix.
 
 To add a figure of another result, register a function for it with `make_picture`, and derive its class from `Drawable`.
-To add a format, add its writer to `_figure_writers`.
+To add a format of figures, add its writer to `_figure_writers`; formats of graphs are in `bridges.networkx`.
 """
 
 from __future__ import annotations

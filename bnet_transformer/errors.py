@@ -39,7 +39,7 @@ class BNetError(ValueError):
 
 
 @dataclass(frozen=True)
-class Fault:
+class DeclarationFault:
     """One thing that is wrong with one node of a declaration."""
 
     node: str
@@ -61,7 +61,7 @@ class DeclarationError(BNetError):
     bnet_transformer.errors.DeclarationError: ...
     """
 
-    def __init__(self, faults: Iterable[Fault]) -> None:
+    def __init__(self, faults: Iterable[DeclarationFault]) -> None:
         self.faults = tuple(faults)
         count = f"{len(self.faults)} fault" + ("s" if len(self.faults) != 1 else "")
         super().__init__("declaration", expected="a sound declaration", actual=count)

@@ -30,62 +30,64 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Callable[[], Result]]]] = {
 PAGES = {name: page for page, (_, experiments) in FAMILIES.items() for name in experiments}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the experiments that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(PAGES))
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     parser.add_argument("--folder", type=Path, default=Path("docs/experiments"), help="where the results are kept")
-    query = parser.parse_args(arguments)
-    for name in query.names:
+    args = parser.parse_args(argv)
+    for name in args.names:
         if name not in PAGES:
             parser.error(f"name: expected one of {', '.join(PAGES)}; got {name}")
-    query.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(query.threads)
-    for name in query.names or PAGES:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    for name in args.names or PAGES:
         print(f"running {name} ...", file=sys.stderr, flush=True)
-        result = _kept(query.folder, FAMILIES[PAGES[name]][1][name](), query.threads)
-        print(_section(result), flush=True)
-        _write(query.folder, PAGES[name], name, result)
+        result = _save_figures(args.folder, FAMILIES[PAGES[name]][1][name](), args.threads)
+        print(_format_section(result), flush=True)
+        _write_page(args.folder, PAGES[name], name, result)
     return 0
 
 
-def _kept(folder: Path, result: Result, threads: int) -> dict[str, Any]:
-    """A result as JSON has it, its figures saved beside it."""
-    answer: dict[str, Any] = {"name": result.name, "told": result.told, "head": result.head, "rows": result.rows}
-    answer |= {} if result.shown is None else {"shown": result.shown}
+def _save_figures(folder: Path, result: Result, threads: int) -> dict[str, Any]:
+    """Save the figures of a result, and return its entry for the JSON file."""
+    entry: dict[str, Any] = {"name": result.name, "told": result.summary, "head": result.head, "rows": result.rows}
+    entry |= {} if result.shown is None else {"shown": result.shown}
     for k, (shown, figure) in enumerate(result.figures.items()):
         path = folder / f"{result.name.replace(' ', '_')}_{k + 1}.png"
         figure.savefig(path, dpi=144)
-        answer.setdefault("figures", []).append([shown, path.name])
-    return answer | {"where": _where(threads)}
+        entry.setdefault("figures", []).append([shown, path.name])
+    return entry | {"where": _describe_environment(threads)}
 
 
-def _write(folder: Path, page: str, name: str, answer: Mapping[str, Any]) -> None:
-    """Put a result in the place of the last one, and write its page anew."""
+def _write_page(folder: Path, page: str, name: str, entry: Mapping[str, Any]) -> None:
+    """Replace the entry of an experiment in the JSON file, and write its page."""
     title, experiments = FAMILIES[page]
     retained = folder / f"{page}.json"
     results = json.loads(retained.read_text(encoding="utf-8")) if retained.exists() else {}
-    results = {item: answer if item == name else results.get(item) for item in experiments}
+    results = {item: entry if item == name else results.get(item) for item in experiments}
     results = {item: result for item, result in results.items() if result is not None}
     retained.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     head = f"# Experiments: {title}\n\nWritten by `python -m experiments`; not edited by hand.\n\n"
-    (folder / f"{page}.md").write_text(head + "\n".join(map(_section, results.values())), encoding="utf-8")
+    (folder / f"{page}.md").write_text(head + "\n".join(map(_format_section, results.values())), encoding="utf-8")
 
 
-def _where(threads: int) -> str:
+def _describe_environment(threads: int) -> str:
     used = f"{threads} thread{'s' if threads > 1 else ''}"
     today = datetime.date.today()
     return f"{today}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, {used}"
 
 
-def _section(result: Mapping[str, Any]) -> str:
-    chosen = result.get("shown") or range(len(result["rows"]))
-    rows = [result["head"], ["---"] * len(result["head"]), *(result["rows"][k] for k in chosen)]
+def _format_section(result: Mapping[str, Any]) -> str:
+    selected = result.get("shown") or range(len(result["rows"]))
+    rows = [result["head"], ["---"] * len(result["head"]), *(result["rows"][k] for k in selected)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     figures = "".join(f"![{shown}]({path})\n\n" for shown, path in result.get("figures", ()))
     part = (
-        f" {len(chosen)} of {len(result['rows'])} rows; the JSON beside this page has all." if "shown" in result else ""
+        f" {len(selected)} of {len(result['rows'])} rows; the JSON beside this page has all."
+        if "shown" in result
+        else ""
     )
     return f"## {result['name']}\n\n{result['told']}{part}\n\n{table}\n\n{figures}{result['where']}\n"
 

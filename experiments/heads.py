@@ -14,15 +14,15 @@ from bnet_transformer.attention.heads.head_tables import MEASURES
 from experiments.result import Result
 
 SENTENCES = Path(__file__).resolve().parent.parent / "tests" / "sentences.txt"
-LEARNED, FEW = 150, 8  # sentences that the measures are taken on; those of the exact method
+LEARNED, EXACT = 150, 8  # sentences that the measures are taken on; those of the exact method
 EVERY_SIXTH = tuple(range(0, 72, 6))  # of 72 rows those that the page has
 COLUMNS = ("rho", "low", "high", "log_bayes", "error", "importance", "ablation")
 
 
 def inclusion() -> Result:
     """The table of all 72 heads."""
-    result, seconds = _jointly(LEARNED)
-    given = (
+    result, seconds = _fit_jointly(LEARNED)
+    summary = (
         f"{result.summary}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
         f"tests/sentences.txt. `rho` is the share of sentences in which a head is in, `low` to `high` its interval of "
         f"90%; `log_bayes` the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo error; "
@@ -37,41 +37,41 @@ def inclusion() -> Result:
         "The log Bayes factor of each head": bt.plot(result, show="log_bayes"),
         "The heads by rank, with their intervals": bt.plot(result, show="intervals"),
     }
-    return Result("minilm inclusion", given, ("rank", "slice", "head", *COLUMNS), tuple(rows), figures, EVERY_SIXTH)
+    return Result("minilm inclusion", summary, ("rank", "slice", "head", *COLUMNS), tuple(rows), figures, EVERY_SIXTH)
 
 
 def agreement() -> Result:
     """Rank correlations of the measures, and of the two methods."""
-    joint, _ = _jointly(LEARNED)
-    small, _ = _jointly(FEW)
+    joint, _ = _fit_jointly(LEARNED)
+    small, _ = _fit_jointly(EXACT)
     start = time.perf_counter()
-    exact = bt.inclusion(_net(), _sentences()[:FEW], sigma=small.sigma, output="x_6", progress=False)
+    exact = bt.inclusion(_load_net(), _read_sentences()[:EXACT], sigma=small.sigma, output="x_6", progress=False)
     seconds = time.perf_counter() - start
-    given = (
+    summary = (
         f"Spearman's rank correlations over the 72 heads: of the three measures on {LEARNED} sentences, and of the log "
-        f"Bayes factors of both methods on the first {FEW}: exact is slice by slice, over the 4,096 settings of "
+        f"Bayes factors of both methods on the first {EXACT}: exact is slice by slice, over the 4,096 settings of "
         f"12 gates, the other slices on ({seconds:.0f} s); svi takes all slices at once."
     )
     pairs = [(a, b) for k, a in enumerate(MEASURES) for b in MEASURES[k + 1 :]]
     table = joint.agreement()
     rows = [(f"{a}, {b} ({LEARNED} sentences, svi)", f"{table.loc[a, b]:.3f}") for a, b in pairs]
-    exactly = exact.agreement()
-    rows += [(f"{a}, {b} ({FEW} sentences, exact)", f"{exactly.loc[a, b]:.3f}") for a, b in pairs]
-    both = _spearman(exact.log_bayes.flatten().tolist(), small.log_bayes.flatten().tolist())
-    rows.append((f"log Bayes factor, exact and svi ({FEW} sentences)", f"{both:.3f}"))
-    pairs_found = ", ".join(f"{exact.slices[s]} {a} and {b}" for s, a, b in exact.duplicates()[:5])
-    rows.append(("pairs that stand in for each other (exact, log odds ratio below -1)", pairs_found or "none"))
-    return Result("minilm agreement", given, ("what", "found"), tuple(rows))
+    exact_table = exact.agreement()
+    rows += [(f"{a}, {b} ({EXACT} sentences, exact)", f"{exact_table.loc[a, b]:.3f}") for a, b in pairs]
+    correlation = _correlate_ranks(exact.log_bayes.flatten().tolist(), small.log_bayes.flatten().tolist())
+    rows.append((f"log Bayes factor, exact and svi ({EXACT} sentences)", f"{correlation:.3f}"))
+    duplicates = ", ".join(f"{exact.slices[s]} {a} and {b}" for s, a, b in exact.duplicates()[:5])
+    rows.append(("pairs that stand in for each other (exact, log odds ratio below -1)", duplicates or "none"))
+    return Result("minilm agreement", summary, ("what", "found"), tuple(rows))
 
 
 def held_out() -> Result:
-    """What it costs other sentences to shut off the k heads that each measure holds least of."""
-    result, _ = _jointly(LEARNED)
-    remainder = _sentences()[LEARNED:]
-    cost: Damage = damage(result, remainder, progress=False)
-    given = (
+    """The loss of held-out sentences when the k lowest heads of each measure are ablated."""
+    result, _ = _fit_jointly(LEARNED)
+    test = _read_sentences()[LEARNED:]
+    cost: Damage = damage(result, test, progress=False)
+    summary = (
         f"The loss in nats (half the squared distance of the last state from that of the full net, over sigma squared, "
-        f"sigma {result.sigma:.3g}) of the {len(remainder)} sentences that no measure has seen, on average, with the "
+        f"sigma {result.sigma:.3g}) of the {len(test)} sentences that no measure has seen, on average, with the "
         f"k heads off that a measure holds least of."
     )
     frame = cost.to_dataframe()
@@ -83,37 +83,41 @@ def held_out() -> Result:
     means = [f"{value:.3f}" for value in frame.mean()]
     rows.append(("mean over k", *means))
     figures = {"Held-out loss against the number of heads that are off": bt.plot(cost)}
-    return Result("minilm damage", given, ("heads off", *MEASURES), tuple(rows), figures, (*EVERY_SIXTH, 72, 73))
+    return Result("minilm damage", summary, ("heads off", *MEASURES), tuple(rows), figures, (*EVERY_SIXTH, 72, 73))
 
 
 def roles() -> Result:
     """What the heads read."""
-    result: Any = bt.roles(_net(), _sentences())
+    result: Any = bt.roles(_load_net(), _read_sentences())
     frame = result.to_dataframe()
-    given = "What each head reads, by all 200 sentences: `bt.roles`. Most heads read the first word most; these do not."
+    summary = (
+        "What each head reads, by all 200 sentences: `bt.roles`. Most heads read the first word most; these do not."
+    )
     rows = [tuple(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row) for row in frame.values]
     shown = tuple(k for k, row in enumerate(rows) if float(row[-1]) > 0.5 and row[2] != "first")
-    return Result("minilm roles", given, tuple(frame.columns), tuple(rows), {"What heads read": bt.plot(result)}, shown)
+    return Result(
+        "minilm roles", summary, tuple(frame.columns), tuple(rows), {"What heads read": bt.plot(result)}, shown
+    )
 
 
 @functools.cache
-def _net() -> bt.BNet:
+def _load_net() -> bt.BNet:
     return bt.from_pretrained("minilm")
 
 
 @functools.cache
-def _jointly(count: int) -> tuple[Inclusion, float]:
+def _fit_jointly(count: int) -> tuple[Inclusion, float]:
     """The joint posterior by the first sentences, and how long it took."""
     start = time.perf_counter()
-    result = bt.inclusion(_net(), _sentences()[:count], method="svi", progress=None)
+    result = bt.inclusion(_load_net(), _read_sentences()[:count], method="svi", progress=None)
     return result, time.perf_counter() - start
 
 
-def _sentences() -> list[str]:
+def _read_sentences() -> list[str]:
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:200]
 
 
-def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
+def _correlate_ranks(a: Sequence[float], b: Sequence[float]) -> float:
     import pandas as pd
 
     return float(pd.Series(a).corr(pd.Series(b), method="spearman"))

@@ -1,4 +1,4 @@
-"""What an experiment gives back."""
+"""The result of an experiment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment says: what was done, in words, and rows of a table; figures by what they show.
+    """The result of an experiment: a summary of what was done, the rows of a table, and figures by their captions.
 
     The page has the rows `shown` (all by default); the JSON beside it has all of them.
     """
 
     name: str
-    told: str
+    summary: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     figures: Mapping[str, Any] = field(default_factory=dict)

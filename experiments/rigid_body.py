@@ -30,16 +30,20 @@ LONG = 500  # words of a rollout, up to t = 100
 SHOWN = 1.1  # the angle from which the orbits of the figure start
 SIGMA = 0.01  # of the readout; it is fixed, so that the likelihood is the squared error
 RATE = 0.02
-VIEW = ((-0.5, 0.866, 0.0), (-0.259, -0.15, 0.954), (0.826, 0.477, 0.3))  # aside, up and near, of an orbit that is seen
+VIEW = (
+    (-0.5, 0.866, 0.0),
+    (-0.259, -0.15, 0.954),
+    (0.826, 0.477, 0.3),
+)  # the axes of the projection: right, up, towards the viewer
 
 
-def starts(shift: float = 0.0) -> Tensor:
+def create_starts(shift: float = 0.0) -> Tensor:
     """The initial conditions `(sin a, 0, cos a)` and `(0, sin a, cos a)`, a = 0.1, 0.11, ..., 6.28: `[1238, 3]`."""
     a = 0.1 + 0.01 * torch.arange(619, dtype=torch.float64) + shift
-    return around(a)
+    return create_axis_starts(a)
 
 
-def around(a: Tensor) -> Tensor:
+def create_axis_starts(a: Tensor) -> Tensor:
     """Both initial conditions of each angle."""
     none = torch.zeros_like(a)
     return torch.cat([torch.stack([a.sin(), none, a.cos()], -1), torch.stack([none, a.sin(), a.cos()], -1)])
@@ -51,11 +55,11 @@ def field(z: Tensor) -> Tensor:
 
 
 def energy(z: Tensor) -> Tensor:
-    """What is conserved beside the length."""
+    """The kinetic energy, conserved as the length is."""
     return z[..., 1].square() / 4 + z[..., 2].square() / 2
 
 
-def midpoint(z: Tensor) -> Tensor:
+def step_midpoint(z: Tensor) -> Tensor:
     """One step of the implicit midpoint rule, `z' = z + h f((z + z') / 2)`, solved by fixed-point iteration."""
     after = z
     for _ in range(100):
@@ -67,12 +71,12 @@ def midpoint(z: Tensor) -> Tensor:
     return after
 
 
-def orbits(z: Tensor, points: int = POINTS) -> Tensor:
-    """So many points from each start, the start the first: `[start, point, 3]`."""
-    result = [z]
+def integrate_orbits(z: Tensor, points: int = POINTS) -> Tensor:
+    """The orbit from each start, which is its first point: `[start, point, 3]`."""
+    states = [z]
     for _ in range(points - 1):
-        result.append(midpoint(result[-1]))
-    return torch.stack(result, -2)
+        states.append(step_midpoint(states[-1]))
+    return torch.stack(states, -2)
 
 
 @dataclass(frozen=True)
@@ -88,35 +92,35 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What came of a trial: the trained net in float64, and its rollouts from the first words of every start."""
+class TrialResult:
+    """The result of a trial: the trained net in float64, and its rollouts from the first words of every start."""
 
     trial: Trial
     net: bt.BNet
     spent: float
     rollout: Tensor
 
-    def row(self, series: Tensor, hidden: Tensor) -> tuple[str, ...]:
+    def format_row(self, series: Tensor, hidden: Tensor) -> tuple[str, ...]:
         """The row of the table."""
         words, error = self.trial.words, relative_error
         size = sum(value.numel() for name, value in self.net.parameters.items() if name != "y.log_sigma")
-        width = drift(self.rollout)
-        separate = (self.rollout[:, POINTS - 1] - series[:, POINTS - 1]).norm() / series[:, POINTS - 1].norm()
+        drifts = drift(self.rollout)
+        rollout_error = (self.rollout[:, POINTS - 1] - series[:, POINTS - 1]).norm() / series[:, POINTS - 1].norm()
         return (
             self.trial.name,
             str(size),
             f"{error(self.net, series, words):.2e}",
             f"{self.trial.target:.1e}",
             f"{error(self.net, hidden, words):.2e}",
-            f"{separate:.2e}",
-            f"{width[POINTS - 1]:.1e}",
-            f"{width[-1]:.1e}",
+            f"{rollout_error:.2e}",
+            f"{drifts[POINTS - 1]:.1e}",
+            f"{drifts[-1]:.1e}",
             str(self.trial.steps),
             f"{self.spent:.0f}",
         )
 
 
-def trials() -> tuple[Trial, ...]:
+def create_trials() -> tuple[Trial, ...]:
     """The three nets: 3 units (L) and 2 blocks (n_blocks); the feed-forward net has the 6 blocks, and no attention."""
     readout = Normal(SIGMA)
     standard = bt.geometric(3, slices=3, blocks=2, heads=1, observe=readout)
@@ -130,12 +134,12 @@ def trials() -> tuple[Trial, ...]:
 
 
 def relative_error(net: bt.BNet, series: Tensor, words: int) -> float:
-    """`|told - true| / |true|` over all windows of a series, the next as many words told of each."""
+    """`|predicted - true| / |true|` over all windows of a series; each predicts as many words as it has."""
     x, y = windows(series, words, ahead=words)
     with torch.no_grad():
-        given = net.module()(x)
-    assert isinstance(given, Tensor)
-    return float((given - y).norm() / y.norm())
+        predicted = net.module()(x)
+    assert isinstance(predicted, Tensor)
+    return float((predicted - y).norm() / y.norm())
 
 
 def drift(z: Tensor) -> Tensor:
@@ -143,24 +147,24 @@ def drift(z: Tensor) -> Tensor:
     return (z.square().sum(-1) - 1).abs().mean(0)
 
 
-def tried(trial: Trial, series: Tensor) -> Tried:
+def run_trial(trial: Trial, series: Tensor) -> TrialResult:
     """Train a net on the windows of the series, and let it go on from the first one of each."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     data = windows(series.float(), trial.words, ahead=trial.words)
     result = bt.train(
         trial.net, data, steps=trial.steps, batch=trial.batch, optimizer=bt.AdamW(rate=RATE, schedule="cosine")
     )
-    spent = time.perf_counter() - begun
+    spent = time.perf_counter() - start
     net, first = result.net.to(torch.float64), series[:, : trial.words]
     further = net.iterate(first, LONG + 1 - trial.words, ahead=trial.words)
-    return Tried(trial, net, spent, torch.cat([first, further], 1))
+    return TrialResult(trial, net, spent, torch.cat([first, further], 1))
 
 
 def rigid_body() -> Result:
     """Train the three nets, and compare them with their targets."""
-    series, hidden = orbits(starts()), orbits(starts(shift=0.005))
-    result = [tried(trial, series) for trial in trials()]
-    given = (
+    series, hidden = integrate_orbits(create_starts()), integrate_orbits(create_starts(shift=0.005))
+    result = [run_trial(trial, series) for trial in create_trials()]
+    summary = (
         "Free rotation, `(A, B, C) = (1/2, -1, 1/2)`: 1238 orbits of 101 points, by the implicit midpoint rule with "
         "step 0.2. A transformer reads 3 words and tells the 3 after them, the feed-forward net reads 1 and tells the "
         f"next. AdamW on the squared error in float32, rate {RATE} falling as a cosine, batches of 512 windows "
@@ -171,28 +175,28 @@ def rigid_body() -> Result:
         "seed's, raised until its error on these windows was below the target. The margin of the standard net is thin: "
         "its error levels off close to the target, and shorter training ended just above it."
     )
-    figures = {"Orbits on the sphere": orbits_shown(result), "The drift of the squared length": drift_shown(result)}
-    return Result("rigid body", given, HEAD, tuple(item.row(series, hidden) for item in result), figures)
+    figures = {"Orbits on the sphere": plot_orbits(result), "The drift of the squared length": plot_drift(result)}
+    return Result("rigid body", summary, HEAD, tuple(item.format_row(series, hidden) for item in result), figures)
 
 
-def orbits_shown(result: Sequence[Tried]) -> Any:
+def plot_orbits(result: Sequence[TrialResult]) -> Any:
     """The orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
-    true = orbits(around(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
+    true = integrate_orbits(create_axis_starts(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
         for ax, item in zip(canvas.add_panels(1, len(result), 7.2, 2.6), result, strict=True):
             words = item.trial.words
             further = item.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
-            _sphere(canvas, ax)
-            for orbit, local in zip(true, torch.cat([true[:, :words], further], 1), strict=True):
-                _orbit(ax, orbit, color=canvas.colours["prior"], linewidth=3.0)
-                _orbit(ax, local, color=canvas.colours["accent"], linewidth=0.8)
+            _plot_sphere(canvas, ax)
+            for orbit, rollout in zip(true, torch.cat([true[:, :words], further], 1), strict=True):
+                _plot_orbit(ax, orbit, color=canvas.colours["prior"], linewidth=3.0)
+                _plot_orbit(ax, rollout, color=canvas.colours["accent"], linewidth=0.8)
             canvas.set_panel_title(ax, item.trial.name)
         canvas.set_title("Rollouts up to t = 100 (blue) and the implicit midpoint rule (grey), on the unit sphere")
         return canvas.finish()
 
 
-def drift_shown(result: Sequence[Tried]) -> Any:
+def plot_drift(result: Sequence[TrialResult]) -> Any:
     """How far `|z|^2` is from 1 along the rollouts, in the mean over all starts."""
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
@@ -209,24 +213,24 @@ def drift_shown(result: Sequence[Tried]) -> Any:
         return canvas.finish()
 
 
-def _sphere(canvas: Canvas, ax: Any) -> None:
+def _plot_sphere(canvas: Canvas, ax: Any) -> None:
     """The unit sphere: its outline and some circles."""
-    turn = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
-    circle = torch.stack([turn.cos(), turn.sin(), torch.zeros_like(turn)], -1)
+    angle = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
+    circle = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], -1)
     for k in range(3):
-        _orbit(ax, circle.roll(k, -1), color=canvas.colours["line"], linewidth=0.7)
-    ax.plot(turn.cos(), turn.sin(), color=canvas.colours["grey"], linewidth=0.8)
+        _plot_orbit(ax, circle.roll(k, -1), color=canvas.colours["line"], linewidth=0.7)
+    ax.plot(angle.cos(), angle.sin(), color=canvas.colours["grey"], linewidth=0.8)
     ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
     for spine in ax.spines.values():
         spine.set_visible(False)
 
 
-def _orbit(ax: Any, z: Tensor, **style: Any) -> None:
-    """A line on the sphere as it is seen; what lies behind is pale."""
-    aside, up, close = (z @ z.new_tensor(VIEW).T).unbind(-1)
-    hidden = close < 0
-    ax.plot(aside.masked_fill(hidden, math.nan), up.masked_fill(hidden, math.nan), **style)
-    ax.plot(aside.masked_fill(~hidden, math.nan), up.masked_fill(~hidden, math.nan), **style, alpha=0.3)
+def _plot_orbit(ax: Any, z: Tensor, **style: Any) -> None:
+    """Plot a line on the sphere in projection; the far side is pale."""
+    x, y, depth = (z @ z.new_tensor(VIEW).T).unbind(-1)
+    is_behind = depth < 0
+    ax.plot(x.masked_fill(is_behind, math.nan), y.masked_fill(is_behind, math.nan), **style)
+    ax.plot(x.masked_fill(~is_behind, math.nan), y.masked_fill(~is_behind, math.nan), **style, alpha=0.3)
 
 
 HEAD = (

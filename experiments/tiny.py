@@ -37,10 +37,10 @@ KINDS = ("grammar", "echo", "refrain")
 SHARES = (0.5, 0.3, 0.2)
 NOISE, FREE, LENGTH = 0.1, 3, 12
 DIM = 32
-HOME = Path(__file__).parent.parent / "bnet_transformer" / "pretrained" / "tiny.safetensors"
+FILE = Path(__file__).parent.parent / "bnet_transformer" / "pretrained" / "tiny.safetensors"
 
 
-def declaration() -> bt.Declaration:
+def create_declaration() -> bt.Declaration:
     """The net: embeddings and positions, one slice whose head the sentence draws, the next word as readout."""
     word = ["word"]
     stack = bt.Stack(
@@ -61,7 +61,7 @@ def declaration() -> bt.Declaration:
     return bt.Declaration([stack], [bt.Node("c", Categorical(len(KINDS)))], name="tiny")
 
 
-def transitions() -> Tensor:
+def grammar_transitions() -> Tensor:
     """`P(next word | word)` of the grammar, without noise."""
     table = torch.zeros(len(WORDS), len(WORDS))
     for group, after in zip(GROUPS, GROUPS[1:] + GROUPS[:1], strict=True):
@@ -72,54 +72,54 @@ def transitions() -> Tensor:
     return table
 
 
-def likelihoods(sentences: Tensor) -> Tensor:
+def log_likelihoods(sentences: Tensor) -> Tensor:
     """`log P(word | earlier words, kind)` of each word after the first three: `[kind, sentence, word]`."""
     words = sentences[:, FREE:]
-    grammar = transitions()[sentences[:, FREE - 1 : -1], words]
+    grammar = grammar_transitions()[sentences[:, FREE - 1 : -1], words]
     echo, refrain = ((words == sentences[:, FREE - back : -back]).float() for back in (2, 3))
     return ((1 - NOISE) * torch.stack([grammar, echo, refrain]) + NOISE / len(WORDS)).log()
 
 
-def sentences(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def sample_sentences(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sentences and their kinds."""
     generator = torch.Generator().manual_seed(seed)
     kinds = torch.multinomial(torch.tensor(SHARES), count, True, generator=generator)
-    result = torch.randint(len(WORDS), (count, LENGTH), generator=generator)
-    table = transitions()
+    words = torch.randint(len(WORDS), (count, LENGTH), generator=generator)
+    table = grammar_transitions()
     for i in range(FREE, LENGTH):
-        samples = torch.multinomial(table[result[:, i - 1]], 1, generator=generator)[:, 0]
-        expected = torch.stack([samples, result[:, i - 2], result[:, i - 3]])[kinds, torch.arange(count)]
-        retained = torch.rand(count, generator=generator) < NOISE
-        result[:, i] = torch.where(retained, result[:, i], expected)
-    return result, kinds
+        samples = torch.multinomial(table[words[:, i - 1]], 1, generator=generator)[:, 0]
+        next_words = torch.stack([samples, words[:, i - 2], words[:, i - 3]])[kinds, torch.arange(count)]
+        is_noise = torch.rand(count, generator=generator) < NOISE
+        words[:, i] = torch.where(is_noise, words[:, i], next_words)
+    return words, kinds
 
 
-def evidence(result: Tensor) -> dict[str, Evidence]:
-    """The words after the first three, each seen at the word before it."""
+def create_evidence(words: Tensor) -> dict[str, Evidence]:
+    """Observe the words after the first three: `y_i` is word i + 1."""
     observed = torch.arange(LENGTH - 1) >= FREE - 1
-    return {"y": Evidence(result[:, 1:], observed.expand(len(result), -1))}
+    return {"y": Evidence(words[:, 1:], observed.expand(len(words), -1))}
 
 
-def entropy(result: Tensor) -> float:
-    """The true `-log P` for each word that is told, in nats: the least loss that any net can have."""
-    by_kind = likelihoods(result).sum(-1) + torch.tensor(SHARES).log()[:, None]
+def entropy(words: Tensor) -> float:
+    """The true `-log P` of each predicted word, in nats: the minimum loss of any net."""
+    by_kind = log_likelihoods(words).sum(-1) + torch.tensor(SHARES).log()[:, None]
     return -float(by_kind.logsumexp(0).mean()) / (LENGTH - FREE)
 
 
-def loss_of(module: CompiledModule, result: Tensor) -> Tensor:
-    """`-log P` of the net for each word that is told."""
-    return -log_evidence(module, evidence(result), result[:, :-1], check=False).mean() / (LENGTH - FREE)
+def compute_loss(module: CompiledModule, words: Tensor) -> Tensor:
+    """`-log P` of the net for each predicted word."""
+    return -log_evidence(module, create_evidence(words), words[:, :-1], check=False).mean() / (LENGTH - FREE)
 
 
 def train(seed: int, steps: int) -> bt.BNet:
     """A net trained from one seed by AdamW, the rate falling as a cosine."""
-    net = bt.BNet(declaration(), seed=seed)
+    net = bt.BNet(create_declaration(), seed=seed)
     module = net.module().train()
     optimiser = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
     for step in range(steps):
-        result, _ = sentences(256, 10_000 * (seed + 1) + step)
-        loss = loss_of(module, result)
+        words, _ = sample_sentences(256, 10_000 * (seed + 1) + step)
+        loss = compute_loss(module, words)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -130,43 +130,43 @@ def train(seed: int, steps: int) -> bt.BNet:
     return net.replace({name.replace("/", "."): value.detach().clone() for name, value in module.store.items()})
 
 
-def told(net: bt.BNet) -> None:
-    """Print the loss against the entropy, and what the heads have become."""
-    result, kinds = sentences(4096, 7)
+def print_summary(net: bt.BNet) -> None:
+    """Print the loss against the entropy, and which kind of sentence each head has learned."""
+    words, kinds = sample_sentences(4096, 7)
     module = net.module().eval()
     with torch.no_grad():
-        loss = float(loss_of(module, result))
-    share = posterior(module, "c", evidence(result), result[:, :-1])
-    counts = torch.stack([share[kinds == k].mean(0) for k in range(len(KINDS))])
-    order = max(permutations(range(3)), key=lambda p: sum(float(counts[k, p[k]]) for k in range(3)))
-    right = (share.argmax(-1) == torch.tensor(order)[kinds]).float().mean()
+        loss = float(compute_loss(module, words))
+    probs = posterior(module, "c", create_evidence(words), words[:, :-1])
+    mean_probs = torch.stack([probs[kinds == k].mean(0) for k in range(len(KINDS))])
+    order = max(permutations(range(3)), key=lambda p: sum(float(mean_probs[k, p[k]]) for k in range(3)))
+    accuracy = (probs.argmax(-1) == torch.tensor(order)[kinds]).float().mean()
     prior = net.sentence("the").posterior("c")
-    minimum = entropy(result)
-    print(f"loss {loss:.4f} nats for each word; entropy {minimum:.4f}; above it {loss - minimum:.4f}")
+    true_entropy = entropy(words)
+    print(f"loss {loss:.4f} nats for each word; entropy {true_entropy:.4f}; above it {loss - true_entropy:.4f}")
     for kind, head, true in zip(KINDS, order, SHARES, strict=True):
-        observed = counts[KINDS.index(kind), head]
-        print(f"  {kind:8} is head {head}: pi = {prior[head]:.3f}, truly {true}; P(c | y) = {observed:.3f}")
-    print(f"  the kind of a sentence is told right {right:.1%} of the time")
+        mean_prob = mean_probs[KINDS.index(kind), head]
+        print(f"  {kind:8} is head {head}: pi = {prior[head]:.3f}, truly {true}; P(c | y) = {mean_prob:.3f}")
+    print(f"  the kind of a sentence is told right {accuracy:.1%} of the time")
 
 
 def main() -> None:
-    """Train from several seeds, keep the best, tell, and write where asked."""
+    """Train from several seeds, select the best, print its summary, and write it with `--write`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"write {HOME.name} into the package")
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.name} into the package")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=3)
-    query = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    held, _ = sentences(2048, 5)
-    nets = [train(seed, query.steps) for seed in range(query.seeds)]
+    validation, _ = sample_sentences(2048, 5)
+    nets = [train(seed, args.steps) for seed in range(args.seeds)]
     with torch.no_grad():
-        best = min(nets, key=lambda net: float(loss_of(net.module().eval(), held)))
-    told(best)
+        best = min(nets, key=lambda net: float(compute_loss(net.module().eval(), validation)))
+    print_summary(best)
     print(f"{time.perf_counter() - start:.0f} s on one thread")
-    if query.write:
-        best.save(HOME)
-        print(f"wrote {HOME.name}, {HOME.stat().st_size:,} bytes")
+    if args.write:
+        best.save(FILE)
+        print(f"wrote {FILE.name}, {FILE.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

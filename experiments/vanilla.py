@@ -16,7 +16,7 @@ import bnet_transformer as bt
 from bnet_transformer.learning.training import Generated
 from experiments.result import Result
 
-UNSEEN = 20_000_003  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...
+TEST_SEED = 20_000_003  # the seed of the test set; training steps have the seeds 0, 1, 2, ...
 COUNT = 1000
 
 MONTHS = (
@@ -32,37 +32,37 @@ LAST = datetime.date(2099, 12, 31).toordinal()
 Task = Callable[..., tuple[Tensor, Tensor]]
 
 
-def _task(change: Callable[[Tensor], Tensor]) -> Task:
+def _make_task(change: Callable[[Tensor], Tensor]) -> Task:
     """The task of changing a source: draws sources `[count, length]` of ids from 1, and targets, which 0 starts."""
 
-    def draw(count: int, *, length: int = 10, symbols: int = 11, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def sample(count: int, *, length: int = 10, symbols: int = 11, seed: int = 0) -> tuple[Tensor, Tensor]:
         source = torch.randint(1, symbols, (count, length), generator=torch.Generator().manual_seed(seed))
         return source, torch.cat([torch.zeros_like(source[:, :1]), change(source)], 1)
 
-    return draw
+    return sample
 
 
-COPY, REVERSE, SORT = _task(lambda x: x), _task(lambda x: x.flip(1)), _task(lambda x: x.sort(1).values)
+COPY, REVERSE, SORT = (_make_task(lambda x: x), _make_task(lambda x: x.flip(1)), _make_task(lambda x: x.sort(1).values))
 
 
 def copying() -> Result:
     """The copy task of the Annotated Transformer."""
-    return _symbols("copy", COPY, 2500, 0.3)
+    return _run_symbols("copy", COPY, 2500, 0.3)
 
 
 def reversing() -> Result:
     """The source from its end."""
-    return _symbols("reverse", REVERSE, 1500, 0.5)
+    return _run_symbols("reverse", REVERSE, 1500, 0.5)
 
 
 def sorting() -> Result:
     """The source in rising order."""
-    return _symbols("sort", SORT, 2500, 0.3)
+    return _run_symbols("sort", SORT, 2500, 0.3)
 
 
-def _symbols(name: str, task: Task, steps: int, rate: float) -> Result:
+def _run_symbols(name: str, task: Task, steps: int, rate: float) -> Result:
     net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=11, dropout=0.1)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     result = bt.train(
         net,
         lambda step: task(80, seed=step),
@@ -70,39 +70,39 @@ def _symbols(name: str, task: Task, steps: int, rate: float) -> Result:
         batch=80,
         optimizer=bt.AdamW(schedule="noam", warmup=400, rate=rate),
     )
-    spent = time.perf_counter() - begun
-    source, target = task(COUNT, seed=UNSEEN)
-    created = result.net.generate(source, length=target.shape[1] - 1, start=0)
-    given = (
+    spent = time.perf_counter() - start
+    source, target = task(COUNT, seed=TEST_SEED)
+    generated = result.net.generate(source, length=target.shape[1] - 1, start=0)
+    summary = (
         f"11 symbols (one of them the start word), length 10, 2 slices, 64 wide, 4 heads, feed-forward 256, dropout "
         f"0.1, Noam with warm-up 400 and factor {rate}, {steps} steps of 80 new sentences. Exact: all 10 words of the "
         f"greedy answer are right, for {COUNT} sentences of another seed."
     )
-    return Result(name, given, HEAD, (_row(result, spent, _exact(created, target[:, 1:].tolist())),))
+    return Result(name, summary, HEAD, (_format_row(result, spent, _count_exact(generated, target[:, 1:].tolist())),))
 
 
-def days(count: int, *, seed: int) -> list[tuple[list[str], list[str]]]:
+def sample_days(count: int, *, seed: int) -> list[tuple[list[str], list[str]]]:
     """Days from 1900 to 2099 as people write them, and as `YYYY-MM-DD`; both as lists of letters.
 
-    >>> source, target = days(6, seed=3)[5]
+    >>> source, target = sample_days(6, seed=3)[5]
     >>> "".join(source), "".join(target)
     ('Thu 22 Sep 1904', '1904-09-22')
     """
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     result = []
     for _ in range(count):
-        day = datetime.date.fromordinal(draw.randint(FIRST, LAST))
-        result.append((list(_written(day, draw.randrange(6))), list(day.isoformat())))
+        day = datetime.date.fromordinal(rng.randint(FIRST, LAST))
+        result.append((list(_format_day(day, rng.randrange(6))), list(day.isoformat())))
     return result
 
 
-def letters() -> list[str]:
+def list_letters() -> list[str]:
     """The letters of all dates, after the words that start and stop a target."""
     used = {letter for word in (*MONTHS, *DAYS, "0123456789 -,./") for letter in word}
     return [START, STOP, *sorted(used)]
 
 
-def _written(day: datetime.date, form: int) -> str:
+def _format_day(day: datetime.date, form: int) -> str:
     month, name, d, y = MONTHS[day.month - 1], DAYS[day.weekday()], day.day, day.year
     return (
         f"{d} {month} {y}",
@@ -116,35 +116,35 @@ def _written(day: datetime.date, form: int) -> str:
 
 def dates() -> Result:
     """Days as people write them to YYYY-MM-DD, letter by letter."""
-    net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=letters(), dropout=0.0)
-    begun = time.perf_counter()
+    net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=list_letters(), dropout=0.0)
+    start = time.perf_counter()
     result = bt.train(
         net,
-        lambda step: days(64, seed=step),
+        lambda step: sample_days(64, seed=step),
         steps=1500,
         batch=64,
         optimizer=bt.AdamW(rate=3e-3, schedule="cosine", warmup=100, clip=1.0),
         start=START,
         stop=STOP,
     )
-    spent = time.perf_counter() - begun
-    query = days(COUNT, seed=UNSEEN)
-    created = result.net.generate([source for source, _ in query], length=12, start=START, stop=STOP)
-    exact = sum("".join(words) == "".join(target) for words, (_, target) in zip(created.words, query, strict=True))
-    given = (
+    spent = time.perf_counter() - start
+    pairs = sample_days(COUNT, seed=TEST_SEED)
+    generated = result.net.generate([source for source, _ in pairs], length=12, start=START, stop=STOP)
+    exact = sum("".join(words) == "".join(target) for words, (_, target) in zip(generated.words, pairs, strict=True))
+    summary = (
         "Six ways to write a day from 1900 to 2099 (`Sun 18 Apr 1971`, `April 21, 2095`, `25/05/1985`, ...), read "
         "and answered letter by letter. 2 slices, 64 wide, 4 heads, feed-forward 256, no dropout, 1500 steps of 64 new "
         f"days, cosine from 0.003 after a warm-up of 100, gradients clipped at 1. Exact: the greedy answer is the "
         f"date, for {COUNT} days of another seed."
     )
-    return Result("dates", given, HEAD, (_row(result, spent, exact),))
+    return Result("dates", summary, HEAD, (_format_row(result, spent, exact),))
 
 
 def heads(seeds: Sequence[int] = range(20)) -> Result:
     """The chapter's remark that heads improve stability: the spread of the final loss, one head against four."""
     rows = []
     for count in (1, 4):
-        finals = [_final(count, seed) for seed in seeds]
+        finals = [_train_final_loss(count, seed) for seed in seeds]
         spread = f"{statistics.stdev(finals):.4f}"
         rows.append(
             (
@@ -155,15 +155,15 @@ def heads(seeds: Sequence[int] = range(20)) -> Result:
                 f"{min(finals):.4f} to {max(finals):.4f}",
             )
         )
-    given = (
+    summary = (
         f"Sorting 8 of 10 symbols, 1 slice, 32 wide whatever the number of heads, feed-forward 128, no dropout, rate "
         f"0.003, 300 steps of 32 new sentences; {len(seeds)} seeds, each its own starting parameters and sentences. "
         "The final loss is the mean of the last 20 steps, in nats for each word."
     )
-    return Result("heads", given, ("heads", "mean", "median", "standard deviation", "least to greatest"), tuple(rows))
+    return Result("heads", summary, ("heads", "mean", "median", "standard deviation", "least to greatest"), tuple(rows))
 
 
-def _final(count: int, seed: int) -> float:
+def _train_final_loss(count: int, seed: int) -> float:
     net = bt.encoder_decoder(32, heads=count, slices=1, hidden=128, vocabulary=11, dropout=0.0, seed=seed)
     result = bt.train(
         net,
@@ -179,15 +179,15 @@ def _final(count: int, seed: int) -> float:
 HEAD = ("final loss", "exact", "share", "steps", "parameters", "seconds")
 
 
-def _row(result: Any, spent: float, exact: int) -> tuple[str, ...]:
+def _format_row(result: Any, spent: float, exact: int) -> tuple[str, ...]:
     final = statistics.mean(result.losses[-20:])
     size = sum(value.numel() for value in result.net.parameters.values())
     share = f"{100 * exact / COUNT:.1f}%"
     return f"{final:.4f}", f"{exact} of {COUNT}", share, str(result.steps), f"{size:,}", f"{spent:.0f}"
 
 
-def _exact(created: Generated, targets: list[list[int]]) -> int:
-    return sum(list(row) == target for row, target in zip(created.ids, targets, strict=True))
+def _count_exact(generated: Generated, targets: list[list[int]]) -> int:
+    return sum(list(row) == target for row, target in zip(generated.ids, targets, strict=True))
 
 
 EXPERIMENTS: dict[str, Callable[[], Result]] = {

@@ -42,70 +42,74 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-OF_THIS_MACHINE = re.compile(r"\bat 0x[0-9a-f]{6,}|(?<![\w./:])/(?:home|root|tmp|work|Users|usr|opt)/\S+")
+LOCAL_PATH = re.compile(r"\bat 0x[0-9a-f]{6,}|(?<![\w./:])/(?:home|root|tmp|work|Users|usr|opt)/\S+")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Fault(Exception):
-    """What is wrong with a notebook, in words."""
+class NotebookError(Exception):
+    """A notebook fails; the message lists its faults."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; the exit code is 1 if anything is wrong."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the notebooks that are named; the exit code is 1 if one fails."""
     parser = argparse.ArgumentParser(description="Execute the notebooks, each in a fresh kernel.")
     parser.add_argument("names", nargs="*", help="paths, or how their names begin; all by default")
     parser.add_argument("--check", action="store_true", help="write nothing; tell what prints otherwise than committed")
     parser.add_argument("--slack", type=float, default=SLACK, help=f"times {WALL:.0f} s a notebook may take")
-    asked = parser.parse_args(arguments)
-    wrong = 0
-    for path in paths(asked.names):
+    args = parser.parse_args(argv)
+    num_failed = 0
+    for path in find_notebooks(args.names):
         start = time.perf_counter()
         try:
-            told = run(path, check=asked.check, limit=WALL * asked.slack)
-        except Fault as fault:
-            wrong += 1
-            told = f"FAILED\n{fault}"
+            message = run_notebook(path, check=args.check, limit=WALL * args.slack)
+        except NotebookError as fault:
+            num_failed += 1
+            message = f"FAILED\n{fault}"
         seconds = time.perf_counter() - start
-        print(f"{path.stem:48} {seconds:5.0f} s {path.stat().st_size / 1000:6.0f} kB  {told}", flush=True)
-    return 1 if wrong else 0
+        print(f"{path.stem:48} {seconds:5.0f} s {path.stat().st_size / 1000:6.0f} kB  {message}", flush=True)
+    return 1 if num_failed else 0
 
 
-def paths(names: Sequence[str]) -> list[Path]:
-    """The notebooks that names ask for, in order."""
+def find_notebooks(names: Sequence[str]) -> list[Path]:
+    """The notebooks that these names select, in order."""
     if not names:
         return sorted(HOME.glob("*.ipynb"))
-    found = []
+    result = []
     for name in names:
-        there = sorted(HOME.glob("*.ipynb"))
-        meant = [Path(name)] if Path(name).is_file() else [path for path in there if path.stem.startswith(name)]
-        if not meant:
-            raise SystemExit(f"no notebook begins with {name!r}; there are {', '.join(path.stem for path in there)}")
-        found += meant
-    return found
+        available = sorted(HOME.glob("*.ipynb"))
+        matches = [Path(name)] if Path(name).is_file() else [path for path in available if path.stem.startswith(name)]
+        if not matches:
+            raise SystemExit(
+                f"no notebook begins with {name!r}; there are {', '.join(path.stem for path in available)}"
+            )
+        result += matches
+    return result
 
 
-def run(path: Path, *, check: bool, limit: float) -> str:
-    """Execute one notebook, in place or to compare, and tell how it went."""
-    kept = nbformat.read(path, as_version=4)
+def run_notebook(path: Path, *, check: bool, limit: float) -> str:
+    """Execute one notebook, in place or to compare, and return a message for its line."""
+    committed = nbformat.read(path, as_version=4)
     start = time.perf_counter()
-    made = execute(kept, path.resolve().parent, limit)
+    executed = execute(committed, path.resolve().parent, limit)
     seconds = time.perf_counter() - start
-    faults = list(faults_of(made))
-    size = len(text(made).encode())
+    faults = list(find_faults(executed))
+    size = len(serialize(executed).encode())
     if size > SIZE:
         faults.append(f"  {size:,} bytes, of at most {SIZE:,}: smaller figures, or fewer")
     if seconds > limit:
         faults.append(f"  {seconds:.0f} s, of at most {WALL:.0f} s times a slack of {limit / WALL:g}")
-    if check and not all(shown(kept)):
+    if check and not all(iter_executed(committed)):
         faults.append("  committed without outputs: make notebooks, then commit what it wrote")
     if faults:
-        raise Fault("\n".join(faults))
+        raise NotebookError("\n".join(faults))
     slow = f"; over {WALL:.0f} s" if seconds > WALL else ""
     if check:
-        return ("as committed" if not (other := differences(kept, made)) else "\n".join(("runs", *other))) + slow
-    if (whole := text(made)) == path.read_text(encoding="utf-8"):
+        return (
+            "as committed" if not (changes := find_differences(committed, executed)) else "\n".join(("runs", *changes))
+        ) + slow
+    if (text := serialize(executed)) == path.read_text(encoding="utf-8"):
         return "nothing changed" + slow
-    path.write_text(whole, encoding="utf-8", newline="\n")
+    path.write_text(text, encoding="utf-8", newline="\n")
     return "written" + slow
 
 
@@ -114,7 +118,7 @@ def execute(notebook: NotebookNode, folder: Path, limit: float) -> NotebookNode:
     fresh = copy.deepcopy(notebook)
     with tempfile.TemporaryDirectory() as home:
         sockets = {"transport": "ipc", "ip": f"{home}/kernel"} if os.name == "posix" else {}
-        here = {"IPYTHONDIR": home, "HF_HUB_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        settings = {"IPYTHONDIR": home, "HF_HUB_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         client = NotebookClient(
             fresh,
             config=Config({"KernelManager": sockets}),
@@ -124,86 +128,86 @@ def execute(notebook: NotebookNode, folder: Path, limit: float) -> NotebookNode:
             resources={"metadata": {"path": str(folder)}},
         )
         try:
-            client.execute(env={"OMP_NUM_THREADS": "1"} | os.environ | here)
+            client.execute(env={"OMP_NUM_THREADS": "1"} | os.environ | settings)
         except CellExecutionError as error:
-            raise Fault(COLOUR.sub("", str(error)).rstrip()) from None
+            raise NotebookError(COLOUR.sub("", str(error)).rstrip()) from None
         except CellTimeoutError:
-            raise Fault(f"  a cell of more than {limit:.0f} s") from None
+            raise NotebookError(f"  a cell of more than {limit:.0f} s") from None
         except DeadKernelError:
-            raise Fault("  the kernel died") from None
-    return tidy(fresh)
+            raise NotebookError("  the kernel died") from None
+    return normalize(fresh)
 
 
-def tidy(notebook: NotebookNode) -> NotebookNode:
-    """The notebook without what changes from run to run: a cell's id is told by its source, streams are whole."""
+def normalize(notebook: NotebookNode) -> NotebookNode:
+    """The notebook without what changes from run to run: cells' ids are hashes of their source, streams are merged."""
     clean = nbformat.v4.new_notebook(metadata=METADATA)
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for cell in notebook.cells:
-        mark = hashlib.sha256(cell.source.encode()).hexdigest()[:12]
-        seen[mark] = seen.get(mark, 0) + 1
-        cell.id = mark if seen[mark] == 1 else f"{mark}-{seen[mark]}"
+        cell_id = hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+        counts[cell_id] = counts.get(cell_id, 0) + 1
+        cell.id = cell_id if counts[cell_id] == 1 else f"{cell_id}-{counts[cell_id]}"
         cell.metadata = NotebookNode({name: cell.metadata[name] for name in ("tags",) if name in cell.metadata})
         if cell.cell_type == "code":
-            cell.outputs = joined(cell.outputs)
+            cell.outputs = merge_streams(cell.outputs)
         clean.cells.append(cell)
     clean.nbformat_minor = 5
     return clean
 
 
-def joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """Outputs, with pieces of one stream that follow each other as one."""
-    whole: list[NotebookNode] = []
+def merge_streams(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
+    """Outputs, with consecutive pieces of one stream merged."""
+    merged: list[NotebookNode] = []
     for output in outputs:
-        if output.output_type == "stream" and whole and whole[-1].get("name") == output.name:
-            whole[-1].text += output.text
+        if output.output_type == "stream" and merged and merged[-1].get("name") == output.name:
+            merged[-1].text += output.text
         else:
-            whole.append(output)
-    return whole
+            merged.append(output)
+    return merged
 
 
-def text(notebook: NotebookNode) -> str:
-    """The file."""
+def serialize(notebook: NotebookNode) -> str:
+    """The text of the file."""
     return str(nbformat.writes(notebook)).rstrip("\n") + "\n"
 
 
-def faults_of(notebook: NotebookNode) -> Iterator[str]:
-    """What a run left that must not be kept: a line for each."""
+def find_faults(notebook: NotebookNode) -> Iterator[str]:
+    """Outputs of a run that must not be committed: a line for each."""
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", ()):
-            printed = words_of(output)
+            printed = get_text(output)
             if output.get("name") == "stderr":
                 yield f"  cell {number} prints to stderr: {printed.strip()[:200]!r}"
-            elif found := OF_THIS_MACHINE.search(printed):
-                yield f"  cell {number} prints what is of this machine alone: {found.group()!r}"
+            elif match := LOCAL_PATH.search(printed):
+                yield f"  cell {number} prints what is of this machine alone: {match.group()!r}"
 
 
-def words_of(output: NotebookNode) -> str:
-    """What an output says in plain text."""
+def get_text(output: NotebookNode) -> str:
+    """The plain text of an output."""
     if output.output_type == "stream":
         return str(output.text)
     return str(output.get("data", {}).get("text/plain", ""))
 
 
-def shown(notebook: NotebookNode) -> Iterator[bool]:
-    """Whether the code was run, cell by cell, and whether any of it shows something."""
+def iter_executed(notebook: NotebookNode) -> Iterator[bool]:
+    """Whether any cell has an output, and, cell by cell, whether it was executed."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     yield any(cell.outputs for cell in code)
     yield from (cell.execution_count is not None for cell in code)
 
 
-def differences(kept: NotebookNode, made: NotebookNode) -> list[str]:
-    """Cells that print another text than is committed, with the first line that differs."""
-    told = []
-    for number, (before, after) in enumerate(zip(kept.cells, made.cells, strict=True)):
+def find_differences(committed: NotebookNode, executed: NotebookNode) -> list[str]:
+    """Cells whose text differs from what is committed, with the first line that differs."""
+    result = []
+    for number, (before, after) in enumerate(zip(committed.cells, executed.cells, strict=True)):
         lines = [
-            [line for output in cell.get("outputs", ()) for line in words_of(output).splitlines()]
+            [line for output in cell.get("outputs", ()) for line in get_text(output).splitlines()]
             for cell in (before, after)
         ]
         if lines[0] != lines[1]:
             rows = zip(lines[0] + [""] * len(lines[1]), lines[1] + [""] * len(lines[0]), strict=True)
             was, now = next(pair for pair in rows if pair[0] != pair[1])
-            told.append(f"  cell {number} prints {now.strip()[:90]!r} where {was.strip()[:90]!r} is committed")
-    return told
+            result.append(f"  cell {number} prints {now.strip()[:90]!r} where {was.strip()[:90]!r} is committed")
+    return result
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def guard():
             "// let told\nconst { own, ok } = f('each');\nfunction find(wanted) { this.kept = 1; }",
             "kept own wanted",
         ),
-        ("a.js", "const f = (found, k) => `${found}`; class Told {}", "Told found"),
+        ("a.js", "f(`don't ${a ? `each ${own}` : 'met'} {kept`, { found: k }); class Told {}", "Told found own"),
     ],
 )
 def test_everyday_words_are_refused_where_names_are_defined(guard, tmp_path, name, code, names):

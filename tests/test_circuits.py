@@ -384,16 +384,16 @@ def test_a_choice_that_picks_must_be_the_same():
 
 
 def test_the_induction_net_by_hand():
-    net = induction.built()
-    prompts = induction.Prompts.of(5, 8, seed=3)
-    result, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
+    net = induction.build_net()
+    prompts = induction.Prompts.sample(5, 8, seed=3)
+    result, heads = induction.find_circuit(net, prompts), induction.find_planted_heads(net, prompts)
     assert heads == ([0], [0])
-    expected = induction.planted("v", 5, heads) | induction.planted("k", 5, heads)
+    expected = induction.name_planted_arrows("v", 5, heads) | induction.name_planted_arrows("k", 5, heads)
     assert expected == {"v_0_0_5 -> a_0_0_6", "v_1_0_6 -> a_1_0_11", "k_1_0_6 -> a_1_0_11"}
     retained = {edge for edge in result.retained if " -> a_" in edge}
     assert expected <= retained and len(retained - expected) <= 2 and expected <= set(result.arrows)
     assert result.edges < result.candidates / 10 and abs(result.faithfulness - 1) < 0.05
-    areas = induction.areas(net, positions=(5,))
+    areas = induction.measure_areas(net, positions=(5,))
     for roles in ("v", "k", "v and k"):
         circuit_auc, attention, rollout = (areas[f"AUC of {roles} -> a, {score}"][0] for score in induction.SCORES)
         assert circuit_auc == 1.0 and circuit_auc > rollout > attention
@@ -401,15 +401,15 @@ def test_the_induction_net_by_hand():
 
 @pytest.mark.slow
 def test_the_induction_net_that_has_learned_it():
-    net = induction.trained(steps=600)
-    prompts = induction.Prompts.of(4, 16, seed=3)
+    net = induction.train_net(steps=600)
+    prompts = induction.Prompts.sample(4, 16, seed=3)
     correct = net.module()(prompts.clean)[:, -1].argmax(-1) == prompts.clean[:, 5]
     assert correct.double().mean() > 0.9
-    result, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
+    result, heads = induction.find_circuit(net, prompts), induction.find_planted_heads(net, prompts)
     assert heads[0] and heads[1]
     for role in ("v", "k"):
-        rows = induction.scores(net, prompts, result, role)
-        expected = induction.planted(role, 4, heads)
+        rows = induction.score_arrows(net, prompts, result, role)
+        expected = induction.name_planted_arrows(role, 4, heads)
         assert expected <= set(result.retained)
         area = induction.roc_auc([name in expected for name in rows], [row[0] for row in rows.values()])
         assert area > 0.98

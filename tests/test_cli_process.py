@@ -132,7 +132,7 @@ def make_failing(monkeypatch, error):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("bnet_transformer.cli.shared.TextSource.read_texts", fail)
+    monkeypatch.setattr("bnet_transformer.cli.inputs.TextSource.read_texts", fail)
     return run
 
 
@@ -185,7 +185,7 @@ def test_a_warning_is_one_line(monkeypatch):
         warnings.warn("of\nmany lines", stacklevel=1)
         return ["the cat"]
 
-    monkeypatch.setattr("bnet_transformer.cli.shared.TextSource.read_texts", warn)
+    monkeypatch.setattr("bnet_transformer.cli.inputs.TextSource.read_texts", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = run("cost", "the cat")

@@ -128,11 +128,11 @@ def test_broken_links_of_the_site_are_found(scripts, tmp_path):
     (tmp_path / "b.html").write_text('<p id="here"><a name="there">b</a>')
     valid = '<a href="b.html#here">1</a><a href="b.html#there">2</a><a href="#top" id="top">3</a><a href="https://a.b">4</a>'
     (tmp_path / "a.html").write_text(valid)
-    assert check_site.faults(tmp_path) == ([], 2, 4, 1)
+    assert check_site.find_faults(tmp_path) == ([], 2, 4, 1)
     bad = '<a href="c.html"></a><a href="b.html#gone"></a><img src="d.png"><a href="../e.html"></a><script src="//x">'
     (tmp_path / "a.html").write_text(bad)
-    check_site.read.cache_clear()
-    faults = check_site.faults(tmp_path)[0]
+    check_site.read_page.cache_clear()
+    faults = check_site.find_faults(tmp_path)[0]
     expected = ["no such file", "no such anchor", "leads out of the site", "no such file", "fetched from the web"]
     assert [line.rsplit(": ", 1)[1] for line in faults] == expected
 
@@ -155,7 +155,7 @@ def test_latex_that_is_left_in_a_formula_is_found(scripts, tmp_path, inside, lef
     check_site = importlib.import_module("check_site")
     (tmp_path / "a.html").write_text(LEFT.format(inside))
     expected = [f"a.html: {left}: LaTeX that is left in a formula"] if left else []
-    assert check_site.faults(tmp_path)[0] == expected
+    assert check_site.find_faults(tmp_path)[0] == expected
 
 
 @pytest.mark.slow
@@ -167,11 +167,11 @@ def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
     nets = [bt.bayesuvius(dim=4, heads=3), bt.volume_preserving(3), bt.encoder_decoder()]
     for k, net in enumerate(nets):
         equations = net.equations()
-        formula = rendering.mathml(equations._repr_latex_().strip("$\n"), display)
+        formula = rendering.to_mathml(equations._repr_latex_().strip("$\n"), display)
         assert len(re.findall("<mtr>", formula)) > len(equations.rows)
         assert len(re.findall("<mtd", formula)) == 2 * len(re.findall("<mtr>", formula))
         (tmp_path / f"{k}.html").write_text(formula)
-    assert check_site.faults(tmp_path)[0] == []
+    assert check_site.find_faults(tmp_path)[0] == []
 
 
 def test_docstrings_become_restructured_text(scripts):

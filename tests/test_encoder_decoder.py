@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
-from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
+from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
 from bnet_transformer.tpm import Buckets
 from tests.huggingface_models import BART, T5, D, T, make_model, set_config
 
@@ -104,10 +104,10 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     (expected * weight).sum().backward()
     grads = torch.autograd.grad((actual * weight).sum(), list(module.store.values()), allow_unused=True)
     gradients = dict(zip((name.replace("/", ".") for name in module.store), grads, strict=True))
-    by_key = {canonical_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
+    by_key = {canonicalize_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in by_key.values()), set()
     for mapping in map_parameters(net.network, family):
-        keys = (canonical_key(family, key) for key in mapping.keys)
+        keys = (canonicalize_key(family, key) for key in mapping.keys)
         peer_grads = [by_key[key] for key in keys if key in by_key]
         if peer_grads and gradients[mapping.name] is not None:
             checked.add(mapping.name)

@@ -31,7 +31,7 @@ from bnet_transformer.cli import main, outputs
 from bnet_transformer.figures.dot import to_dot
 from bnet_transformer.figures.labels import escape_invisible, format_token
 from bnet_transformer.figures.svg import to_svg
-from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_latex, to_tikz
+from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_tex, to_tikz
 from tests.test_export_discrete import parse_label
 
 MARKUP = [
@@ -209,7 +209,7 @@ def read_tex(text: str) -> str:
 @make_settings(200)
 def test_letters_of_tex(words: list[str]) -> None:
     for word in words:
-        assert read_tex(escape_latex(word)) == word.replace("’", "'")
+        assert read_tex(escape_tex(word)) == word.replace("’", "'")
 
 
 def commands(tex: str) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register
+from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, make_model, set_config
 
 IDS = [3, 4, 5, 6]
@@ -270,7 +270,7 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
         in_transformer_lens=False,
     )
     try:
-        assert register(electra) is electra and register(electra) is electra
+        assert register_family(electra) is electra and register_family(electra) is electra
         model = make_model("ElectraModel", {**BERT, "embedding_size": 12})
         net = from_pretrained(model)
         peer = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
@@ -278,8 +278,8 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
         for t, state in enumerate(peer):
             torch.testing.assert_close(s[f"x_{t}_2"], state[0, 2].detach(), rtol=1e-9, atol=1e-9)
         with pytest.raises(bt.BNetError, match="a name that no other family has; got bert"):
-            register(ModelFamily(name="bert", prefix="", config={}, modules={}))
+            register_family(ModelFamily(name="bert", prefix="", config={}, modules={}))
         with pytest.raises(bt.BNetError, match="expected a Family"):
-            register("bert")
+            register_family("bert")
     finally:
         FAMILIES.pop("electra", None)

@@ -290,7 +290,7 @@ def test_a_net_on_another_device_goes_on_there(net) -> None:
 
 
 def test_the_data_of_the_rigid_body_solve_the_midpoint_rule() -> None:
-    starts = rigid_body.starts()
+    starts = rigid_body.create_starts()
     assert starts.shape == (1238, 3) and starts.dtype == D
     angles = np.arange(0.1, 2 * np.pi, 0.01)
     zero = 0 * angles
@@ -299,7 +299,7 @@ def test_the_data_of_the_rigid_body_solve_the_midpoint_rule() -> None:
         np.stack([zero, np.sin(angles), np.cos(angles)], -1),
     )
     assert_close(starts, torch.from_numpy(np.concatenate([first, second])), rtol=0, atol=1e-12)
-    z = rigid_body.orbits(starts)
+    z = rigid_body.integrate_orbits(starts)
     assert z.shape == (1238, 101, 3)
     middle = (z[:, :-1] + z[:, 1:]) / 2
     a, b, c = middle.unbind(-1)
@@ -321,7 +321,7 @@ def test_the_relative_error_is_that_of_all_windows() -> None:
 
 def test_the_trials_are_the_nets_of_the_rigid_body() -> None:
     sizes = []
-    for trial in rigid_body.trials():
+    for trial in rigid_body.create_trials():
         net = trial.net.to(D)
         sizes.append(sum(value.numel() for name, value in net.parameters.items() if name != "y.log_sigma"))
         assert net.iterate(vectors(trial.words, 3), 4, ahead=trial.words).shape == (4, 3)

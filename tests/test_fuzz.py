@@ -25,7 +25,7 @@ from safetensors.torch import load as load_bytes, save as save_bytes
 
 import bnet_transformer as bt
 from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.cli import shared
+from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.declare import io as store
@@ -199,7 +199,7 @@ def make_token_streams() -> list[bytes]:
 
 
 def read_lines(path: Path) -> None:
-    examples = read_examples(shared.TextSource((), str(path)))
+    examples = read_examples(TextSource((), str(path)))
     assert examples.texts and all(examples.texts)
 
 

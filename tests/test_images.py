@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
-from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
+from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
 from bnet_transformer.tpm import EvalContext, Given, Patches, Start
 from tests.huggingface_models import VIT, D, make_model, set_config
 
@@ -71,9 +71,9 @@ def test_gradients_are_transformers():
     names = [name.replace("/", ".") for name in module.store]
     actual = dict(zip(names, torch.autograd.grad((last * weight).sum(), list(module.store.values())), strict=True))
     family = FAMILIES["vit"]
-    held = {canonical_key(family, key): value.grad for key, value in model.named_parameters()}
+    held = {canonicalize_key(family, key): value.grad for key, value in model.named_parameters()}
     for entry in map_parameters(net.network, family):
-        other = entry.view(held[canonical_key(family, entry.keys[0])])
+        other = entry.view(held[canonicalize_key(family, entry.keys[0])])
         torch.testing.assert_close(actual[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.source import wrap_state_dict
-from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters, weights_to_parameters
+from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters, weights_to_parameters
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, make_model, set_config
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
@@ -148,12 +148,14 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         weight = weight * present[..., None]
     (other * weight).sum().backward()
     actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {canonical_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
+    held = {
+        canonicalize_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None
+    }
     scale = max(float(grad.abs().max()) for grad in held.values())
     gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
     checked = 0
     for entry in map_parameters(net.network, family):
-        keys = [canonical_key(family, key) for key in entry.keys]
+        keys = [canonicalize_key(family, key) for key in entry.keys]
         peer = next((held[key] for key in keys if key in held), None)
         if gradients[entry.name] is None:
             assert peer is None or not peer.any()
@@ -313,11 +315,11 @@ def test_tiny_knows_its_grammar():
     from experiments import tiny
 
     net = from_pretrained("tiny")
-    result, _ = tiny.sentences(512, 99)
+    result, _ = tiny.sample_sentences(512, 99)
     with torch.no_grad():
-        loss = float(tiny.loss_of(net.module().eval(), result))
+        loss = float(tiny.compute_loss(net.module().eval(), result))
     assert tiny.entropy(result) - 1e-3 < loss < tiny.entropy(result) + 0.02
-    assert tiny.HOME.stat().st_size < 1_000_000
+    assert tiny.FILE.stat().st_size < 1_000_000
     heads = []
     for text in (
         "the cat sat on a dog ran by the",
@@ -337,13 +339,13 @@ def test_the_grammars_entropy_is_what_its_sentences_cost():
     """Against counting: the share of each word after a word, in sentences of the first kind, is the table's."""
     from experiments import tiny
 
-    result, kinds = tiny.sentences(40_000, 3)
+    result, kinds = tiny.sample_sentences(40_000, 3)
     chain = result[kinds == 0][:, tiny.FREE - 1 :]
     counts = torch.zeros(len(tiny.WORDS), len(tiny.WORDS))
     counts.index_put_((chain[:, :-1].flatten(), chain[:, 1:].flatten()), torch.tensor(1.0), accumulate=True)
-    expected = (1 - tiny.NOISE) * tiny.transitions() + tiny.NOISE / len(tiny.WORDS)
+    expected = (1 - tiny.NOISE) * tiny.grammar_transitions() + tiny.NOISE / len(tiny.WORDS)
     torch.testing.assert_close(counts / counts.sum(-1, keepdim=True), expected, rtol=0, atol=0.02)
-    by_kind = tiny.likelihoods(result).sum(-1)
+    by_kind = tiny.log_likelihoods(result).sum(-1)
     assert ((by_kind.argmax(0) == kinds).float().mean()) > 0.97
     assert math.isclose(sum(tiny.SHARES), 1)
 

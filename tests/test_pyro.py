@@ -53,7 +53,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
         y[family.name].view(-1, *value.shape)[at] = value
         observed[family.name].view(-1)[at] = True
     given = {name: value[None] for name, value in s.state.encoded.given.items()}
-    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "seen": observed})
+    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "observed_mask": observed})
 
 
 def with_tables(asked: Asked) -> tuple[PyroModel, float]:
@@ -196,7 +196,7 @@ def test_do_and_condition_on_a_selector_and_a_readout():
 def test_do_of_each_words_own_choice():
     net, model, x = small(per="word")
     c = torch.tensor([[0, 2, 1], [1, 1, 0]])
-    result = model(x, do={"c_0": c}, want=["x_1"])["x_1"]
+    result = model(x, do={"c_0": c}, record=["x_1"])["x_1"]
     done = net.sentence(x=x[0]).do({f"c_0_{i}": int(state) for i, state in enumerate(c[0])})
     torch.testing.assert_close(result[0, 0], torch.stack([done[f"x_1_{i}"] for i in range(3)]))
 
@@ -204,7 +204,7 @@ def test_do_of_each_words_own_choice():
 def test_do_of_a_deterministic_family():
     net, model, x = small(slices=2)
     patch = torch.randn(2, 3, 4, dtype=D)
-    result = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, want=["x_2"])["x_2"]
+    result = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, record=["x_2"])["x_2"]
     nodes = {f"x_1_{i}": patch[0, i] for i in range(3)}
     torch.testing.assert_close(result[0, 1], net.sentence(x=x[0]).do({**nodes, "c": 2})["x_2_1"])
 
@@ -218,7 +218,7 @@ def test_conditioning_what_is_no_site_is_an_error():
         ({"c": torch.tensor([0, 1])}, "the 2 dims of sentence, plates and word"),
     ):
         with pytest.raises(bt.BNetError, match=given):
-            pyro.condition(model, data=data)(x, want=["x_1"])
+            pyro.condition(model, data=data)(x, record=["x_1"])
     with pytest.raises(bt.BNetError, match="do on x_1"):
         poutine.do(model, data={"x_1": torch.zeros(2, 3, 4)})(x)
 

@@ -21,22 +21,22 @@ _spec = importlib.util.spec_from_file_location("licences", ROOT / "docs" / "scri
 licences = sys.modules["licences"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(licences)
 
-PINS = {canonicalize_name(name): version for name, version in licences.pins().items()}
+PINS = {canonicalize_name(name): version for name, version in licences.read_pins().items()}
 INSTALLED = {canonicalize_name(each.metadata["Name"]): each.version.partition("+")[0] for each in distributions()}
 
 
 def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
-    known = licences.installed()
+    known = licences.list_installed()
     groups = {
-        name: expected for name, expected in licences.asked().items() if name != licences.BUILD
+        name: expected for name, expected in licences.read_requirements().items() if name != licences.BUILD
     }  # lives elsewhere
-    expected = {name for group in groups.values() for name in licences.needed(known, group)}
+    expected = {name for group in groups.values() for name in licences.resolve_requirements(known, group)}
     current = {name: INSTALLED[name] for name in expected if name in INSTALLED}
     assert current and {name: PINS.get(name) for name in current} == current
 
 
 def test_every_requirement_of_every_extra_is_pinned_within_its_bounds():
-    for group, expected in licences.asked().items():
+    for group, expected in licences.read_requirements().items():
         for each in expected:
             name = canonicalize_name(each.name)
             assert name in PINS, (group, name)
@@ -44,16 +44,16 @@ def test_every_requirement_of_every_extra_is_pinned_within_its_bounds():
 
 
 def test_pins_stand_in_order_and_once():
-    names = list(licences.pins())
+    names = list(licences.read_pins())
     assert len({canonicalize_name(name) for name in names}) == len(names)
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+|#.*", line) for line in lines)
 
 
 def test_the_table_of_licences_is_that_of_the_pins():
-    given = licences.told()
-    assert {name: version for name, (version, *_) in given.items()} == licences.pins()
-    known = licences.installed()
+    given = licences.read_table()
+    assert {name: version for name, (version, *_) in given.items()} == licences.read_pins()
+    known = licences.list_installed()
     for name, (_, licence, by, groups) in given.items():
         key = canonicalize_name(name)
         assert licence and licence != "see its files" and by and groups, name
@@ -61,8 +61,8 @@ def test_the_table_of_licences_is_that_of_the_pins():
 
 
 def test_to_write_the_table_again_where_not_all_is_installed_loses_nothing(monkeypatch):
-    monkeypatch.setattr(licences, "installed", dict)
-    assert licences.rows() == [(name, *row) for name, row in licences.told().items()]
+    monkeypatch.setattr(licences, "list_installed", dict)
+    assert licences.build_rows() == [(name, *row) for name, row in licences.read_table().items()]
 
 
 def test_every_pip_of_the_makefile_is_held_to_the_pins():
@@ -117,7 +117,7 @@ def test_what_wheels_carry_under_another_licence_is_told():
     }
     assert {
         (name, each)
-        for name, libraries in licences.carried().items()
+        for name, libraries in licences.list_copyleft_libraries().items()
         if canonicalize_name(name) in PINS
         for each in libraries
     } <= given

@@ -3,8 +3,8 @@
 The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain that
 moves, slice by slice, from a word of the last state to a word that it attends to. It is no posterior of the bnet.
 Under a selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, not the matrices. Summed heads are averaged
-in each slice: with equal weights, or over the heads whose gates are on. Gates of different slices are independent, so
-that the mean of the products is the product of the means.
+in each slice: with equal weights, or over the heads whose gates are on. Given their inclusion
+probabilities, gates of different slices are independent, so that the mean of the products is the product of the means.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
 
 
 def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> float:
-    """The maximum flow, to the precision of float64."""
+    """The maximum flow; the two passes below bound its rounding."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
 

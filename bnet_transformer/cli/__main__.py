@@ -1,4 +1,4 @@
-"""`python -m bnet_transformer.cli`: the command line where its script is not on the path."""
+"""Run the command line by `python -m bnet_transformer.cli`, where its script is not on the path."""
 
 from bnet_transformer.cli import main
 

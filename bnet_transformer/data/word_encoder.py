@@ -1,4 +1,7 @@
-"""The words of one stack as tensors: the only place that encodes text, lists of words, ids, vectors and images."""
+"""The words of one stack as tensors: text, lists of words, ids, vectors and images.
+
+Text of a net with a tokenizer is split by `_core.tokenizer` first.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class WordEncoder:
     @property
     def name(self) -> str:
         """The name of the sentence in messages."""
-        return describe_sentence(self.stack)
+        return format_sentence_label(self.stack)
 
     @cached_property
     def word_ids(self) -> dict[str, int]:
@@ -216,7 +219,7 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
     return torch.randn(dim, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def describe_sentence(stack: str) -> str:
+def format_sentence_label(stack: str) -> str:
     """The name of a stack's sentence in messages."""
     return f"sentence of stack {stack!r}" if stack else "sentence"
 

@@ -19,7 +19,7 @@ from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
-from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, format_value
+from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, DeclarationFault, format_value
 from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
@@ -269,7 +269,9 @@ def build_structure(declaration: Declaration, seed: int = 0) -> Network:
     return Network(declaration, graph, tuple(specs), {}, seed)
 
 
-def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
+def _build_specs(
+    graph: TemplateGraph, templates: Sequence[NodeTemplate]
+) -> tuple[list[NodeSpec], list[DeclarationFault]]:
     """The spec of each group, and the faults. Shapes follow from parents to children.
 
     The children of a group with a fault are skipped.
@@ -277,7 +279,7 @@ def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tup
     index = {template: k for k, template in enumerate(templates)}
     shapes: dict[NodeTemplate, Shape] = {}
     specs: list[NodeSpec] = []
-    faults: list[Fault] = []
+    faults: list[DeclarationFault] = []
     for template, group in zip(templates, graph.groups, strict=True):
         node, parents = template.node, []
         for slot, parent in template.iter_slots():
@@ -291,14 +293,16 @@ def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tup
         try:
             shape, parameters = _infer_shape_and_parameters(node.tpm, tpm_parents)
         except BNetError as error:
-            faults.append(Fault(template.name, f"for {error.subject}, {error.expected}", format_value(error.actual)))
+            faults.append(
+                DeclarationFault(template.name, f"for {error.subject}, {error.expected}", format_value(error.actual))
+            )
             continue
         has_word_states = node.tpm.kind == "discrete" and node.tpm.states is None
         if has_word_states and not any(WORD in parent.over for parent in parents):
-            faults.append(Fault(template.name, "a number of states, or words to read", "neither"))
+            faults.append(DeclarationFault(template.name, "a number of states, or words to read", "neither"))
             continue
         if node.shape is not None and node.shape != shape:
-            faults.append(Fault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
+            faults.append(DeclarationFault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
             continue
         shapes[template] = shape
         prefix = group.stem if node.shared else group.name
@@ -309,7 +313,7 @@ def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tup
         previous = first.setdefault(spec.param_prefix, spec)
         if previous.parameters != spec.parameters:
             expected = f"parameters as {previous.group.name}, with which it shares"
-            faults.append(Fault(spec.group.name, expected, "other shapes"))
+            faults.append(DeclarationFault(spec.group.name, expected, "other shapes"))
     return specs, faults
 
 
@@ -338,7 +342,7 @@ def _describe_parents(
     template: NodeTemplate,
     parents: list[ParentSpec],
     shapes: Mapping[NodeTemplate, Shape],
-    faults: list[Fault],
+    faults: list[DeclarationFault],
 ) -> list[Parent] | None:
     """The parents as the TPM receives them; None where one of them has a fault."""
     if len(parents) != len(template.node.arrows) or len(parents) != len(template.slots):
@@ -350,7 +354,9 @@ def _describe_parents(
         shape = tpm.fixed_shape if shape is None else shape
         if shape is None:
             if spec.index >= index[template]:
-                faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
+                faults.append(
+                    DeclarationFault(parent.name, "shape=, for it is read at earlier words before it is known", "none")
+                )
             return None
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in spec.over)
         states = (tpm.states or 0) if tpm.is_index_valued else None
@@ -359,9 +365,9 @@ def _describe_parents(
     return tpm_parents
 
 
-def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
+def _deduplicate_faults(faults: list[DeclarationFault]) -> list[DeclarationFault]:
     """Faults without repetitions for each slice."""
-    unique: dict[tuple[str, str, str], Fault] = {}
+    unique: dict[tuple[str, str, str], DeclarationFault] = {}
     for fault in faults:
         unique.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
     return list(unique.values())
@@ -405,17 +411,19 @@ def check_parameters(
         node = name.rpartition(".")[0]
         if not is_dense(value):
             actual = "nothing" if value is None else format_value(value)
-            faults.append(Fault(node, f"a tensor {name} of shape {shape}", actual))
+            faults.append(DeclarationFault(node, f"a tensor {name} of shape {shape}", actual))
         elif tuple(value.shape) != shape:
-            faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
+            faults.append(DeclarationFault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
-            faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
+            faults.append(DeclarationFault(node, f"{name} in a floating type", str(value.dtype)))
         elif check_finite and not value.is_meta:
             zero = value.isneginf() if name in logit_names else torch.zeros_like(value, dtype=torch.bool)
             if bad := int((~value.isfinite() & ~zero).sum()):
-                faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+                faults.append(DeclarationFault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
             elif name in logit_names and bool(zero.all(-1).any()):
-                faults.append(Fault(node, f"{name} with a finite number in every row", "a row of -inf alone"))
+                faults.append(
+                    DeclarationFault(node, f"{name} with a finite number in every row", "a row of -inf alone")
+                )
     if faults:
         raise DeclarationError(faults)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bnet_transformer._core.naming import SLICE, WORD, Reach, as_reach, find_role_fault, join_name, join_stem
 from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Stack
-from bnet_transformer.errors import BNetError, Fault, unknown_name_error
+from bnet_transformer.errors import BNetError, DeclarationFault, unknown_name_error
 from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph
 
 
@@ -58,7 +58,7 @@ class SymbolTable:
     """The declared roles and templates, for resolving names, and the faults so far."""
 
     declaration: Declaration
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[DeclarationFault] = field(default_factory=list)
     templates: dict[tuple[str, str, int | None], NodeTemplate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,12 +67,12 @@ class SymbolTable:
 
     def add_fault(self, node: str, expected: str, actual: str) -> None:
         """Record a fault."""
-        self.faults.append(Fault(node, expected, actual))
+        self.faults.append(DeclarationFault(node, expected, actual))
 
 
 def declaration_to_graph(
     declaration: Declaration,
-) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[Fault]]:
+) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[DeclarationFault]]:
     """The folded graph, the template of each group in its order, and all faults; no graph where there is a cycle."""
     symbols, templates = SymbolTable(declaration), []
     _check_names(symbols)
@@ -287,7 +287,7 @@ def _resolve_slice(
 # templates to the folded graph
 
 
-def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[NodeTemplate]], list[Fault]]:
+def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[NodeTemplate]], list[DeclarationFault]]:
     """The components (strongly connected) in topological order, and the faults of invalid cycles."""
     import networkx as nx
 
@@ -297,7 +297,7 @@ def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[
     graph.add_edges_from((parent, child) for child in templates for parent, _, _ in _iter_parents(child))
     condensed = nx.condensation(graph)
     members_of = {k: sorted(attrs["members"], key=lambda t: position[t]) for k, attrs in condensed.nodes(data=True)}
-    faults: list[Fault] = []
+    faults: list[DeclarationFault] = []
     components: list[list[NodeTemplate]] = []
     for k in nx.lexicographical_topological_sort(condensed, key=lambda k: position[members_of[k][0]]):
         component = members_of[k]
@@ -307,7 +307,7 @@ def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[
                 names = [template.name for template in component]
                 shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
                 expected = "no cycle, unless each turn goes back to an earlier word of one stack"
-                faults.append(Fault(names[0], expected, f"a cycle {shown}"))
+                faults.append(DeclarationFault(names[0], expected, f"a cycle {shown}"))
             component = ordered or component
         components.append(component)
     return components, faults
@@ -360,9 +360,9 @@ def _build_graph(declaration: Declaration, components: Sequence[Sequence[NodeTem
     )
 
 
-def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
+def check_slots(templates: Sequence[NodeTemplate]) -> list[DeclarationFault]:
     """Faults of arity, of single slots that receive a collection and the reverse, and of reaches without words."""
-    faults: list[Fault] = []
+    faults: list[DeclarationFault] = []
     for child in templates:
         slots = child.node.tpm.get_slots()
         open_ended = bool(slots) and slots[-1].startswith("*")
@@ -371,7 +371,7 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
         if has_wrong_arity:
             expected = f"{kind} takes {', '.join(slots)}" if slots else f"{kind} takes none"
             actual = f"{len(child.parents)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
-            faults.append(Fault(child.name, f"{len(slots)} parents ({expected})", actual))
+            faults.append(DeclarationFault(child.name, f"{len(slots)} parents ({expected})", actual))
             continue
         for slot, parent in child.iter_slots():
             faults += [*_find_slot_faults(child, f"for the slot {slot} of {kind}", slot, parent)]
@@ -379,34 +379,36 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
     return faults
 
 
-def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[Fault]:
+def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[DeclarationFault]:
     """A selector of words must read exactly the words that it picks from: the same stack, by the same reach."""
     template = parent.template
     for plate, selector in parent.pick:
         reads = {(s.template.word_stack, s.reach) for s in selector.parents if s is not None and not s.reach.is_single}
         if plate == WORD and (selector.node.tpm.states is not None or (template.word_stack, parent.reach) not in reads):
             expected = f"a pick of a word by a Read of the same words as {template.name} (reach {parent.reach})"
-            yield Fault(child.name, expected, f"pick by {selector.name}")
+            yield DeclarationFault(child.name, expected, f"pick by {selector.name}")
 
 
-def _find_slot_faults(child: NodeTemplate, prefix: str, slot: str, parent: TemplateParent) -> Iterator[Fault]:
+def _find_slot_faults(
+    child: NodeTemplate, prefix: str, slot: str, parent: TemplateParent
+) -> Iterator[DeclarationFault]:
     template, over = parent.template, collection_axes(child, parent)
     if slot.endswith(".") and not over:
-        yield Fault(
+        yield DeclarationFault(
             child.name, prefix + ", a collection (an arrow from every word or every head)", f"one {template.name}"
         )
     if not slot.endswith(".") and over:
         actual = f"{template.name} over every {' and '.join(over)} (reach {parent.reach})"
-        yield Fault(child.name, prefix + ", a single parent", actual)
+        yield DeclarationFault(child.name, prefix + ", a single parent", actual)
     if (
         template.word_stack is not None
         and child.word_stack is None
         and parent.reach.kind not in ("every", "first", "last", "mask")
     ):
         expected = "reach 'every', 'first' or 'last', for it has no word of its own"
-        yield Fault(child.name, expected, f"reach {parent.reach} to {template.name}")
+        yield DeclarationFault(child.name, expected, f"reach {parent.reach} to {template.name}")
     if template.word_stack is None and parent.reach.kind not in ("same", "every"):
-        yield Fault(child.name, f"no reach to {template.name}, which has no words", f"reach {parent.reach}")
+        yield DeclarationFault(child.name, f"no reach to {template.name}, which has no words", f"reach {parent.reach}")
 
 
 def collection_axes(child: NodeTemplate, parent: TemplateParent) -> tuple[str, ...]:

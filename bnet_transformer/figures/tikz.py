@@ -116,7 +116,7 @@ def render_tikzpicture(picture: Picture) -> Iterator[str]:
     yield r"\end{center}"
 
 
-def escape_latex(text: str) -> str:
+def escape_tex(text: str) -> str:
     r"""Text that TeX shows literally, in ASCII.
 
     >>> escape_latex("50% of \\input{x}"), escape_latex("é ш")
@@ -140,7 +140,7 @@ def _escape_letter(letter: str) -> str:
 def _render_label(label: tuple[TextRun, ...]) -> str:
     parts = []
     for run in label:
-        text, mark = escape_latex(run.text), {"sub": "_", "sup": "^"}.get(run.style)
+        text, mark = escape_tex(run.text), {"sub": "_", "sup": "^"}.get(run.style)
         if mark:
             parts.append(rf"${mark}{{\text{{{text}}}}}$")
         elif run.style == "math":

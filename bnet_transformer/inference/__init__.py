@@ -3,13 +3,13 @@
 In the order in which data flows: `selection` parses slices, words and heads, `intervention_values` what `do` sets;
 `sentence_state` holds a sentence with its interventions and evidence. `query` translates questions about nodes into
 tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` answers for values, TPMs and attention.
-For probabilities, `factors` builds log factors of node groups and `exact` eliminates the choices from them;
+For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them;
 `deferred_readout` computes the likelihood of a readout without its mean. `joint_posterior` adds conditioning and
 enumeration, and `sampling` draws samples from both. `dependence` measures how strongly nodes depend on each other.
 """
 
 from bnet_transformer.data import Evidence as Evidence
-from bnet_transformer.inference.exact import log_evidence as log_evidence, posterior as posterior
+from bnet_transformer.inference.elimination import log_evidence as log_evidence, posterior as posterior
 from bnet_transformer.inference.joint_posterior import (
     arrow_weights as arrow_weights,
     joint_log_evidence as joint_log_evidence,

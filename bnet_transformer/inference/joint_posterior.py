@@ -9,7 +9,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeSelection
-from bnet_transformer.inference import exact
+from bnet_transformer.inference import elimination
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery
 from bnet_transformer.inference.query import (
@@ -42,9 +41,6 @@ from bnet_transformer.inference.routing import (
 )
 from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
-
-if TYPE_CHECKING:
-    pass
 
 
 def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Tensor:
@@ -99,7 +95,7 @@ def joint_log_evidence(query: Query) -> Tensor:
     if route.algorithm == "elimination":
         evidence = group_evidence(query.model, query.evidence)
         arguments = build_request_arguments(query.model)
-        logs = exact.log_evidence(query.module, evidence, **arguments, budget=query.budget, atol=query.atol)
+        logs = elimination.log_evidence(query.module, evidence, **arguments, budget=query.budget, atol=query.atol)
         return logs.detach()[0].double()
 
     def log_prob_of_first(count: int) -> Tensor:
@@ -120,7 +116,7 @@ def posterior_by_elimination(query: Query) -> Tensor:
     group, index = query.model.ground.unravel_index(query.nodes[0])
     evidence = group_evidence(query.model, query.evidence)
     arguments = build_request_arguments(query.model)
-    probs = exact.posterior(query.module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+    probs = elimination.posterior(query.module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
     node_probs = probs[(0, *index)].double()
     return node_probs / node_probs.sum()  # in float32 the sum is 1 only to 1e-7
 
@@ -190,7 +186,7 @@ def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Te
     arguments, logs = build_request_arguments(pruned), []
     for chunk in iter_chunks(pruned, len(states), indices):
         evidence = group_evidence(pruned, query.evidence, dict(zip(nodes, states[chunk].unbind(1), strict=True)))
-        batch = exact.log_evidence(
+        batch = elimination.log_evidence(
             module, evidence, **arguments, budget=query.budget, atol=query.atol, check=False, dtype=torch.float64
         )
         logs.append(batch.detach())

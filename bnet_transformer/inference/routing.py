@@ -15,9 +15,10 @@ Algorithms:
 - `sequential`: one run for each cell of a sweep, slow.
 - `reference`: node by node in Python, slow.
 
-For probabilities, elimination comes first: it sums the choices out of the factors of whole groups. It does not apply
-if one value depends on the choices of several words. Conditioning is next, then enumeration. The reference, which loops
-over joint states and nodes, answers what the compiled net cannot compute.
+For probabilities, a posterior that is the node's own TPM is one pass (`compiled`). Otherwise elimination comes first:
+it sums the choices out of the factors of whole groups. It does not apply if one value depends on the choices of
+several words. Conditioning is next, then enumeration. The reference, which loops over joint states and nodes, answers
+what the compiled net cannot compute.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import topological_order
-from bnet_transformer.inference import exact
+from bnet_transformer.inference import elimination
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
 from bnet_transformer.inference.query import (
@@ -209,7 +209,9 @@ def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> N
         for chunk in iter_chunks(model, len(known), indices):
             sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
             evidence = group_evidence(model, query.evidence, sampled)
-            posterior = exact.posterior(module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+            posterior = elimination.posterior(
+                module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol
+            )
             probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
         new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
         states = torch.cat([states, new], 1)

@@ -1,16 +1,15 @@
-"""From a model's sizes and habits to its declaration: words, the slices of the vanilla transformer, readouts.
+"""From `ModelOptions` to a declaration: embeddings, slices, readouts; of one stack, or of an encoder and a decoder.
 
     x_0 = norm(E[token] + position + segment)       post-norm families; pre-norm ones add without a norm
-    dec_y_i = softmax_w(E_w . s dec_x_i + b_w)      E one table for the words of both stacks and the logits, or several
+    dec_y_i = softmax_w(E_w . s dec_x_i + b_w)      E: one table for the words of both stacks and the logits, or several
 
-The words of a decoder beside an encoder are the outputs shifted right by one (`bt.models.shift_right`).
+The inputs of a decoder of two stacks are its outputs shifted right by one (`bt.models.shift_right`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import torch
 
@@ -19,11 +18,12 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models._builders import TABLE, WORD, BlockBuilder
-from bnet_transformer.pretrained.family import ModelFamily, ModelOptions, is_causal
+from bnet_transformer.pretrained.config import Config, is_causal
+from bnet_transformer.pretrained.family import ModelFamily, ModelOptions
 from bnet_transformer.pretrained.weight_mapping import (
     StateDict,
     are_tensors_equal,
-    canonical_key,
+    canonicalize_key,
     index_keys,
     locate_bias,
 )
@@ -54,40 +54,45 @@ SEGMENT_ROLE = "segment"
 def options_to_declaration(
     family: ModelFamily, options: ModelOptions, vocabulary: tuple[str, ...] | None, extras: Collection[str] = ()
 ) -> Declaration:
-    """The declaration of a model; `extras` are nodes of the whole sentence: the model's `pooler`, a mean `pool`."""
-    score = Dot(None, options.rotary)
-    net = make_builder(
-        family, options, options.hidden, gated=family.gated, score=score, relative_bias=family.relative_bias
-    )
+    """The declaration of a model of one stack.
+
+    Args:
+        family: The family.
+        options: The sizes and settings.
+        vocabulary: The names of the words, if there is a tokenizer.
+        extras: Nodes of the sentence to add: the model's "pooler", the "mean" of the words.
+    """
+    score, bias = Dot(None, options.rotary), family.relative_bias
+    builder = make_builder(family, options, options.hidden, gated=family.gated, score=score, relative_bias=bias)
     tied = has_tied_readout(options)
-    slice_ = net.build_slice(options.reach)
-    once: list[Node] = []
-    if family.shared:  # the same parameters in all slices, and weights as nodes that all slices read
-        once = [node for node in slice_ if isinstance(node.tpm, Weight)]
-        slice_ = [replace(node, shared=True) for node in slice_ if node not in once]
+    slice_ = builder.build_slice(options.reach)
+    # ALBERT: the parameters of all slices are one set, and weights are corpus-level nodes that all slices read.
+    weights = [node for node in slice_ if family.shared and isinstance(node.tpm, Weight)]
+    if family.shared:
+        slice_ = [replace(node, shared=True) for node in slice_ if node not in weights]
     stack = Stack(
         slice_,
-        _build_embedding(family, options, net, tied=tied),
-        [*net.build_final_norm(), *_build_readout(family, options, net, tied=tied)],
+        _build_embedding(family, options, builder, tied=tied),
+        [*builder.build_final_norm(), *_build_readout(family, options, builder, tied=tied)],
         slices=options.slices,
         vocabulary=vocabulary,
     )
-    outside = [Node(TABLE, Weight((options.states, options.embedding_dim)))] if tied else []
-    outside += once
-    if family.relative_bias is not None:
-        outside.append(Node("b", Weight((family.relative_bias.width,)), plates=["head"]))
+    nodes = [Node(TABLE, Weight((options.states, options.embedding_dim)))] if tied else []
+    nodes += weights
+    if bias is not None:
+        nodes.append(Node("b", Weight((bias.width,)), plates=["head"]))
     if "pooler" in extras:
-        outside += _build_pooler(net, "pooler", "tanh")
+        nodes += _build_pooler(builder, "pooler", "tanh")
     if "mean" in extras:
-        outside.append(Node("embedding", Pool("mean"), [Arrow(net.output_role, "every")]))
-    return Declaration([stack], outside, net.plates, name=family.name)
+        nodes.append(Node("embedding", Pool("mean"), [Arrow(builder.output_role, "every")]))
+    return Declaration([stack], nodes, builder.plates, name=family.name)
 
 
 def resolve_options(family: ModelFamily, options: ModelOptions, weights: StateDict) -> ModelOptions:
-    """The options as the weights say too: whether one table serves the embeddings and the readout."""
+    """The options, with `tied` decided by the weights: whether one table serves the embeddings and the readout."""
     if family.resolve_options is not None:
         return family.resolve_options(family, options, weights)
-    # Beside another table in the weights a config that says tied is wrong: transformers does not tie them either.
+    # Where the weights hold two different tables, a config that says tied is wrong: transformers does not tie them.
     tables = [family.get_weight_key(part) for part in ("embed", "logits") if has_tied_readout(options)]
     return replace(options, tied=are_tensors_equal(family, weights, *tables)) if tables else options
 
@@ -95,7 +100,7 @@ def resolve_options(family: ModelFamily, options: ModelOptions, weights: StateDi
 def make_builder(
     family: ModelFamily, options: ModelOptions, hidden: int, *, gated: bool, score: Dot, relative_bias: Bias | None
 ) -> BlockBuilder:
-    """The sublayers of a stack."""
+    """The builder of the sublayers of a stack."""
     return BlockBuilder(
         options.dim,
         heads=options.heads,
@@ -114,20 +119,19 @@ def make_builder(
 
 
 def has_tied_readout(options: ModelOptions) -> bool:
-    """True where one table serves the embeddings and the readout."""
+    """Whether one table serves the embeddings and the readout."""
     return options.tied and options.readout == "word"
 
 
 def _build_embedding(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
-    """The first state: embedding, position and segment, and their norm where the family has one; then, where words
-    are narrower than states, a map of them."""
+    """The nodes of the first state: embedding, position, segment, their norm; a map to `dim` if words are narrower."""
     if options.image is not None:
         return _build_patch_embedding(options.image, options.dim)
     if options.rotary is not None:
         table = Embed(options.dim, tied=tied)
         token = Node("token", Given(states=options.states), plates=WORD)
         return [token, Node("x", table, [TABLE, "token"] if tied else ["token"], WORD)]
-    last, width = "add" if family.has_embed_norm else "x", options.embedding_dim
+    sum_role, width = "add" if family.has_embed_norm else "x", options.embedding_dim
     nodes = [
         Node("token", Given(states=options.states), plates=WORD),
         Node("embed", Embed(width, tied=tied), [TABLE, "token"] if tied else ["token"], WORD),
@@ -138,19 +142,16 @@ def _build_embedding(family: ModelFamily, options: ModelOptions, builder: BlockB
             Node(SEGMENT_ROLE, Given(states=options.segments, default=0), plates=WORD),
             Node("segment_embed", Embed(width), [SEGMENT_ROLE], WORD),
         ]
-    summed = ["embed", "position"] + (["segment_embed"] if options.segments is not None else [])
-    nodes.append(Node(last, Add(), summed, WORD))
+    terms = ["embed", "position"] + (["segment_embed"] if options.segments is not None else [])
+    nodes.append(Node(sum_role, Add(), terms, WORD))
     if "embed_norm" in family.modules:
-        return [
-            *nodes,
-            Node("embed_norm", builder.norm_tpm, [last], WORD),
-            Node("x", Affine(builder.dim), ["embed_norm"], WORD),
-        ]
-    return nodes if last == "x" else [*nodes, Node("x", builder.norm_tpm, [last], WORD)]
+        norm = Node("embed_norm", builder.norm_tpm, [sum_role], WORD)
+        return [*nodes, norm, Node("x", Affine(builder.dim), ["embed_norm"], WORD)]
+    return nodes if sum_role == "x" else [*nodes, Node("x", builder.norm_tpm, [sum_role], WORD)]
 
 
 def _build_patch_embedding(image: Patches, dim: int) -> list[Node]:
-    """The first state of the words of an image: `x_0_0 = u + position_0`, `x_0_i = W patch_i + b + position_i`."""
+    """The nodes of the first state of an image: `x_0_0 = u + position_0`, `x_0_i = W patch_i + b + position_i`."""
     return [
         Node("patch", Given(image.features, image=image), plates=WORD),
         Node("embed", Affine(dim), ["patch"], WORD),
@@ -161,7 +162,7 @@ def _build_patch_embedding(image: Patches, dim: int) -> list[Node]:
 
 
 def _build_readout(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
-    """The readout: a word of the vocabulary or a tag for each word, or the class of the sentence."""
+    """The nodes of the readout: a word of the vocabulary or a tag for each word, or the class of the sentence."""
     if options.readout == "word":
         return _build_lm_head(family, options, builder, tied=tied)
     count = len(options.labels)
@@ -175,21 +176,18 @@ def _build_readout(family: ModelFamily, options: ModelOptions, builder: BlockBui
 
 
 def _build_first_word(builder: BlockBuilder) -> list[Node]:
-    """What leaves the first word."""
+    """The node of the first word's last state."""
     return [Node("first", Add(), [Arrow(builder.output_role, "first")])]
 
 
 def _build_pooler(builder: BlockBuilder, dense: str, activation: str) -> list[Node]:
-    """`s(W x + b)` of the first word."""
-    return [
-        *_build_first_word(builder),
-        Node(dense, Affine(builder.dim), ["first"]),
-        Node("pooled", Activation(activation), [dense]),
-    ]
+    """The nodes of `s(W x + b)`, x the first word's last state."""
+    pooled = Node("pooled", Activation(activation), [dense])
+    return [*_build_first_word(builder), Node(dense, Affine(builder.dim), ["first"]), pooled]
 
 
 def _build_lm_head(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
-    """The word of the vocabulary at each place, or that follows it."""
+    """The nodes of the word of the vocabulary at each position (masked models), or of the next word (causal ones)."""
     nodes: list[Node] = []
     source = builder.output_role
     if "dense" in family.modules:
@@ -203,7 +201,7 @@ def _build_lm_head(family: ModelFamily, options: ModelOptions, builder: BlockBui
 
 
 def build_word_readout(states: int, source: str, *, tied: bool, has_bias: bool) -> list[Node]:
-    """A word of the vocabulary at each place, from its own matrix or from the table of the words."""
+    """The nodes `logits` and `y` of each position, with a matrix of their own or the table of the words (`tied`)."""
     logits = (Affine if has_bias else Linear)(None if tied else states)
     return [
         Node("logits", logits, [TABLE, source] if tied else [source], WORD),
@@ -213,20 +211,25 @@ def build_word_readout(states: int, source: str, *, tied: bool, has_bias: bool) 
 
 # families of an encoder and a decoder
 
-# Models of both stacks; an encoder alone has nothing of what is read here.
-ENCODER_DECODER_READOUTS = {
-    "ForConditionalGeneration": "word",
-    "MTModel": "word",
-    "EncoderModel": "encoder",
-    "Model": None,
-}
+# The readout "encoder" is refused: these families need both stacks.
+TWO_STACK_READOUTS = {"ForConditionalGeneration": "word", "MTModel": "word", "EncoderModel": "encoder", "Model": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderOptions(ModelOptions):
-    """The options of an encoder and a decoder; those of `ModelOptions` are the encoder's where they differ, but for `reach`.
+    """The options of an encoder and a decoder; where they differ, those of `ModelOptions` are the encoder's.
 
-    `separate_vocabularies`: each stack has a vocabulary of its own.
+    `reach` is the decoder's; the encoder's words attend to every word.
+
+    Args:
+        decoder_sizes: "slices", "hidden", "heads" and "states" of the decoder.
+        embed_scale: The scale of the embeddings.
+        logits_scale: The scale of the last state before the logits.
+        gated: Whether the feed-forward maps are gated.
+        buckets: The number of buckets of relative positions and the maximum distance; None without relative biases.
+        one_table: Whether both stacks have one table of words.
+        logits_bias: Whether the logits have a bias.
+        separate_vocabularies: Whether each stack has its own vocabulary.
     """
 
     decoder_sizes: Mapping[str, int]
@@ -241,126 +244,123 @@ class EncoderDecoderOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderFamily(ModelFamily):
-    """A family of an encoder and a decoder.
+    """A family of an encoder and a decoder; the parts of a stack start with its name, `enc_` or `dec_`.
 
-    `decoder_keys` maps the options that the decoder has of its own to the names of the config. `derive_settings` adds to a config
-    what its config class derives from other settings. `positions` are "learned", "sinusoidal" or None; a bias of the
-    scores by distance, where the config has `buckets`, is one node of each stack. Parts of a stack start with its name.
+    Args:
+        decoder_keys: For each option that the decoder has for itself, its key in the config.
+        positions: "learned", "sinusoidal" or None. Relative biases (`buckets` in the config) are a node of each stack.
+        score: The score of attention.
+        derive_settings: Adds to a config what its config class derives from other settings.
     """
 
     decoder_keys: Mapping[str, str]
     positions: str | None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
-    derive_settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    readouts: Mapping[str, str | None] = field(default_factory=lambda: ENCODER_DECODER_READOUTS)
+    derive_settings: Callable[[Config], Config] = dict
+    readouts: Mapping[str, str | None] = field(default_factory=lambda: TWO_STACK_READOUTS)
     declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_encoder_decoder)
     resolve_options: Callable[..., ModelOptions] | None = field(default_factory=lambda: resolve_stacks)
 
-    def canonicalize_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A config with one name for each setting, with those that its config class derives from others."""
+    def canonicalize_config(self, config: Config) -> Config:
+        """A config without aliases, with the settings that its config class derives from others."""
         return super().canonicalize_config(self.derive_settings(config))
 
-    def config_to_options(
-        self, config: Mapping[str, Any], architecture: str | None, readout: str | None
-    ) -> EncoderDecoderOptions:
-        """What a config says, in our words."""
+    def config_to_options(self, config: Config, architecture: str | None, readout: str | None) -> EncoderDecoderOptions:
+        """The options of a model, as in `ModelFamily.config_to_options`."""
         config = self.canonicalize_config(config)
-        told, start = super().config_to_options(config, architecture, readout), self.read_setting(config, "start")
+        options, start = super().config_to_options(config, architecture, readout), self.read_setting(config, "start")
         reach = Reach("causal" if is_causal(config) else "every")
-        told = replace(told, reach=reach, labels=())  # it observes words alone
+        options = replace(options, reach=reach, labels=())  # the readout of both stacks is a word: no class labels
         if start is not None:
-            told = replace(told, start=check_int("decoder_start_token_id of the config", start, minimum=0))
-        apart = "one_table" in self.config_keys and not config.get(self.config_keys["one_table"], True)
-        one_table = told.tied and not apart
+            options = replace(options, start=check_int("decoder_start_token_id of the config", start, minimum=0))
+        separate = "one_table" in self.config_keys and not config.get(self.config_keys["one_table"], True)
+        one_table = options.tied and not separate
+        has_buckets = "buckets" in self.config_keys
         return EncoderDecoderOptions(
-            **{each.name: getattr(told, each.name) for each in fields(told)},
-            decoder_sizes=self._read_decoder_sizes(config, told, one_table=one_table),
-            embed_scale=told.dim**0.5 if self._is_enabled(config, "scaled_words") else 1.0,
-            logits_scale=told.dim**-0.5 if self._is_enabled(config, "scaled_logits") else 1.0,
+            **{field.name: getattr(options, field.name) for field in fields(options)},
+            decoder_sizes=self._read_decoder_sizes(config, options, one_table=one_table),
+            embed_scale=options.dim**0.5 if self._is_enabled(config, "scaled_words") else 1.0,
+            logits_scale=options.dim**-0.5 if self._is_enabled(config, "scaled_logits") else 1.0,
             gated=self._is_enabled(config, "gated_ffn"),
-            buckets=(self.read_size(config, "buckets"), self.read_size(config, "furthest"))
-            if "buckets" in self.config_keys
-            else None,
+            buckets=(self.read_size(config, "buckets"), self.read_size(config, "furthest")) if has_buckets else None,
             one_table=one_table,
-            separate_vocabularies=apart,
+            separate_vocabularies=separate,
         )
 
-    def _read_decoder_sizes(
-        self, config: Mapping[str, Any], encoder_options: ModelOptions, *, one_table: bool
-    ) -> dict[str, int]:
-        """The sizes of the decoder, those of the encoder where the config tells no others."""
-        found = {}
+    def _read_decoder_sizes(self, config: Config, encoder: ModelOptions, *, one_table: bool) -> dict[str, int]:
+        """The sizes of the decoder; those of the encoder where the config has no others."""
+        sizes: dict[str, int] = {}
         for option in ("slices", "hidden", "heads", "states"):
-            name = self.decoder_keys.get(option)
-            value = None if name is None or (option == "states" and one_table) else config.get(name)
-            found[option] = (
-                getattr(encoder_options, option) if value is None else check_int(f"{name} of the config", value)
-            )
-        if found["heads"] != encoder_options.heads:
-            what = f"{self.decoder_keys['heads']} of the config"
-            raise BNetError(
-                what, expected=f"{encoder_options.heads}, as many heads as the encoder's", actual=found["heads"]
-            )
-        return found
+            key = self.decoder_keys.get(option)
+            value = None if key is None or (option == "states" and one_table) else config.get(key)
+            sizes[option] = getattr(encoder, option) if value is None else check_int(f"{key} of the config", value)
+        if sizes["heads"] != encoder.heads:
+            expected = f"{encoder.heads}, as many heads as the encoder's"
+            subject = f"{self.decoder_keys['heads']} of the config"
+            raise BNetError(subject, expected=expected, actual=sizes["heads"])
+        return sizes
 
-    def _is_enabled(self, config: Mapping[str, Any], option: str) -> bool:
+    def _is_enabled(self, config: Config, option: str) -> bool:
+        """Whether a config sets an option that the family may not have."""
         return option in self.config_keys and bool(self.read_setting(config, option))
 
 
 def resolve_stacks(
     family: EncoderDecoderFamily, options: EncoderDecoderOptions, weights: StateDict
 ) -> EncoderDecoderOptions:
-    """Which tables are one, as the weights say too; whether the logits have a bias; and that sinusoids are such."""
+    """The options, with what the weights decide: which tables are tied, and whether the logits have a bias.
+
+    A table of sinusoids in the weights is checked, since the net computes its positions itself.
+    """
     if family.positions == "sinusoidal":
         for stack in ("enc", "dec"):
             _check_sinusoids(family, options.dim, weights, f"{stack}_sinusoids")
     keys, present = _find_table_keys(family, options, weights), index_keys(family, weights)
-    biases = {canonical_key(family, key) for key in locate_bias(family.locate("logits"))[0]}
-    tables = {family.get_weight_key(part): key for part, key in keys.items() if family.get_weight_key(part) != key}
+    biases = {canonicalize_key(family, key) for key in locate_bias(family.locate("logits"))[0]}
+    tied_keys = {family.get_weight_key(part): key for part, key in keys.items()}
     enc, dec, logits = (keys.get(part) for part in ("enc_embed", "dec_embed", "logits"))
     return replace(
         options,
         one_table=options.one_table and are_tensors_equal(family, weights, enc, dec),
         tied=options.tied and are_tensors_equal(family, weights, dec, logits),
         logits_bias=family.logits_bias and not biases.isdisjoint(present),
-        tied_keys=tables,
+        tied_keys={key: source for key, source in tied_keys.items() if key != source},
     )
 
 
-def _find_table_keys(
-    family: EncoderDecoderFamily, options: EncoderDecoderOptions, weights: StateDict
-) -> dict[str, str]:
-    """The key of the table that each part reads; none for a part whose table is missing.
+def _find_table_keys(family: ModelFamily, options: EncoderDecoderOptions, weights: StateDict) -> dict[str, str]:
+    """The key of the table that each part reads, by part; a part whose table is missing has none.
 
-    A part reads its own table. `transformers` ties a table that a file lacks to `shared`, which no stack reads itself,
-    and where that is missing too, to one of the tables that are tied with it: which one is clear where they are equal.
+    A part reads its own table if the weights have it. `transformers` ties a missing table to `shared`, which no stack
+    reads by itself, and if that is missing too, to another of the tied tables; it is clear which one if all are equal.
     """
     present = index_keys(family, weights)
     tied = ("dec_embed", "logits") if options.separate_vocabularies else ("embed", "enc_embed", "dec_embed", "logits")
-    held = [key for part in tied if options.tied and (key := family.get_weight_key(part)) in present]
-    found = {}
+    sources = [key for part in tied if options.tied and (key := family.get_weight_key(part)) in present]
+    tables = {}
     for part in ("enc_embed", "dec_embed", *(["logits"] if options.readout == "word" else [])):
-        own = family.get_weight_key(part)
-        if own in present:
-            found[part] = own
-        elif part in tied and held:
+        key = family.get_weight_key(part)
+        if key in present:
+            tables[part] = key
+        elif part in tied and sources:
             shared = family.get_weight_key("embed")
-            if held[0] != shared and not all(are_tensors_equal(family, weights, held[0], key) for key in held):
-                wanted = f"{own}, or one table in place of it and of {shared}"
-                raise FileError(weights.origin, expected=wanted, actual=f"{', '.join(held)}, which differ")
-            found[part] = held[0]
-    return found
+            if sources[0] != shared and not all(are_tensors_equal(family, weights, sources[0], k) for k in sources):
+                expected = f"{key}, or one table in place of it and of {shared}"
+                raise FileError(weights.origin, expected=expected, actual=f"{', '.join(sources)}, which differ")
+            tables[part] = sources[0]
+    return tables
 
 
 def _check_sinusoids(family: EncoderDecoderFamily, dim: int, weights: StateDict, part: str) -> None:
-    """Refuse a table of positions, where the weights hold one, that is not of sinusoids to its own precision."""
+    """Refuse a table of positions in the weights that differs from sinusoids by more than its rounding."""
     present, key = index_keys(family, weights), family.get_weight_key(part) if part in family.modules else ""
     if key not in present:
         return
     table = weights.get_tensor(present[key])
-    made = _make_sinusoid(dim).value(EvalContext(word=torch.arange(len(table)), dtype=torch.float64))
-    close = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
-    if table.shape != made.shape or not torch.allclose(table.double(), made.to(table.device), rtol=0, atol=close):
+    expected = _make_sinusoid(dim).value(EvalContext(word=torch.arange(len(table)), dtype=torch.float64))
+    atol = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
+    is_close = table.shape == expected.shape and torch.allclose(table.double(), expected.to(table.device), 0, atol)
+    if not is_close:
         raise FileError(f"{weights.origin}: {family.locate(part).key}", expected="sinusoids", actual="other positions")
 
 
@@ -370,63 +370,60 @@ def options_to_encoder_decoder(
     vocabulary: tuple[str, ...] | None,
     extras: Collection[str] = (),
 ) -> Declaration:
-    """The declaration of an encoder and a decoder that reads its last state."""
-    shared = options.one_table or has_tied_readout(options)
+    """The declaration of an encoder, and of a decoder that attends to its last state; `extras` are ignored."""
+    has_table = options.one_table or has_tied_readout(options)
     states = {"enc": options.states, "dec": options.decoder_sizes["states"]}
     stacks = []
     for name in ("enc", "dec"):
-        relative = None if options.buckets is None else Buckets(*options.buckets, two_sided=name == "enc")
-        hidden = options.hidden if name == "enc" else options.decoder_sizes["hidden"]
-        net = make_builder(family, options, hidden, gated=options.gated, score=family.score, relative_bias=relative)
-        reaches = [Reach("every")] if name == "enc" else [options.reach, Reach("every")]
-        tied = options.one_table or (shared and name == "dec")
-        observed = _build_decoder_readout(options, net) if name == "dec" and options.readout == "word" else []
-        named = len(vocabulary or ()) == states[name] and not (name == "dec" and options.separate_vocabularies)
-        stacks.append(
-            Stack(
-                net.build_slice(*reaches),
-                _build_stack_embedding(family, options, net, states[name], tied=tied),
-                [*net.build_final_norm(), *observed],
-                slices=options.slices if name == "enc" else options.decoder_sizes["slices"],
-                name=name,
-                vocabulary=vocabulary if named else None,
-            )
+        is_encoder = name == "enc"
+        bias = None if options.buckets is None else Buckets(*options.buckets, two_sided=is_encoder)
+        hidden = options.hidden if is_encoder else options.decoder_sizes["hidden"]
+        builder = make_builder(family, options, hidden, gated=options.gated, score=family.score, relative_bias=bias)
+        reaches = [Reach("every")] if is_encoder else [options.reach, Reach("every")]
+        tied = options.one_table or (has_table and not is_encoder)
+        readout = [] if is_encoder or options.readout != "word" else _build_decoder_readout(options, builder)
+        is_named = len(vocabulary or ()) == states[name] and (is_encoder or not options.separate_vocabularies)
+        stack = Stack(
+            builder.build_slice(*reaches),
+            _build_stack_embedding(family, options, builder, states[name], tied=tied),
+            [*builder.build_final_norm(), *readout],
+            slices=options.slices if is_encoder else options.decoder_sizes["slices"],
+            name=name,
+            vocabulary=vocabulary if is_named else None,
         )
-    table = [Node(TABLE, Weight((states["dec"], options.dim)))] if shared else []
-    return Declaration(stacks, table, net.plates, name=family.name)
+        stacks.append(stack)
+    table = [Node(TABLE, Weight((states["dec"], options.dim)))] if has_table else []
+    return Declaration(stacks, table, builder.plates, name=family.name)
 
 
 def _build_stack_embedding(
     family: EncoderDecoderFamily, options: EncoderDecoderOptions, builder: BlockBuilder, states: int, *, tied: bool
 ) -> list[Node]:
-    """The first state of a stack: embedding and position, and their norm where the family has one; and the bias."""
+    """The nodes of the first state of a stack: embedding, position, their norm; and of the relative bias."""
     table = Embed(options.dim, scale=options.embed_scale, tied=tied)
-    read = [TABLE, "token"] if tied else ["token"]
+    parents = [TABLE, "token"] if tied else ["token"]
     nodes = [Node("token", Given(states=states), plates=WORD)]
     if builder.relative_bias is not None:
         nodes.append(Node("b", Weight((builder.relative_bias.width,)), plates=["head"]))
     if family.positions is None:
-        return [*nodes, Node("x", table, read, WORD)]
-    learned = family.positions == "learned"
-    position = Positions(options.num_positions, options.dim) if learned else _make_sinusoid(options.dim)
-    last = "add" if family.has_embed_norm else "x"
-    nodes += [
-        Node("embed", table, read, WORD),
-        Node("position", position, plates=WORD),
-        Node(last, Add(), ["embed", "position"], WORD),
-    ]
+        return [*nodes, Node("x", table, parents, WORD)]
+    is_learned = family.positions == "learned"
+    position = Positions(options.num_positions, options.dim) if is_learned else _make_sinusoid(options.dim)
+    sum_role = "add" if family.has_embed_norm else "x"
+    nodes += [Node("embed", table, parents, WORD), Node("position", position, plates=WORD)]
+    nodes.append(Node(sum_role, Add(), ["embed", "position"], WORD))
     return [*nodes, Node("x", builder.norm_tpm, ["add"], WORD)] if family.has_embed_norm else nodes
 
 
 def _make_sinusoid(dim: int) -> Sinusoid:
-    """Sines in the first half of the features, cosines in the second."""
+    """The TPM of sinusoidal positions: sines in the first half of the features, cosines in the second."""
     return Sinusoid(dim, halves=True, rounded=True)
 
 
 def _build_decoder_readout(options: EncoderDecoderOptions, builder: BlockBuilder) -> list[Node]:
-    """The output at each place of the decoder."""
+    """The nodes of the decoder's output at each position."""
     nodes, source = [], builder.output_role
     if options.logits_scale != 1:
         nodes, source = [Node("scaled", Scale(options.logits_scale), [builder.output_role], WORD)], "scaled"
-    states, biased = options.decoder_sizes["states"], options.logits_bias
-    return nodes + build_word_readout(states, source, tied=has_tied_readout(options), has_bias=biased)
+    states, has_bias = options.decoder_sizes["states"], options.logits_bias
+    return nodes + build_word_readout(states, source, tied=has_tied_readout(options), has_bias=has_bias)

@@ -1,11 +1,10 @@
-"""What a family of pretrained models says of itself: where its config has the sizes, where its weights lie; and what a
-config tells, labels, rotary positions, windows and patches among it."""
+"""Model families as data (`ModelFamily`: config keys, weight keys), and how they read a config as `ModelOptions`."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,16 +13,23 @@ from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Declaration
 from bnet_transformer.errors import BNetError, FileError, format_value
+from bnet_transformer.pretrained.config import (
+    MAX_SIZE,
+    Config,
+    check_single_label,
+    check_size,
+    config_to_labels,
+    config_to_patches,
+    config_to_reach,
+    config_to_rotary,
+    is_causal,
+)
 from bnet_transformer.tpm import Bias, Patches, Rotary
 
-MAX_SIZE = 2**22
-"""As large as a width or a vocabulary can be."""
 MAX_SLICES = 2**10
-MAX_WORDS = 2**32
-"""As many words as a model may read at once."""
-SIZE_OPTIONS = ("dim", "heads", "slices", "hidden", "states", "segments", "embedding")  # options that count something
-ROPE_TYPES = ("default", "linear", "llama3")
-DEFAULT_ROPE_THETA = 10000.0
+MAX_WORDS = 2**32  # of one sentence
+SIZE_OPTIONS = ("dim", "heads", "slices", "hidden", "states", "segments", "embedding")
+
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -38,7 +44,7 @@ ACTIVATIONS = {
     "sigmoid": "sigmoid",
     "linear": "identity",
 }
-READOUTS: dict[str, str | None] = {  # by the end of the name of a class; the first that fits
+READOUTS: dict[str, str | None] = {  # by the suffix of a class name; the first that fits
     "ForMaskedLM": "word",
     "LMHeadModel": "word",
     "DoubleHeadsModel": "word",
@@ -49,28 +55,27 @@ READOUTS: dict[str, str | None] = {  # by the end of the name of a class; the fi
     "ForImageClassification": "class",
     "Model": None,
 }
-READOUT_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # the part that makes each readout
-READOUT_ONLY_PARTS = (
-    "dense",
-    "transform_norm",
-    "logits",
-    "class_dense",
-    "classifier",
-    "tags",
-)  # parts that a bare model has not
-
+READOUT_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # readout -> its last part
+# Parts that a model without a readout lacks.
+READOUT_ONLY_PARTS = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")
+# Settings that would change the equations of any family, with the value that does not.
 UNSUPPORTED = {"per_layer_config": None}
-"""Settings that would change the equations of any family, with the value that does not."""
 
 
 @dataclass(frozen=True)
 class WeightLocation:
-    """Where a map or a table lies: the key of its module, and how it lies there.
+    """The location of a weight in a checkpoint: the key of its module, and its layout there.
 
-    `transposed`: `[in, out]`. `chunk`: it is one of several side by side, `(which, of how many)`, of all heads or
-    `is_interleaved` each head. `row_offset`: rows before the first that counts. `bias`: a key of its own for the bias, where it lies
-    elsewhere. `is_tensor_key`: the key is that of the tensor itself, not of a module. `leading_dims`: dims of size one before ours.
-    `is_conv`: its last dims are one of ours, as a convolution's are.
+    Args:
+        key: The key of the module; `{t}` is the slice.
+        transposed: Whether the matrix is `[in, out]`.
+        chunk: `(index, count)`: the weight is one of several that are concatenated, such as q of q, k, v.
+        is_interleaved: Whether the chunks alternate head by head, rather than each covering all heads.
+        row_offset: The number of unused rows before the first.
+        bias: The key of the bias where it is not that of the module, or its location.
+        is_tensor_key: Whether `key` is the key of the tensor itself.
+        leading_dims: The number of dims of size 1 before those of the net's parameter.
+        is_conv: Whether its last three dims (channels, rows, columns of a convolution) are one dim of the parameter.
     """
 
     key: str
@@ -86,22 +91,38 @@ class WeightLocation:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One family: the names of its config, the keys of its modules, and what sets it apart.
+    """A model family: the keys of its config, the keys of its weights, and how its architecture differs from others.
 
-    `config` maps each option of `ModelOptions` to the family's own name for it, with what a config means that leaves it out
-    where it may (`(name, meant)`; the name is None where no config tells it), `aliases` other names that a config may
-    have for these to them (the `attribute_map` of its config class), `modules` the parts of our declaration to where
-    they lie (`{t}` is the slice), `unsupported` the settings that change the equations, with the value that does not;
-    `in_transformer_lens` says that TransformerLens has it.
-    `key_mapping` maps pieces of keys, as files of before have them, to today's. `shared`: one weight node and one set of
-    parameters serve all slices. `has_normed_last_state`: the last of `hidden_states` is what leaves the final norm. `is_vision`:
-    its words are patches of an image. `norm_type` is that of its norms, `gated` its feed-forward map, `rotary` says that
-    positions turn its q and k, and `biased` which maps have a bias, or the setting of the config that tells.
-    `relative_bias`: a bias of all scores by distance, from one node for all slices. `can_decode`: where a config says
-    `is_decoder`, a word reads no later ones. `readouts`: what a model observes, by the end of the name of its class.
-
-    `declare`, in place of `options_to_declaration`, makes the declaration of `(family, options, vocabulary, extras)`;
-    `resolve_options` the options of `(family, options, weights)`, where the weights say more than the config.
+    Args:
+        name: The `model_type` of its configs.
+        prefix: The prefix of the keys of a model with a readout.
+        config: For each option, its key in the config, or `(key, default)`; a key of None means that no config has it.
+        modules: For each part of the declaration, its location among the weights; `{t}` is the slice.
+        norm: "post", "pre" or "parallel".
+        reach: "causal", or "every".
+        has_embed_norm: Whether the embeddings have a norm.
+        first_position: The index of the first position in the table of positions.
+        logits_bias: Whether the logits of words have a bias.
+        transform: The activation before the logits; None for that of the feed-forward map.
+        classifier: The part and the activation of the pooler before the classifier; empty for none.
+        unsupported: Settings that change the equations, with the value that does not.
+        buffers: Keys of the weights that no node needs.
+        in_transformer_lens: Whether TransformerLens has the family.
+        key_mapping: Regular expressions of legacy keys, with their replacements.
+        shared: Whether all slices share one set of weights.
+        has_normed_last_state: Whether the last of `hidden_states` comes after the final norm.
+        is_vision: Whether its words are patches of an image.
+        norm_type: "layer" or "rms".
+        gated: Whether the feed-forward map is gated.
+        rotary: Whether q and k have rotary positions.
+        biased: For each kind of map, whether it has a bias, or the key of the config that says so.
+        relative_bias: A bias of all scores by distance, one node for all slices.
+        can_decode: Whether `is_decoder` in a config makes attention causal.
+        aliases: Other keys that a config may have, with the family's own (`attribute_map` of its config class).
+        readouts: The readout by the suffix of the model's class name.
+        declare: Makes the declaration of `(family, options, vocabulary, extras)`, in place of `options_to_declaration`.
+        resolve_options: Makes the options of `(family, options, weights)`, where the weights decide what the config
+            leaves open.
     """
 
     name: str
@@ -135,52 +156,52 @@ class ModelFamily:
 
     @cached_property
     def config_keys(self) -> dict[str, str]:
-        """The config's name for each option that it tells."""
-        found = {option: told if isinstance(told, str) else told[0] for option, told in self.config.items()}
-        return {option: name for option, name in found.items() if name is not None}
+        """The key of each option in a config, without options that no config has."""
+        keys = {option: value if isinstance(value, str) else value[0] for option, value in self.config.items()}
+        return {option: key for option, key in keys.items() if key is not None}
 
     @cached_property
     def config_defaults(self) -> dict[str, object]:
-        """What a config means that leaves an option out."""
-        return {option: told[1] for option, told in self.config.items() if not isinstance(told, str)}
+        """The default of each option that a config may omit."""
+        return {option: value[1] for option, value in self.config.items() if not isinstance(value, str)}
 
     def locate(self, part: str) -> WeightLocation:
-        """Where a part lies."""
-        found = self.modules[part]
-        return found if isinstance(found, WeightLocation) else WeightLocation(found)
+        """The location of the weight of a part."""
+        location = self.modules[part]
+        return location if isinstance(location, WeightLocation) else WeightLocation(location)
 
     def get_weight_key(self, part: str) -> str:
         """The key of the weight of a part."""
         return f"{self.locate(part).key}.weight"
 
-    def canonicalize_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A config with the family's own name for each setting; where an alias is there too, it goes first.
+    def canonicalize_config(self, config: Config) -> Config:
+        """A config without aliases; an alias takes precedence over the family's own key, as in `transformers`."""
+        canonical = {key: value for key, value in config.items() if key not in self.aliases}
+        return canonical | {key: config[alias] for alias, key in self.aliases.items() if alias in config}
 
-        A config that `transformers` has read has no other names.
+    def config_to_options(self, config: Config, architecture: str | None, readout: str | None) -> ModelOptions:
+        """The options of a model.
+
+        Args:
+            config: The config.
+            architecture: The name of the model's class.
+            readout: "auto" for that of the architecture, None for none.
+
+        Raises:
+            BNetError: Where a setting is not supported, missing, or out of range.
         """
-        own = {name: value for name, value in config.items() if name not in self.aliases}
-        return own | {name: config[alias] for alias, name in self.aliases.items() if alias in config}
-
-    def config_to_options(
-        self, config: Mapping[str, Any], architecture: str | None, readout: str | None
-    ) -> ModelOptions:
-        """What a config says, in our words."""
         config = self.canonicalize_config(config)
         for name, harmless in (UNSUPPORTED | dict(self.unsupported)).items():
             if config.get(name, harmless) != harmless:
-                got = f"{name}={config[name]!r}"
-                raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", actual=got)
-        dim, heads, activation = (
-            self.read_size(config, "dim"),
-            self.read_size(config, "heads"),
-            self.read_setting(config, "activation"),
-        )
-        key_dim = self.read_optional_size(config, "key_dim")
+                actual = f"{name}={config[name]!r}"
+                raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", actual=actual)
+        dim, heads = self.read_size(config, "dim"), self.read_size(config, "heads")
+        activation, key_dim = self.read_setting(config, "activation"), self.read_optional_size(config, "key_dim")
         if dim % heads and key_dim is None:
             raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", actual=heads)
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            got, allowed = activation, ", ".join(ACTIVATIONS)
-            raise BNetError(f"config of {self.name}", expected="a known activation", actual=got, allowed=allowed)
+            allowed = ", ".join(ACTIVATIONS)
+            raise BNetError(f"config of {self.name}", expected="a known activation", actual=activation, allowed=allowed)
         hidden = self.read_setting(config, "hidden")
         check_choice("readout", readout, ("auto", None))
         observed = None if readout is None else self._infer_readout(architecture)
@@ -211,34 +232,31 @@ class ModelFamily:
             rotary=self._build_rotary(config, key_dim or dim // heads) if self.rotary else None,
         )
 
-    def read_size(self, config: Mapping[str, Any], option: str) -> int:
-        """A whole number of a config, no larger than any model has it: loops go over it before weights are seen."""
-        most = MAX_SLICES if option == "slices" else MAX_SIZE
-        return check_size(f"{self.config_keys[option]} of the config", self.read_setting(config, option), most)
+    def read_size(self, config: Config, option: str) -> int:
+        """A size of a config, bounded: loops run over it before any weight is read."""
+        maximum = MAX_SLICES if option == "slices" else MAX_SIZE
+        return check_size(f"{self.config_keys[option]} of the config", self.read_setting(config, option), maximum)
 
-    def read_optional_size(self, config: Mapping[str, Any], option: str) -> int | None:
-        """A whole number of a config that may tell none."""
-        found = self.read_setting(config, option) if option in self.config_keys else None
-        return None if found is None else check_size(f"{self.config_keys[option]} of the config", found, MAX_WORDS)
+    def read_optional_size(self, config: Config, option: str) -> int | None:
+        """A size that a config may omit or set to None."""
+        size = self.read_setting(config, option) if option in self.config_keys else None
+        return None if size is None else check_size(f"{self.config_keys[option]} of the config", size, MAX_WORDS)
 
-    def read_setting(self, config: Mapping[str, Any], option: str) -> Any:
-        """What a config says of an option, or means by leaving it out."""
-        name, meant = self.config_keys.get(option), self.config_defaults.get(option)
-        found = meant if name is None else config.get(name, meant)
-        if found is None and option not in self.config_defaults:
-            raise BNetError(f"config of {self.name}", expected=f"a value for {name or option!r}", actual="none")
-        return found
+    def read_setting(self, config: Config, option: str) -> Any:
+        """The value of an option in a config, or its default."""
+        key, default = self.config_keys.get(option), self.config_defaults.get(option)
+        value = default if key is None else config.get(key, default)
+        if value is None and option not in self.config_defaults:
+            raise BNetError(f"config of {self.name}", expected=f"a value for {key or option!r}", actual="none")
+        return value
 
-    def _count_positions(self, config: Mapping[str, Any]) -> int:
-        """For how many words there are learned positions; 0 where positions are none or need no table."""
-        return (
-            0
-            if self.rotary or "length" not in self.config_keys
-            else self.read_size(config, "length") - self.first_position
-        )
+    def _count_positions(self, config: Config) -> int:
+        """The number of rows of the table of learned positions; 0 without one."""
+        has_table = "length" in self.config_keys and not self.rotary
+        return self.read_size(config, "length") - self.first_position if has_table else 0
 
-    def _infer_reach(self, config: Mapping[str, Any]) -> Reach:
-        """Which words a word reads."""
+    def _infer_reach(self, config: Config) -> Reach:
+        """The words that a word attends to."""
         if self.reach != "causal" and not (self.can_decode and config.get("is_decoder", False)):
             return Reach("every")
         slides = "slides" not in self.config_keys or self.read_setting(config, "slides")
@@ -251,35 +269,31 @@ class ModelFamily:
             return reach
         return Reach("window", reach.width + 1) if reach.kind == "recent" else Reach("every")
 
-    def _count_groups(self, config: Mapping[str, Any], heads: int) -> int | None:
-        """How many groups of heads share keys and values; None where each head has its own."""
+    def _count_groups(self, config: Config, heads: int) -> int | None:
+        """The number of groups of heads that share keys and values (GQA); None where each head has its own."""
         groups = self.read_optional_size(config, "groups")
         if groups is not None and heads % groups:
-            what = f"{self.config_keys['groups']} of the config"
-            raise BNetError(what, expected=f"a divisor of the {heads} heads", actual=groups)
+            subject = f"{self.config_keys['groups']} of the config"
+            raise BNetError(subject, expected=f"a divisor of the {heads} heads", actual=groups)
         return None if groups == heads else groups
 
-    def _has_bias(self, config: Mapping[str, Any], part: str) -> bool:
-        """True where the maps of a part add a bias."""
-        told = self.biased[part]
-        return told if isinstance(told, bool) else bool(config.get(told, self.config_defaults.get(told, False)))
+    def _has_bias(self, config: Config, part: str) -> bool:
+        """Whether the maps of a part have a bias."""
+        key = self.biased[part]
+        return key if isinstance(key, bool) else bool(config.get(key, self.config_defaults.get(key, False)))
 
-    def _build_rotary(self, config: Mapping[str, Any], width: int) -> Rotary:
-        """The turns of heads of a width."""
-        part = self.read_setting(config, "rotary_part") if "rotary_part" in self.config_keys else None
-        base = config.get(self.config_keys["rotary_base"])
-        turning = self.read_optional_size(config, "rotary_width") or width
-        return config_to_rotary(config, (width, turning), part, base, self.read_optional_size(config, "length"))
+    def _build_rotary(self, config: Config, width: int) -> Rotary:
+        """The rotary positions of heads of a width."""
+        factor = self.read_setting(config, "rotary_part") if "rotary_part" in self.config_keys else None
+        theta = config.get(self.config_keys["rotary_base"])
+        widths = width, self.read_optional_size(config, "rotary_width") or width
+        return config_to_rotary(config, widths, factor, theta, self.read_optional_size(config, "length"))
 
     def _infer_readout(self, architecture: str | None) -> str | None:
-        """What a model of an architecture observes, from the end of its name."""
+        """The readout of an architecture, from the suffix of its name."""
         if architecture is None:
             return None
-        known = [
-            end
-            for end, readout in self.readouts.items()
-            if readout is None or READOUT_PARTS.get(readout) in self.modules
-        ]
+        known = [end for end, kind in self.readouts.items() if kind is None or READOUT_PARTS.get(kind) in self.modules]
         end = next((end for end in self.readouts if architecture.endswith(end)), None)
         if end not in known:
             allowed = f"models whose names end in {', '.join(known)}; readout=None reads the states alone"
@@ -289,7 +303,7 @@ class ModelFamily:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model's sizes and habits in our words."""
+    """The sizes and settings of a model under the names of this package."""
 
     dim: int
     heads: int
@@ -304,26 +318,31 @@ class ModelOptions:
     tied: bool
     readout: str | None
     labels: tuple[str, ...]
-    embedding_dim: int  # the width of the words before they are mapped to the states'
+    embedding_dim: int  # of the words, before a map to `dim`
     image: Patches | None = None
     norm: str = "post"
     key_dim: int | None = None
     groups: int | None = None
     unbiased: frozenset[str] = frozenset()
     rotary: Rotary | None = None
-    start: int | None = None  # the token with which the words of a decoder start
-    tied_keys: Mapping[str, str] = field(default_factory=dict)  # keys that weights lack, and those read in their place
+    start: int | None = None  # the id of a decoder's start token
+    tied_keys: Mapping[str, str] = field(default_factory=dict)  # missing key -> the key that is read in its place
 
 
-# what a config tells
+def load_config(family: ModelFamily, raw_config: Config, origin: str) -> Config:
+    """The settings that `transformers` reads from a config.json, with its defaults.
 
+    Args:
+        family: The family.
+        raw_config: The JSON object.
+        origin: The source in messages.
 
-def load_config(family: ModelFamily, raw_config: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """The settings that `transformers` makes of a config.json; those themselves where it is not installed or does not
-    know the model type."""
+    Returns:
+        The settings; `raw_config` itself where `transformers` is not installed or does not know the model type.
+    """
     _check_config_sizes(family, raw_config)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports, and of names that are deprecated
+        warnings.simplefilter("ignore")  # about its imports and deprecated names
         try:
             from transformers import CONFIG_MAPPING
 
@@ -332,134 +351,17 @@ def load_config(family: ModelFamily, raw_config: Mapping[str, Any], origin: str)
             return raw_config
         try:
             config: dict[str, Any] = config_class.from_dict(copy.deepcopy(dict(raw_config))).to_dict()
-        except Exception as error:  # of many kinds, for each class checks its settings in its own way
-            got = format_value(" ".join(str(error).split()) or type(error).__name__)  # in one line
-            raise FileError(f"config of {origin}", expected="settings that transformers reads", actual=got) from error
+        except Exception as error:  # of any kind: each config class checks its settings differently
+            actual, expected = " ".join(str(error).split()) or type(error).__name__, "settings that transformers reads"
+            raise FileError(f"config of {origin}", expected=expected, actual=format_value(actual)) from error
     return config
 
 
-def _check_config_sizes(family: ModelFamily, raw_config: Mapping[str, Any]) -> None:
-    """Refuse counts that no model has before a config class makes a list of such a length."""
+def _check_config_sizes(family: ModelFamily, raw_config: Config) -> None:
+    """Refuse sizes out of range, before a config class builds a list of such a length."""
     for option in SIZE_OPTIONS:
-        own = family.config_keys.get(option)
-        for name in (own, *(alias for alias, name in family.aliases.items() if name == own)):
+        key = family.config_keys.get(option)
+        for name in (key, *(alias for alias, name in family.aliases.items() if name == key)):
             if name is not None and raw_config.get(name) is not None:
                 check_size(f"{name} of the config", raw_config[name], MAX_SLICES if option == "slices" else MAX_SIZE)
     config_to_labels(raw_config)
-
-
-def check_size(subject: str, value: object, maximum: int) -> int:
-    """A whole number from 1 up to the most that it can be."""
-    integer = check_int(subject, value)
-    if integer > maximum:
-        raise BNetError(subject, expected=f"a whole number of at most {maximum}", actual=value)
-    return integer
-
-
-def config_to_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, which a config tells by number, or how many they are; two where it tells neither."""
-    count = config.get("num_labels")
-    count = 2 if count is None else check_size("num_labels of the config", count, MAX_SIZE)
-    found = config.get("id2label") or {k: f"LABEL_{k}" for k in range(count)}
-    if not isinstance(found, Mapping):
-        raise BNetError("id2label of the config", expected="a mapping from numbers to labels", actual=found)
-    numbered = all(str(k).isdecimal() and len(str(k)) < 10 for k in found)
-    by_number = {int(k): str(label) for k, label in found.items()} if numbered else {}
-    if not by_number or sorted(by_number) != list(range(len(found))):
-        raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", actual=found)
-    return tuple(by_number[k] for k in range(len(by_number)))
-
-
-def check_single_label(config: Mapping[str, Any], labels: tuple[str, ...]) -> None:
-    """Refuse a readout of the sentence that is no choice of one class."""
-    kind = config.get("problem_type")
-    if kind in (None, "single_label_classification") and len(labels) > 1:
-        return
-    got = f"problem_type={kind!r}" if kind else "num_labels=1, which is regression"
-    allowed = "readout=None reads the states alone"
-    wanted = "one class of several (a regression tells no sigma, and labels that do not exclude each other no classes)"
-    raise BNetError("readout of the sentence", expected=wanted, actual=got, allowed=allowed)
-
-
-# rotary positions, windows, patches
-
-
-def config_to_rotary(
-    config: Mapping[str, Any], widths: tuple[int, int], partial_factor: object, theta: object, max_words: int | None
-) -> Rotary:
-    """The rotary positions of heads, of which `widths` tells how wide they are and how wide the turns take them to be.
-
-    `theta`, and the `partial_factor` of the features that turns, are what the config tells beside its `rope_parameters`, which go
-    first; all features turn where a family knows no part. `max_words` is how many words the model may read.
-    """
-    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(told, Mapping) or any(isinstance(value, Mapping) for value in told.values()):
-        raise BNetError("rope_parameters of the config", expected="those of all slices, a mapping", actual=told)
-    kind = told.get("rope_type", told.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise BNetError("rope_type of the config", expected="a known one", actual=kind, allowed=", ".join(ROPE_TYPES))
-    share = check_float(
-        "partial_rotary_factor of the config", told.get("partial_rotary_factor", partial_factor or 1), above=0
-    )
-    if share > 1 or (partial_factor is None and share < 1):
-        wanted = "1: all features turn" if partial_factor is None else "at most 1"
-        raise BNetError("partial_rotary_factor of the config", expected=wanted, actual=share)
-    turned = int(widths[1] * share)
-    of_heads = None if turned == widths[0] else turned
-    theta = check_float("rope_theta of the config", told.get("rope_theta") or theta or DEFAULT_ROPE_THETA, above=0)
-    if kind == "default":
-        return Rotary(theta, of_heads)
-    factor = check_float("factor of the rope_parameters", told.get("factor"), above=0)
-    known = (
-        {"original_max_position_embeddings": max_words} | dict(told) | dict(config)
-    )  # what stands outside goes first
-    if kind != "llama3":
-        return Rotary(theta, of_heads, factor)
-    names = ("low_freq_factor", "high_freq_factor")
-    low, high = (check_float(f"{name} of the rope_parameters", known.get(name), above=0) for name in names)
-    first = "original_max_position_embeddings"  # how long the sentences were that a model was first trained on
-    bands = low, high, check_int(f"{first} of the rope_parameters", known.get(first))
-    return Rotary(theta, of_heads, factor, bands)
-
-
-def is_causal(config: Mapping[str, Any]) -> bool:
-    """False where a config lets the words of a decoder read later ones too."""
-    return bool(config.get("is_causal", True))
-
-
-def config_to_reach(layer_types: Sequence[str] | None, window: int | None, first_sliding: int, slices: int) -> Reach:
-    """Which words a word of a causal stack reads: all those before it, or those of a window alone.
-
-    Slices from `first_sliding` on have the window, unless the config tells the types of its slices; they are of one type.
-    """
-    if layer_types is not None and not (
-        isinstance(layer_types, list | tuple) and all(isinstance(each, str) for each in layer_types)
-    ):
-        raise BNetError("layer_types of the config", expected="a list of the types of its slices", actual=layer_types)
-    slides = [window is not None and t >= first_sliding for t in range(slices)]
-    layer_types = layer_types or ["sliding_attention" if each else "full_attention" for each in slides]
-    if len(set(layer_types)) > 1 or layer_types[0] not in ("sliding_attention", "full_attention"):
-        got, allowed = (
-            ", ".join(map(str, layer_types)),
-            "full_attention in every slice, sliding_attention in every slice",
-        )
-        raise BNetError("layer_types of the config", expected="slices that all read alike", actual=got, allowed=allowed)
-    if window is None or layer_types[0] == "full_attention":
-        return Reach("causal")
-    return Reach("recent", window - 1)
-
-
-def config_to_patches(config: Mapping[str, Any]) -> Patches:
-    """How a config cuts an image; a size is one number or `[rows, columns]`."""
-    rows, columns = _read_size_pair(config, "image_size", 224)
-    high, wide = _read_size_pair(config, "patch_size", 16)
-    channels = check_int("num_channels of the config", config.get("num_channels", 3))
-    return Patches(channels, rows, columns, high, wide)
-
-
-def _read_size_pair(config: Mapping[str, Any], name: str, default: int) -> tuple[int, int]:
-    found = config.get(name, default)
-    pair = list(found) if isinstance(found, list | tuple) else [found, found]
-    if len(pair) != 2:
-        raise BNetError(f"{name} of the config", expected="a number, or one for rows and one for columns", actual=found)
-    return check_int(f"{name} of the config", pair[0]), check_int(f"{name} of the config", pair[1])

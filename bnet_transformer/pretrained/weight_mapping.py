@@ -1,7 +1,7 @@
-"""The one map from the keys of a pretrained model's weights to our parameters, every shape checked.
+"""The mapping from the keys of a pretrained model's weights to the parameters of a net, and device maps.
 
-Nothing is copied: our parameters are views of theirs. A map of all heads, `[heads * width, dim]`, is seen as
-`[heads, width, dim]`; `W_o`, `[dim, heads * width]`, as `[heads, dim, width]`; heads in groups stand in two dims.
+Nothing is copied: the parameters are views of the weights. A map of all heads, `[heads * width, dim]`, becomes
+`[heads, width, dim]`; `W_o`, `[dim, heads * width]`, becomes `[heads, dim, width]`; grouped heads have two dims.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -23,16 +23,20 @@ from bnet_transformer.pretrained.family import READOUT_ONLY_PARTS, ModelFamily, 
 
 TABLE = "W_embed"
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-LEGACY_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # what layer norms called theirs in files of 2018
+LEGACY_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of layer norms in files of 2018
 DEVICE_MAP_FORMS = 'a device ("cuda:0"), "auto", or {"": 0}, {"bert.embeddings": "cpu", "bert.encoder.layer.0": 0, ...}'
-PARAMETERLESS_MODULES = re.compile(
-    r"\w*drop(out)?|rotary_emb|\w*act(ivation)?(_fn)?|\w*loss_fct"
-)  # what has no weights, in any map
+PARAMETERLESS_MODULES = re.compile(r"\w*drop(out)?|rotary_emb|\w*act(ivation)?(_fn)?|\w*loss_fct")
 
 
 @dataclass(frozen=True)
 class StateDict:
-    """Tensors by their keys, read one by one; `origin` is how a message calls them."""
+    """The tensors of a model by key, read one by one.
+
+    Args:
+        origin: The source in messages.
+        keys: The keys.
+        get_tensor: Returns the tensor of a key.
+    """
 
     origin: str
     keys: tuple[str, ...]
@@ -41,8 +45,17 @@ class StateDict:
 
 @dataclass(frozen=True)
 class ParameterMapping:
-    """One of our parameters: its name and shape, and the keys of theirs, each of its part, the first before the others,
-    with how it lies there. The sizes of a `kernel_shape` are together the last of ours."""
+    """Which tensor of the weights a parameter of a net is a view of, and which view.
+
+    Args:
+        name: The name of the parameter.
+        parts: The part of each key.
+        shape: The shape of the parameter.
+        keys: The keys under which the weights may hold it, in order of precedence.
+        location: The layout of the tensor.
+        head_axis: The axis of a map that holds the heads: "in" (the rows of W_q), "out" (the columns of W_o), or None.
+        kernel_shape: The channels, rows and columns of a convolution, which are the last dim of the parameter.
+    """
 
     name: str
     parts: tuple[str, ...]
@@ -54,7 +67,7 @@ class ParameterMapping:
 
     @property
     def source_shape(self) -> tuple[int, ...]:
-        """The shape that their tensor must have."""
+        """The shape of the tensor in the weights: the inverse of `view`."""
         shape = self.shape
         if self.head_axis == "in":
             shape = (self.num_heads * self.head_shape[0], *self.head_shape[1:])
@@ -66,25 +79,25 @@ class ParameterMapping:
 
     @property
     def head_shape(self) -> tuple[int, ...]:
-        """The shape of what one head has: of its matrix, or of its bias."""
+        """The shape of one head's matrix or bias."""
         return self.shape[-2:] if self.name.endswith(".value") else self.shape[-1:]
 
     @property
     def num_heads(self) -> int:
-        """How many heads there are, of all groups together."""
+        """The number of heads, of all groups together."""
         return math.prod(self.shape[: len(self.shape) - len(self.head_shape)])
 
     def view(self, tensor: Tensor) -> Tensor:
-        """Our view of their tensor."""
+        """The parameter, `[*shape]`, as a view of the tensor in the weights, `[*source_shape]`."""
         tensor = tensor.reshape(self.source_shape[self.location.leading_dims :])
         tensor = tensor.flatten(-len(self.kernel_shape)) if self.kernel_shape else tensor
         tensor = tensor.mT if self.location.transposed and tensor.dim() == 2 else tensor
         tensor = tensor[self.location.row_offset :]
-        which, count = self.location.chunk
-        if self.location.is_interleaved:
-            tensor = tensor.reshape(self.num_heads, count, *self.head_shape)[:, which]
-        elif count > 1:
-            tensor = tensor.chunk(count)[which]
+        chunk, count = self.location.chunk
+        if self.location.is_interleaved:  # [head, q k v, width]: GPT-NeoX
+            tensor = tensor.reshape(self.num_heads, count, *self.head_shape)[:, chunk]
+        elif count > 1:  # [q k v, head, width]: GPT-2
+            tensor = tensor.chunk(count)[chunk]
         if self.head_axis == "in":
             tensor = tensor.reshape(self.shape)
         if self.head_axis == "out":
@@ -94,170 +107,179 @@ class ParameterMapping:
 
 
 def map_parameters(network: Network, family: ModelFamily) -> Iterator[ParameterMapping]:
-    """Where each parameter of a net lies in the weights of its family; two entries may read one key."""
-    cut = next((m.tpm.image for m in network.specs if m.tpm.image is not None), None)  # the patches of an image
+    """The mapping of each parameter of a net; several parameters may be views of one tensor."""
+    patches = next((spec.tpm.image for spec in network.specs if spec.tpm.image is not None), None)
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
         stack, stem, slice_ = parse_owner(network, owner)
         last = "bias" if parameter.startswith("bias") else "weight"
-        part, heads = _find_part(stem, parameter, gated=f"{owner}.weight_gate" in network.shapes)
-        if stem == "x":  # the first state, or what the slice before makes (which is any, where slices share)
+        part, head_axis = _find_part(stem, parameter, gated=f"{owner}.weight_gate" in network.shapes)
+        if stem == "x":  # x_t is the output of the norm at the end of slice t - 1, x_0 of the embeddings
             part, slice_ = ("x_0", None) if slice_ == 0 else ("norm2", None if slice_ is None else slice_ - 1)
         parts = _list_table_parts(network, family) if stem == TABLE else [resolve_part(family, stack, part)]
-        where = family.locate(parts[0])
-        options = [f"{family.locate(each).key}.{last}" for each in parts]
+        location = family.locate(parts[0])
+        keys = [f"{family.locate(part).key}.{last}" for part in parts]
         if last == "bias":
-            options, where = locate_bias(where)
-            parts = [parts[0], *["logits"] * (len(options) - 1)]
-        elif where.is_tensor_key:
-            options = [where.key]
-        keys = tuple(key.replace("{t}", str(slice_)) for key in options)
-        kernel = (cut.channels, cut.high, cut.wide) if cut is not None and where.is_conv and last == "weight" else ()
-        yield ParameterMapping(name, tuple(parts), shape, keys, where, heads, kernel)
+            keys, location = locate_bias(location)
+            parts = [parts[0], *["logits"] * (len(keys) - 1)]
+        elif location.is_tensor_key:
+            keys = [location.key]
+        keys = [key.replace("{t}", str(slice_)) for key in keys]
+        kernel: tuple[int, ...] = ()
+        if patches is not None and location.is_conv and last == "weight":
+            kernel = patches.channels, patches.high, patches.wide
+        yield ParameterMapping(name, tuple(parts), shape, tuple(keys), location, head_axis, kernel)
 
 
 def parse_owner(network: Network, name: str) -> tuple[str, str, int | None]:
-    """The stack of a node's name, its role and its slice."""
+    """The stack, the role and the slice in the name of a node group."""
     stack = next((s.name for s in network.declaration.stacks if s.name and name.startswith(f"{s.name}_")), "")
-    found = re.fullmatch(r"(\w+?)(?:_(\d+))?", name[len(stack) + 1 :] if stack else name)
-    assert found is not None
-    return stack, found[1], None if found[2] is None else int(found[2])
+    match = re.fullmatch(r"(\w+?)(?:_(\d+))?", name[len(stack) + 1 :] if stack else name)
+    assert match is not None
+    return stack, match[1], None if match[2] is None else int(match[2])
 
 
 def _find_part(stem: str, parameter: str, *, gated: bool) -> tuple[str, str | None]:
-    """The part that holds a parameter of a role, and whether heads lie along what comes in or goes out."""
-    mapped, mixed = re.fullmatch(r"(?:W_)?((?:cross_)?[qkv])", stem), re.fullmatch(r"W_(cross_)?o", stem)
-    if mapped:
-        return mapped[1], "in"
-    if mixed:
-        return f"{mixed[1] or ''}mix", "out"
+    """The part that holds a parameter of a role, and the axis of its heads."""
+    qkv, output = re.fullmatch(r"(?:W_)?((?:cross_)?[qkv])", stem), re.fullmatch(r"W_(cross_)?o", stem)
+    if qkv:
+        return qkv[1], "in"
+    if output:
+        return f"{output[1] or ''}mix", "out"
     if stem == "ffn":
-        which = parameter.rpartition("_")[2]
-        return f"ffn_{which}_gated" if gated and which == "in" else f"ffn_{which}", None
+        side = parameter.rpartition("_")[2]
+        return f"ffn_{side}_gated" if gated and side == "in" else f"ffn_{side}", None
     return stem, None
 
 
 def resolve_part(family: ModelFamily, stack: str, part: str) -> str:
-    """A part of a stack as a family names it: its own, or that of any stack."""
+    """The name of a part in a family: that of the stack, or that of all stacks."""
     plain = {"x_0": "embed"}.get(part, part.removesuffix("_gated"))
     names = [f"{stack}_{part}", part, f"{stack}_{plain}", plain] if stack else [part, plain]
     return next((name for name in names if name in family.modules), plain)
 
 
 def _list_table_parts(network: Network, family: ModelFamily) -> list[str]:
-    """The parts of a table that several nodes read: that of all, and those of each."""
+    """The parts whose keys may hold the shared table of words."""
     graph = network.graph
-    readers = [graph.groups[bundle.child] for bundle in graph.edges if graph.groups[bundle.parent].role == TABLE]
-    own = [resolve_part(family, each.stack, "embed" if each.role == "x" else each.role) for each in readers]
-    words = {each.stack for each in readers if each.role in ("embed", "x")}
-    whole = ["embed"] if "embed" in family.modules and words == {s.name for s in network.declaration.stacks} else []
-    return list(dict.fromkeys([*own, *whole]))  # its own first: what is shared is what loading ties them to
+    children = [graph.groups[edge.child] for edge in graph.edges if graph.groups[edge.parent].role == TABLE]
+    parts = [resolve_part(family, group.stack, "embed" if group.role == "x" else group.role) for group in children]
+    stacks = {group.stack for group in children if group.role in ("embed", "x")}
+    # The key of a reader comes before the key of all stacks: to this one `transformers` ties the others when it loads.
+    if "embed" in family.modules and stacks == {s.name for s in network.declaration.stacks}:
+        parts.append("embed")
+    return list(dict.fromkeys(parts))
 
 
 def locate_bias(location: WeightLocation) -> tuple[list[str], WeightLocation]:
-    """The keys of the bias of a part, and how it lies there."""
+    """The keys of the bias of a part, and its location; a bias is a vector, so it is not transposed."""
     if isinstance(location.bias, WeightLocation):
         return [location.bias.key], location.bias
-    others = [] if location.bias is None else [location.bias]
-    return [f"{location.key}.bias", *others], WeightLocation(
-        location.key, chunk=location.chunk, row_offset=location.row_offset, is_interleaved=location.is_interleaved
-    )
+    keys = [f"{location.key}.bias", *([] if location.bias is None else [location.bias])]
+    return keys, replace(location, transposed=False, bias=None, is_tensor_key=False, leading_dims=0, is_conv=False)
 
 
 def weights_to_parameters(
     network: Network, family: ModelFamily, weights: StateDict, tied_keys: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our parameters, views of theirs, and the keys that no node reads, which must be of some readout.
+    """The parameters of a net, as views of the weights, and the keys that no node reads.
 
-    `tied_keys` names, for keys that the weights lack, those that are read in their place.
+    Args:
+        network: The net.
+        family: Its family.
+        weights: The weights.
+        tied_keys: For keys that the weights lack, those that are read in their place.
+
+    Raises:
+        FileError: Where a weight is missing or has another shape or type, or where an unused key is no readout's.
     """
-    place = index_keys(family, weights)
-    place |= {key: place[source] for key, source in tied_keys.items()}
-    read = set(tied_keys.values())
-    found = {}
-    for entry in map_parameters(network, family):
-        options = [canonical_key(family, key) for key in entry.keys]
-        key = next((key for key in options if key in place), None)
+    index = index_keys(family, weights)
+    index |= {key: index[source] for key, source in tied_keys.items()}
+    used = set(tied_keys.values())
+    parameters = {}
+    for mapping in map_parameters(network, family):
+        keys = [canonicalize_key(family, key) for key in mapping.keys]
+        key = next((index[key] for key in keys if key in index), None)
         if key is None:
-            wanted = f"a weight {entry.keys[0]!r} of shape {entry.source_shape}, for {entry.name}"
-            allowed = "readout=None reads the states alone" if entry.parts[0] in READOUT_ONLY_PARTS else None
-            raise FileError(weights.origin, expected=wanted, actual="none", allowed=allowed)
-        tensor = weights.get_tensor(place[key]).detach()
-        if tuple(tensor.shape) != entry.source_shape:
-            wanted = f"{place[key]} of shape {entry.source_shape}, for {entry.name}"
-            raise FileError(weights.origin, expected=wanted, actual=f"shape {tuple(tensor.shape)}")
+            expected = f"a weight {mapping.keys[0]!r} of shape {mapping.source_shape}, for {mapping.name}"
+            allowed = "readout=None reads the states alone" if mapping.parts[0] in READOUT_ONLY_PARTS else None
+            raise FileError(weights.origin, expected=expected, actual="none", allowed=allowed)
+        tensor = weights.get_tensor(key).detach()
+        if tuple(tensor.shape) != mapping.source_shape:
+            expected = f"{key} of shape {mapping.source_shape}, for {mapping.name}"
+            raise FileError(weights.origin, expected=expected, actual=f"shape {tuple(tensor.shape)}")
         if tensor.dtype not in FLOAT_DTYPES:
-            wanted = f"{place[key]} in one of {', '.join(map(str, FLOAT_DTYPES))}"
-            raise FileError(weights.origin, expected=wanted, actual=f"{tensor.dtype}")
-        found[entry.name] = entry.view(tensor)
-        read.update(options)
-    kinds = sorted({str(value.dtype) for value in found.values()})
-    if len(kinds) > 1:
-        allowed = "dtype=torch.float32 brings all to one"
-        raise FileError(
-            weights.origin, expected="weights of one floating type", actual=", ".join(kinds), allowed=allowed
-        )
-    return found, _check_unused_keys(family, weights, place, read)
+            expected = f"{key} in one of {', '.join(map(str, FLOAT_DTYPES))}"
+            raise FileError(weights.origin, expected=expected, actual=f"{tensor.dtype}")
+        parameters[mapping.name] = mapping.view(tensor)
+        used.update(keys)
+    dtypes = sorted({str(value.dtype) for value in parameters.values()})
+    if len(dtypes) > 1:
+        expected, allowed = "weights of one floating type", "dtype=torch.float32 brings all to one"
+        raise FileError(weights.origin, expected=expected, actual=", ".join(dtypes), allowed=allowed)
+    return parameters, _check_unused_keys(family, weights, index, used)
 
 
-def _check_unused_keys(
-    family: ModelFamily, weights: StateDict, canonical_keys: Mapping[str, str], used_keys: set[str]
-) -> list[str]:
-    """The keys that no node reads; none may be within the slices, nor of a module that is read."""
-    buffers = [re.escape(buffer).replace(r"\{t\}", r"\d+") for buffer in family.buffers]
-    left = {
-        n: key
-        for n, key in canonical_keys.items()
-        if n not in used_keys and not any(re.fullmatch(b, n) for b in buffers)
-    }
+def _check_unused_keys(family: ModelFamily, weights: StateDict, index: Mapping[str, str], used: set[str]) -> list[str]:
+    """The keys that no node reads; refuses those within the slices or of a module that is read.
+
+    Such a weight would change what the model computes, so the family is not the one that the weights belong to.
+    """
+    buffers = "|".join(re.escape(buffer).replace(r"\{t\}", r"\d+") for buffer in family.buffers)
+    unused = {n: key for n, key in index.items() if n not in used and not (buffers and re.fullmatch(buffers, n))}
     parts = [part for part in ("embed", "position", "q", "ffn_in", "enc_q", "dec_q") if part in family.modules]
-    inside = {family.locate(part).key.split(".")[0] for part in parts}
-    modules = {name.rpartition(".")[0] for name in used_keys if name.endswith((".weight", ".bias"))}
-    strange = [key for n, key in left.items() if n.split(".")[0] in inside or n.rpartition(".")[0] in modules]
-    if strange:
-        wanted = f"the weights of a {family.name}, and no others within its slices or of what is read"
-        raise FileError(weights.origin, expected=wanted, actual=", ".join(sorted(strange)[:6]))
-    return sorted(left.values())
+    roots = {family.locate(part).key.split(".")[0] for part in parts}
+    modules = {name.rpartition(".")[0] for name in used if name.endswith((".weight", ".bias"))}
+    refused = [key for n, key in unused.items() if n.split(".")[0] in roots or n.rpartition(".")[0] in modules]
+    if refused:
+        expected = f"the weights of a {family.name}, and no others within its slices or of what is read"
+        raise FileError(weights.origin, expected=expected, actual=", ".join(sorted(refused)[:6]))
+    return sorted(unused.values())
 
 
 def has_readout_weights(family: ModelFamily, weights: StateDict) -> bool:
-    """True where the weights hold some of what a bare model has not."""
-    beside = {family.locate(part).key for part in READOUT_ONLY_PARTS if part in family.modules}
-    return any(is_in_module(canonical_key(family, key), module) for key in weights.keys for module in beside)
+    """Whether the weights include those of a readout."""
+    modules = _list_readout_modules(family)
+    return any(is_in_module(canonicalize_key(family, key), module) for key in weights.keys for module in modules)
+
+
+def _list_readout_modules(family: ModelFamily) -> list[str]:
+    """The keys of the modules that a model without a readout lacks."""
+    return [family.locate(part).key for part in READOUT_ONLY_PARTS if part in family.modules]
 
 
 def is_in_module(key: str, module: str) -> bool:
-    """True where a key, or a module, is of a module."""
+    """Whether a key is the key of a module or of something in it."""
     return key == module or key.startswith(f"{module}.")
 
 
 def are_tensors_equal(family: ModelFamily, weights: StateDict, *keys: str | None) -> bool:
-    """False where the weights hold the tensors of two keys with different values."""
+    """Whether the tensors of two keys are equal; True as well where the weights lack one of them."""
     present = index_keys(family, weights)
     if keys[0] == keys[1] or not all(key in present for key in keys):
         return True
-    one, other = (weights.get_tensor(present[key]) for key in keys if key is not None)
-    same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-    return one.shape == other.shape and (same or torch.equal(one, other.to(one.device)))
+    a, b = (weights.get_tensor(present[key]) for key in keys if key is not None)
+    is_same = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()  # one tensor: no need to compare its values
+    return a.shape == b.shape and (is_same or torch.equal(a, b.to(a.device)))
 
 
 def index_keys(family: ModelFamily, weights: StateDict) -> dict[str, str]:
-    """The keys of weights, by what they are without the prefix of the family, in today's words."""
-    return {canonical_key(family, key): key for key in weights.keys}
+    """The keys of weights by canonical key."""
+    return {canonicalize_key(family, key): key for key in weights.keys}
 
 
-def canonical_key(family: ModelFamily, key: str) -> str:
-    """A key without the prefix of the family, in today's words."""
-    for former, now in LEGACY_SUFFIXES.items():
-        if key.endswith(former):
-            key = key[: -len(former)] + now
+def canonicalize_key(family: ModelFamily, key: str) -> str:
+    """A key without the prefix of the family and without legacy names."""
+    for suffix, replacement in LEGACY_SUFFIXES.items():
+        if key.endswith(suffix):
+            key = key[: -len(suffix)] + replacement
     key = key.removeprefix(family.prefix)
-    for piece, today in family.key_mapping.items():
-        key = re.sub(piece, today, key)
+    for pattern, replacement in family.key_mapping.items():
+        key = re.sub(pattern, replacement, key)
     return key
 
 
-# devices and types: weights are brought there one by one
+# devices and types
 
 
 def dispatch_weights(
@@ -266,63 +288,75 @@ def dispatch_weights(
     devices: Mapping[str, torch.device] | None,
     dtype: torch.dtype | None = None,
 ) -> StateDict:
-    """Weights, each on the device of the longest module name of a map that it is of, and in a type where one is asked.
+    """The weights on the devices of a map, in a floating type; each is moved when it is first read.
 
-    Without a map tensors stay where they lie. A tensor that several of our parameters are parts of is brought once.
+    Tensors are moved one by one, so that the host never holds the whole model; a tensor of several parameters (q, k, v)
+    is moved once.
+
+    Args:
+        family: The family.
+        weights: The weights.
+        devices: The device of each module by name; the longest name that a key is in applies. None for no move.
+        dtype: The type; None for the weights' own.
     """
 
     @functools.cache
     def get_tensor(key: str) -> Tensor:
-        found = weights.get_tensor(key)
-        device = found.device if devices is None else _find_key_device(family, key, devices)
+        tensor = weights.get_tensor(key)
+        device = tensor.device if devices is None else _find_key_device(family, key, devices)
         try:
-            return found.to(device, dtype or found.dtype)
+            return tensor.to(device, dtype or tensor.dtype)
         except torch.OutOfMemoryError as error:
-            got = f"none for {key} ({found.nbytes:,} bytes)"
-            raise BNetError("device_map", expected=f"room on {device}", actual=got, allowed=DEVICE_MAP_FORMS) from error
+            expected, actual = f"room on {device}", f"none for {key} ({tensor.nbytes:,} bytes)"
+            raise BNetError("device_map", expected=expected, actual=actual, allowed=DEVICE_MAP_FORMS) from error
 
     return StateDict(weights.origin, weights.keys, get_tensor)
 
 
 def _find_key_device(family: ModelFamily, key: str, devices: Mapping[str, torch.device]) -> torch.device:
-    """The device of the longest name that a key is of, the prefix of the family aside."""
-    known = list_key_aliases(family, key)
-    names = [name for name in devices if not name or any(is_in_module(each, name) for each in known)]
+    """The device of the longest module name that a key is in, without the prefix of the family."""
+    aliases = list_key_aliases(family, key)
+    names = [name for name in devices if not name or any(is_in_module(alias, name) for alias in aliases)]
     if not names:
-        raise BNetError(
-            "device_map", expected="a device for every weight", actual=f"none for {key}", allowed=DEVICE_MAP_FORMS
-        )
+        expected, actual = "a device for every weight", f"none for {key}"
+        raise BNetError("device_map", expected=expected, actual=actual, allowed=DEVICE_MAP_FORMS)
     return devices[max(names, key=lambda name: len(f"{name}.".removeprefix(family.prefix)) if name else -1)]
 
 
 def list_key_aliases(family: ModelFamily, key: str) -> list[str]:
-    """A key as the file has it, and as the model has it: with the prefix of the family and without."""
-    today = canonical_key(family, key)
-    beside = [family.locate(part).key for part in READOUT_ONLY_PARTS if part in family.modules]
-    whole = [] if any(is_in_module(today, each) for each in beside) else [f"{family.prefix}{today}"]
-    return [key, today, *whole]
+    """A key as the file has it, without the prefix of the family, and with it unless it is the key of a readout."""
+    canonical = canonicalize_key(family, key)
+    is_readout = any(is_in_module(canonical, module) for module in _list_readout_modules(family))
+    return [key, canonical, *([] if is_readout else [f"{family.prefix}{canonical}"])]
 
 
 def apply_device_map(
     family: ModelFamily, weights: StateDict, device_map: object, dtype: torch.dtype | None = None
 ) -> StateDict:
-    """Weights where a map puts them, in a type; None leaves them where and as they are."""
+    """The weights on the devices of a map, in a type; None leaves them as they are.
+
+    Args:
+        family: The family.
+        weights: The weights.
+        device_map: A device, "auto", or a device for each of some modules by name, as in `transformers`.
+        dtype: The floating type.
+
+    Raises:
+        UnknownNameError: Where the map names a module that the model lacks.
+    """
     if device_map is None:
         return weights if dtype is None else dispatch_weights(family, weights, None, dtype)
-    told = (
-        device_map
-        if isinstance(device_map, Mapping)
-        else {"": _get_single_accelerator() if device_map == "auto" else device_map}
-    )
+    device = _get_single_accelerator() if isinstance(device_map, str) and device_map == "auto" else device_map
+    devices = device_map if isinstance(device_map, Mapping) else {"": device}
     known = dict.fromkeys(_list_modules(family, weights))
-    for name in told:
+    for name in devices:
         if name and name not in known and not PARAMETERLESS_MODULES.fullmatch(name.rpartition(".")[2]):
             raise unknown_name_error("module of device_map", name, known)
-    return dispatch_weights(family, weights, {name: check_device(place) for name, place in told.items()}, dtype)
+    return dispatch_weights(family, weights, {name: check_device(device) for name, device in devices.items()}, dtype)
 
 
 def _list_modules(family: ModelFamily, weights: StateDict) -> Iterator[str]:
-    """The names of all weights and of the modules around them; a readout may have none of its own."""
+    """The names of all weights and of all modules that contain them; the weights of a tied readout need not exist."""
     parts = [family.locate(part).key for part in family.modules]
     names = [f"{key}.weight" for key in parts if "{t}" not in key] + list(weights.keys)
     for key in names:
@@ -332,10 +366,13 @@ def _list_modules(family: ModelFamily, weights: StateDict) -> Iterator[str]:
 
 
 def _get_single_accelerator() -> torch.device:
-    """The one accelerator of the machine; the CPU, where it has none."""
-    found = torch.accelerator.current_accelerator(check_available=True)
+    """The accelerator of the machine, or the CPU without one; refuses to choose among several."""
+    device = torch.accelerator.current_accelerator(check_available=True)
     count = torch.accelerator.device_count()
-    if found is not None and count > 1:
-        wanted = "a device for each module: auto does not choose among several"
-        raise BNetError("device_map", expected=wanted, actual=f"{count} devices {found.type}", allowed=DEVICE_MAP_FORMS)
-    return torch.device("cpu") if found is None else torch.device(found.type, 0)
+    if device is not None and count > 1:
+        expected, actual = (
+            "a device for each module: auto does not choose among several",
+            f"{count} devices {device.type}",
+        )
+        raise BNetError("device_map", expected=expected, actual=actual, allowed=DEVICE_MAP_FORMS)
+    return torch.device("cpu") if device is None else torch.device(device.type, 0)

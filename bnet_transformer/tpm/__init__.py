@@ -3,7 +3,8 @@
 A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node. `roots` are
 inputs and weights, `combine` linear maps and sums, `steps` word-wise functions, `score` and `attention` attention,
 `random` discrete and continuous nodes, `volume_preserving` Cayley and triangular maps. `field_checks` checks their
-options, `symbols` writes their equations.
+options, `symbols` writes their equations. To add a TPM, define it in one of these modules and export it here: values,
+costs, figures and files follow from its methods.
 """
 
 from bnet_transformer.tpm.attention import Attention, Read

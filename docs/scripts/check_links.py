@@ -21,7 +21,7 @@ HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*\s*$")
 ANCHOR = re.compile(r"<a\s+(?:id|name)=[\"']([^\"']+)")
 
 
-def prose(page: Path) -> Iterator[tuple[int, str]]:
+def iter_prose(page: Path) -> Iterator[tuple[int, str]]:
     """The numbered lines of a page, without its fenced code."""
     fence = ""
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
@@ -35,22 +35,22 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 
 
 @cache
-def anchors(page: Path) -> frozenset[str]:
+def find_anchors(page: Path) -> frozenset[str]:
     """The fragments that a page answers to: its headings, slugged as GitHub does, and its ``<a id=...>``."""
     result: set[str] = set()
-    observed: Counter[str] = Counter()
-    for _, line in prose(page):
+    slug_counts: Counter[str] = Counter()
+    for _, line in iter_prose(page):
         result.update(ANCHOR.findall(line))
         if heading := HEADING.match(line):
             title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])  # a linked heading shows its text
             slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-            result.add(f"{slug}-{observed[slug]}" if observed[slug] else slug)
-            observed[slug] += 1
+            result.add(f"{slug}-{slug_counts[slug]}" if slug_counts[slug] else slug)
+            slug_counts[slug] += 1
     return frozenset(result)
 
 
-def fault(page: Path, target: str) -> str | None:
-    """What is wrong with a link on a page, or None."""
+def find_fault(page: Path, target: str) -> str | None:
+    """The fault of a link on a page, or None."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return None
@@ -59,7 +59,7 @@ def fault(page: Path, target: str) -> str | None:
         return "leads out of the repository"
     if not path.exists():
         return "no such file"
-    if parts.fragment and path.suffix == ".md" and unquote(parts.fragment) not in anchors(path):
+    if parts.fragment and path.suffix == ".md" and unquote(parts.fragment) not in find_anchors(path):
         return "no such heading"
     return None
 
@@ -69,13 +69,13 @@ def main() -> int:
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     count, broken = 0, 0
     for page in pages:
-        for number, line in prose(page):
+        for number, line in iter_prose(page):
             for groups in LINK.findall(INLINE_CODE.sub("", line)):
                 target = groups[0] or groups[1]
                 count += 1
-                if wrong := fault(page, target):
+                if problem := find_fault(page, target):
                     broken += 1
-                    print(f"{page.relative_to(ROOT)}:{number}: {target}: {wrong}")
+                    print(f"{page.relative_to(ROOT)}:{number}: {target}: {problem}")
     print(f"{len(pages)} pages, {count} links, {broken} broken")
     return 1 if broken else 0
 

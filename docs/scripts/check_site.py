@@ -18,7 +18,7 @@ FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "vide
 
 
 class Page(HTMLParser):
-    """What a page names (`ids`), where it leads (`links`), what is fetched for it (`parts`), LaTeX that is `left`."""
+    """The anchors of a page (`ids`), its `links`, the resources it loads (`parts`), and LaTeX that is `left` in it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value for name, value in attrs if value}
-        self.ids.update(value for name, value in given.items() if name == "id" or (name == "name" and tag == "a"))
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
+        attributes = {name: value for name, value in attrs if value}
+        self.ids.update(value for name, value in attributes.items() if name == "id" or (name == "name" and tag == "a"))
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
         if (
             tag in FETCHED
-            and FETCHED[tag] in given
-            and given.get("rel") not in ("canonical", "search", "index", "next")
+            and FETCHED[tag] in attributes
+            and attributes.get("rel") not in ("canonical", "search", "index", "next")
         ):
-            self.parts.append(given[FETCHED[tag]])
+            self.parts.append(attributes[FETCHED[tag]])
         if tag == "math" or self.inside:
             self.inside.append(tag)
-        if self.inside and given.get("linebreak") == "newline":  # browsers break no formula
+        if self.inside and attributes.get("linebreak") == "newline":  # browsers break no formula
             self.left.append(r"\\")
 
     def handle_endtag(self, tag: str) -> None:
@@ -55,13 +55,13 @@ class Page(HTMLParser):
 
 
 @cache
-def read(path: Path) -> Page:
+def read_page(path: Path) -> Page:
     """A page, read once."""
     return Page(path)
 
 
-def fault(site: Path, page: Path, target: str) -> str | None:
-    """What is wrong with a link of a page, or None."""
+def find_fault(site: Path, page: Path, target: str) -> str | None:
+    """The fault of a link of a page, or None."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return None
@@ -71,21 +71,21 @@ def fault(site: Path, page: Path, target: str) -> str | None:
         return "leads out of the site"
     if not path.is_file():
         return "no such file"
-    if parts.fragment and path.suffix == ".html" and unquote(parts.fragment) not in read(path).ids:
+    if parts.fragment and path.suffix == ".html" and unquote(parts.fragment) not in read_page(path).ids:
         return "no such anchor"
     return None
 
 
-def faults(site: Path) -> tuple[list[str], int, int, int]:
-    """What is wrong, and how many pages, links, and links to the web there are."""
+def find_faults(site: Path) -> tuple[list[str], int, int, int]:
+    """The faults, and the numbers of pages, of links, and of links to the web."""
     pages = sorted(site.rglob("*.html"))
     result, links, web = [], 0, 0
     for path in pages:
-        page = read(path)
+        page = read_page(path)
         for target in (*page.links, *page.parts):
             links, web = links + 1, web + bool(urlsplit(target).netloc)
-            if wrong := fault(site, path, target):
-                result.append(f"{path.relative_to(site)}: {target}: {wrong}")
+            if problem := find_fault(site, path, target):
+                result.append(f"{path.relative_to(site)}: {target}: {problem}")
         result += [
             f"{path.relative_to(site)}: {part}: fetched from the web" for part in page.parts if urlsplit(part).netloc
         ]
@@ -98,7 +98,7 @@ def faults(site: Path) -> tuple[list[str], int, int, int]:
 def main() -> int:
     """Check every page, print what is broken, return the exit code."""
     site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
-    result, pages, links, web = faults(site)
+    result, pages, links, web = find_faults(site)
     print("\n".join([*result, f"{pages} pages, {links} links, {len(result)} broken, {web} to the web (not followed)"]))
     return 1 if result or not pages else 0
 

@@ -15,29 +15,31 @@ from bnet_transformer.attention import Inclusion
 
 SENTENCE = "The cat sat on the mat"
 FRESH = (SENTENCE, "A dog ran in the park", "The bank raised its key rates")  # of one length: they run together
-KEPT = Path(__file__).resolve().parents[1] / "experiments" / "heads.json"
-FIRST = 8
+RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "heads.json"
+NUM_ROWS = 8
 
 
 def main() -> None:
-    """Build, ask, write."""
+    """Build the bnet, query it, and write the files."""
     folder = Path("demo")
     folder.mkdir(exist_ok=True)
     start = time.perf_counter()
-    step(1, "reads MiniLM, and builds the bnet of a sentence")
+    print_step(1, "reads MiniLM, and builds the bnet of a sentence")
     net = bt.from_pretrained("minilm")
     s = net.sentence(SENTENCE)
     print(f"The bnet of {SENTENCE!r} in MiniLM: {net!r}\n")
-    tell_words(s)
-    tell_nodes(s)
-    tell_reads(s)
-    step(2, "asks the bnet, and intervenes on it")
-    tell_answers(s)
-    tell_heads()
-    step(3, "fits which heads matter to three sentences (most of the time goes here: under a minute on two cores)")
-    result = tell_inclusion(net)
-    step(4, "draws, and writes graphs and equations")
-    files = write(s, folder, result)
+    print_words(s)
+    print_nodes(s)
+    print_reads(s)
+    print_step(2, "asks the bnet, and intervenes on it")
+    print_answers(s)
+    print_heads()
+    print_step(
+        3, "fits which heads matter to three sentences (most of the time goes here: under a minute on two cores)"
+    )
+    result = print_inclusion(net)
+    print_step(4, "draws, and writes graphs and equations")
+    files = write_files(s, folder, result)
     print(f"\nDone in {time.perf_counter() - start:.0f} s. Written:")
     for path, subject in files.items():
         print(f"  {path!s:28} {subject}")
@@ -45,46 +47,46 @@ def main() -> None:
     print("Then: the fifteen lines in README.md, and docs/getting_started.md")
 
 
-def step(number: int, subject: str) -> None:
-    """A line that tells at once what is going on."""
+def print_step(number: int, subject: str) -> None:
+    """Print the heading of a step."""
     print(f"\n== step {number} of 4: {subject} ...", flush=True)
 
 
-def tell_words(s: bt.Sentence) -> None:
-    """The words: tokens, with their spans in the text."""
-    given = [
+def print_words(s: bt.Sentence) -> None:
+    """Print the tokens, with their spans in the text."""
+    tokens = [
         f"{i}:{token}" + (" (special)" if special else f" {span}")
         for i, (token, special, span) in enumerate(zip(s.words, s.special, s.spans, strict=True))
     ]
-    print("Words      " + ", ".join(given))
+    print("Words      " + ", ".join(tokens))
 
 
-def tell_nodes(s: bt.Sentence) -> None:
-    """The nodes, counted by role."""
+def print_nodes(s: bt.Sentence) -> None:
+    """Print the number of nodes of each role, and of arrows."""
     counts: Counter[str] = Counter()
-    for family in s.ground.template.groups:
-        counts[family.role] += prod(s.ground.shapes[family.index])
+    for group in s.ground.template.groups:
+        counts[group.role] += prod(s.ground.shapes[group.index])
     print(f"Nodes      {len(s.ground):,}: " + ", ".join(f"{count} {role}" for role, count in counts.items()))
     print(f"Arrows     {s.ground.count_arrows():,}\n")
 
 
-def tell_reads(s: bt.Sentence) -> None:
+def print_reads(s: bt.Sentence) -> None:
     """The strongest reads of each slice: which head, which word, which word read."""
     print("Strongest reads, special tokens left out")
     plain = [i for i, special in enumerate(s.special) if not special]
     for slice_ in range(6):
-        reads = s.attention(slice_)[:, plain][:, :, plain]
-        top = reads.flatten().topk(4)
-        given = []
-        for share, at in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            head, pair = divmod(at, len(plain) ** 2)
+        attention = s.attention(slice_)[:, plain][:, :, plain]
+        top = attention.flatten().topk(4)
+        reads = []
+        for weight, flat_index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            head, pair = divmod(flat_index, len(plain) ** 2)
             i, j = (plain[k] for k in divmod(pair, len(plain)))
-            given.append(f"{s.words[i]}_{i} -> {s.words[j]}_{j} {share:.2f} (head {head})")
-        print(f"  slice {slice_}: " + ", ".join(given))
+            reads.append(f"{s.words[i]}_{i} -> {s.words[j]}_{j} {weight:.2f} (head {head})")
+        print(f"  slice {slice_}: " + ", ".join(reads))
 
 
-def tell_answers(s: bt.Sentence) -> None:
-    """A few questions, and what the bnet answers."""
+def print_answers(s: bt.Sentence) -> None:
+    """Some queries and their results."""
     print("Asked of the bnet")
     print(f"  parents of a_0_3_2:       {', '.join(s.parents('a_0_3_2')[:4])}, ...")
     moved = {
@@ -93,35 +95,35 @@ def tell_answers(s: bt.Sentence) -> None:
         )
         for head in range(12)
     }
-    maximum = max(moved, key=lambda head: moved[head])
-    print(f"  do(head = 0) in slice 3:  head {maximum} moves the last state of 'cat' most, by {moved[maximum]:.2f}")
+    strongest = max(moved, key=lambda head: moved[head])
+    print(f"  do(head = 0) in slice 3:  head {strongest} moves the last state of 'cat' most, by {moved[strongest]:.2f}")
     net = s.net
-    remaining = {
+    embeddings = {
         text: net.sentence(text)["embedding"] for text in ("A kitten lay on a rug", "The bank raised its rates")
     }
-    for text, other in remaining.items():
-        print(f"  likeness of embeddings:   {torch.cosine_similarity(s['embedding'], other, 0):.2f} to {text!r}")
+    for text, embedding in embeddings.items():
+        print(f"  likeness of embeddings:   {torch.cosine_similarity(s['embedding'], embedding, 0):.2f} to {text!r}")
 
 
-def tell_heads() -> None:
+def print_heads() -> None:
     """The chapter's other reading of heads, on the small net of the package: one head for each sentence."""
     s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
     observed = {f"y_{i}": s.words[i + 1] for i in range(2, len(s.words) - 1)}
-    given = ["(" + ", ".join(f"{p:.3f}" for p in s.posterior("c", e).tolist()) + ")" for e in ({}, observed)]
-    print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {given[0]}, P(c | the words seen) = {given[1]}")
+    prior, posterior = ["(" + ", ".join(f"{p:.3f}" for p in s.posterior("c", e).tolist()) + ")" for e in ({}, observed)]
+    print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {prior}, P(c | the words seen) = {posterior}")
 
 
-def tell_inclusion(net: bt.BNet) -> Inclusion:
+def print_inclusion(net: bt.BNet) -> Inclusion:
     """Which heads matter: the first of a table that took minutes, if it is there; and a small fresh one."""
-    retained = json.loads(KEPT.read_text(encoding="utf-8")).get("minilm-inclusion") if KEPT.exists() else None
-    if retained is not None:
+    entry = json.loads(RESULTS.read_text(encoding="utf-8")).get("minilm-inclusion") if RESULTS.exists() else None
+    if entry is not None:
         print("\nWhich heads of MiniLM matter: computed before, by `python -m experiments minilm-inclusion`")
-        print(f"  {retained['told']}")
-        rows = [retained["head"], *retained["rows"][:FIRST]]
+        print(f"  {entry['told']}")
+        rows = [entry["head"], *entry["rows"][:NUM_ROWS]]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
-        print(f"  ... the first {FIRST} of {len(retained['rows'])}: docs/experiments/heads.json has them all")
+        print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has them all")
     start = time.perf_counter()
     result = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
@@ -132,7 +134,7 @@ def tell_inclusion(net: bt.BNet) -> Inclusion:
     return result
 
 
-def write(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, str]:
+def write_files(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, str]:
     """Write figures, the graph with its strongest reads, and the equations."""
     files = {}
     figures = {

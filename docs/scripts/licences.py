@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "licences.csv"
 HEADER = ("package", "version", "licence", "asked for by", "for")
 CORE, BUILD = "core", "build"
-BESIDE = ("editables", "pip")  # asked for by no metadata: by hatchling for an editable install, and what installs
+UNDECLARED = ("editables", "pip")  # asked for by no metadata: by hatchling for an editable install, and what installs
 COPYLEFT = (  # shared libraries that wheels carry, by how their names begin
     "libgomp", "libgfortran", "libquadmath", "libjbig", "libltdl", "libpango", "libcairo", "libfribidi", "libthai",
     "libdatrie", "libgraphite2", "libcdt", "libcgraph", "libgv", "libpathplan", "libxdot", "libzmq",
@@ -43,33 +43,34 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Package:
-    """What the metadata of a package say."""
+    """The metadata of a package."""
 
     name: str
     licence: str
     requires: tuple[Requirement, ...]
 
 
-def pins() -> dict[str, str]:
-    """The version of each package of constraints.txt, by its name as it stands there."""
+def read_pins() -> dict[str, str]:
+    """The version of each package of constraints.txt, by its name in that file."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     return dict(line.split("==") for line in lines if line)
 
 
-def asked() -> dict[str, list[Requirement]]:
-    """What the core, each extra and the build ask for."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project = told["project"]
+def read_requirements() -> dict[str, list[Requirement]]:
+    """The requirements of the core, of each extra and of the build."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = config["project"]
     groups = {
         CORE: project["dependencies"],
         **project["optional-dependencies"],
-        BUILD: [*told["build-system"]["requires"], *BESIDE],
+        BUILD: [*config["build-system"]["requires"], *UNDECLARED],
     }
-    result = {name: [Requirement(item) for item in each_] for name, each_ in groups.items() if name != "all"}
-    return {name: [item for item in expected if item.name != "bnet-transformer"] for name, expected in result.items()}
+    del groups["all"]
+    parsed = {name: map(Requirement, requirements) for name, requirements in groups.items()}
+    return {name: [item for item in items if item.name != "bnet-transformer"] for name, items in parsed.items()}
 
 
-def licence_of(expression: str | None, classifiers: Iterable[str], text: str | None) -> str:
+def find_licence(expression: str | None, classifiers: Iterable[str], text: str | None) -> str:
     """A licence in few words: an SPDX expression where there is one, else what the classifiers or the text call it."""
     if expression:
         return expression
@@ -79,19 +80,19 @@ def licence_of(expression: str | None, classifiers: Iterable[str], text: str | N
     return " or ".join(short) if all(short) and len(short[0]) < 60 else "see its files"
 
 
-def package(about: Message) -> Package:
+def parse_package(about: Message) -> Package:
     """A package from its metadata."""
-    licence = licence_of(about.get("License-Expression"), about.get_all("Classifier") or (), about.get("License"))
+    licence = find_licence(about.get("License-Expression"), about.get_all("Classifier") or (), about.get("License"))
     requires = map(Requirement, about.get_all("Requires-Dist") or ())
     return Package(about["Name"], licence, tuple(requires))
 
 
-def installed() -> dict[str, Package]:
+def list_installed() -> dict[str, Package]:
     """The packages that are installed here."""
-    return {canonicalize_name(item.metadata["Name"]): package(item.metadata) for item in distributions()}
+    return {canonicalize_name(item.metadata["Name"]): parse_package(item.metadata) for item in distributions()}
 
 
-def carried() -> dict[str, set[str]]:
+def list_copyleft_libraries() -> dict[str, set[str]]:
     """The libraries under a copyleft that the wheels installed here carry, by package; versions left out."""
     result: dict[str, set[str]] = {}
     for item in distributions():
@@ -102,8 +103,8 @@ def carried() -> dict[str, set[str]]:
     return result
 
 
-def fetched(folder: Path) -> dict[str, Package]:
-    """The packages whose wheels lie in a folder."""
+def read_wheels(folder: Path) -> dict[str, Package]:
+    """The packages of the wheels in a folder."""
     result = {}
     for path in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(path) as wheel:
@@ -111,51 +112,53 @@ def fetched(folder: Path) -> dict[str, Package]:
                 item for item in wheel.namelist() if item.count("/") == 1 and item.endswith(".dist-info/METADATA")
             ]
             about = message_from_bytes(wheel.read(name))
-        result[canonicalize_name(about["Name"])] = package(about)
+        result[canonicalize_name(about["Name"])] = parse_package(about)
     return result
 
 
-def needed(known: Mapping[str, Package], expected: Sequence[Requirement]) -> dict[str, set[str]]:
-    """All that some requirements lead to, each with the packages that ask for it ("" for the project itself)."""
-    todo = [("", item) for item in expected]
-    met: set[tuple[str, frozenset[str]]] = set()
+def resolve_requirements(known: Mapping[str, Package], requirements: Sequence[Requirement]) -> dict[str, set[str]]:
+    """The transitive closure of requirements, each with the packages that require it ("" for the project itself)."""
+    todo = [("", item) for item in requirements]
+    visited: set[tuple[str, frozenset[str]]] = set()
     result: dict[str, set[str]] = {}
     while todo:
         by, item = todo.pop()
         name, extras = canonicalize_name(item.name), frozenset(item.extras)
-        if item.marker is not None and not any(item.marker.evaluate({"extra": extra}) for extra in ("", *_extras(by))):
+        if item.marker is not None and not any(
+            item.marker.evaluate({"extra": extra}) for extra in ("", *_parse_extras(by))
+        ):
             continue
         result.setdefault(name, set()).add(by.partition("[")[0])
-        if (name, extras) not in met and name in known:
-            met.add((name, extras))
+        if (name, extras) not in visited and name in known:
+            visited.add((name, extras))
             todo += [(f"{name}[{','.join(sorted(extras))}]", inner) for inner in known[name].requires]
     return result
 
 
-def _extras(by: str) -> list[str]:
+def _parse_extras(by: str) -> list[str]:
     return by.partition("[")[2].rstrip("]").split(",")
 
 
-def rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
-    """Name, version, licence, who asks for it, for which extras; what is not known here as the table has it."""
-    known, retained = installed() | ({} if wheels is None else fetched(wheels)), told()
-    groups = {group: needed(known, expected) for group, expected in asked().items()}
-    full = all(canonicalize_name(name) in known for name in pins())  # else who asks for what is known in part
-    created = []
-    for name, version in sorted(pins().items(), key=lambda item: canonicalize_name(item[0])):
+def build_rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
+    """Name, version, licence, dependents and extras of each pin; where metadata are incomplete, the old row stays."""
+    known, old_rows = list_installed() | ({} if wheels is None else read_wheels(wheels)), read_table()
+    groups = {group: resolve_requirements(known, requirements) for group, requirements in read_requirements().items()}
+    is_complete = all(canonicalize_name(name) in known for name in read_pins())  # else some dependents are unknown
+    result = []
+    for name, version in sorted(read_pins().items(), key=lambda item: canonicalize_name(item[0])):
         key = canonicalize_name(name)
-        if name in retained and retained[name][0] == version and not full:
-            created.append((name, *retained[name]))
+        if name in old_rows and old_rows[name][0] == version and not is_complete:
+            result.append((name, *old_rows[name]))
             continue
         askers = set().union(*(result.get(key, set()) for result in groups.values()))
         by = ", ".join(["this library"] * ("" in askers) + sorted(askers - {""})[:3]) + ", …" * (len(askers - {""}) > 3)
         extras = [group for group, result in groups.items() if key in result]
         licence = known[key].licence if key in known else "see its files"
-        created.append((name, version, licence, by, ", ".join([CORE] if CORE in extras else extras)))
-    return created
+        result.append((name, version, licence, by, ", ".join([CORE] if CORE in extras else extras)))
+    return result
 
 
-def told() -> dict[str, tuple[str, str, str, str]]:
+def read_table() -> dict[str, tuple[str, str, str, str]]:
     """The rows of the table, by name."""
     if not TABLE.exists():
         return {}
@@ -167,9 +170,9 @@ def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is not installed here")
-    created = rows(parser.parse_args().wheels)
+    rows = build_rows(parser.parse_args().wheels)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([HEADER, *created])
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *rows])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "explore"
 
 
 def main() -> None:
-    """Write the pages, look at them, save what is seen."""
+    """Write the pages, open them in Chromium, and save screenshots."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
         from playwright.sync_api import sync_playwright

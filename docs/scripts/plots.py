@@ -19,10 +19,10 @@ PART = re.compile(r"^```python\n(?P<code>.*?)^```$|^!\[[^\]]*\]\((?P<picture>[^)
 def main() -> None:
     """Run the pages."""
     for name in sys.argv[1:] or PAGES:
-        run(DOCS / name)
+        run_page(DOCS / name)
 
 
-def run(path: Path) -> None:
+def run_page(path: Path) -> None:
     """Run one page."""
     page = sys.modules["plots_page"] = ModuleType("plots_page")
     for part in PART.finditer(path.read_text(encoding="utf-8")):

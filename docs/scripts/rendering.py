@@ -26,39 +26,39 @@ LINKED = ("bnet_transformer", "bnet_transformer.tpm")
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_config_value("repository", None, "env")
-    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
-    app.connect("autodoc-process-docstring", _docstring)
-    app.connect("builder-inited", _types_alone)
-    app.connect("doctree-read", _files, priority=100)  # before downloads are collected
-    app.connect("missing-reference", _type)
+    app.add_html_math_renderer("mathml", (_visit_inline, None), (_visit_block, None))
+    app.connect("autodoc-process-docstring", _convert_docstring)
+    app.connect("builder-inited", _strip_annotated)
+    app.connect("doctree-read", _link_files, priority=100)  # before downloads are collected
+    app.connect("missing-reference", _resolve_type)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-# signatures: types without the checks that stand beside them
+# signatures: types without the checks of their `Annotated`
 
 
-def types_alone(hint: str) -> str:
+def strip_annotated(hint: str) -> str:
     """A type in which each `Annotated` one is the type itself.
 
-    >>> types_alone("Annotated[int | tuple[int, ...], called('size', whole)]")
+    >>> strip_annotated("Annotated[int | tuple[int, ...], named('size', is_int)]")
     'int | tuple[int, ...]'
     """
-    while result := re.search(r"Annotated\[", hint):
-        depth, comma, end = 1, 0, result.end()
+    while match := re.search(r"Annotated\[", hint):
+        depth, comma, end = 1, 0, match.end()
         while depth:
             depth += {"[": 1, "]": -1}.get(hint[end], 0)
             comma = comma or (end if depth == 1 and hint[end] == "," else 0)
             end += 1
-        hint = hint[: result.start()] + hint[result.end() : comma] + hint[end:]
+        hint = hint[: match.start()] + hint[match.end() : comma] + hint[end:]
     return hint
 
 
-def _types_alone(app: Sphinx) -> None:
+def _strip_annotated(app: Sphinx) -> None:
     """Take the checks from the types of all TPMs and their parts, before they are read."""
     kinds = {kind for value in vars(tpm).values() if isinstance(value, type) for kind in value.__mro__[:-1]}
     for kind in kinds:
-        for given in (getattr(kind, "__annotations__", {}), getattr(kind.__init__, "__annotations__", {})):
-            given |= {name: types_alone(hint) for name, hint in given.items() if isinstance(hint, str)}
+        for hints in (getattr(kind, "__annotations__", {}), getattr(kind.__init__, "__annotations__", {})):
+            hints |= {name: strip_annotated(hint) for name, hint in hints.items() if isinstance(hint, str)}
 
 
 # docstrings: paragraphs with `code`, `>>>` examples, lists, and indented text that stands as it is
@@ -76,56 +76,56 @@ def plain_to_rst(lines: list[str]) -> Iterator[str]:
         elif block.startswith(" "):
             yield from ("::", "", *("    " + line for line in block.splitlines()))
         else:
-            yield from "".join(_piece(part) for part in CODE.split(block)).splitlines()
+            yield from "".join(_convert_piece(part) for part in CODE.split(block)).splitlines()
         yield ""
 
 
-def _piece(part: str) -> str:
+def _convert_piece(part: str) -> str:
     if not (part.startswith("`") and len(part) > 2):
         return SPECIAL.sub(r"\\\1", part)
     code = " ".join(part[1:-1].split())
-    home = _home(code)
-    return rf"\ :py:obj:`{code} <{home}>`\ " if home else rf"\ ``{code}``\ "
+    path = _find_public_path(code)
+    return rf"\ :py:obj:`{code} <{path}>`\ " if path else rf"\ ``{code}``\ "
 
 
-def _home(code: str) -> str | None:
+def _find_public_path(code: str) -> str | None:
     """The public object that a piece of code names: a class as `Sentence`, a function as `bt.sweep`."""
     name = code.removeprefix("bt.")
     if not re.fullmatch(r"\w+", name) or (name == code and not name[:1].isupper()):
         return None
-    return next((f"{home}.{name}" for home in LINKED if name in importlib.import_module(home).__all__), None)
+    return next((f"{module}.{name}" for module in LINKED if name in importlib.import_module(module).__all__), None)
 
 
-def _docstring(app: Sphinx, subject: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _convert_docstring(app: Sphinx, subject: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     lines[:] = list(plain_to_rst(lines))
 
 
 # formulas
 
 
-def mathml(latex: str, display: str = "inline") -> str:
+def to_mathml(latex: str, display: str = "inline") -> str:
     """A formula as MathML; rows that are aligned at `&` are a table, by the one name its converter has for them.
 
-    >>> mathml(r"\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}").count("<mtr>")
+    >>> to_mathml(r"\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}").count("<mtr>")
     2
     """
     return convert(ROWS.sub(r"\\\1{align*}", latex), display=display)
 
 
-def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(mathml(node.astext()))
+def _visit_inline(self: Any, node: nodes.math) -> None:
+    self.body.append(to_mathml(node.astext()))
     raise nodes.SkipNode
 
 
-def _block(self: Any, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{mathml(node.astext(), "block")}</div>')
+def _visit_block(self: Any, node: nodes.math_block) -> None:
+    self.body.append(f'<div class="math">{to_mathml(node.astext(), "block")}</div>')
     raise nodes.SkipNode
 
 
 # links and types
 
 
-def _files(app: Sphinx, doctree: nodes.document) -> None:
+def _link_files(app: Sphinx, doctree: nodes.document) -> None:
     """Links to folders, and to files that are no pages, lead to the repository where its address is known."""
     current = (ROOT / app.env.docname).parent
     links = list(doctree.findall(addnodes.download_reference))
@@ -134,24 +134,24 @@ def _files(app: Sphinx, doctree: nodes.document) -> None:
         path = (current / link["reftarget"]).resolve()
         if not path.exists() or not path.is_relative_to(ROOT):
             continue
-        retained = link.children if link.children else [nodes.literal(text=link["reftarget"])]
+        children = link.children if link.children else [nodes.literal(text=link["reftarget"])]
         if app.config.repository:
             kind = "tree" if path.is_dir() else "blob"
             uri = f"{app.config.repository}/{kind}/HEAD/{path.relative_to(ROOT)}"
-            link.replace_self(nodes.reference("", "", *retained, refuri=uri))
+            link.replace_self(nodes.reference("", "", *children, refuri=uri))
         elif path.is_dir():
-            link.replace_self(nodes.inline("", "", *retained))
+            link.replace_self(nodes.inline("", "", *children))
 
 
-def _type(app: Sphinx, env: Any, node: addnodes.pending_xref, shown: nodes.Element) -> nodes.Element | None:
-    """A type is written by where it is defined, and documented where users find it: the last name tells which."""
+def _resolve_type(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.Element) -> nodes.Element | None:
+    """Resolve a type by its last name: signatures have the module that defines it, the docs the public one."""
     if node.get("refdomain") != "py":
         return None
     last = node["reftarget"].rsplit(".", 1)[-1]
     objects = env.get_domain("py").objects
-    result = [(name, obj) for name, obj in objects.items() if name.rsplit(".", 1)[-1] == last]
-    result = [(name, obj) for name, obj in result if obj.objtype in ("class", "exception")]
-    if len(result) != 1 or not node["reftarget"].startswith(("bnet_transformer", last)):
+    matches = [(name, obj) for name, obj in objects.items() if name.rsplit(".", 1)[-1] == last]
+    matches = [(name, obj) for name, obj in matches if obj.objtype in ("class", "exception")]
+    if len(matches) != 1 or not node["reftarget"].startswith(("bnet_transformer", last)):
         return None
-    ((name, obj),) = result
-    return make_refnode(app.builder, node["refdoc"], obj.docname, obj.node_id, shown, name)
+    ((name, obj),) = matches
+    return make_refnode(app.builder, node["refdoc"], obj.docname, obj.node_id, content, name)

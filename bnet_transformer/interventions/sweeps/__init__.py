@@ -27,7 +27,7 @@ from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells, parse_cells
-from bnet_transformer.interventions.sweeps.engine import SweepBatch, estimate_cells, run_cells
+from bnet_transformer.interventions.sweeps.engine import ExampleBatch, estimate_cells, run_cells
 from bnet_transformer.interventions.sweeps.examples import (
     DEFAULT_MEMORY,
     Metric,
@@ -64,7 +64,8 @@ def sweep(
 ) -> Sweep:
     """Patch clean values into the corrupt run, one cell at a time, and measure the metric (activation patching).
 
-    A *cell* is a group of nodes that are patched together. All cells are computed in one batch.
+    A *cell* is a group of nodes that are patched together. Cells are computed in batches, as many
+    at once as `memory` allows; `bt.explain("sweep", ...)` names the cells that run one at a time.
 
     Args:
         clean: A sentence, or a list of them (the examples), whose values are patched into the corrupt run; `Zero()`,
@@ -194,7 +195,7 @@ def mediation(
     return Mediation(**shared, indirect_outcomes=indirect.outcomes, direct_outcomes=direct.outcomes)
 
 
-def _route(batches: Sequence[SweepBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
+def _route(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
     """The route of the cells, which is the same in all batches.
 
     If some cells run one at a time, `parts` has a route for those that share a run, and one for each obstacle.
@@ -231,7 +232,7 @@ def _format_question(num_cells: int) -> str:
     return f"sweep of {num_cells:,} cell{'s' if num_cells != 1 else ''}"
 
 
-def _count_flops(batch: SweepBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
+def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
     """FLOPs of the matrix products of the runs, and of what cells change; None if a TPM does not define them."""
     model, needed = batch.corrupt.model, batch.needed
     network, ground = model.network, model.ground
@@ -258,7 +259,7 @@ def _count_flops(batch: SweepBatch, cells: PatchCells, cell_ids: IntArray, num_r
 
 def _prepare(
     clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
-) -> tuple[list[SweepBatch], Metric, PatchCells]:
+) -> tuple[list[ExampleBatch], Metric, PatchCells]:
     """Validate the arguments of a sweep, and divide the examples into batches that fit in memory."""
     check_choice("first_order", first_order, (True, False))
     memory = check_int("memory", memory)
@@ -284,7 +285,7 @@ def _prepare(
     fits = size >= len(targets)
     cleans = itertools.repeat(None) if sources is None else sources.split(size)
     batches = [
-        SweepBatch(source, target, cells, nodes, memory, ablation, k * size, fits, first_order)
+        ExampleBatch(source, target, cells, nodes, memory, ablation, k * size, fits, first_order)
         for k, (source, target) in enumerate(zip(cleans, targets.split(size), strict=False))
     ]
     return batches, parsed_metric, cells

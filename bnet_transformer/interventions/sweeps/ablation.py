@@ -15,11 +15,11 @@ from bnet_transformer.inference.intervention_values import (
     Noise,
     RelativeValues,
     Zero,
+    check_has_words,
     is_relative,
     resolve_value,
     sample_noise,
 )
-from bnet_transformer.inference.intervention_values import check_has_words
 from bnet_transformer.interventions.sweeps.cell_spec import IntArray
 from bnet_transformer.interventions.sweeps.examples import Examples, get_batch_key, get_sentence_state, parse_examples
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, gather_nodes

@@ -59,7 +59,7 @@ class BaseRun:
 
 
 @dataclass
-class SweepBatch:
+class ExampleBatch:
     """A batch of examples that share one run, and the outcomes of cells in them.
 
     Args:
@@ -226,7 +226,7 @@ def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPa
 
 
 def run_cells(
-    batches: Sequence[SweepBatch], metric: Metric, cells: PatchCells, progress: bool | None
+    batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Run every cell in every example.
 
@@ -259,7 +259,7 @@ def run_cells(
     return values.reshape(*cells.shape, -1), clean, corrupt
 
 
-def evaluate_base_runs(batches: Sequence[SweepBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:
+def evaluate_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:
     """The metric of the clean run, if there is one, and of the corrupt run: `[example]`."""
     base_outcomes = [batch.compute_base_outcomes() for batch in batches]
     clean = [outcomes for _, outcomes in base_outcomes if outcomes is not None]
@@ -274,7 +274,7 @@ def _evaluate_metric(metric: Metric, batch_outcomes: Sequence[Mapping[int, Tenso
 
 @enable_gradients()
 def estimate_cells(
-    batches: Sequence[SweepBatch], metric: Metric, cells: PatchCells, progress: bool | None
+    batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As `run_cells`, estimated to first order without running a cell."""
     for obstacle in batches[0].obstacles.values():
@@ -297,7 +297,7 @@ def estimate_cells(
     return values.reshape(*cells.shape, -1), clean, corrupt
 
 
-def _compute_outcome_gradients(batches: Sequence[SweepBatch], metric: Metric) -> list[list[Outcomes]]:
+def _compute_outcome_gradients(batches: Sequence[ExampleBatch], metric: Metric) -> list[list[Outcomes]]:
     """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices."""
     leaves = [
         [

@@ -4,6 +4,8 @@ Data flows through these modules: `methods` (`fit`: checks, the table of methods
 and configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (guides, chains),
 `result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads and their
 invariants) and `comparison` (two fits compared, heads of draws aligned). `from_pyro` creates a `Fit` from Pyro.
+
+The E step of EM is `problem.FitObjective.expected_counts`, the M step `restarts.PointOptimizer.m_step`.
 """
 
 from bnet_transformer.learning.fit.comparison import Comparison

@@ -18,7 +18,7 @@ from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.exact import (
+from bnet_transformer.inference.elimination import (
     eliminate_choices,
     get_batch_size,
     get_full_shape,

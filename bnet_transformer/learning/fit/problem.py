@@ -23,7 +23,7 @@ from bnet_transformer.compiler.gather import enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.exact import eliminate_choices, get_batch_size, get_full_shape, has_posterior_dim
+from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape, has_posterior_dim
 from bnet_transformer.inference.factors import Factor, build_factors, log_prior, select_logits
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.reference import ATOL

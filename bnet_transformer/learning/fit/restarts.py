@@ -373,7 +373,9 @@ def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ran
     """
     # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
     # the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and Rubin 1977; Bishop
-    # 2006, section 9.4). A step never decreases the posterior density. Impossible states (-inf) stay impossible.
+    # 2006, section 9.4). Where every n_k + a_k >= 1, a step never decreases the posterior density. With less (a prior
+    # below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS` decides how near the
+    # row comes to it. Impossible states (-inf) stay impossible.
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
     bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:

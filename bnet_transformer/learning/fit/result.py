@@ -24,7 +24,7 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.exact import posterior
+from bnet_transformer.inference.elimination import posterior
 from bnet_transformer.learning.fit import head_summary as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare
 from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, samples_to_parameters

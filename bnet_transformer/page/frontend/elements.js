@@ -108,8 +108,8 @@ export function arrowPath({ source, target, isBranch, detourX }) {
   if (source.row < 0) return weightArrowPath(source, target, isBranch ?? false, r);
   const isDown = target.y > source.y + 1, isFlat = Math.abs(target.y - source.y) <= 1;
   if (isFlat) {
-    const side = target.x > source.x ? 1 : -1, y = source.y - source.height / 2 - 1, rise = 12 + 0.12 * Math.abs(target.x - source.x);
-    return `M${r(source.x + 4 * side)} ${r(y)}C${r(source.x + 8 * side)} ${r(y - rise)} ${r(target.x - 8 * side)} ${r(y - rise)} ${r(target.x - 4 * side)} ${r(y)}`;
+    const side = target.x > source.x ? 1 : -1, y = source.y - source.height / 2 - 1, arcHeight = 12 + 0.12 * Math.abs(target.x - source.x);
+    return `M${r(source.x + 4 * side)} ${r(y)}C${r(source.x + 8 * side)} ${r(y - arcHeight)} ${r(target.x - 8 * side)} ${r(y - arcHeight)} ${r(target.x - 4 * side)} ${r(y)}`;
   }
   const y0 = source.y + (isDown ? 1 : -1) * (source.height / 2 + 1), y1 = target.y - (isDown ? 1 : -1) * (target.height / 2 + 2.5), middle = (y1 - y0) / 2;
   return `M${r(source.x)} ${r(y0)}C${r(source.x)} ${r(y0 + middle)} ${r(target.x)} ${r(y1 - middle)} ${r(target.x)} ${r(y1)}`;

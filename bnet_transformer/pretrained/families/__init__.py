@@ -1,4 +1,4 @@
-"""The families: `FAMILIES` of each file are values that say what sets them apart. To add one, add a value or a file."""
+"""The model families: each file holds some as data, in its `FAMILIES`. To add one, add a value or a file."""
 
 import importlib
 import pkgutil
@@ -7,16 +7,25 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.pretrained.family import ModelFamily
 
-_modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-_families: list[ModelFamily] = sorted((each for file in _modules for each in file.FAMILIES), key=lambda each: each.name)
+_modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+_families: list[ModelFamily] = [family for module in _modules for family in module.FAMILIES]
 
-FAMILIES: dict[str, ModelFamily] = {family.name: family for family in _families}
+FAMILIES: dict[str, ModelFamily] = {family.name: family for family in sorted(_families, key=lambda f: f.name)}
 
 
-def register(family: ModelFamily) -> ModelFamily:
-    """Make a family of yours known by its name, which is the `model_type` of its configs; it is returned.
+def register_family(family: ModelFamily) -> ModelFamily:
+    """Register a model family, so that `from_pretrained` reads models of its `model_type`.
 
-    To register the same family again changes nothing; another under a name that is taken is refused.
+    To register an equal family again changes nothing.
+
+    Args:
+        family: The family; its name is the `model_type` of its configs.
+
+    Returns:
+        The family.
+
+    Raises:
+        BNetError: Where another family has this name.
     """
     if not isinstance(family, ModelFamily):
         raise BNetError("register", expected="a Family", actual=family)
@@ -26,8 +35,8 @@ def register(family: ModelFamily) -> ModelFamily:
 
 
 def family_of(network: Network) -> ModelFamily:
-    """The family of a pretrained net."""
-    found = FAMILIES.get(network.declaration.name)
-    if found is None:
+    """The model family of a pretrained net; refuses any other net."""
+    family = FAMILIES.get(network.declaration.name)
+    if family is None:
         raise BNetError("net", expected="a pretrained net of " + ", ".join(FAMILIES), actual=network.declaration.name)
-    return found
+    return family

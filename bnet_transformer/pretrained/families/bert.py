@@ -77,10 +77,9 @@ ROBERTA = ModelFamily(
 MPNET = ModelFamily(
     name="mpnet",
     prefix="mpnet.",
-    config={option: told for option, told in CONFIG.items() if option != "segments"}
-    | {"states": ("vocab_size", 30527)},
+    config={**{option: key for option, key in CONFIG.items() if option != "segments"}, "states": ("vocab_size", 30527)},
     modules={
-        **{part: where for part, where in ROBERTA.modules.items() if part != "segment_embed"},
+        **{part: location for part, location in ROBERTA.modules.items() if part != "segment_embed"},
         "b": WeightLocation("encoder.relative_attention_bias", transposed=True),
         "q": "encoder.layer.{t}.attention.attn.q",
         "k": "encoder.layer.{t}.attention.attn.k",

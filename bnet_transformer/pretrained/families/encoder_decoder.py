@@ -32,7 +32,7 @@ ALIASES = {
 
 def _list_bart_modules(stack: str, module: str) -> dict[str, str | WeightLocation]:
     """The parts of a stack."""
-    here = {
+    modules = {
         "embed": "embed_tokens",
         "q": "layers.{t}.self_attn.q_proj",
         "k": "layers.{t}.self_attn.k_proj",
@@ -50,8 +50,8 @@ def _list_bart_modules(stack: str, module: str) -> dict[str, str | WeightLocatio
         "cross_mix": "layers.{t}.encoder_attn.out_proj",
         "cross_norm": "layers.{t}.encoder_attn_layer_norm",
     }
-    parts = here if stack == "enc" else here | cross
-    return {f"{stack}_{part}": f"{module}.{key}" for part, key in parts.items()}
+    modules = modules if stack == "enc" else modules | cross
+    return {f"{stack}_{part}": f"{module}.{key}" for part, key in modules.items()}
 
 
 STACK_MODULES = {"embed": "shared", **_list_bart_modules("enc", "encoder"), **_list_bart_modules("dec", "decoder")}
@@ -99,17 +99,14 @@ MARIAN = EncoderDecoderFamily(
     in_transformer_lens=False,
 )
 
-SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = (
-    "{stack}.block.{t}.layer.0",
-    "{stack}.block.{t}.layer.1",
-    "{stack}.block.{t}.layer.{last}",
-)
+SELF_ATTENTION, CROSS_ATTENTION = "{stack}.block.{t}.layer.0", "{stack}.block.{t}.layer.1"
+FEED_FORWARD = "{stack}.block.{t}.layer.{last}"
 
 
 def _list_t5_modules(stack: str, module: str, last_sublayer: int) -> dict[str, str | WeightLocation]:
     """The parts of a stack; its feed-forward map is the last of its sublayers."""
     table = f"{module}.block.0.layer.0.SelfAttention.relative_attention_bias"
-    here = {
+    parts = {
         **{role: f"{SELF_ATTENTION}.SelfAttention.{role}" for role in "qkv"},
         "mix": f"{SELF_ATTENTION}.SelfAttention.o",
         "norm1": f"{SELF_ATTENTION}.layer_norm",
@@ -124,7 +121,7 @@ def _list_t5_modules(stack: str, module: str, last_sublayer: int) -> dict[str, s
         "norm": "{stack}.final_layer_norm",
         "embed": "{stack}.embed_tokens",
     }
-    keys = {part: key.replace("{stack}", module).replace("{last}", str(last_sublayer)) for part, key in here.items()}
+    keys = {part: key.replace("{stack}", module).replace("{last}", str(last_sublayer)) for part, key in parts.items()}
     return {
         **{f"{stack}_{part}": key for part, key in keys.items() if last_sublayer > 1 or "cross" not in part},
         f"{stack}_b": WeightLocation(table, transposed=True),

@@ -1,4 +1,4 @@
-"""What commands share: the net, the sentences, evidence and `do` as people write them."""
+"""The inputs of commands: the net, the sentences, and the values, states and names that users type."""
 
 from __future__ import annotations
 
@@ -35,28 +35,32 @@ class TextSource:
     file: str | None = None
 
     def read_texts(self) -> list[str]:
-        """The sentences of the command line, of the lines of a file, or of the standard input."""
+        """The sentences of the command line, of the lines of a file, or of the standard input.
+
+        Raises:
+            BNetError: Where there are none, where both sources are given, or where the text is not UTF-8.
+        """
         source = "-" if self.file is None and self.sentences == ("-",) else self.file
         if source is None:
             return self._read_arguments()
         if self.sentences and self.file is not None:
             raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="both")
-        where = "standard input" if source == "-" else f"--file {source}"
+        subject = "standard input" if source == "-" else f"--file {source}"
         if source == "-" and sys.stdin is None:
-            raise BNetError(where, expected="a file that can be read", actual="a closed one")
+            raise BNetError(subject, expected="a file that can be read", actual="a closed one")
         try:
             with click.open_file(source, encoding="utf-8-sig") as file:
-                found = [line.strip() for line in file if line.strip()]
+                texts = [line.strip() for line in file if line.strip()]
         except OSError as error:
-            raise BNetError(where, expected="a file that can be read", actual=error.strerror or str(error)) from error
+            raise BNetError(subject, expected="a file that can be read", actual=error.strerror or str(error)) from error
         except UnicodeError as error:
-            raise BNetError(where, expected="text in UTF-8", actual="other bytes") from error
-        if not found:
-            raise BNetError(where, expected="sentences, one in each line", actual="none")
-        return _check_text(where, found)
+            raise BNetError(subject, expected="text in UTF-8", actual="other bytes") from error
+        if not texts:
+            raise BNetError(subject, expected="sentences, one in each line", actual="none")
+        return _check_text(subject, texts)
 
     def read_columns(self) -> list[list[str]]:
-        """The parts of each sentence, which are parted by tabs."""
+        """The tab-separated columns of each sentence."""
         return [[part.strip() for part in text.split("\t")] for text in self.read_texts()]
 
     def _read_arguments(self) -> list[str]:
@@ -71,7 +75,7 @@ class TextSource:
 
 
 def _check_text(subject: str, texts: list[str]) -> list[str]:
-    """Refuse what is no text: NUL, and bytes of the command line that were no UTF-8."""
+    """The texts; refuses NUL, and surrogates, which stand for bytes that are not UTF-8 (PEP 383)."""
     for text in texts:
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise BNetError(subject, expected="text in UTF-8", actual="other bytes")
@@ -98,13 +102,13 @@ class SentenceQuery(TextSource):
     pair: str | None = None
 
     def read_texts(self) -> list[str]:
-        """The sentences; of a saved net without words, where none is given, one that is empty."""
+        """The sentences; for a saved net without words, one empty sentence where none is given."""
         is_saved = not self.sentences and self.file is None and os.path.isfile(self.model)
         is_wordless = is_saved and not load_model(self.model).network.graph.word_stacks
         return [""] if is_wordless else super().read_texts()
 
     def build_sentence(self, net: BNet, text: str) -> Sentence:
-        """The bnet of a text, with its inputs, what is set and what is seen."""
+        """The bnet of a text with the values of `--input`, `--do` and `--given`."""
 
         def parse_in_shape(option: str, texts: Sequence[str]) -> dict[str, object]:
             return {name: _match_shape(net, name, value) for name, value in parse_values(option, texts).items()}
@@ -115,7 +119,7 @@ class SentenceQuery(TextSource):
 
 
 def load_model(model: str) -> BNet:
-    """The net of a model, or of a file that `save` wrote."""
+    """The net that `--model` names: a file that `save` wrote, or a source of `from_pretrained`."""
     if os.path.isfile(model):
         from bnet_transformer.bnet import load_net
 
@@ -128,7 +132,7 @@ def load_model(model: str) -> BNet:
 
 
 def split_stacks(net: BNet, text: str) -> object:
-    """A text as the net takes it: the stacks of a net with several are parted by |."""
+    """The argument of `net.sentence`: the text, None without words, or the texts between `|` by stack."""
     stacks = net.network.graph.word_stacks
     if not stacks and text:
         raise BNetError("sentence", expected="None: the net has no words", actual=text)
@@ -136,47 +140,47 @@ def split_stacks(net: BNet, text: str) -> object:
         return text or None
     parts = [part.strip() for part in text.split("|")]
     if len(parts) != len(stacks):
-        wanted = f"{len(stacks)} texts with | between them, for the stacks {', '.join(stacks)}"
-        raise BNetError("sentence", expected=wanted, actual=text)
+        expected = f"{len(stacks)} texts with | between them, for the stacks {', '.join(stacks)}"
+        raise BNetError("sentence", expected=expected, actual=text)
     return dict(zip(stacks, parts, strict=True))
 
 
 def _match_shape(net: BNet, name: str, value: object) -> object:
-    """A number of a node of width 1 as its vector."""
-    families = [f for f in net.network.graph.groups if name == f.name or name.startswith(f"{f.name}_")]
-    family = max(families, key=lambda f: len(f.name), default=None)
-    if family is None or not isinstance(value, int | float):
+    """The value for a node; a number becomes a vector where the node is a vector of width 1."""
+    groups = [g for g in net.network.graph.groups if name == g.name or name.startswith(f"{g.name}_")]
+    group = max(groups, key=lambda g: len(g.name), default=None)  # x_0_1 could also be a node of a group x
+    if group is None or not isinstance(value, int | float):
         return value
-    member = net.network.specs[family.index]
-    return [value] if member.shape == (1,) and not member.tpm.is_index_valued else value
+    spec = net.network.specs[group.index]
+    return [value] if spec.shape == (1,) and not spec.tpm.is_index_valued else value
 
 
 def show_progress(items: Sequence[T], unit: str) -> Iterable[T]:
-    """The items, with a bar in a terminal where there are several."""
+    """The items, with a progress bar in a terminal where there are several."""
     from tqdm import tqdm
 
-    found: Iterable[T] = tqdm(items, unit=unit, leave=False, disable=None if len(items) > 1 else True)
-    return found
+    bar: Iterable[T] = tqdm(items, unit=unit, leave=False, disable=None if len(items) > 1 else True)
+    return bar
 
 
-# what people write
+# values, states, names and words that users type
 
 
 def parse_values(option: str, texts: Sequence[str]) -> dict[str, object]:
-    """`name=value`, several: a state, a word or numbers for each node."""
-    found: dict[str, object] = {}
-    for each in texts:
-        name, sign, value = (part.strip() for part in each.partition("="))
+    """The values of nodes by name, from several `NAME=VALUE`."""
+    values: dict[str, object] = {}
+    for text in texts:
+        name, sign, value = (part.strip() for part in text.partition("="))
         if not sign or not name or not value:
-            raise BNetError(option, expected="NAME=VALUE", actual=each)
-        if name in found:
+            raise BNetError(option, expected="NAME=VALUE", actual=text)
+        if name in values:
             raise BNetError(f"{option} {name}", expected="one value", actual="two")
-        found[name] = parse_value(value, is_intervention=option == "--do")
-    return found
+        values[name] = parse_value(value, is_intervention=option == "--do")
+    return values
 
 
 def parse_states(option: str, text: str) -> list[object]:
-    """States with commas between them, each as in `parse_values`: a whole number, or a word, in quotes if it is "7"."""
+    """States separated by commas: integers, or words; a word that is a number is quoted, `"7"`."""
     parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', text + ",")
     if not all(parts):
         raise BNetError(option, expected="states with commas between them", actual=text)
@@ -184,38 +188,38 @@ def parse_states(option: str, text: str) -> list[object]:
 
 
 def parse_value(text: str, *, is_intervention: bool) -> object:
-    """A state, a vector, a word; for `do` also what sets a node whatever its shape."""
+    """A state, a vector of floats, or a word; with `is_intervention` also `zero` and `mean`."""
     if is_intervention and text in ("zero", "mean"):
         from bnet_transformer.interventions import Mean, Zero
 
         return Zero() if text == "zero" else Mean()
-    if len(text) > 2 and text[0] == text[-1] == '"':  # a word as it stands, be it a number
+    if len(text) > 2 and text[0] == text[-1] == '"':  # a quoted word, which may be a number
         return text[1:-1]
     if is_integer(text):
         return int(text)
     try:
-        found = [float(part) for part in text.removesuffix(",").split(",")]
+        numbers = [float(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         return text
-    if not all(map(math.isfinite, found)):
+    if not all(map(math.isfinite, numbers)):  # nan and inf are words
         return text
-    return found if "," in text else found[0]
+    return numbers if "," in text else numbers[0]
 
 
 def parse_names(option: str, text: str) -> list[str]:
-    """Names with commas between them."""
-    found = [part.strip() for part in text.split(",")]
-    if not all(found):
+    """Names separated by commas."""
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
         raise BNetError(option, expected="names with commas between them", actual=text)
-    return found
+    return names
 
 
 def find_word(option: str, text: str, words: Sequence[str]) -> int:
-    """A word by its number, or as it stands, if it stands once."""
+    """The index of a word, from its number or from the word itself if it occurs once."""
     if text in words:
         if words.count(text) > 1:
-            places = ", ".join(str(k) for k, word in enumerate(words) if word == text)
-            raise BNetError(option, expected="a word that stands once", actual=text, allowed=f"its number: {places}")
+            indices = ", ".join(str(k) for k, word in enumerate(words) if word == text)
+            raise BNetError(option, expected="a word that stands once", actual=text, allowed=f"its number: {indices}")
         return words.index(text)
     if not is_integer(text) or int(text) >= len(words):
         allowed = ", ".join(words[:20])
@@ -226,7 +230,7 @@ def find_word(option: str, text: str, words: Sequence[str]) -> int:
 def make_config(
     config_class: type[T], options: dict[str, Any], alternatives: Sequence[type[Any]] = (), choice: str = ""
 ) -> T:
-    """The config of some options, which are taken out of them.
+    """Make a config of the options that it has fields for, and remove these from `options`.
 
     Args:
         config_class: The class of the config.
@@ -235,17 +239,16 @@ def make_config(
         choice: How this one is chosen on the command line, for the error.
 
     Returns:
-        The config with those options, and its defaults for all else.
+        The config, with its defaults for the fields that no option sets.
 
     Raises:
-        BNetError: Where an option is one of `alternatives` alone.
+        BNetError: Where an option is a field only of `alternatives`.
     """
     names = {field.name for field in fields(cast(Any, config_class))}
     for name in sorted(options):
-        homes = [other.name for other in alternatives if name in {field.name for field in fields(other)}]
-        if homes and name not in names:
-            option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {home}" for home in homes)
-            raise BNetError(
-                option, expected=f"an option of {choice}", actual="one that it does not have", allowed=allowed
-            )
+        owners = [c.name for c in alternatives if name in {field.name for field in fields(c)}]
+        if owners and name not in names:
+            option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {owner}" for owner in owners)
+            expected = f"an option of {choice}"
+            raise BNetError(option, expected=expected, actual="one that it does not have", allowed=allowed)
     return config_class(**{name: options.pop(name) for name in names & options.keys()})
