@@ -87,7 +87,7 @@ VIT = {
 }
 
 
-def make_model(name, options, dtype=D, attention="eager"):
+def init_model(name, options, dtype=D, attention="eager"):
     """A model of transformers whose parameters, also biases and gains, are random."""
     model_class = getattr(T, name)
     torch.manual_seed(4)

@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer.models._builders import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
-from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, make_model, set_config
+from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, init_model, set_config
 
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 LONG = {**BERT, "max_position_embeddings": 22}
@@ -127,7 +127,7 @@ def test_windows(kind, settings, reach):
 def test_who_reads_whom_is_as_transformers_has_it(name, options):
     """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
     the types of slices for Qwen2; and names of ours are none of a config's."""
-    model = make_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
+    model = init_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
     ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
     module = from_pretrained(model).module().eval()
     present = torch.arange(18) < torch.tensor([18, 5])[:, None]
@@ -149,7 +149,7 @@ def test_who_reads_whom_is_as_transformers_has_it(name, options):
 def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    make_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
+    init_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors") | {key: torch.ones(n) for key, n in add.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(bt.BNetError, match=f"no others within its slices or of what is read; got {left}$"):
@@ -161,8 +161,8 @@ def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
 def test_a_window_wider_than_a_sentence_is_causal():
     """In its values, and in the call of torch, which gets no mask."""
     options = {**LLAMA, "num_key_value_heads": 2}
-    windowed = from_pretrained(make_model("MistralForCausalLM", {**options, "sliding_window": 20}))
-    causal = from_pretrained(make_model("MistralForCausalLM", {**options, "sliding_window": None}))
+    windowed = from_pretrained(init_model("MistralForCausalLM", {**options, "sliding_window": 20}))
+    causal = from_pretrained(init_model("MistralForCausalLM", {**options, "sliding_window": None}))
     ids = torch.randint(13, (2, 20), generator=torch.Generator().manual_seed(0))
     actual, peer = (net.module()(ids, want=["logits"])["logits"] for net in (windowed, causal))
     assert actual.equal(peer)
@@ -181,7 +181,7 @@ def test_a_window_wider_than_a_sentence_is_causal():
     ],
 )
 def test_words_are_generated_as_transformers_does(name, options):
-    model = make_model(name, options)
+    model = init_model(name, options)
     prompts = torch.tensor([[3, 4, 5], [6, 7, 8]])
     peer = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
     result = from_pretrained(model).generate(prompts.tolist(), length=8)
@@ -190,7 +190,7 @@ def test_words_are_generated_as_transformers_does(name, options):
 
 def test_former_files_are_read(tmp_path):
     """Files of Pythia hold masks and angles, and name the readout `embed_out`."""
-    model = make_model("GPTNeoXForCausalLM", NEOX, torch.float32)
+    model = init_model("GPTNeoXForCausalLM", NEOX, torch.float32)
     model.save_pretrained(tmp_path)
     from safetensors.torch import load_file, save_file
 
@@ -210,7 +210,7 @@ def test_former_files_are_read(tmp_path):
     ("name", "options"), [("LlamaModel", {**LLAMA, "num_key_value_heads": 2}), ("GPTNeoXModel", NEOX)]
 )
 def test_weights_are_used_where_they_lie(name, options):
-    model = make_model(name, options)
+    model = init_model(name, options)
     pointers = {value.untyped_storage().data_ptr() for value in model.parameters()}
     net = from_pretrained(model)
     assert {value.untyped_storage().data_ptr() for value in net.parameters.values()} == pointers
@@ -218,7 +218,7 @@ def test_weights_are_used_where_they_lie(name, options):
 
 
 def test_names_of_grouped_heads():
-    net = from_pretrained(make_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
+    net = from_pretrained(init_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
     s = net.sentence([3, 4, 5])
     assert s.parents("a_1_1_0_2") == ["q_1_1_0_2", *(f"{r}_1_1_{j}" for r in "kv" for j in range(3))]
     assert net.graph().nodes["a_0"]["plates"] != net.graph().nodes["k_0"]["plates"]

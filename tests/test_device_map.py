@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
 from bnet_transformer.pretrained.source import model_to_source, wrap_state_dict
 from bnet_transformer.pretrained.weight_mapping import dispatch_weights
-from tests.huggingface_models import GPT2, MPNET, T5, make_model
+from tests.huggingface_models import GPT2, MPNET, T5, init_model
 from tests.test_families import TABLE
 
 MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}
@@ -26,7 +26,7 @@ def load_split(model, devices):
 @pytest.mark.parametrize(("name", "options"), [("GPT2Model", GPT2), ("MPNetModel", MPNET)])
 def test_a_node_is_computed_where_its_weights_are(name, options):
     """Values come with the slices to other devices: the first slice is computed here, the second where it lies."""
-    model = make_model(name, options, torch.float32)
+    model = init_model(name, options, torch.float32)
     part = "h.1" if name[0] == "G" else "encoder.layer.1"
     device_map = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
     expected_net, net = from_pretrained(model), load_split(model, device_map)
@@ -41,13 +41,13 @@ def test_a_node_is_computed_where_its_weights_are(name, options):
     assert weights["a_1"].is_meta and not weights["a_0"].is_meta
     if name[0] == "G":
         with pytest.raises(bt.BNetError, match="a net on one device; got cpu, meta"):
-            load_split(make_model("GPT2LMHeadModel", options), {f"transformer.{part}": "meta", "": "cpu"}).generate([3])
+            load_split(init_model("GPT2LMHeadModel", options), {f"transformer.{part}": "meta", "": "cpu"}).generate([3])
     torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], expected_net.sentence([3, 4, 5])["x_1_2"])
 
 
 def test_a_device_map_is_respected(tmp_path):
     """In a folder each tensor is brought to its device once, at the longest name that fits."""
-    model = make_model("GPT2Model", GPT2, torch.float32)
+    model = init_model("GPT2Model", GPT2, torch.float32)
     model.save_pretrained(tmp_path)
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
         net = from_pretrained(tmp_path, device_map=device_map)
@@ -71,7 +71,7 @@ def test_a_device_map_is_respected(tmp_path):
 def test_a_map_names_modules_as_transformers_has_them(name, tmp_path):
     """Whatever the file calls them (GPT-NeoX's readout, a ViT's slices), every module of the model is known by its
     name, also one without weights; and so is a module of the bare model."""
-    model = make_model(*TABLE[name][:2], torch.float32)
+    model = init_model(*TABLE[name][:2], torch.float32)
     model.save_pretrained(tmp_path)
     family = FAMILIES[model.config.model_type]
     modules = [part for part, module in model.named_modules() if part and not list(module.children())]
@@ -90,7 +90,7 @@ def test_a_map_names_modules_as_transformers_has_them(name, tmp_path):
 
 
 def test_auto_is_the_only_device(monkeypatch):
-    model = make_model("GPT2Model", GPT2, torch.float32)
+    model = init_model("GPT2Model", GPT2, torch.float32)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     assert {v.device.type for v in from_pretrained(model, device_map="auto").parameters.values()} == {"cpu"}
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("meta"))
@@ -115,7 +115,7 @@ def test_auto_is_the_only_device(monkeypatch):
 
 def test_weights_are_brought_to_a_type():
     """Of a T5 in float16 `transformers` keeps some in float32: no net computes in both."""
-    model = make_model("T5ForConditionalGeneration", T5, torch.float32).half()
+    model = init_model("T5ForConditionalGeneration", T5, torch.float32).half()
     for part in (*model.encoder.block, *model.decoder.block):
         part.layer[-1].DenseReluDense.wo.float()
     with pytest.raises(bt.BNetError, match=r"one floating type; got torch.float16, torch.float32; allowed: dtype="):

@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
 from bnet_transformer.tpm import Buckets
-from tests.huggingface_models import BART, T5, D, T, make_model, set_config
+from tests.huggingface_models import BART, T5, D, T, init_model, set_config
 
 LONG = {**BART, "max_position_embeddings": 20}
 SMALL = {"d_model": 15, "encoder_attention_heads": 5, "decoder_attention_heads": 5, "activation_function": "relu"}
@@ -75,13 +75,13 @@ def check_states(model, net, exact):
 @pytest.mark.parametrize("k", [1, 5, 8])
 def test_states_in_single_precision_are_those_of_fused_attention(k):
     name, options = MODELS[k]
-    model = make_model(name, options, torch.float32, "sdpa")
+    model = init_model(name, options, torch.float32, "sdpa")
     check_states(model, from_pretrained(model), 1e-4)
 
 
 @EVERY_MODEL
 def test_states_attention_and_gradients_are_transformers(name, options):
-    model = make_model(name, options)
+    model = init_model(name, options)
     net, family = from_pretrained(model), FAMILIES[model.config.model_type]
     check_states(model, net, 1e-9)
     ids, present = make_padded()
@@ -125,7 +125,7 @@ def all_present(ids):
 
 
 def test_a_readout_of_its_own_is_read_as_flan_t5_has_it():
-    model = make_model("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False})
+    model = init_model("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False})
     model.lm_head.weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
     net = from_pretrained(model)
     check_states(model, net, 1e-9)
@@ -133,7 +133,7 @@ def test_a_readout_of_its_own_is_read_as_flan_t5_has_it():
 
 
 def test_one_node_biases_the_scores_of_all_slices():
-    net = from_pretrained(make_model("T5ForConditionalGeneration", T5))
+    net = from_pretrained(init_model("T5ForConditionalGeneration", T5))
     s = net.sentence({"enc": [3, 4], "dec": [0, 5]})
     assert net.parameters["enc_b.value"].shape == (3, 6)
     assert s.children("enc_b_1") == [f"enc_a_{t}_1_{i}" for t in range(2) for i in range(2)]
@@ -144,7 +144,7 @@ def test_one_node_biases_the_scores_of_all_slices():
 
 @pytest.mark.parametrize("k", [1, 8])
 def test_a_folder_is_read_as_the_model_in_memory(k, tmp_path):
-    model = make_model(*MODELS[k], torch.bfloat16)
+    model = init_model(*MODELS[k], torch.bfloat16)
     net = from_pretrained(model)
     for size in ("5GB", "1KB"):
         folder = tmp_path / size
@@ -161,7 +161,7 @@ def make_one_slice_model(k):
     """A model with one slice in each stack."""
     name, options = MODELS[k]
     layers = ("num_layers", "num_decoder_layers") if "T5" in name else ("encoder_layers", "decoder_layers")
-    return make_model(name, {**options, **dict.fromkeys(layers, 1)})
+    return init_model(name, {**options, **dict.fromkeys(layers, 1)})
 
 
 @pytest.mark.parametrize("k", [0, 4, 7])
@@ -225,7 +225,7 @@ def test_a_key_holds_what_our_parameter_holds(k):
 
 
 def test_names_that_nothing_has_are_refused():
-    net = from_pretrained(make_model("BartModel", BART))
+    net = from_pretrained(init_model("BartModel", BART))
     assert to_hugging_face(net, "dec_cross_j_2_1_*") == "cross_attentions[2][:, 1, :, :]"
     for wrong, match in (("enc_x_3_*", "a slice from 0 to 2"), ("dec_x_4_*", "0 to 3"), ("enc_q_0_3_*", "0 to 2")):
         with pytest.raises(bt.BNetError, match=match):
@@ -247,7 +247,7 @@ def folder(tmp_path):
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
     )
-    make_model("BartForConditionalGeneration", BART).save_pretrained(tmp_path)
+    init_model("BartForConditionalGeneration", BART).save_pretrained(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
@@ -283,7 +283,7 @@ def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
     """A Marian whose stacks have a vocabulary each comes with the tokenizer of the first."""
     for states in (13, 17):
         options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": states}
-        make_model("MarianMTModel", options).save_pretrained(folder)
+        init_model("MarianMTModel", options).save_pretrained(folder)
         net = from_pretrained(folder)
         net.save(tmp_path / "net.safetensors")
         for loaded in (net, bt.load(tmp_path / "net.safetensors")):
@@ -305,7 +305,7 @@ def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
     ],
 )
 def test_a_decoder_reads_later_words_where_its_config_says_so(name, options):
-    model = make_model(name, options, attention="sdpa")
+    model = init_model(name, options, attention="sdpa")
     net, (ids, present) = from_pretrained(model), make_padded()
     _, (actual,) = run_net(net, net.module().eval(), ids, present)
     peer = run_peer(model, ids, present).logits
@@ -342,11 +342,11 @@ def test_settings_that_change_the_equations_are_refused(name, options, match):
     if options.get("relative_attention_max_distance") == 1:
         options = {**options, "relative_attention_num_buckets": 4}
     with pytest.raises(bt.BNetError, match=match):
-        from_pretrained(make_model(name, options))
+        from_pretrained(init_model(name, options))
 
 
 def test_positions_that_are_no_sinusoids_are_refused():
-    model = make_model("MarianModel", BART)
+    model = init_model("MarianModel", BART)
     model.encoder.embed_positions.weight.data[3, 4] += 1e-5
     with pytest.raises(bt.BNetError, match=r"MarianModel: encoder.embed_positions: expected sinusoids"):
         from_pretrained(model)

@@ -10,7 +10,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
-from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, make_model, set_config
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, init_model, set_config
 
 IDS = [3, 4, 5, 6]
 OTHER_IDS = [3, 7, 5, 8]
@@ -51,7 +51,7 @@ def make_case(name):
     """The net of the tiny model of a family, with two sentences of the same length."""
     if name not in NETS:
         kind, options, sentences = TABLE[name]
-        net = from_pretrained(make_model(kind, options))
+        net = from_pretrained(init_model(kind, options))
         NETS[name] = net, *(net.sentence(sentence) for sentence in sentences)
     return NETS[name]
 
@@ -196,7 +196,7 @@ def test_it_has_a_page(name, tmp_path):
 def test_a_net_of_halves_is_shown_as_others(name, tmp_path):
     """numpy has no bfloat16: the page, reads and plots of such a net are in float32."""
     kind, options, sentences = TABLE[name]
-    net = from_pretrained(make_model(kind, options, torch.float32), dtype=torch.bfloat16)
+    net = from_pretrained(init_model(kind, options, torch.float32), dtype=torch.bfloat16)
     s, other = (net.sentence(x.bfloat16() if isinstance(x, torch.Tensor) else x) for x in sentences)
     role = None if find_states(s) == "x" else "dec_a"
     assert s.explore(tmp_path / "s.html").stat().st_size > 20_000
@@ -239,7 +239,7 @@ def test_albert_has_one_weight_node_and_many_slices():
 
 def test_the_buckets_of_mpnet_are_transformers():
     """At every distance that it may meet, in float32, as it computes them."""
-    net = from_pretrained(make_model("MPNetModel", MPNET))
+    net = from_pretrained(init_model("MPNetModel", MPNET))
     b, n = torch.arange(32.0), torch.arange(600)
     peer = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
     assert net.network.get_spec("a_1").tpm.bias.compute_bias(b, n, n).equal(peer.float())
@@ -250,7 +250,7 @@ def test_the_buckets_of_mpnet_are_transformers():
 
 
 def test_an_unknown_family_is_refused_with_the_list(tmp_path):
-    make_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    init_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
     set_config(tmp_path, model_type="mamba")
     with pytest.raises(bt.BNetError, match=f"a known family; got 'mamba'; allowed: .*{', '.join(TABLE)}"):
         from_pretrained(tmp_path)
@@ -271,7 +271,7 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
     )
     try:
         assert register_family(electra) is electra and register_family(electra) is electra
-        model = make_model("ElectraModel", {**BERT, "embedding_size": 12})
+        model = init_model("ElectraModel", {**BERT, "embedding_size": 12})
         net = from_pretrained(model)
         peer = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
         s = net.sentence(IDS)

@@ -206,9 +206,9 @@ def test_ablation_is_zero_before_the_output_projection():
 @pytest.fixture(scope="module")
 def bert():
     """A BERT of random weights: the net of it, its own module, sentences of two lengths."""
-    from tests.huggingface_models import BERT, make_model
+    from tests.huggingface_models import BERT, init_model
 
-    model = make_model("BertModel", BERT)
+    model = init_model("BertModel", BERT)
     ids = [torch.tensor(row) for row in ([[3, 1, 7, 12], [5, 5, 2, 0]], [[9, 1, 4], [2, 8, 11], [6, 7, 3]])]
     return bt.from_pretrained(model), model, ids
 

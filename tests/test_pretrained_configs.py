@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.family import load_config
-from tests.huggingface_models import T, make_model, set_config
+from tests.huggingface_models import T, init_model, set_config
 from tests.test_families import TABLE
 
 ALIASED = ["gpt2", "distilbert", "bart", "marian", "t5"]
@@ -36,7 +36,7 @@ def check_logits(net, model, sentence, tolerance=1e-5):
 def saved(name, folder, dtype=torch.float32):
     """A folder of the tiny model of a family, its class and a sentence."""
     kind, options, sentences = TABLE[name]
-    model = make_model(kind, options, dtype)
+    model = init_model(kind, options, dtype)
     model.save_pretrained(folder)
     sentence = sentences[0].to(dtype) if isinstance(sentences[0], torch.Tensor) else sentences[0]
     return getattr(T, kind), sentence
@@ -122,9 +122,9 @@ def test_a_folder_is_read_without_transformers(tmp_path, monkeypatch):
 def test_an_explicit_activation_of_t5_is_read(projection, activation, tmp_path):
     kind, options, sentences = TABLE["t5"]
     options = {**options, "feed_forward_proj": projection, "dense_act_fn": activation}
-    model = make_model(kind, options)
+    model = init_model(kind, options)
     check_logits(from_pretrained(model), model, sentences[0], 1e-9)
-    make_model(kind, options, torch.float32).save_pretrained(tmp_path)
+    init_model(kind, options, torch.float32).save_pretrained(tmp_path)
     check_logits(from_pretrained(tmp_path), getattr(T, kind).from_pretrained(tmp_path).eval(), sentences[0])
 
 
@@ -132,7 +132,7 @@ def test_an_explicit_activation_of_t5_is_read(projection, activation, tmp_path):
 def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path):
     kind, options, _ = TABLE["t5"]
     explicit = {} if projection in ("gated-quick_gelu", "mish") else {"dense_act_fn": "quick_gelu"}
-    model = make_model(kind, {**options, "feed_forward_proj": projection, **explicit}, torch.float32)
+    model = init_model(kind, {**options, "feed_forward_proj": projection, **explicit}, torch.float32)
     model.save_pretrained(tmp_path)
     for source in (model, tmp_path):
         with pytest.raises(bt.BNetError, match="a known activation"):
@@ -145,7 +145,7 @@ def test_slices_that_differ_are_refused(name, tmp_path):
     kind, options, _ = TABLE[name]
     local = {"0": {next(item for item in ("hidden_act", "activation", "activation_function", "dense_act_fn")
                       if item in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
-    model = make_model(kind, options, torch.float32)
+    model = init_model(kind, options, torch.float32)
     model.save_pretrained(tmp_path)
     set_config(tmp_path, per_layer_config=local)
     model.config.per_layer_config = local
