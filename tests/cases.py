@@ -1,6 +1,6 @@
-"""The one table of small networks on which every reading is checked against the reference.
+"""Small networks on which every implementation is compared with the reference.
 
-Each case builds a net and says a sentence to it; `evidence` is possible evidence on it, where it has a likelihood.
+Each case has a net and a text; `evidence` has a positive probability, where the net has a likelihood.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ HEADS = ["head", "word"]
 
 @dataclass(frozen=True)
 class Case:
-    """A small net, a sentence, and evidence that it can bear."""
+    """A small net, the text of a sentence, and evidence of positive probability."""
 
     name: str
     build: Callable[[], bt.BNet]
-    said: object = "the cat sat"
+    text: object = "the cat sat"
     evidence: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
     def net(self) -> bt.BNet:
         """The net, in float64, its parameters spread so that no test is trivially true; the same for all tests."""
-        return jolted(self.build()).to(torch.float64)
+        return jitter(self.build()).to(torch.float64)
 
     @property
     def sentence(self) -> bt.Sentence:
-        """The bnet of the case's sentence, of which nothing is computed yet."""
-        return self.net.sentence(self.said)
+        """The ground bnet of the case's text; nothing of it is computed yet."""
+        return self.net.sentence(self.text)
 
 
-def inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
-    """The given values of a sentence as a batch of one."""
+def batch_inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
+    """The given values of a sentence, `[1, ...]` by group name."""
     return {name: value[None] for name, value in s.state.encoded.given.items()}
 
 
-def gathered(s: bt.Sentence) -> dict[str, Evidence]:
-    """The evidence of a sentence as evidence on families, for a batch of one."""
+def batch_evidence(s: bt.Sentence) -> dict[str, Evidence]:
+    """The evidence of a sentence as evidence on node groups, for a batch of one."""
     result = {}
     for node, value in s.state.evidence.items():
-        family, index = s.ground.unravel_index(node)
-        if family.name not in result:
-            shape = s.ground.shapes[family.index]
+        group, index = s.ground.unravel_index(node)
+        if group.name not in result:
+            shape = s.ground.shapes[group.index]
             values = torch.zeros(1, *shape, *value.shape, dtype=value.dtype)
-            result[family.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
-        result[family.name].value[(0, *index)] = value
-        result[family.name].observed[(0, *index)] = True
+            result[group.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
+        result[group.name].value[(0, *index)] = value
+        result[group.name].observed[(0, *index)] = True
     return result
 
 
-def doubled(**options: object) -> bt.BNet:
+def two_head_net(**options: object) -> bt.BNet:
     """The chapter's net with two heads and a readout of three states, in float64."""
-    return jolted(chapter(**{"heads": 2, "observe": tpm.Categorical(3), **options})()).to(torch.float64)
+    return jitter(chapter(**{"heads": 2, "observe": tpm.Categorical(3), **options})()).to(torch.float64)
 
 
-def case_of(name: str) -> Case:
-    """The case of a name."""
+def get_case(name: str) -> Case:
+    """The case with this name."""
     return next(case for case in CASES if case.name == name)
 
 
@@ -74,7 +74,7 @@ def close(actual: object, expected: object, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
-def jolted(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
+def jitter(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
     """The same net with noise on every learnable parameter (biases that start at zero would hide errors)."""
     generator = torch.Generator().manual_seed(5)
     return net.replace(
@@ -201,7 +201,7 @@ def two_selectors() -> bt.BNet:
 
 
 def gated() -> bt.BNet:
-    """A stranger's gate and a stranger's attention."""
+    """A user-defined gate and a user-defined attention."""
     nodes = [
         *projections(),
         bt.Node("a", AdditiveAttention(), ["q", every("k"), every("v")], plates=WORD),
@@ -225,7 +225,7 @@ def recurrent() -> bt.BNet:
 
 
 def recurrences() -> bt.BNet:
-    """Recurrent maps of all kinds: under a selector, of heads, of what all earlier words came to, gated."""
+    """Recurrent maps of all kinds: under a selector, of heads, of the sum over earlier words, gated."""
     before = bt.Arrow("h", "before")
     nodes = [
         bt.Node("W", tpm.Select((3, 3)), ["c"]),
@@ -260,7 +260,7 @@ def marginal() -> bt.BNet:
 
 
 def hidden_markov() -> bt.BNet:
-    """A chain of discrete states along the words, seen through a real readout: each state reads the one before."""
+    """A chain of discrete states along the words, each given the one before, observed through a Normal readout."""
     state = bt.Node("z", tpm.Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD)
     mean = [bt.Node("W", tpm.Select((2, 4)), ["z"], plates=WORD), bt.Node("x", tpm.Linear(), ["W", "x"], plates=WORD)]
     prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
@@ -282,14 +282,14 @@ def experts() -> bt.BNet:
 
 def encoder_decoder() -> bt.BNet:
     """Cross attention (Vaswani et al.): each decoder slice has its own keys and values over the encoder's words."""
-    given = [bt.Node("x", tpm.Given(4), plates=WORD)]
+    prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
     enc = bt.Stack(
         [
             *projections(),
             bt.Node("a", tpm.Attention(tpm.Dot(None)), ["q", every("k"), every("v")], plates=WORD),
             bt.Node("x", tpm.Add(), ["x", "a"], plates=WORD),
         ],
-        given,
+        prologue,
         slices=2,
         name="enc",
     )
@@ -301,10 +301,10 @@ def encoder_decoder() -> bt.BNet:
         bt.Node("cross_a", tpm.Attention(tpm.Dot(None)), ["cross_q", every("cross_k"), every("cross_v")], plates=WORD),
         bt.Node("past", tpm.Pool("sum"), [bt.Arrow("a", "earlier")], plates=WORD),
     ]
-    local = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
+    self_attention = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
     dec = bt.Stack(
-        [local, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
-        given,
+        [self_attention, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
+        prologue,
         [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)],
         slices=2,
         name="dec",
@@ -364,7 +364,7 @@ def grouped() -> bt.BNet:
 
 
 def started() -> bt.BNet:
-    """A first word with a vector of its own."""
+    """A learned start vector at the first word."""
     prologue = [
         bt.Node("token", tpm.Given(states=3), plates=WORD),
         bt.Node("embed", tpm.Embed(4), ["token"], plates=WORD),
@@ -405,7 +405,7 @@ def bucketed() -> bt.BNet:
 
 
 def shared_slices() -> bt.BNet:
-    """One set of parameters for all slices, told both ways: shared nodes, and weights outside the slices."""
+    """One set of parameters for all slices, declared both ways: shared nodes, and weights outside the slices."""
     table = ((True, False, True), (True, True, False), (False, False, True))
     mask = bt.Reach("mask", table=table)
     nodes = [

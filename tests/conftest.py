@@ -1,4 +1,4 @@
-"""Under pytest the inner rooms check their own annotations; every test starts from one seed."""
+"""Checks of annotations in the graph and the reference, one seed for every test, and shared fixtures."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -9,25 +9,25 @@ import torch
 from beartype.claw import beartype_package
 from hypothesis import settings
 
-INNER = [
+CHECKED_MODULES = [
     "graph.ground_graph",
     "graph.traversal",
     "reference.ground_model",
     "reference.run",
     "reference.enumeration",
-]  # beartype draws from random: not what a fit calls
+]  # beartype uses the global random state: not modules that a fit calls
 
-for room in INNER:
-    beartype_package(f"bnet_transformer.{room}")
+for module_name in CHECKED_MODULES:
+    beartype_package(f"bnet_transformer.{module_name}")
 
 torch.set_num_threads(1)
-gc.disable()  # nothing of what is imported and collected is garbage: to look at it again and again takes seconds
+gc.disable()  # imports and collection create no garbage, and scanning them takes seconds
 settings.register_profile("quiet", deadline=None)
 settings.load_profile("quiet")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, so that later collections of garbage, which are rare, do not look at it."""
+    """Freeze what was imported, so that later garbage collections skip it."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -39,29 +39,26 @@ def _one_seed() -> None:
 
 
 @pytest.fixture
-def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference makes the run of each joint state once: asked of another node, it goes on with what it knows.
-
-    Values, distributions and readings of many nodes are then those of the same runs, at a fraction of the time.
-    """
+def cached_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference creates the run of each joint state once, and later queries reuse what it has computed."""
     from bnet_transformer import reference
     from bnet_transformer.reference import enumeration, node_tables
 
-    plain, created = reference.enumerate_runs, {}
+    enumerate_runs, cache = reference.enumerate_runs, {}
 
-    def runs(world, free, known, budget=reference.BUDGET):
-        key = (id(world), tuple(free), tuple((node, id(value)) for node, value in known.items()), budget)
-        if key not in created:
-            created[key] = (world, known, list(plain(world, free, known, budget)))  # what has a key stays alive
-        return iter(created[key][-1])
+    def cached_enumerate_runs(model, choices, fixed, budget=reference.BUDGET):
+        key = (id(model), tuple(choices), tuple((node, id(value)) for node, value in fixed.items()), budget)
+        if key not in cache:
+            cache[key] = (model, fixed, list(enumerate_runs(model, choices, fixed, budget)))  # keeps keys alive
+        return iter(cache[key][-1])
 
     for module in (node_tables, enumeration, reference):
-        monkeypatch.setattr(module, "enumerate_runs", runs)
+        monkeypatch.setattr(module, "enumerate_runs", cached_enumerate_runs)
 
 
 @pytest.fixture
-def without_the_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """A context in which the reference cannot be used: all that is answered in it is computed in batches."""
+def forbid_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which every use of the reference fails, so that answers must be computed in batches."""
 
     from bnet_transformer import reference
 

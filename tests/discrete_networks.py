@@ -1,4 +1,4 @@
-"""Two Bayesian networks without words, and sums over all their states: oracles that are not the package's own."""
+"""Two Bayesian networks without words, and oracles for them: pgmpy, and sums over all joint states."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from pgmpy.models import DiscreteBayesianNetwork
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.tpm import Categorical
-from tests.cases import jolted
+from tests.cases import jitter
 
 D = torch.float64
 PARENTS = {
@@ -27,20 +27,20 @@ PARENTS = {
 
 
 def asia() -> bt.BNet:
-    """The chest clinic of Lauritzen and Spiegelhalter (1988), its tables drawn anew."""
+    """The chest clinic of Lauritzen and Spiegelhalter (1988), with random tables."""
     nodes = [bt.Node(name, Categorical(2, labels=("no", "yes")), parents) for name, parents in PARENTS.items()]
-    return jolted(bt.BNet(bt.Declaration(nodes=nodes, name="asia")), 1.0).to(D)
+    return jitter(bt.BNet(bt.Declaration(nodes=nodes, name="asia")), 1.0).to(D)
 
 
-def tables(net: bt.BNet) -> dict[str, np.ndarray]:
+def get_tables(net: bt.BNet) -> dict[str, np.ndarray]:
     """`P(node | parents)`, the state last."""
     return {name: net.parameters[f"{name}.logits"].softmax(-1).numpy() for name in PARENTS}
 
 
-def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
-    """The same net by its tables, not by our export."""
+def to_pgmpy_model(net: bt.BNet) -> DiscreteBayesianNetwork:
+    """The same net built from its tables, not by the export of the package."""
     result = DiscreteBayesianNetwork([(parent, child) for child, parents in PARENTS.items() for parent in parents])
-    for name, table in tables(net).items():
+    for name, table in get_tables(net).items():
         parents = list(PARENTS[name])
         flat = table.reshape(-1, 2).T
         result.add_cpds(TabularCPD(name, 2, flat, evidence=parents or None, evidence_card=[2] * len(parents) or None))
@@ -49,44 +49,44 @@ def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
 
 def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
     """Posteriors of every node and of three together, also those of the reference, are pgmpy's."""
-    s, oracle = net.sentence(), VariableElimination(in_pgmpy(net))
-    known = {s.ground.id(name): torch.tensor(state) for name, state in evidence.items()}
+    s, oracle = net.sentence(), VariableElimination(to_pgmpy_model(net))
+    fixed = {s.ground.id(name): torch.tensor(state) for name, state in evidence.items()}
     for name in PARENTS:
         if name not in evidence:
             peer = oracle.query([name], evidence=evidence, show_progress=False).values
             np.testing.assert_allclose(s.posterior(name, evidence), peer, atol=1e-12)
             if name == "lung":
-                by_loop = reference.posterior(s.state.model, s.ground.id(name), known)
-                np.testing.assert_allclose(by_loop, peer, atol=1e-12)
-    both = [name for name in ("lung", "bronc", "tub") if name not in evidence]
-    peer = oracle.query(both, evidence=evidence, show_progress=False)
-    order = [peer.variables.index(name) for name in both]
-    np.testing.assert_allclose(s.posterior(both, evidence), peer.values.transpose(order), atol=1e-12)
+                actual = reference.posterior(s.state.model, s.ground.id(name), fixed)
+                np.testing.assert_allclose(actual, peer, atol=1e-12)
+    names = [name for name in ("lung", "bronc", "tub") if name not in evidence]
+    peer = oracle.query(names, evidence=evidence, show_progress=False)
+    order = [peer.variables.index(name) for name in names]
+    np.testing.assert_allclose(s.posterior(names, evidence), peer.values.transpose(order), atol=1e-12)
 
 
 def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
-    """`P(all nodes)`, an axis for each, by the product of the tables; of a node that is set a delta."""
+    """`P(all nodes)`, an axis for each, by the product of the tables; with a delta for a node that `do` sets."""
     total = np.ones((2,) * len(PARENTS))
     names = list(PARENTS)
-    for states in itertools.product(range(2), repeat=len(names)):
-        at = dict(zip(names, states, strict=True))
-        for name, table in tables(net).items():
+    for index in itertools.product(range(2), repeat=len(names)):
+        states_by_name = dict(zip(names, index, strict=True))
+        for name, table in get_tables(net).items():
             if do and name in do:
-                total[states] *= float(at[name] == do[name])
+                total[index] *= float(states_by_name[name] == do[name])
             else:
-                total[states] *= table[(*(at[parent] for parent in PARENTS[name]), at[name])]
+                total[index] *= table[(*(states_by_name[parent] for parent in PARENTS[name]), states_by_name[name])]
     return total
 
 
 def marginal(table: np.ndarray, name: str, observed: dict[str, int]) -> np.ndarray:
-    """`P(name, seen)` of a joint table."""
+    """`P(name, observed)` from a joint table."""
     names = list(PARENTS)
-    index = tuple(observed.get(item, slice(None)) for item in names)
-    left = [item for item in names if item not in observed]
-    return table[index].sum(tuple(k for k, item in enumerate(left) if item != name))
+    index = tuple(observed.get(node, slice(None)) for node in names)
+    remaining = [node for node in names if node not in observed]
+    return table[index].sum(tuple(k for k, node in enumerate(remaining) if node != name))
 
 
-def sampled(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def draw_samples(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return dict(net.sentence().sample(count, seed=seed).states)
 
 
@@ -96,8 +96,8 @@ def site_density(net: bt.BNet, y: torch.Tensor) -> torch.Tensor:
     normal = torch.distributions.Normal(
         p["mean.values"], p["y.log_sigma"].exp()[:, None, None]
     )  # [site, state, feature]
-    of_x = normal.log_prob(y[:, :, None]).sum(-1)  # [sentence, site, state]
-    given_z = p["x.logits"].log_softmax(-1)[None] + of_x[:, :, None]  # [sentence, site, z, state]
+    log_likelihood = normal.log_prob(y[:, :, None]).sum(-1)  # [sentence, site, state]
+    given_z = p["x.logits"].log_softmax(-1)[None] + log_likelihood[:, :, None]  # [sentence, site, z, state]
     return (p["z.logits"].log_softmax(-1) + given_z.logsumexp(-1).sum(1)).logsumexp(-1)
 
 

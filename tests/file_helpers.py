@@ -1,4 +1,4 @@
-"""What the tests of files share: equal nets, and files that are tampered with."""
+"""Helpers for tests of files: equality of networks, and files with a changed header or changed tensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 from bnet_transformer.declare import Network, io as store
 
 
-def same(one: Network, other: Network) -> None:
-    """Equal declarations, parameters equal to the bit."""
+def assert_same(one: Network, other: Network) -> None:
+    """Assert that declarations are equal and parameters are bitwise equal."""
     assert one.declaration == other.declaration
     assert (one.seed, one.graph, one.specs) == (other.seed, other.graph, other.specs)
     assert one.parameters.keys() == other.parameters.keys()
     for name, value in one.parameters.items():
-        result = other.parameters[name]
-        assert result.dtype == value.dtype and result.shape == value.shape
-        bits = (t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (value, result))
+        peer = other.parameters[name]
+        assert peer.dtype == value.dtype and peer.shape == value.shape
+        bits = (t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (value, peer))
         assert torch.equal(*bits), name
 
 
@@ -33,17 +33,17 @@ def rewrite(
     signed: bool = False,
     **tensors: torch.Tensor | None,
 ) -> Path:
-    """The same file with another header, its hash true where it is `signed`; tensors changed, added or (None) gone."""
-    with safe_open(path, "pt") as opened:
-        metadata = opened.metadata()
-        held = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    """Rewrite a file with another header, rehashed if `signed`, and tensors changed, added or (None) removed."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        stored = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     if header is not None:
-        given = json.loads(metadata[store.METADATA_KEY])
-        changed = header(given)
-        given = given if changed is None else changed
+        content = json.loads(metadata[store.METADATA_KEY])
+        changed = header(content)
+        content = content if changed is None else changed
         if signed:
-            given["sha256"] = store._compute_sha256(given, held)
-        metadata[store.METADATA_KEY] = json.dumps(given)
-    held |= {name: value for name, value in tensors.items() if value is not None}
-    save_file({n: v for n, v in held.items() if tensors.get(n, v) is not None}, path, metadata)
+            content["sha256"] = store._compute_sha256(content, stored)
+        metadata[store.METADATA_KEY] = json.dumps(content)
+    stored |= {name: value for name, value in tensors.items() if value is not None}
+    save_file({n: v for n, v in stored.items() if tensors.get(n, v) is not None}, path, metadata)
     return path

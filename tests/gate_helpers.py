@@ -1,4 +1,4 @@
-"""What the tests of heads share: small nets that sum heads, and runs by the reference with some heads at zero."""
+"""Helpers for tests of heads: small nets that sum heads, and reference runs with some heads set to zero."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.interventions import Zero
-from tests.cases import CASES, jolted
+from tests.cases import CASES, jitter
 
 D = torch.float64
 BY_NAME = {case.name: case for case in CASES}
@@ -14,57 +14,57 @@ VOCABULARY = ["the", "cat", "sat", "on", "a", "dog", "ran", "off", "mat"]
 TEXTS = ["the cat sat", "a dog ran off the mat", "the dog sat", "a cat"]
 
 
-def quiet(_):
-    """No bar."""
+def no_progress(_):
+    """Report no progress."""
 
 
 def inclusion(net, data, **options):
     return bt.inclusion(net, data, progress=False, **{"draws": 64, **options})
 
 
-def concat(**options):
-    given = {"heads": 3, "slices": 2, "combine": "concat", "residual": True, **options}
-    return jolted(bt.bayesuvius(4, **given)).to(D)
+def concat_net(**options):
+    kwargs = {"heads": 3, "slices": 2, "combine": "concat", "residual": True, **options}
+    return jitter(bt.bayesuvius(4, **kwargs)).to(D)
 
 
 def close(actual, expected, tolerance=1e-9):
     torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
 
 
-def nodes_of(s, family):
-    """The names of the nodes of a family, `[head, word]`."""
+def get_names(s, group):
+    """The names of the nodes of a group, `[head, word]`."""
     ground = s.ground
-    result = ground.template.by_name[family]
-    shape = ground.shapes[result.index]
-    names = np.array([ground.name(n) for n in ground.select_nodes(result).tolist()])
-    return names.reshape(-1, *shape[-1:]) if result.plates else names.reshape(shape)
+    node_group = ground.template.by_name[group]
+    shape = ground.shapes[node_group.index]
+    names = np.array([ground.name(n) for n in ground.select_nodes(node_group).tolist()])
+    return names.reshape(-1, *shape[-1:]) if node_group.plates else names.reshape(shape)
 
 
-def run_of(s, *off):
-    """A run by the reference, node by node, in which these heads are set to zero: (family, head)."""
-    done = s.do({name: Zero() for family, head in off for name in nodes_of(s, family)[head].ravel()})
-    return reference.ReferenceRun(done.state.model, {})
+def run_without(s, *off):
+    """A reference run in which these heads are set to zero: pairs (group, head)."""
+    ablated = s.do({name: Zero() for group, head in off for name in get_names(s, group)[head].ravel()})
+    return reference.ReferenceRun(ablated.state.model, {})
 
 
-def output_of(s, run, family):
-    """The nodes of a family in a run: values, log probabilities, means."""
-    kind = s.net.network.get_spec(family).tpm.kind
-    ids = [s.ground.id(name) for name in nodes_of(s, family).ravel()]
+def get_output(s, run, group):
+    """The values, logits or means of the nodes of a group in a run."""
+    kind = s.net.network.get_spec(group).tpm.kind
+    ids = [s.ground.id(name) for name in get_names(s, group).ravel()]
     if kind == "deterministic":
         return torch.stack([run.value(node) for node in ids])
-    result = [run.distribution(node) for node in ids]
-    return torch.stack([item.logits if kind == "discrete" else item.mean for item in result])
+    distributions = [run.distribution(node) for node in ids]
+    return torch.stack([dist.logits if kind == "discrete" else dist.mean for dist in distributions])
 
 
-def log_p(s, run, given, output, full):
-    """`log P` of what is told of families in a run, or `-|f - full|^2 / 2` of an output f."""
-    if given is None:
-        return -0.5 * (output_of(s, run, output) - full).square().sum()
+def log_prob(s, run, observed, output, full):
+    """`log P(observed)` by group in a run, or `-|f - full|^2 / 2` of an output f."""
+    if observed is None:
+        return -0.5 * (get_output(s, run, output) - full).square().sum()
     total = torch.zeros((), dtype=D)
-    for family, values in given.items():
-        names = nodes_of(s, family).ravel()
-        for name, value in zip(names, values if nodes_of(s, family).ndim else [values], strict=True):
+    for group, values in observed.items():
+        names = get_names(s, group).ravel()
+        for name, value in zip(names, values if get_names(s, group).ndim else [values], strict=True):
             if value is not None:
-                observed = torch.tensor(value, dtype=None if isinstance(value, int) else D)
-                total += run.distribution(s.ground.id(name)).log_prob(observed).sum()
+                state = torch.tensor(value, dtype=None if isinstance(value, int) else D)
+                total += run.distribution(s.ground.id(name)).log_prob(state).sum()
     return total

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, which the tests of pretrained nets ask as oracles."""
+"""Small models of transformers with random weights: oracles for pretrained nets."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("tokenizers", reason='reads text: pip install "bnet-transformer[minilm]"')
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what transformers says of its own imports
+    warnings.simplefilter("ignore")  # warnings of the imports of transformers
     T = pytest.importorskip("transformers", reason='the oracle: pip install "bnet-transformer[pretrained]"')
     from transformers import modeling_rope_utils
 T.logging.set_verbosity_error()
@@ -87,17 +87,17 @@ VIT = {
 }
 
 
-def random_model(name, options, dtype=D, attention="eager"):
-    """A model of transformers with random weights, biases and gains among them."""
-    kind = getattr(T, name)
+def init_model(name, options, dtype=D, attention="eager"):
+    """A model of transformers whose parameters, also biases and gains, are random."""
+    model_class = getattr(T, name)
     torch.manual_seed(4)
-    settings = kind.config_class(**options, attn_implementation=attention)
+    config = model_class.config_class(**options, attn_implementation=attention)
     if dtype == D:
-        with in_double(sys.modules[kind.__module__]):
-            model = kind(settings).to(dtype).eval()
-        model.forward = doubled(model)
+        with use_float64(sys.modules[model_class.__module__]):
+            model = model_class(config).to(dtype).eval()
+        model.forward = wrap_forward(model)
     else:
-        model = kind(settings).to(dtype).eval()
+        model = model_class(config).to(dtype).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     for module in model.modules():
@@ -108,8 +108,8 @@ def random_model(name, options, dtype=D, attention="eager"):
     return model
 
 
-class Double:
-    """torch, whose float32 is float64."""
+class Float64Torch:
+    """The namespace of torch with float64 as float32."""
 
     float = float32 = D
 
@@ -118,29 +118,29 @@ class Double:
 
 
 @contextlib.contextmanager
-def in_double(module):
+def use_float64(module):
     """Compute in float64 what transformers always computes in float32: RMS norms, rotary positions, some softmaxes."""
     with contextlib.ExitStack() as stack:
-        for item in (module, modeling_rope_utils):
-            stack.enter_context(mock.patch.object(item, "torch", Double()))
+        for namespace in (module, modeling_rope_utils):
+            stack.enter_context(mock.patch.object(namespace, "torch", Float64Torch()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
         yield
 
 
-def doubled(model):
-    """The forward of a model, in float64 throughout."""
+def wrap_forward(model):
+    """The forward of a model, computed in float64 throughout."""
     forward, module = model.forward, sys.modules[type(model).__module__]
 
     @functools.wraps(forward)
-    def inner(*inputs, **options):
-        with in_double(module):
+    def forward_in_float64(*inputs, **options):
+        with use_float64(module):
             return forward(*inputs, **options)
 
-    return inner
+    return forward_in_float64
 
 
-def config(folder, **changes):
-    """Change what the config.json of a folder says; `...` leaves out."""
+def set_config(folder, **changes):
+    """Set values in the config.json of a folder; `...` removes a key."""
     path = folder / "config.json"
-    given = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in given.items() if value is not ...}))
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))

@@ -1,4 +1,4 @@
-"""Geometric transformers in numpy, from the formulas of their papers: words are the columns of Z."""
+"""Geometric transformers in numpy, from the formulas of their papers; the words are the columns of Z."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def softmax_columns(C):
     return e / e.sum(0)
 
 
-def correlated(Z, A, *, add=False):
+def correlated_attention(Z, A, *, add=False):
     """`Z softmax(Z^T A Z)`."""
     return Z @ softmax_columns(Z.T @ A @ Z) + (Z if add else 0)
 
 
-def standard(Z, PQ, PK, PV, *, add=False):
+def standard_attention(Z, PQ, PK, PV, *, add=False):
     """`P_V^T Z softmax((P_Q^T Z)^T (P_K^T Z) / sqrt(d))` of each head, one below the other."""
     d = len(Z)
     heads = [
@@ -45,7 +45,7 @@ def cayley(Z, A, form):
     return Z @ (np.eye(n) - C) @ np.linalg.inv(np.eye(n) + C)
 
 
-def unpacked(S, d, side):
+def unpack(S, d, side):
     """A matrix from its packed entries, counted from 1 as in the Julia package."""
     M = np.zeros((d, d))
     for i in range(1, d + 1):
@@ -61,5 +61,5 @@ def unpacked(S, d, side):
 
 def triangular(Z, S, side, bias=None, activation=None):
     """`x + s(L x + b)`."""
-    inner = unpacked(S, len(Z), side) @ Z + (0 if bias is None else bias[:, None])
+    inner = unpack(S, len(Z), side) @ Z + (0 if bias is None else bias[:, None])
     return Z + (inner if activation is None else activation(inner))

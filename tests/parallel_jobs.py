@@ -1,6 +1,6 @@
-"""What several processes do in tests/test_parallel.py, each with its share: the same functions run in one process too.
+"""Jobs of tests/test_parallel.py: several processes run them on shards, and one process on everything.
 
-torchrun --nproc-per-node 2 tests/parallel_jobs.py together FOLDER
+torchrun --nproc-per-node 2 tests/parallel_jobs.py run_all FOLDER
 """
 
 import os
@@ -28,11 +28,11 @@ def mixture(per="sentence", **options):
     return bt.bayesuvius(3, heads=2, per=per, **{"observe": Normal(0.5), "prior": 2.0, **options}).to(D)
 
 
-def summed(**options):
+def make_summed(**options):
     return bt.bayesuvius(4, heads=2, slices=2, combine="concat", vocabulary=WORDS, **options).to(D)
 
 
-def vectors(count, width=3):
+def make_vectors(count, width=3):
     g = torch.Generator().manual_seed(count)
     return tuple(torch.randn(count, 3, width, generator=g, dtype=D) for _ in range(2))
 
@@ -45,42 +45,42 @@ def numbers(f):
     return [f.bounds, [score for *_, score in f.measured], dict(f.net.parameters), dict(f.samples), dict(f.choices)]
 
 
-def fits(count, folder=None):
-    """Fits of each method, with minibatches and shares of unequal length, or none."""
-    data = vectors(count)
+def run_fits(count, folder=None):
+    """Fits of each method, with and without minibatches, and with shards of unequal length."""
+    data = make_vectors(count)
     word = {"net": mixture("word", slices=2, observe=Categorical(3), vocabulary=WORDS)}
-    ids = torch.arange(count * 3).reshape(count, 3) % 6, torch.arange(count * 3).reshape(count, 3) % 3
-    small = {"spread": 1.0, "draws": 3, "batch": 3}
+    xy = torch.arange(count * 3).reshape(count, 3) % 6, torch.arange(count * 3).reshape(count, 3) % 3
+    options = {"spread": 1.0, "draws": 3, "batch": 3}
     return {
         "map": numbers(fit(mixture(), data, method=bt.MAP(steps=4, restarts=3), batch=3, spread=1.0)),
         "em": numbers(fit(mixture(), data, method=bt.EM(steps=3, inner=2), batch=3)),
         "em of tables": numbers(fit(mixture(), data, method=bt.EM(steps=2, restarts=2), learn=["c.logits"])),
-        "svi": numbers(fit(mixture(), data, method="svi", steps=4, **small)),
+        "svi": numbers(fit(mixture(), data, method="svi", steps=4, **options)),
         "svi of tables": numbers(fit(mixture(), data, method=bt.SVI(steps=4, draws=3), learn=["c.logits"])),
-        "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **small | {"batch": 1})),
-        "svi, drawn": numbers(fit(word["net"], ids, method="svi", steps=3, choices="sampled", **small | {"batch": 2})),
+        "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **options | {"batch": 1})),
+        "svi, drawn": numbers(fit(word["net"], xy, method="svi", steps=3, choices="sampled", **options | {"batch": 2})),
         "nuts": numbers(fit(mixture(), data, method=bt.NUTS(chains=3, draws=2, warmup=3), learn=["c.logits"])),
     }
 
 
-def of_fits(count):
-    """What a fit tells of many sentences: a point, and a posterior."""
-    data, result = vectors(count), {}
+def query_fits(count):
+    """Queries of fits on many sentences: of a point estimate and of posterior samples."""
+    data, result = make_vectors(count), {}
     point, word = (
-        fit(mixture(), vectors(6), method=bt.MAP(steps=1)),
-        fit(mixture("word"), vectors(6), method=bt.MAP(steps=1)),
+        fit(mixture(), make_vectors(6), method=bt.MAP(steps=1)),
+        fit(mixture("word"), make_vectors(6), method=bt.MAP(steps=1)),
     )
     samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
     for name, f in (("point", point), ("word", word), ("samples", samples)):
-        given = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
-        result[name] = [*given, f.log_likelihoods] if f.samples else [*given]
-    compared = point.compare(samples, data)
-    return result | {"compared": [compared.overlap, compared.gain, compared.gain_error]}
+        posteriors = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
+        result[name] = [*posteriors, f.log_likelihoods] if f.samples else [*posteriors]
+    comparison = point.compare(samples, data)
+    return result | {"compared": [comparison.overlap, comparison.gain, comparison.gain_error]}
 
 
-def of_heads(count):
-    """Which heads matter, what heads read, the tree of words."""
-    given, texts = summed(observe=Categorical(3)), TEXTS[:count]
+def analyze_heads(count):
+    """Inclusion and damage of heads, roles of heads, and the tree of words."""
+    net, texts = make_summed(observe=Categorical(3)), TEXTS[:count]
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in texts]
     result = {}
     for name, data, options in (
@@ -89,54 +89,54 @@ def of_heads(count):
         ("svi", pairs, {"method": "svi", "rounds": 3}),
         ("svi around", texts, {"method": "svi", "rounds": 3, "output": "x_2"}),
     ):
-        f = bt.inclusion(given, data, draws=32, progress=False, **options)
+        f = bt.inclusion(net, data, draws=32, progress=False, **options)
         names = ("rho", "log_bayes", "error", "inclusion", "importance", "importance_error", "ablation", "idle")
-        result[name] = [getattr(f, item) for item in names]
-        harm = damage(f, counts=[1, 2], progress=False)
-        result[f"damage, {name}"] = [harm.values, harm.error]
-    r = bt.roles(given, texts, draws=100)
+        result[name] = [getattr(f, name_) for name_ in names]
+        curve = damage(f, counts=[1, 2], progress=False)
+        result[f"damage, {name}"] = [curve.values, curve.error]
+    r = bt.roles(net, texts, draws=100)
     names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-    result["roles"] = [getattr(r, item) for item in names]
-    same = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
-    tan = given.tan(same, [0, 1, 0, 1, 0, 1])
+    result["roles"] = [getattr(r, name_) for name_ in names]
+    sentences = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
+    tan = net.tan(sentences, [0, 1, 0, 1, 0, 1])
     return result | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}
 
 
-def step(k):
+def make_batch(k):
     return [[(k + 2 * i) % 6, i % 6, (k * i) % 6] for i in range(5)]
 
 
-def trained(folder=None, kill=False, **options):
-    def data(k):
+def run_training(folder=None, kill=False, **options):
+    def get_batch(k):
         if kill and k == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(k)
+        return make_batch(k)
 
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D)
-    given = {"steps": 8, "rate": 0.01, "every": 2, "clip": 0.5, "held_out": step(1)} | options
-    return flat_options.train(net, data, **given, folder=folder, progress=False)
+    kwargs = {"steps": 8, "rate": 0.01, "every": 2, "clip": 0.5, "held_out": make_batch(1)} | options
+    return flat_options.train(net, get_batch, **kwargs, folder=folder, progress=False)
 
 
-def fitted(folder=None, kill=False, **options):
-    before = RestartOptimizer.advance
+def run_fit(folder=None, kill=False, **options):
+    plain_advance = RestartOptimizer.advance
 
     def advance(self):
         if kill and self.step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        before(self)
+        plain_advance(self)
 
     RestartOptimizer.advance = advance
     try:
-        return fit(mixture(), vectors(7), steps=8, batch=3, every=2, spread=1.0, folder=folder, **options)
+        return fit(mixture(), make_vectors(7), steps=8, batch=3, every=2, spread=1.0, folder=folder, **options)
     finally:
-        RestartOptimizer.advance = before
+        RestartOptimizer.advance = plain_advance
 
 
-def killed(folder):
-    """A rank is killed while it trains, and, when all have started again, while it fits."""
-    one = RANK == 1
-    train = trained(folder / "train", kill=one and RESTARTS == 0, resume=True)
-    result = fitted(folder / "fit", kill=one and RESTARTS == 1, resume=True)
+def run_killed(folder):
+    """Kill rank 1 while it trains and, after the restart, while it fits."""
+    is_rank_1 = RANK == 1
+    train = run_training(folder / "train", kill=is_rank_1 and RESTARTS == 0, resume=True)
+    result = run_fit(folder / "fit", kill=is_rank_1 and RESTARTS == 1, resume=True)
     return {
         "train": [train.losses, train.held_out, dict(train.net.parameters)],
         "fit": numbers(result),
@@ -144,39 +144,39 @@ def killed(folder):
     }
 
 
-def together(folder):
-    """All that is equal in two processes and in one."""
-    return killed(folder) | fits(7) | of_fits(7) | of_heads(7)
+def run_all(folder):
+    """Everything whose result is the same in two processes and in one."""
+    return run_killed(folder) | run_fits(7) | query_fits(7) | analyze_heads(7)
 
 
-def apart(folder):
-    """What ranks must not do each in its own way, and a few sentences for many ranks."""
-    result = fits(2) | of_fits(2) | of_heads(2)
-    f = fit(mixture(), vectors(6), method=bt.MAP(steps=1))
-    sliced = fit(mixture("slice", slices=2), vectors(6), method=bt.MAP(steps=1))
-    refused = []
-    for ask in (
-        lambda: fit(mixture(), tuple(part + (RANK == 1) for part in vectors(6)), method=bt.MAP(steps=1)),
-        lambda: f.log_likelihood(vectors(4)) if RANK == 2 else f.responsibilities(vectors(4)),
-        lambda: trained(rate=0.02 + 0.01 * RANK),
-        lambda: sliced.responsibilities(vectors(4), selector=f"c_{int(RANK == 1)}"),
+def run_unequal(folder):
+    """Calls that are refused if they differ between ranks, and fewer sentences than ranks."""
+    result = run_fits(2) | query_fits(2) | analyze_heads(2)
+    f = fit(mixture(), make_vectors(6), method=bt.MAP(steps=1))
+    per_slice = fit(mixture("slice", slices=2), make_vectors(6), method=bt.MAP(steps=1))
+    messages = []
+    for call in (
+        lambda: fit(mixture(), tuple(part + (RANK == 1) for part in make_vectors(6)), method=bt.MAP(steps=1)),
+        lambda: f.log_likelihood(make_vectors(4)) if RANK == 2 else f.responsibilities(make_vectors(4)),
+        lambda: run_training(rate=0.02 + 0.01 * RANK),
+        lambda: per_slice.responsibilities(make_vectors(4), selector=f"c_{int(RANK == 1)}"),
     ):
         try:
-            ask()
+            call()
         except bt.BNetError as error:
-            refused.append(str(error))
+            messages.append(str(error))
     if RANK == 0:
         with single_process():
-            result["by itself"] = [f.responsibilities(vectors(5))]
-    for relations in ({"mine": failing}, None) if WORLD > 1 else ():  # the second question has no group any more
+            result["by itself"] = [f.responsibilities(make_vectors(5))]
+    for r in ({"mine": fail_on_rank_2}, None) if WORLD > 1 else ():  # the second question has no group any more
         try:
-            bt.roles(summed(), TEXTS, relations=relations)
+            bt.roles(make_summed(), TEXTS, relations=r)
         except bt.BNetError as error:
-            refused.append(str(error))
-    return result | {"refused": refused}
+            messages.append(str(error))
+    return result | {"refused": messages}
 
 
-def failing(words):
+def fail_on_rank_2(words):
     if RANK == 2:
         raise RuntimeError("this rank fails")
     return torch.eye(len(words), dtype=torch.bool).numpy()

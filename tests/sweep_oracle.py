@@ -1,4 +1,4 @@
-"""The slow oracle of sweeps: one intervention at a time, node by node, by the reference."""
+"""The oracle of sweeps: one intervention at a time, node by node, by the reference."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -10,55 +10,50 @@ from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.reference import AttentionRow
-from tests.cases import CASES
 
 D = torch.float64
 AXES = ("slice", "plates", "word", "read")
 
 
-def case(name):
-    return next(item for item in CASES if item.name == name)
-
-
-def turned(net, text, stack=""):
-    """Other words for a sentence, as many: its own turned round; new ones but the last, where any may be said."""
+def rotate_words(net, text, stack=""):
+    """A text of the same length: the words rotated, or new words but the last where the vocabulary is open."""
     if isinstance(text, dict):
-        return {stack: turned(net, words, stack) for stack, words in text.items()}
+        return {stack: rotate_words(net, words, stack) for stack, words in text.items()}
     if not isinstance(text, str):
         return [*text[1:], text[0]]
     first, *remainder = words = text.split()
-    known = stack in net.network.vocabularies
+    has_vocabulary = stack in net.network.vocabularies
     return " ".join(
-        [*remainder, first] if known else ["dog", *(f"{word}s" for word in remainder[:-1]), *words[1:][-1:]]
+        [*remainder, first] if has_vocabulary else ["dog", *(f"{word}s" for word in remainder[:-1]), *words[1:][-1:]]
     )
 
 
-def pair(item, dtype=D):
+def make_pair(case, dtype=D):
     """A clean and a corrupt sentence of a case."""
-    net = item.net.to(dtype)
-    return net.sentence(turned(net, item.said)), net.sentence(item.said)
+    net = case.net.to(dtype)
+    return net.sentence(rotate_words(net, case.text)), net.sentence(case.text)
 
 
-def outcomes(s):
+def get_outputs(s):
     """The outcome at the first and at the last word."""
     nodes = s.ground.select_nodes(s.ground.template.by_name[find_default_output(s.net.network)]).tolist()
     return [s.ground.name(node) for node in dict.fromkeys((nodes[0], nodes[-1]))]
 
 
-def curved(*values):
-    """A number for each example that is no linear function of what a metric is told."""
+def nonlinear(*values):
+    """A number for each example that is a nonlinear function of the inputs of a metric."""
     flat = [value.flatten(1) for value in values]
-    weighed = [v @ torch.cos(torch.arange(v.shape[1], dtype=v.dtype) + k) for k, v in enumerate(flat)]
-    return sum(torch.sin(w / 2) for w in weighed) + weighed[0] * weighed[-1] / 20
+    projections = [v @ torch.cos(torch.arange(v.shape[1], dtype=v.dtype) + k) for k, v in enumerate(flat)]
+    return sum(torch.sin(p / 2) for p in projections) + projections[0] * projections[-1] / 20
 
 
-def metric(names):
-    """The curved metric of these nodes."""
-    given = ", ".join(names)
-    return eval(f"lambda {given}: curved({given})", {"curved": curved})
+def make_metric(names):
+    """The nonlinear metric of these nodes."""
+    parameters = ", ".join(names)
+    return eval(f"lambda {parameters}: nonlinear({parameters})", {"nonlinear": nonlinear})
 
 
-def refusal(call, *arguments, **options):
+def get_refusal(call, *arguments, **options):
     """The message by which a call is refused; empty where it is not."""
     try:
         call(*arguments, **options)
@@ -68,8 +63,8 @@ def refusal(call, *arguments, **options):
 
 
 @dataclass(frozen=True)
-class Slow:
-    """One example: the run of each sentence in each joint state of the open choices, and what surgery makes of it."""
+class Oracle:
+    """One example: the run of each sentence in each joint state of the open choices, and the outputs after surgery."""
 
     clean: bt.Sentence
     corrupt: bt.Sentence
@@ -77,106 +72,106 @@ class Slow:
 
     def __post_init__(self):
         nodes = [self.corrupt.ground.id(name) for name in self.names]
-        result = set()
-        for world in (self.clean.state.model, self.corrupt.state.model):
-            result |= set(
-                reference.find_open_choices(world, range(len(world.ground)), {}, include_ancestors=True)
+        choices = set()
+        for model in (self.clean.state.model, self.corrupt.state.model):
+            choices |= set(
+                reference.find_open_choices(model, range(len(model.ground)), {}, include_ancestors=True)
             ) - set(nodes)
-        above = set()
-        for node in (*nodes, *result):  # of the other discrete nodes, those that nothing told hangs on are left out
-            above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
-        result = sorted(n for n in result if self.corrupt.ground.name(n) in above)
-        sizes = [self.corrupt.state.model.count_states(n) for n in result]
+        ancestors = set()
+        for node in (*nodes, *choices):  # other discrete nodes have no effect on the outputs
+            ancestors |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
+        choices = sorted(n for n in choices if self.corrupt.ground.name(n) in ancestors)
+        sizes = [self.corrupt.state.model.count_states(n) for n in choices]
         states = [
-            {n: torch.tensor(k) for n, k in zip(result, at, strict=True)}
+            {n: torch.tensor(k) for n, k in zip(choices, at, strict=True)}
             for at in itertools.product(*map(range, sizes))
         ]
         object.__setattr__(self, "nodes", nodes)
-        object.__setattr__(self, "free", result)
-        object.__setattr__(self, "runs", [self._both(at) for at in states])
+        object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "runs", [self._run_pair(at) for at in states])
 
-    def _both(self, states):
-        return [reference.ReferenceRun(item.state.model, states) for item in (self.clean, self.corrupt)]
+    def _run_pair(self, states):
+        return [reference.ReferenceRun(sentence.state.model, states) for sentence in (self.clean, self.corrupt)]
 
-    def told(self, patch=lambda clean, corrupt: {}, base=1):
-        """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
+    def inputs(self, patch=lambda clean, corrupt: {}, base=1):
+        """The inputs of a metric, one for each node: log P, or the mean or the value, averaged over P(choices).
 
-        `patch(clean run, corrupt run)` says what is set, in the corrupt sentence (or in the clean one: `base=0`).
+        `patch(clean run, corrupt run)` gives what is set in the corrupt sentence (or the clean one: `base=0`).
         """
-        logs, result, graph = [], [], None
-        for both in self.runs:
-            done, (world, states) = patch(*both), (both[base].model, both[base].states)
-            graph = graph or world.surgery(done)
+        log_probs, outputs, patched = [], [], None
+        for pair in self.runs:
+            patches, (model, states) = patch(*pair), (pair[base].model, pair[base].states)
+            patched = patched or model.surgery(patches)
             run = reference.ReferenceRun(
-                valued(graph, done), {n: state for n, state in states.items() if n not in done}
+                with_values(patched, patches), {n: state for n, state in states.items() if n not in patches}
             )
-            logs.append(
-                sum((self._log_prob(node, run, both[1 - base]) for node in self.free), torch.zeros((), dtype=D))
+            log_probs.append(
+                sum((self._log_prob(node, run, pair[1 - base]) for node in self.choices), torch.zeros((), dtype=D))
             )
-            result.append([self._of(run, node) for node in self.nodes])
-        share = torch.stack(logs).softmax(0)
-        given = []
-        for node, item in zip(self.nodes, zip(*result, strict=True), strict=True):
-            stacked = torch.stack(item).to(D)
-            log = self._kind(node) == "discrete"
-            mixed = torch.einsum("s,s...->...", share, stacked.exp() if log else stacked)
-            given.append(mixed.log() if log else mixed)
-        return [item[None] for item in given]
+            outputs.append([self._get_output(run, node) for node in self.nodes])
+        weights = torch.stack(log_probs).softmax(0)
+        mixed = []
+        for node, states in zip(self.nodes, zip(*outputs, strict=True), strict=True):
+            values = torch.stack(states).to(D)
+            is_log = self._kind(node) == "discrete"
+            mean = torch.einsum("s,s...->...", weights, values.exp() if is_log else values)
+            mixed.append(mean.log() if is_log else mean)
+        return [states[None] for states in mixed]
 
-    def outcome(self, patch=lambda clean, corrupt: {}, base=1):
-        """The curved metric of one intervention."""
-        return float(curved(*self.told(patch, base)))
+    def evaluate(self, patch=lambda clean, corrupt: {}, base=1):
+        """The nonlinear metric of one intervention."""
+        return float(nonlinear(*self.inputs(patch, base)))
 
     def _kind(self, node):
-        world = self.corrupt.state.model
-        return world.network.specs[world.ground.group_of(node).index].tpm.kind
+        model = self.corrupt.state.model
+        return model.network.specs[model.ground.group_of(node).index].tpm.kind
 
     def _log_prob(self, node, run, other):
         """The log probability of a choice in a run; in the other one, if it is set in this one alone."""
-        open_in = next((item for item in (run, other) if node not in item.model.do), None)
-        return torch.zeros((), dtype=D) if open_in is None else open_in.log_prob(node)
+        run_where_open = next((candidate for candidate in (run, other) if node not in candidate.model.do), None)
+        return torch.zeros((), dtype=D) if run_where_open is None else run_where_open.log_prob(node)
 
-    def _of(self, run, node):
+    def _get_output(self, run, node):
         if self._kind(node) == "deterministic" or node in run.model.do:
             return run.value(node)
-        result = run.distribution(node)
-        return result.logits if self._kind(node) == "discrete" else result.mean
+        distribution = run.distribution(node)
+        return distribution.logits if self._kind(node) == "discrete" else distribution.mean
 
 
-def valued(graph, done):
-    """A sentence after surgery, with other values for what was set."""
-    rows = {node: item.weights for node, item in done.items() if isinstance(item, AttentionRow)}
-    values = {node: item for node, item in done.items() if node not in rows}
-    return replace(graph, do={**graph.do, **values}, attention_rows={**graph.attention_rows, **rows})
+def with_values(model, patches):
+    """A ground model after surgery, with other values at the nodes that are set."""
+    rows = {node: patch.weights for node, patch in patches.items() if isinstance(patch, AttentionRow)}
+    values = {node: patch for node, patch in patches.items() if node not in rows}
+    return replace(model, do={**model.do, **values}, attention_rows={**model.attention_rows, **rows})
 
 
-def setting(nodes):
-    """The clean values of these nodes put into the corrupt run."""
+def set_values(nodes):
+    """The clean values of these nodes set in the corrupt run."""
     return lambda clean, corrupt: {node: clean.value(node) for node in nodes}
 
 
-def reading(nodes, words=None):
+def set_rows(nodes, words=None):
     """The clean rows P(j | i) of these nodes put into the corrupt run; or only how much they read these words."""
 
     def patch(clean, corrupt):
-        done = {}
+        patches = {}
         for node in nodes:
-            (present, new), (same, old) = clean.attention(node), corrupt.attention(node)
-            assert present == same
-            member = clean.model.network.specs[clean.model.ground.group_of(node).index]
-            given = next(item for item in member.parents if item.slot == "v.")
-            stack = clean.model.network.specs[given.index].group.word_stack
-            row = torch.zeros(clean.model.ground.word_counts[stack], dtype=new.dtype)
-            for word, actual, local in zip(present, new, old, strict=True):
-                row[word] = actual if words is None or word in words else local
-            done[node] = AttentionRow(row)
-        return done
+            (words_read, clean_row), (peer_words, corrupt_row) = clean.attention(node), corrupt.attention(node)
+            assert words_read == peer_words
+            spec = clean.model.network.specs[clean.model.ground.group_of(node).index]
+            value_parent = next(parent for parent in spec.parents if parent.slot == "v.")
+            stack = clean.model.network.specs[value_parent.index].group.word_stack
+            row = torch.zeros(clean.model.ground.word_counts[stack], dtype=clean_row.dtype)
+            for word, new, old in zip(words_read, clean_row, corrupt_row, strict=True):
+                row[word] = new if words is None or word in words else old
+            patches[node] = AttentionRow(row)
+        return patches
 
     return patch
 
 
-def along(*nodes):
-    """The clean value of the first node carried along this path alone: what its last node is set to.
+def patch_path(*nodes):
+    """The clean value of the first node propagated along this path alone: the value to set at the last node.
 
     Each child is computed with the value so far in place of its parent's, all its other parents as in the corrupt run.
     """
@@ -185,56 +180,57 @@ def along(*nodes):
         carried = clean.value(nodes[0])
         for parent, child in itertools.pairwise(nodes):
             corrupt.value(child)
-            single = reference.ReferenceRun(corrupt.model, corrupt.states)
-            single.values = {**corrupt.values, parent: carried}
-            carried = single._compute_value(child)
+            run = reference.ReferenceRun(corrupt.model, corrupt.states)
+            run.values = {**corrupt.values, parent: carried}
+            carried = run._compute_value(child)
         return {nodes[-1]: carried}
 
     return patch
 
 
-def axes_of(s, role):
+def get_axes(s, role):
     """The axes of the sweep of a role: slice, plates, word."""
-    family = s.ground.template.by_stem[role][0]
-    return (("slice",) if family.slice is not None else ()) + s.ground.axes(family)
+    group = s.ground.template.by_stem[role][0]
+    return (("slice",) if group.slice is not None else ()) + s.ground.axes(group)
 
 
-def cells(s, role, over=None):
+def get_cells(s, role, over=None):
     """For each index of the sweep of a role, the nodes that are set together."""
-    families, axes = s.ground.template.by_stem[role], axes_of(s, role)
-    slices = [family.slice for family in families]
+    groups, axes = s.ground.template.by_stem[role], get_axes(s, role)
+    slices = [group.slice for group in groups]
     result = {}
-    for family in families:
-        for node in s.ground.select_nodes(family).tolist():
+    for group in groups:
+        for node in s.ground.select_nodes(group).tolist():
             index = s.ground.unravel_index(node)[1]
-            full = dict(zip(axes, (slices.index(family.slice), *index) if "slice" in axes else index, strict=True))
-            result.setdefault(tuple(full[axis] for axis in (axes if over is None else over)), []).append(node)
+            position = dict(zip(axes, (slices.index(group.slice), *index) if "slice" in axes else index, strict=True))
+            result.setdefault(tuple(position[axis] for axis in (axes if over is None else over)), []).append(node)
     return result
 
 
-def arrows(s, first, last):
-    """For each place of an arrow between roles, its two nodes: slice, plates, word (the child's), word read."""
+def get_arrows(s, first, last):
+    """The two nodes of each arrow between roles, by slice, plates, word of the child and word read."""
     ground, result = s.ground, {}
-    for family in ground.template.by_stem[last]:
-        inputs = s.net.network.specs[family.index].parents
-        for node in ground.select_nodes(family).tolist():
-            local = dict(zip(ground.axes(family), ground.unravel_index(node)[1], strict=True))
+    for group in ground.template.by_stem[last]:
+        parents = s.net.network.specs[group.index].parents
+        for node in ground.select_nodes(group).tolist():
+            target = dict(zip(ground.axes(group), ground.unravel_index(node)[1], strict=True))
             for parent in ground.parents(node):
                 above, index = ground.unravel_index(parent)
                 if above.stem == first:
-                    peer = dict(zip(ground.axes(above), index, strict=True))
-                    plates = [{**peer, **local}[p] for p in dict.fromkeys((*family.plates, *above.plates))]
-                    separate = any(given.reach.kind != "same" for given in inputs if given.index == above.index)
-                    read = WORD in peer and (WORD not in local or above.word_stack != family.word_stack or separate)
-                    at = [] if family.slice is None else [family.slice]
-                    words = [local[WORD]] if WORD in local else []
-                    result[*at, *plates, *words, *([peer[WORD]] if read else [])] = parent, node
+                    source = dict(zip(ground.axes(above), index, strict=True))
+                    plates = [{**source, **target}[p] for p in dict.fromkeys((*group.plates, *above.plates))]
+                    between = any(p.reach.kind != "same" for p in parents if p.index == above.index)
+                    between |= WORD not in target or above.word_stack != group.word_stack
+                    slice_index = [] if group.slice is None else [group.slice]
+                    child_word = [target[WORD]] if WORD in target else []
+                    word_read = [source[WORD]] if between and WORD in source else []
+                    result[*slice_index, *plates, *child_word, *word_read] = parent, node
     return result
 
 
 def by_index(result, positions):
-    """What is told by place, by the index of the result: along each axis stand only places where there is a cell."""
+    """Values by position as values by index of the result, whose axes hold only positions with a cell."""
     return {
-        tuple(result.positions[axis].index(k) for axis, k in zip(result.axes, at, strict=True)): item
-        for at, item in positions.items()
+        tuple(result.positions[axis].index(k) for axis, k in zip(result.axes, position, strict=True)): value
+        for position, value in positions.items()
     }

@@ -1,4 +1,4 @@
-"""What users hold: nets and sentences, their manners, and what they say to bad input."""
+"""Nets and sentences as users call them: values, graphs, devices, and errors on invalid input."""
 
 import importlib
 import subprocess
@@ -46,8 +46,8 @@ def test_a_new_file_in_models_is_a_new_architecture(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text(Path(bt.models.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "plain.py").write_text("import bnet_transformer as bt\nplain = bt.bayesuvius\n", encoding="utf-8")
-    result = importlib.import_module("architectures")
-    assert result.ARCHITECTURES == ["plain"] and result.plain(3).sentence("a b")["x_1_1"].shape == (2, 3)
+    package = importlib.import_module("architectures")
+    assert package.ARCHITECTURES == ["plain"] and package.plain(3).sentence("a b")["x_1_1"].shape == (2, 3)
     del sys.modules["architectures"], sys.modules["architectures.plain"]
 
 
@@ -75,8 +75,8 @@ def test_values_lead_with_the_open_choices(s):
     assert s["W_q_0"].shape == (3, 4, 4) and s["x_0_0"].shape == (4,)
     assert s["x_2_1"].shape == (3, 4) and s.do(c=1)["x_2_1"].allclose(s["x_2_1"][1])
     assert s.observe(c=1)["x_2_1"].allclose(s["x_2_1"][1])
-    book = bt.bayesuvius(4, heads=2, atoms=(2, 3, 4)).sentence("a b")
-    assert book["q_0_0"].shape == (2, 4) and book["x_1_0"].shape == (2, 3, 4, 4)
+    codebook = bt.bayesuvius(4, heads=2, atoms=(2, 3, 4)).sentence("a b")
+    assert codebook["q_0_0"].shape == (2, 4) and codebook["x_1_0"].shape == (2, 3, 4, 4)
 
 
 def test_tpms_are_distributions(s):
@@ -137,9 +137,9 @@ def test_the_ground_graph_and_its_filters(s):
     assert full.nodes["x_0_0"]["kind"] == "observed" and full.nodes["y_0"]["kind"] == "stochastic"
     assert s.observe(y_0=1).graph().nodes["y_0"]["kind"] == "observed"
     assert len(s.graph(weights=False, slices=0)) == 15
-    part = s.graph(words=["cat", 2], weights=False)
-    assert {n["word"] for _, n in part.nodes(data=True)} == {1, 2}
-    assert set(part) <= set(full) and set(part.edges) <= set(full.edges)
+    selection = s.graph(words=["cat", 2], weights=False)
+    assert {n["word"] for _, n in selection.nodes(data=True)} == {1, 2}
+    assert set(selection) <= set(full) and set(selection.edges) <= set(full.edges)
     assert s.do(x_1_0=torch.zeros(4)).graph().in_degree("x_1_0") == 0
     with pytest.raises(bt.BudgetError, match="arrows"):
         s.graph(limit=10)
@@ -149,19 +149,19 @@ def test_the_ground_graph_and_its_filters(s):
 
 
 def test_arrows_carry_what_is_read(s):
-    weighed = s.do(c=2).graph(attention=True)
-    table = s.do(c=2).attention(0)
+    graph = s.do(c=2).graph(attention=True)
+    attention = s.do(c=2).attention(0)
     for i in range(3):
         for j in range(3):
             for role in "kv":
-                assert weighed[f"{role}_0_{j}"][f"x_1_{i}"]["weight"] == pytest.approx(float(table[i, j]), abs=1e-6)
-    assert "weight" not in weighed["x_0_0"]["q_0_0"]
+                assert graph[f"{role}_0_{j}"][f"x_1_{i}"]["weight"] == pytest.approx(float(attention[i, j]), abs=1e-6)
+    assert "weight" not in graph["x_0_0"]["q_0_0"]
     mean = torch.einsum("c,cij->ij", s.posterior("c", {"y_0": 1}).double(), s.attention(0).double())
     observed = s.observe(y_0=1).graph(attention=True)
     assert observed["k_0_1"]["x_1_0"]["weight"] == pytest.approx(float(mean[0, 1]), abs=1e-6)
-    strong = s.do(c=2).graph(min_weight=0.4)
-    weights = [w for _, _, w in strong.edges(data="weight") if w is not None]
-    assert weights and min(weights) >= 0.4 and strong.has_edge("x_0_0", "q_0_0")
+    filtered = s.do(c=2).graph(min_weight=0.4)
+    weights = [w for _, _, w in filtered.edges(data="weight") if w is not None]
+    assert weights and min(weights) >= 0.4 and filtered.has_edge("x_0_0", "q_0_0")
 
 
 def test_given_nodes_of_other_kinds():
@@ -197,13 +197,13 @@ def test_float32_is_near_float64(net):
 
 
 def test_a_net_goes_to_a_device_and_a_type(net):
-    present = net.to("meta")
-    assert {value.device.type for value in present.parameters.values()} == {present.network.device.type} == {"meta"}
-    assert present.module()(torch.zeros(2, 3, 4, device="meta")).device.type == "meta"
-    both = net.to(torch.device("meta"), torch.float64)
-    assert (both.network.dtype, both.network.default_dtype) == (torch.float64, torch.float64)
-    home = net.to("cpu")
-    assert all(torch.equal(home.parameters[name], value) for name, value in net.parameters.items())
+    on_meta = net.to("meta")
+    assert {value.device.type for value in on_meta.parameters.values()} == {on_meta.network.device.type} == {"meta"}
+    assert on_meta.module()(torch.zeros(2, 3, 4, device="meta")).device.type == "meta"
+    converted = net.to(torch.device("meta"), torch.float64)
+    assert (converted.network.dtype, converted.network.default_dtype) == (torch.float64, torch.float64)
+    on_cpu = net.to("cpu")
+    assert all(torch.equal(on_cpu.parameters[name], value) for name, value in net.parameters.items())
     for bad in (("nonsense",), ("cuda:99",), (3,), (None,), ("cpu", "cpu"), (torch.float32, torch.float64)):
         with pytest.raises(bt.BNetError, match="to: expected a"):
             net.to(*bad)
@@ -211,11 +211,11 @@ def test_a_net_goes_to_a_device_and_a_type(net):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_sentence_is_answered_on_the_device_of_its_net(net):
-    current = net.sentence("the cat sat").do(q_0_1=torch.zeros(4))
-    present = net.to("cuda").sentence("the cat sat").do(q_0_1=torch.zeros(4))
+    on_cpu = net.sentence("the cat sat").do(q_0_1=torch.zeros(4))
+    on_gpu = net.to("cuda").sentence("the cat sat").do(q_0_1=torch.zeros(4))
     for name in ("x_0_0", "q_0_1", "x_1_1", "x_2_2"):
-        assert present[name].device.type == "cuda"
-        torch.testing.assert_close(present[name].cpu(), current[name], rtol=1e-5, atol=1e-5)
+        assert on_gpu[name].device.type == "cuda"
+        torch.testing.assert_close(on_gpu[name].cpu(), on_cpu[name], rtol=1e-5, atol=1e-5)
 
 
 def test_words_are_not_said_beside_other_ids():

@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: what its limits, bytes and slopes mean; every row has a limit, or says why not."""
+"""The harness of the benchmarks: limits, counted bytes, slopes; every row has a limit or the reason for none."""
 
 import gc
 import inspect
@@ -58,9 +58,9 @@ def test_each_number_counts_once_and_what_is_dropped_within_does_not():
 
 def test_of_a_table_only_the_rows_that_are_taken_are_read():
     table, ids = torch.ones(1000, 16), torch.tensor([3, 7])
-    rows_, local = 2 * 16 * 4, ids.nbytes
-    assert measure_work(lambda: torch.nn.functional.embedding(ids, table)).bytes == 2 * rows_ + local
-    assert measure_work(lambda: table[ids]).bytes == 2 * rows_ + local
+    row_bytes, id_bytes = 2 * 16 * 4, ids.nbytes
+    assert measure_work(lambda: torch.nn.functional.embedding(ids, table)).bytes == 2 * row_bytes + id_bytes
+    assert measure_work(lambda: table[ids]).bytes == 2 * row_bytes + id_bytes
 
 
 def test_gradients_that_are_left_count_and_the_products_of_the_backward_pass():
@@ -85,10 +85,10 @@ def test_attention_counts_as_its_products():
 def test_the_limit_is_the_time_of_the_products_or_of_the_bytes():
     assert Work(2e9, 1e6).seconds(MACHINE) == 2.0 and Work(2e9, 1e6).binds(MACHINE) == "products"
     assert Work(2e9, 5e6).seconds(MACHINE) == 5.0 and Work(2e9, 5e6).binds(MACHINE) == "bytes"
-    result = {item.subject: item for item in limit_figures(Work(2e9, 5e6), [10.0, 15.0, 40.0], 3.0)}
-    over = result[LIMIT]
-    assert (over.value, over.low, over.high, over.target, over.verdict) == (3.0, 2.0, 8.0, 3.0, "met")
-    assert result["limit (bytes)"].value == 5000.0
+    figures = {figure_.subject: figure_ for figure_ in limit_figures(Work(2e9, 5e6), [10.0, 15.0, 40.0], 3.0)}
+    ratio = figures[LIMIT]
+    assert (ratio.value, ratio.low, ratio.high, ratio.target, ratio.verdict) == (3.0, 2.0, 8.0, 3.0, "met")
+    assert figures["limit (bytes)"].value == 5000.0
 
 
 def test_the_machine_is_measured_in_products_and_copies(monkeypatch):
@@ -96,17 +96,17 @@ def test_the_machine_is_measured_in_products_and_copies(monkeypatch):
     monkeypatch.setattr(limits, "COPIED", 2**16)
     monkeypatch.setenv(MAX_RUNS, "2")
     limits._measure_machine.cache_clear()
-    result = limits._measure_machine(torch.get_num_threads(), "cpu", torch.float32)
+    machine = limits._measure_machine(torch.get_num_threads(), "cpu", torch.float32)
     limits._measure_machine.cache_clear()
-    assert 1e7 < result.rate < 1e14 and 1e7 < result.bandwidth < 1e14
-    assert result in limits.list_machines() and "1 thread, float32" in str(result) and "GB/s" in str(result)
+    assert 1e7 < machine.rate < 1e14 and 1e7 < machine.bandwidth < 1e14
+    assert machine in limits.list_machines() and "1 thread, float32" in str(machine) and "GB/s" in str(machine)
 
 
 def test_the_slope_of_a_power_law_is_its_power():
     sizes = [3, 5, 10, 40]
     assert slope(sizes, [7 * n**1.5 for n in sizes]) == pytest.approx((1.5, 0.0), abs=1e-12)
-    given, error = slope([1, math.e, math.e**2], [1, math.e**2, math.e**2])
-    assert given == pytest.approx(1.0) and error == pytest.approx(math.sqrt((1 + 4 + 1) / 9 / 2))
+    power, error = slope([1, math.e, math.e**2], [1, math.e**2, math.e**2])
+    assert power == pytest.approx(1.0) and error == pytest.approx(math.sqrt((1 + 4 + 1) / 9 / 2))
     assert math.isnan(slope([1, 2], [1, 2])[1])
     row = growth_figure("words", sizes, [n**2 for n in sizes], 2.1)
     assert row.verdict == "met" and row.runs == 4 and format_cells(row)[2].startswith("± ")
@@ -115,37 +115,37 @@ def test_the_slope_of_a_power_law_is_its_power():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system cannot count a peak anew")
 def test_the_peak_of_a_job_is_what_it_holds_at_most():
     def job():
-        held = torch.ones(20_000_000)
-        del held
+        buffer = torch.ones(20_000_000)
+        del buffer
         return torch.ones(5_000_000)
 
     assert 75 < measure_peak(job) < 100
     assert 15 < measure_peak(lambda: torch.ones(5_000_000)) < 40
 
 
-def reached(function):
+def find_reached(function):
     """The functions of `benchmarks` that a function's code names, and so on."""
-    result, left = set(), [inspect.unwrap(function)]
-    while left:
-        item = left.pop()
-        if item in result or not getattr(item, "__module__", "").startswith("benchmarks"):
+    functions, pending = set(), [inspect.unwrap(function)]
+    while pending:
+        function_ = pending.pop()
+        if function_ in functions or not getattr(function_, "__module__", "").startswith("benchmarks"):
             continue
-        result.add(item)
-        names = {name for code in codes(item.__code__) for name in code.co_names}
-        left += [x for x in map(item.__globals__.get, names) if inspect.isfunction(x)]
-    return {item.__name__ for item in result}
+        functions.add(function_)
+        names = {name for code in list_codes(function_.__code__) for name in code.co_names}
+        pending += [x for x in map(function_.__globals__.get, names) if inspect.isfunction(x)]
+    return {function_.__name__ for function_ in functions}
 
 
-def codes(code):
+def list_codes(code):
     """A code object and those within it."""
-    return [code, *itertools.chain(*(codes(item) for item in code.co_consts if isinstance(item, CodeType)))]
+    return [code, *itertools.chain(*(list_codes(c) for c in code.co_consts if isinstance(c, CodeType)))]
 
 
 @pytest.mark.parametrize("row", rows.ROWS, ids=lambda row: row.name)
 def test_every_row_has_a_limit_or_says_why_not_and_tells_memory(row):
-    result = reached(row.measure)
-    assert bool(row.unlimited) != ("limit_figures" in result or "measure_limit" in result)
-    assert row.page == "circuits" or result & {"measure_peak", "peak_memory", "measure_python_peak", "_first_paint"}
+    names = find_reached(row.measure)
+    assert bool(row.unlimited) != ("limit_figures" in names or "measure_limit" in names)
+    assert row.page == "circuits" or names & {"measure_peak", "peak_memory", "measure_python_peak", "_first_paint"}
     assert row.title.strip() != row.name
 
 
@@ -167,8 +167,8 @@ def test_the_table_runs_the_rows_that_are_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(rows, "ROWS", (row,))
     monkeypatch.setenv(MAX_RUNS, "9")
     assert rows.main(["a-product", "--runs", "2", "--json", str(tmp_path / "found.json")]) == 0
-    given = json.loads((tmp_path / "found.json").read_text())["rows"]["a-product"]
-    assert given["unlimited"] is None and [item["runs"] for item in given["figures"]] == [1, 1, 1, 2]
+    written = json.loads((tmp_path / "found.json").read_text())["rows"]["a-product"]
+    assert written["unlimited"] is None and [figure_["runs"] for figure_ in written["figures"]] == [1, 1, 1, 2]
     assert LIMIT in capsys.readouterr().out
     with pytest.raises(SystemExit):
         rows.main(["a-product", "--runs", "0"])

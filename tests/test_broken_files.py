@@ -1,4 +1,4 @@
-"""Files that are cut short, changed or replaced, disks that are full, memory that is not there: one clear error."""
+"""Truncated, changed and replaced files, full disks and missing memory: one clear error each."""
 
 import os
 import pickle
@@ -20,11 +20,11 @@ from tests.file_helpers import rewrite
 from tests.test_interrupted_runs import WORDS, are_equal as same, draw_vectors as vectors, make_mixture as mixture
 
 
-def decoder():
+def make_decoder():
     return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
 
 
-def fitted():
+def run_fit():
     return bt.fit(mixture(), vectors(), method=bt.MAP(steps=2), progress=False)
 
 
@@ -33,11 +33,11 @@ def saved(tmp_path_factory):
     """A file of each kind, and how it is read."""
     folder = tmp_path_factory.mktemp("saved")
     bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(2, labels=("no", "yes"))).save(folder / "net")
-    fitted().save(folder / "fit")
-    bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=folder, progress=False)
+    run_fit().save(folder / "fit")
+    bt.train(make_decoder(), ["the cat sat"], steps=2, checkpoints=folder, progress=False)
 
     def checkpoint(path):
-        result = training.load_checkpoint(decoder(), path)
+        result = training.load_checkpoint(make_decoder(), path)
         return result.losses, result.steps, dict(result.net.parameters)
 
     def net(path):
@@ -56,15 +56,15 @@ def saved(tmp_path_factory):
 def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
     """Cut at a byte, or with a bit flipped: at the edges, in the header and in the tensors."""
     path, read = saved[kind]
-    content, full, damaged, draw = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
+    content, expected, damaged, rng = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
     header = 8 + int.from_bytes(content[:8], "little")
     positions = [0, 1, 7, 8, 9, header, len(content) // 2, len(content) - 9, len(content) - 1]
-    positions += [draw.randrange(8, header) for _ in range(10)] + [
-        draw.randrange(header, len(content)) for _ in range(10)
+    positions += [rng.randrange(8, header) for _ in range(10)] + [
+        rng.randrange(header, len(content)) for _ in range(10)
     ]
     for position in positions:
         flipped = bytearray(content)
-        flipped[position] ^= 1 << draw.randrange(8)
+        flipped[position] ^= 1 << rng.randrange(8)
         for changed in (content[:position], bytes(flipped)):
             damaged.write_bytes(changed)
             try:
@@ -72,15 +72,15 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
             except bt.FileError as error:
                 assert "\n" not in str(error) and str(damaged) in str(error)
             else:
-                assert same(result, full), f"byte {position}"
+                assert same(result, expected), f"byte {position}"
 
 
 def test_what_is_no_net(tmp_path):
     path = tmp_path / "a"
     os.mkfifo(tmp_path / "fifo")
-    for other, given in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
-        with pytest.raises(bt.FileError, match=given):
-            bt.load(tmp_path / other)
+    for name, message in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
+        with pytest.raises(bt.FileError, match=message):
+            bt.load(tmp_path / name)
     huge, pickled = struct.pack("<Q", 2**62), pickle.dumps({"a": 1}) * 9
     for content in (b"", b"short", huge, huge + b"{}", pickled, b"PK\x03\x04" * 99, struct.pack("<Q", 4) + b"null"):
         path.write_bytes(content)
@@ -94,11 +94,11 @@ def test_what_is_no_net(tmp_path):
 def test_no_pickle_is_near(saved, monkeypatch):
     """Loading works where pickle cannot load anything."""
 
-    def refused(*arguments, **options):
+    def refuse(*arguments, **options):
         raise AssertionError("pickle")
 
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
-        monkeypatch.setattr(module, name, refused)
+        monkeypatch.setattr(module, name, refuse)
     for path, read in saved.values():
         read(path)
 
@@ -114,28 +114,28 @@ def test_a_file_of_another_version_names_it(kind, saved, tmp_path):
 
 
 def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, tmp_path):
-    path, mapped = tmp_path / "a", torch.UntypedStorage.from_file
-    one, other = (bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1))
-    one.save(path)
+    path, from_file = tmp_path / "a", torch.UntypedStorage.from_file
+    first, second = (bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1))
+    first.save(path)
 
-    def replaced(*arguments, **options):  # as safetensors maps a file that it has opened before
-        other.save(path)
-        return mapped(*arguments, **options)
+    def replace_file(*arguments, **options):  # as safetensors maps a file that it has opened before
+        second.save(path)
+        return from_file(*arguments, **options)
 
-    monkeypatch.setattr(torch.UntypedStorage, "from_file", replaced)
-    assert same(dict(bt.load(path).parameters), dict(one.parameters))
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replace_file)
+    assert same(dict(bt.load(path).parameters), dict(first.parameters))
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_path):
-    path, opening = tmp_path / "a", tensors.open_safetensors
+    path, open_file = tmp_path / "a", tensors.open_safetensors
     bt.bayesuvius(64, heads=2).save(path)
 
-    def shortened(where, *more):
-        opened = opening(where, *more)
-        os.truncate(where, 4096)
+    def open_shortened(name, *more):
+        opened = open_file(name, *more)
+        os.truncate(name, 4096)
         return opened
 
-    monkeypatch.setattr(tensors, "open_safetensors", shortened)
+    monkeypatch.setattr(tensors, "open_safetensors", open_shortened)
     with pytest.raises(bt.FileError):
         bt.load(path)
 
@@ -147,29 +147,29 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
     import resource
 
     net = bt.bayesuvius(16, heads=2, vocabulary=WORDS, observe=Categorical(2))
-    s, fit, run = net.sentence("the cat sat"), fitted(), tmp_path / "run"
-    written = {"a.safetensors": net.save, "a.fit": fit.save, "a.html": s.explore}
-    written |= {f"a.{suffix}": s.draw for suffix in ("svg", "pdf", "json")}
-    written["b.svg"] = lambda path: bt.plot(fit).figure.savefig(path)
+    s, fit, run = net.sentence("the cat sat"), run_fit(), tmp_path / "run"
+    writers = {"a.safetensors": net.save, "a.fit": fit.save, "a.html": s.explore}
+    writers |= {f"a.{suffix}": s.draw for suffix in ("svg", "pdf", "json")}
+    writers["b.svg"] = lambda path: bt.plot(fit).figure.savefig(path)
 
     def train(path):
         options = {"steps": 4, "checkpoints": bt.Checkpoints(path.parent, resume=True), "progress": False}
-        return bt.train(decoder(), ["the cat sat"], **options)
+        return bt.train(make_decoder(), ["the cat sat"], **options)
 
-    bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=run, progress=False)
-    written["run/checkpoint.safetensors"] = train
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for name, write in written.items():
+    bt.train(make_decoder(), ["the cat sat"], steps=2, checkpoints=run, progress=False)
+    writers["run/checkpoint.safetensors"] = train
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, write in writers.items():
         path = tmp_path / name
         old = path.read_bytes() if path.exists() else b"old"
         path.write_bytes(old)
         for left in (0, 1024):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (left, limits[1]))
             try:
                 with pytest.raises(bt.FileError) as error:
                     write(path)
             finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             assert "\n" not in str(error.value), name
             assert path.read_bytes() == old and not [*path.parent.glob(".*.tmp")], name
     assert train(run / "checkpoint.safetensors").steps == 4
@@ -181,16 +181,16 @@ def test_memory_is_counted_before_it_is_taken():
         memory.check_memory("draws", 10**30, "fewer draws=")
     with pytest.raises(RuntimeError, match="another"), memory.translate_memory_errors("a call"):
         raise RuntimeError("another")
-    for raised in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
+    for error in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
         with pytest.raises(bt.BudgetError, match="a call: expected memory"), memory.translate_memory_errors("a call"):
-            raise raised
+            raise error
 
 
 def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
     s = net.sentence(["a", "b"] * 4_000)
     restarts = bt.MAP(restarts=10**9)
-    for ask, given in (
+    for call, message in (
         (s.graph, "networkx graph: expected at most 100000 arrows"),
         (s.tan, "shrinking: expected at most 10000000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2000 arrows"),
@@ -199,8 +199,8 @@ def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
         (lambda: bt.bayesuvius(4, observe=Categorical(10**12)), "parameters: expected at most"),
         (lambda: bt.fit(mixture(), vectors(), method=restarts), "1000000000 restarts: expected at most"),
     ):
-        with pytest.raises(bt.BudgetError, match=given):
-            ask()
+        with pytest.raises(bt.BudgetError, match=message):
+            call()
     assert not any(tmp_path.iterdir())
 
 
@@ -208,9 +208,9 @@ def test_the_memory_of_a_sweep_is_counted_by_its_paths(monkeypatch):
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
     clean, corrupt = (net.sentence(words * 10) for words in (["a", "b"], ["b", "a"]))
     for at, count in {"v -> a": 2 * 210, "x -> q -> a -> mix": 2 * 20}.items():
-        swept = partial(bt.sweep, clean, corrupt, at=at, metric={"y_19": ("a", "b")}, progress=False)
-        assert len(swept().names) == count
+        run_sweep = partial(bt.sweep, clean, corrupt, at=at, metric={"y_19": ("a", "b")}, progress=False)
+        assert len(run_sweep().names) == count
         monkeypatch.setattr(memory, "total_memory", lambda count=count: PATH_BYTES * count - 1)
         with pytest.raises(bt.BudgetError, match=f"at '{at}': expected at most .*got {PATH_BYTES * count:,} bytes"):
-            swept()
+            run_sweep()
         monkeypatch.undo()

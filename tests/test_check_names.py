@@ -1,4 +1,4 @@
-"""The guard of names: what it refuses in Python, in JavaScript and in module names, and what it leaves alone."""
+"""The guard of names: what it refuses in Python, JavaScript and module names, and what it allows."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Circuits: the batched search against a plain greedy one, node by node with the reference's own TPMs."""
+"""Circuits: the batched search equals a plain greedy search, node by node with the TPMs of the reference."""
 
 import re
 from functools import cache
@@ -16,12 +16,12 @@ from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
 from bnet_transformer.interventions.circuits.runner import build_runner
-from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric as measure_of
+from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric
 from tests.cases import CASES
-from tests.sweep_oracle import curved, metric, refusal
+from tests.sweep_oracle import get_refusal, make_metric, nonlinear
 
 D = torch.float64
-# Nets of every kind of arrow, and the share of the whole effect that is the threshold.
+# Nets of every kind of arrow, and the threshold as a fraction of the total effect.
 SHOWN = {
     "chapter, two slices": 0.02,
     "chapter, words": 0.3,
@@ -46,167 +46,167 @@ LONG = ("chapter", "positioned", "encoder, pre-norm", "encoder-decoder")
 BY_NAME = {case.name: case for case in CASES}
 
 
-class Slow:
+class CircuitOracle:
     """One example: runs of both sentences, and of any circuit, as dictionaries of the values of nodes."""
 
     def __init__(self, clean, corrupt):
         self.model, self.ground = clean.state.model, clean.ground
-        self.clean, self.corrupt = (reference.ReferenceRun(item.state.model, {}) for item in (clean, corrupt))
+        self.clean, self.corrupt = (reference.ReferenceRun(sentence.state.model, {}) for sentence in (clean, corrupt))
         self.order = topological_order(self.ground).tolist()
         self.parents = {node: reference.parents(self.model, node) for node in self.order}
         self.known = {}
 
-    def told(self, removed, nodes):
-        """What some nodes come to if these arrows are gone; a random one by its log P, or mean."""
-        above = {*nodes, *ancestors(self.ground, nodes)}
-        into = {}
+    def get_outputs(self, removed, nodes):
+        """The outputs of nodes without these arrows; of a random node its log probabilities or its mean."""
+        relevant = {*nodes, *ancestors(self.ground, nodes)}
+        removed_parents = {}
         for source, target in removed:
-            into.setdefault(target, set()).add(source)
-        values, hangs = {}, {}
-        for node in (node for node in self.order if node in above):
-            parents, local = self.parents[node], into.get(node, set())
-            retained = [(p, hangs[p]) for p in parents if p not in local]
-            hangs[node] = hash(
-                (node, frozenset(local), tuple(retained))
-            )  # what is gone above it: its value is kept by that
-            if hangs[node] not in self.known:
-                single = reference.ReferenceRun(self.model, {})
-                single.values = {p: self.corrupt.value(p) if p in local else values[p] for p in parents}
-                self.known[hangs[node]] = self._of(single, node)
-            values[node] = self.known[hangs[node]]
+            removed_parents.setdefault(target, set()).add(source)
+        values, signatures = {}, {}
+        for node in (node for node in self.order if node in relevant):
+            parents, cut = self.parents[node], removed_parents.get(node, set())
+            retained = [(p, signatures[p]) for p in parents if p not in cut]
+            signatures[node] = hash(
+                (node, frozenset(cut), tuple(retained))
+            )  # of the removed arrows above it, by which its value is cached
+            if signatures[node] not in self.known:
+                run = reference.ReferenceRun(self.model, {})
+                run.values = {p: self.corrupt.value(p) if p in cut else values[p] for p in parents}
+                self.known[signatures[node]] = self._get_output(run, node)
+            values[node] = self.known[signatures[node]]
         return [values[node] for node in nodes]
 
-    def _of(self, run, node):
-        if not self._random(node):
+    def _get_output(self, run, node):
+        if not self._is_random(node):
             return run._compute_value(node)
         distribution = run.distribution(node)
         return distribution.logits if hasattr(distribution, "logits") else distribution.mean
 
-    def _random(self, node):
-        member = self.model.network.specs[self.ground.group_of(node).index]
-        return member.tpm.is_random and node not in self.model.do
+    def _is_random(self, node):
+        spec = self.model.network.specs[self.ground.group_of(node).index]
+        return spec.tpm.is_random and node not in self.model.do
 
 
-def differing(slow):
+def find_differing(oracle):
     """The nodes whose value differs, or may differ in a run between the two."""
     live = set()
-    for node in slow.order:
-        actual, peer = ({**run.model.do, **run.model.attention_rows} for run in (slow.clean, slow.corrupt))
-        if (node in actual) != (node in peer) or live & set(slow.parents[node]):
+    for node in oracle.order:
+        clean_do, corrupt_do = ({**run.model.do, **run.model.attention_rows} for run in (oracle.clean, oracle.corrupt))
+        if (node in clean_do) != (node in corrupt_do) or live & set(oracle.parents[node]):
             live.add(node)
-        elif not slow.parents[node] and not slow._random(node):
-            live |= set() if torch.equal(slow.clean.value(node), slow.corrupt.value(node)) else {node}
+        elif not oracle.parents[node] and not oracle._is_random(node):
+            live |= set() if torch.equal(oracle.clean.value(node), oracle.corrupt.value(node)) else {node}
     return live
 
 
-def starred(ground, node, over):
-    """The name of a node, with a star for each index along which arrows are joined."""
-    family, index = ground.unravel_index(node)
-    given = [i if over is None or a in over else "*" for a, i in zip(ground.axes(family), index, strict=True)]
-    return "_".join(map(str, [family.name, *given]))
+def format_edge_end(ground, node, over):
+    """The name of a node, with a star for each index along which arrows are grouped."""
+    group, index = ground.unravel_index(node)
+    indices = [i if over is None or a in over else "*" for a, i in zip(ground.axes(group), index, strict=True)]
+    return "_".join(map(str, [group.name, *indices]))
 
 
-class Greedy:
-    """The search as one would write it down, one circuit at a time."""
+class GreedySearch:
+    """The greedy search in plain Python, one circuit at a time."""
 
     def __init__(self, clean, corrupt, nodes, metric, threshold, over=None, candidates=None):
-        self.runs = [Slow(*both) for both in zip(clean, corrupt, strict=True)]
+        self.runs = [CircuitOracle(*pair) for pair in zip(clean, corrupt, strict=True)]
         self.nodes, self.metric = nodes, metric
         ground = self.runs[0].ground
-        live = set().union(*map(differing, self.runs))
-        above = {*nodes, *ancestors(ground, nodes)}
+        live = set().union(*map(find_differing, self.runs))
+        relevant = {*nodes, *ancestors(ground, nodes)}
         edges = {}
         self.always = set()
         for _, sources, targets in ground.arrows():
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-                if source in live and target in above:
+                if source in live and target in relevant:
                     roles = " -> ".join(ground.unravel_index(node)[0].stem for node in (source, target))
                     if candidates is None or roles in candidates:
-                        name = " -> ".join(starred(ground, node, over) for node in (source, target))
-                        family = ground.group_of(target).index
-                        edges.setdefault(family, {}).setdefault(name, set()).add((source, target))
+                        name = " -> ".join(format_edge_end(ground, node, over) for node in (source, target))
+                        group = ground.group_of(target).index
+                        edges.setdefault(group, {}).setdefault(name, set()).add((source, target))
                     else:
                         self.always.add((source, target))
-        self.all_arrows = set().union(*(a for family in edges.values() for a in family.values()))
-        self.clean = self.of(set())
-        self.gone, self.effects, self.kept = set(), {}, []
-        for family in sorted(edges, reverse=True):
-            self.one_family(edges[family], threshold)
+        self.all_arrows = set().union(*(a for group in edges.values() for a in group.values()))
+        self.clean = self.evaluate(set())
+        self.removed, self.effects, self.retained = set(), {}, []
+        for group in sorted(edges, reverse=True):
+            self.search_group(edges[group], threshold)
 
-    def of(self, removed):
+    def evaluate(self, removed):
         """The metric without these arrows, for each example."""
-        given = [run.told(removed, self.nodes) for run in self.runs]
-        return self.metric(*(torch.stack(item) for item in zip(*given, strict=True)))
+        outputs = [run.get_outputs(removed, self.nodes) for run in self.runs]
+        return self.metric(*(torch.stack(values) for values in zip(*outputs, strict=True)))
 
     def distance(self, removed):
-        return float((self.of(removed) - self.clean).abs().mean())
+        return float((self.evaluate(removed) - self.clean).abs().mean())
 
-    def one_family(self, edges, threshold):
+    def search_group(self, edges, threshold):
         below = set(self.nodes)
         for source, target in sorted(self.all_arrows | self.always, key=lambda arrow: -arrow[1]):
-            if (source, target) not in self.gone and target in below:
+            if (source, target) not in self.removed and target in below:
                 below.add(source)
         for name, arrows in edges.items():
             if not any(target in below for _, target in arrows):
                 self.effects[name] = 0.0
-                self.gone |= arrows
-        remainder = [name for name in edges if name not in self.effects]
-        current = self.distance(self.gone)
-        single = {name: round(self.distance(self.gone | edges[name]) - current, 9) for name in remainder}
-        for name in sorted(remainder, key=lambda name: single[name]):
-            rise = self.distance(self.gone | edges[name]) - current
-            self.effects[name] = rise
-            if rise < threshold:
-                self.gone |= edges[name]
-                current += rise
+                self.removed |= arrows
+        remaining = [name for name in edges if name not in self.effects]
+        current = self.distance(self.removed)
+        estimates = {name: round(self.distance(self.removed | edges[name]) - current, 9) for name in remaining}
+        for name in sorted(remaining, key=lambda name: estimates[name]):
+            increase = self.distance(self.removed | edges[name]) - current
+            self.effects[name] = increase
+            if increase < threshold:
+                self.removed |= edges[name]
+                current += increase
             else:
-                self.kept.append(name)
+                self.retained.append(name)
 
 
-def turned(text, shift):
+def rotate_words(text, shift):
     """Another sentence of the same length: words of the same vocabulary, or others."""
     if isinstance(text, dict):
-        return {stack: turned(words, shift) if k == 0 else words for k, (stack, words) in enumerate(text.items())}
+        return {stack: rotate_words(words, shift) if k == 0 else words for k, (stack, words) in enumerate(text.items())}
     words = text.split() if isinstance(text, str) else list(text)
-    other = [*words[1:], words[0]] if len(words) > 1 and shift == 0 else [words[0], *words[1:-1], words[0]]
-    return " ".join(other) if isinstance(text, str) else other
+    rotated = [*words[1:], words[0]] if len(words) > 1 and shift == 0 else [words[0], *words[1:-1], words[0]]
+    return " ".join(rotated) if isinstance(text, str) else rotated
 
 
-def settled(net, s):
+def set_choices(net, s):
     """The sentence with every choice above its outcome set."""
     outcome = find_default_output(net.network)
-    random = [m for m in net.network.specs if m.tpm.kind == "discrete" and m.group.name != outcome]
-    return s.do({m.group.name: 1 if m.tpm.states is not None else 0 for m in random}) if random else s
+    random = [spec for spec in net.network.specs if spec.tpm.kind == "discrete" and spec.group.name != outcome]
+    return s.do({spec.group.name: 1 if spec.tpm.states is not None else 0 for spec in random}) if random else s
 
 
 @cache
 def examples(name):
     """Two clean and two corrupt sentences of a case, and the outcomes at its first and last word."""
     case = BY_NAME[name]
-    net, text = case.net, case.said
-    sentences = [settled(net, net.sentence(words)) for words in (text, turned(text, 1), turned(text, 0))]
+    net, text = case.net, case.text
+    sentences = [set_choices(net, net.sentence(t)) for t in (text, rotate_words(text, 1), rotate_words(text, 0))]
     ground = sentences[0].ground
     nodes = ground.select_nodes(net.network.get_spec(find_default_output(net.network)).group).tolist()
     return sentences[:2], [sentences[2]] * 2, list(dict.fromkeys([nodes[0], nodes[-1]]))
 
 
 def metric_of(s, nodes):
-    return metric([s.ground.name(node) for node in nodes])
+    return make_metric([s.ground.name(node) for node in nodes])
 
 
-def check(clean, corrupt, nodes, share, **options):
-    """The search beside the plain one: the same edges in the same order, the same effects, the same run."""
-    both = {"over": options.get("over"), "candidates": options.get("candidates")}
-    full = Greedy(clean, corrupt, nodes, curved, float("inf"), **both)
-    threshold = share * float((full.of(full.gone) - full.clean).abs().mean())
-    slow = Greedy(clean, corrupt, nodes, curved, threshold, **both)
+def check(clean, corrupt, nodes, fraction, **options):
+    """Assert that the search equals the greedy one: edges, their order and effects, and the final run."""
+    options_ = {"over": options.get("over"), "candidates": options.get("candidates")}
+    full_search = GreedySearch(clean, corrupt, nodes, nonlinear, float("inf"), **options_)
+    threshold = fraction * float((full_search.evaluate(full_search.removed) - full_search.clean).abs().mean())
+    search = GreedySearch(clean, corrupt, nodes, nonlinear, threshold, **options_)
     result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
-    assert list(result.effects) == list(slow.effects)
-    close(torch.tensor(list(result.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
-    assert list(result.retained) == slow.kept and result.edges == len(slow.kept)
-    close(result.outcome, slow.of(slow.gone))
-    close(result.clean, slow.clean)
-    return result, slow
+    assert list(result.effects) == list(search.effects)
+    close(torch.tensor(list(result.effects.values())), torch.tensor(list(search.effects.values())), atol=1e-9)
+    assert list(result.retained) == search.retained and result.edges == len(search.retained)
+    close(result.outcome, search.evaluate(search.removed))
+    close(result.clean, search.clean)
+    return result, search
 
 
 def close(one, other, atol=1e-10):
@@ -214,12 +214,12 @@ def close(one, other, atol=1e-10):
 
 
 @pytest.mark.parametrize(
-    ("name", "share"),
+    ("name", "fraction"),
     [pytest.param(*item, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, item in enumerate(SHOWN.items())],
 )
-def test_the_batched_search_is_the_plain_greedy_one(name, share):
+def test_the_batched_search_is_the_plain_greedy_one(name, fraction):
     clean, corrupt, nodes = examples(name)
-    check(clean, corrupt, nodes if share < 0.1 else nodes[-1:], share)
+    check(clean, corrupt, nodes if fraction < 0.1 else nodes[-1:], fraction)
 
 
 @pytest.mark.slow
@@ -232,12 +232,12 @@ def test_the_batched_search_at_both_thresholds(name):
 
 def test_memory_changes_nothing():
     clean, corrupt, nodes = examples("concat")
-    ask = {"metric": metric_of(clean[0], nodes), "threshold": 0.1}
-    many = bt.circuit(clean, corrupt, **ask)
+    kwargs = {"metric": metric_of(clean[0], nodes), "threshold": 0.1}
+    expected = bt.circuit(clean, corrupt, **kwargs)
     for memory in (1, 2**14):
-        small = bt.circuit(clean, corrupt, memory=memory, **ask)
-        assert list(small.effects) == list(many.effects) and small.retained == many.retained
-        close(torch.tensor(list(small.effects.values())), torch.tensor(list(many.effects.values())))
+        small = bt.circuit(clean, corrupt, memory=memory, **kwargs)
+        assert list(small.effects) == list(expected.effects) and small.retained == expected.retained
+        close(torch.tensor(list(small.effects.values())), torch.tensor(list(expected.effects.values())))
 
 
 @pytest.mark.parametrize("over", [["slice"], ["slice", "head"], ["slice", "word"]])
@@ -251,9 +251,9 @@ def test_arrows_that_are_no_candidates_stay():
     clean, corrupt, nodes = examples("concat")
     result, _ = check(clean, corrupt, nodes, 0.1, candidates=["v -> a", "k -> a"])
     assert {edge[0] for edge in result.effects} == {"v", "k"}
-    other = {arrow for arrow in result.arrows if result.edge_of[arrow] is None}
-    assert any(arrow.startswith("x") for arrow in other)
-    assert all(result.graph.edges[tuple(arrow.split(" -> "))]["effect"] is None for arrow in other)
+    fixed = {arrow for arrow in result.arrows if result.edge_of[arrow] is None}
+    assert any(arrow.startswith("x") for arrow in fixed)
+    assert all(result.graph.edges[tuple(arrow.split(" -> "))]["effect"] is None for arrow in fixed)
     assert bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1, candidates="v -> a").candidates
 
 
@@ -261,26 +261,26 @@ def test_arrows_that_are_no_candidates_stay():
 def test_surgery_counts():
     """Nodes that are set, or read by a row of their own: in both sentences, in one, to unlike values."""
     clean, corrupt, nodes = examples("chapter, two slices")
-    row, other = Attend([0.2, 0.5, 0.3]), Attend([0.6, 0.1, 0.3])
-    actual, peer = clean[0], corrupt[0]
+    row, other_row = Attend([0.2, 0.5, 0.3]), Attend([0.6, 0.1, 0.3])
+    clean_s, corrupt_s = clean[0], corrupt[0]
     check([s.do(x_1_1=Zero()) for s in clean], [s.do(x_1_1=Zero()) for s in corrupt], nodes, 0.1)
-    check([actual.do(x_1_1=Zero())], [peer], nodes, 0.1)
-    check([actual], [actual.do(q_1_2=Zero(), x_1_0=Zero())], nodes, 0.1)
-    check([actual.do(c=1)], [actual.do(c=0)], nodes, 0.1)
-    check([actual.do(x_1_2=row)], [peer.do(x_1_2=other)], nodes, 0.1)
-    check([actual.do(x_2_2=row)], [peer.do(x_2_2=row)], nodes[-1:], 0.1)
+    check([clean_s.do(x_1_1=Zero())], [corrupt_s], nodes, 0.1)
+    check([clean_s], [clean_s.do(q_1_2=Zero(), x_1_0=Zero())], nodes, 0.1)
+    check([clean_s.do(c=1)], [clean_s.do(c=0)], nodes, 0.1)
+    check([clean_s.do(x_1_2=row)], [corrupt_s.do(x_1_2=other_row)], nodes, 0.1)
+    check([clean_s.do(x_2_2=row)], [corrupt_s.do(x_2_2=row)], nodes[-1:], 0.1)
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     clean, corrupt, nodes = examples(name)
-    actual, peer = parse_example_pair(clean, corrupt)
-    metric = measure_of(actual, metric_of(clean[0], nodes))
-    arrows = find_circuit_arrows(actual, peer, nodes, parse_edge_axes(actual.model.ground, None), None)
-    runs = build_runner(actual, peer, arrows, metric, 2**29)
+    a, b = parse_example_pair(clean, corrupt)
+    metric = parse_metric(a, metric_of(clean[0], nodes))
+    arrows = find_circuit_arrows(a, b, nodes, parse_edge_axes(a.model.ground, None), None)
+    runs = build_runner(a, b, arrows, metric, 2**29)
     for side, retained in ((runs.clean, True), (runs.corrupt, False)):
-        for family in reversed(arrows.incoming):
-            runs.fix_arrows(family, np.full(len(arrows.incoming[family]), retained))
+        for group in reversed(arrows.incoming):
+            runs.fix_arrows(group, np.full(len(arrows.incoming[group]), retained))
         close(runs.evaluate_circuit(), runs.evaluate_run(side))
 
 
@@ -289,21 +289,21 @@ def test_the_circuit_as_a_graph():
     result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes[-1:]), threshold=0.002)
     graph, ground = result.graph, clean[0].ground
     retained = {tuple(map(ground.id, edge.split(" -> "))) for edge in result.retained}
-    full = nx.DiGraph(sorted(retained))
-    starts = {n for n in full if ground.name(n).startswith("token")}
-    beneath = starts.union(*(nx.descendants(full, n) for n in starts))
-    above = nx.ancestors(full, nodes[-1]) | {nodes[-1]}
+    circuit = nx.DiGraph(sorted(retained))
+    starts = {n for n in circuit if ground.name(n).startswith("token")}
+    beneath = starts.union(*(nx.descendants(circuit, n) for n in starts))
+    above = nx.ancestors(circuit, nodes[-1]) | {nodes[-1]}
     expected = {(a, b) for a, b in retained if a in beneath and b in above}
     assert {(ground.id(a), ground.id(b)) for a, b in graph.edges} == expected
     name = next(n for n in graph if n.startswith("a_0"))
     _, _, head, word = name.split("_")
-    about = clean[0].graph().nodes[name]
-    given = graph.nodes[name]
-    assert (given["role"], given["slice"], given["head"], given["word"]) == ("a", 0, int(head), int(word))
-    assert all(given[subject] == about[subject] for subject in ("index", "plates", "stack"))
-    assert given["token"] is None and about["label"] == f'{given["label"]} "{about["token"]}"'  # the examples differ
-    assert {given["part"] for n, given in graph.nodes(data=True) if n.startswith("token")} == {"differs"}
-    assert [n for n, given in graph.nodes(data=True) if given["part"] == "outcome"] == [ground.name(nodes[-1])]
+    data = clean[0].graph().nodes[name]
+    node = graph.nodes[name]
+    assert (node["role"], node["slice"], node["head"], node["word"]) == ("a", 0, int(head), int(word))
+    assert all(node[key] == data[key] for key in ("index", "plates", "stack"))
+    assert node["token"] is None and data["label"] == f'{node["label"]} "{data["token"]}"'  # the examples differ
+    assert {node["part"] for n, node in graph.nodes(data=True) if n.startswith("token")} == {"differs"}
+    assert [n for n, node in graph.nodes(data=True) if node["part"] == "outcome"] == [ground.name(nodes[-1])]
     for a, b, arrow in graph.edges(data=True):
         assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
@@ -312,15 +312,15 @@ def test_the_circuit_is_drawn_and_told(tmp_path):
     clean, corrupt, nodes = examples("encoder, pre-norm")
     result = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
     s = clean[0]
-    only = s.picture(only=result.graph)
-    assert {(a.source, a.target) for a in only.arrows} == set(result.graph.edges)
-    for given in (result, result.arrows):
-        picture = s.picture(highlight=given, weights=False)
+    picture = s.picture(only=result.graph)
+    assert {(a.source, a.target) for a in picture.arrows} == set(result.graph.edges)
+    for subject in (result, result.arrows):
+        picture = s.picture(highlight=subject, weights=False)
         assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
         assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(result.graph.edges)
-    with pytest.raises(bt.BNetError, match="highlight") as caught:
+    with pytest.raises(bt.BNetError, match="highlight") as error:
         s.picture(highlight=result, detail="words")
-    assert caught.value.allowed == "detail='nodes'"
+    assert error.value.allowed == "detail='nodes'"
     picture = s.picture(highlight=result, detail="nodes")
     assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
     frame = result.to_dataframe()
@@ -333,28 +333,28 @@ def test_the_circuit_is_drawn_and_told(tmp_path):
 
 def test_numbers_of_a_circuit():
     clean, corrupt, nodes = examples("concat")
-    result, slow = check(clean, corrupt, nodes, 0.1)
-    full = slow.of(slow.all_arrows)
-    close(result.corrupt, full)
-    restored = (slow.of(slow.gone) - full).mean() / (slow.clean - full).mean()
+    result, search = check(clean, corrupt, nodes, 0.1)
+    corrupt_value = search.evaluate(search.all_arrows)
+    close(result.corrupt, corrupt_value)
+    restored = (search.evaluate(search.removed) - corrupt_value).mean() / (search.clean - corrupt_value).mean()
     assert result.faithfulness == pytest.approx(float(restored))
-    assert result.distance == pytest.approx(slow.distance(slow.gone))
-    ground, above = clean[0].ground, {*nodes, *ancestors(clean[0].ground, nodes)}
-    count = sum(int(np.isin(targets, list(above)).sum()) for _, _, targets in ground.arrows())
-    assert result.idle == count - len(slow.all_arrows)
+    assert result.distance == pytest.approx(search.distance(search.removed))
+    ground, relevant = clean[0].ground, {*nodes, *ancestors(clean[0].ground, nodes)}
+    count = sum(int(np.isin(targets, list(relevant)).sum()) for _, _, targets in ground.arrows())
+    assert result.idle == count - len(search.all_arrows)
     same = bt.circuit(clean, corrupt, metric=lambda x_1_0: 0 * x_1_0[:, 0], threshold=0.0)
     assert np.isnan(same.faithfulness) and same.edges + sum(e == 0 for e in same.effects.values()) >= same.candidates
-    none = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1e9)
-    assert none.edges == 0 and not none.arrows and not len(none.graph) and none.faithfulness == pytest.approx(0)
-    close(none.outcome, none.corrupt)
+    empty = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1e9)
+    assert empty.edges == 0 and not empty.arrows and not len(empty.graph) and empty.faithfulness == pytest.approx(0)
+    close(empty.outcome, empty.corrupt)
 
 
 def test_what_is_refused():
     clean, corrupt, nodes = examples("chapter, two slices")
-    free = [s.undo("c") for s in corrupt]
-    for sides, options, given in [
-        ((free, free), {}, r"do\(c=...\) first"),
-        ((clean, free), {}, r"do\(c=...\) first"),
+    open_ = [s.undo("c") for s in corrupt]
+    for sides, options, message in [
+        ((open_, open_), {}, r"do\(c=...\) first"),
+        ((clean, open_), {}, r"do\(c=...\) first"),
         (([s.observe(y_0=1) for s in clean], corrupt), {}, "without evidence"),
         ((clean, corrupt), {"threshold": -1}, "threshold: .*at least 0"),
         ((clean, corrupt), {"over": ["slice", "head"]}, r"over.*'slice'"),
@@ -365,8 +365,8 @@ def test_what_is_refused():
         (([clean[0], clean[1].do(x_1_0=Zero())], corrupt), {}, "same nodes set"),
         ((clean, corrupt), {"metric": {"y_9": 1}}, "y_9"),
     ]:
-        ask = {"metric": metric_of(clean[0], nodes), "threshold": 0.1, **options}
-        assert re.search(given, refusal(bt.circuit, *sides, **ask)), given
+        kwargs = {"metric": metric_of(clean[0], nodes), "threshold": 0.1, **options}
+        assert re.search(message, get_refusal(bt.circuit, *sides, **kwargs)), message
 
 
 def test_words_that_are_computed_one_after_another_are_refused():
@@ -395,16 +395,16 @@ def test_the_induction_net_by_hand():
     assert result.edges < result.candidates / 10 and abs(result.faithfulness - 1) < 0.05
     areas = induction.measure_areas(net, positions=(5,))
     for roles in ("v", "k", "v and k"):
-        actual, attention, rollout = (areas[f"AUC of {roles} -> a, {subject}"][0] for subject in induction.SCORES)
-        assert actual == 1.0 and actual > rollout > attention
+        circuit_auc, attention, rollout = (areas[f"AUC of {roles} -> a, {score}"][0] for score in induction.SCORES)
+        assert circuit_auc == 1.0 and circuit_auc > rollout > attention
 
 
 @pytest.mark.slow
 def test_the_induction_net_that_has_learned_it():
     net = induction.train_net(steps=600)
     prompts = induction.Prompts.sample(4, 16, seed=3)
-    right = net.module()(prompts.clean)[:, -1].argmax(-1) == prompts.clean[:, 5]
-    assert right.double().mean() > 0.9
+    correct = net.module()(prompts.clean)[:, -1].argmax(-1) == prompts.clean[:, 5]
+    assert correct.double().mean() > 0.9
     result, heads = induction.find_circuit(net, prompts), induction.find_planted_heads(net, prompts)
     assert heads[0] and heads[1]
     for role in ("v", "k"):

@@ -1,4 +1,4 @@
-"""The command line: draw, explore, heads, models, completion: what they write, and how they refuse."""
+"""Command line: draw, explore, heads, models and completion; the files that they write, and their errors."""
 
 import importlib
 import inspect
@@ -18,8 +18,8 @@ def run(*arguments, **options):
     return CliRunner().invoke(main, list(map(str, arguments)), **options)
 
 
-def one_line(result, match, code=2):
-    """One line on the standard error, and nothing else."""
+def assert_line(result, match, code=2):
+    """Assert that a command prints one line on the standard error and nothing else."""
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), (match, result.output)
     assert result.stderr.startswith("Error: ") and match in result.stderr, (match, result.stderr)
 
@@ -41,11 +41,11 @@ def test_draw_takes_a_part(tmp_path):
     options = ["--slices", "1", "--heads", "0", "--words", "cat,2", "--no-weights", "--attention", "--json"]
     result = run("draw", "the cat sat", "-o", out, "-m", tmp_path / "net.safetensors", *options)
     assert result.exit_code == 0, result.output
-    given = json.loads(result.output)
-    assert given["sentences"][0]["words"] == ["the", "cat", "sat"] and given["sentences"][0]["files"] == [str(out)]
-    samples = {node["id"] for node in json.loads(out.read_text())["nodes"]}
+    summary = json.loads(result.output)
+    assert summary["sentences"][0]["words"] == ["the", "cat", "sat"] and summary["sentences"][0]["files"] == [str(out)]
+    names = {node["id"] for node in json.loads(out.read_text())["nodes"]}
     expected = net.sentence("the cat sat").graph(slices=1, heads=0, words=["cat", 2], weights=False)
-    assert samples == set(expected)
+    assert names == set(expected)
 
 
 def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
@@ -54,16 +54,16 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
     net.save(tmp_path / "net.safetensors")
     out = tmp_path / "cat.json"
 
-    def drawn(*options):
+    def draw_names(*options):
         result = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", *options)
         assert result.exit_code == 0, result.output
         return {node["id"] for node in json.loads(out.read_text())["nodes"]}
 
     s = net.sentence("cats sat , 7")
-    assert drawn("--words", '"7",","') == set(s.graph(words=["7", ","])) == set(s.graph(words=[2, 3]))
-    assert drawn("--words", '"7", 0, sat') == set(s.graph(words=[0, 1, 3]))
+    assert draw_names("--words", '"7",","') == set(s.graph(words=["7", ","])) == set(s.graph(words=[2, 3]))
+    assert draw_names("--words", '"7", 0, sat') == set(s.graph(words=[0, 1, 3]))
     count = s.ground.count_arrows()
-    assert drawn("--limit", count) == set(s.graph())
+    assert draw_names("--limit", count) == set(s.graph())
     refused = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", "--limit", count - 1)
     assert refused.exit_code == 2 and f"limit={count}" in refused.output
 
@@ -74,12 +74,12 @@ def test_draw_hands_its_options_on(tmp_path):
     assert result.exit_code == 0, result.output
     s.draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
     assert out.read_bytes() == (tmp_path / "a.svg").read_bytes()
-    retained = s.graph(min_weight=0.2).number_of_edges()
+    num_edges = s.graph(min_weight=0.2).number_of_edges()
     graph = tmp_path / "cat.json"
-    assert run("draw", "the cat sat", "-o", graph, "--min-weight", 0.2, "--limit", retained).exit_code == 0
-    assert len(json.loads(graph.read_text())["edges"]) == retained < s.ground.count_arrows()
-    small = ["-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9]
-    one_line(run("draw", "the cat sat", *small), "at most 9 arrows")
+    assert run("draw", "the cat sat", "-o", graph, "--min-weight", 0.2, "--limit", num_edges).exit_code == 0
+    assert len(json.loads(graph.read_text())["edges"]) == num_edges < s.ground.count_arrows()
+    limited = ["-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9]
+    assert_line(run("draw", "the cat sat", *limited), "at most 9 arrows")
     assert not list(tmp_path.glob("b.*"))
 
 
@@ -87,7 +87,7 @@ HEADS = ["the cat sat", "sat the", "cat cat the sat"]
 
 
 @pytest.fixture(scope="module")
-def summed(tmp_path_factory):
+def folder(tmp_path_factory):
     """A net that sums heads, of which one is dead, in a file; and sentences in another."""
     folder = tmp_path_factory.mktemp("heads")
     net = bt.encoder(6, slices=2, heads=3, vocabulary=["the", "cat", "sat"], seed=1)
@@ -98,56 +98,56 @@ def summed(tmp_path_factory):
     return folder
 
 
-def of_heads(summed, *arguments, **options):
-    given = ["heads", *arguments, "-m", summed / "net.safetensors"]
-    result = CliRunner().invoke(main, list(map(str, given)), **options)
+def run_heads(folder, *arguments, **options):
+    command = ["heads", *arguments, "-m", folder / "net.safetensors"]
+    result = CliRunner().invoke(main, list(map(str, command)), **options)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "svi"])
-def test_heads_tells_what_inclusion_finds(summed, method):
-    net = bt.load(summed / "net.safetensors")
+def test_heads_tells_what_inclusion_finds(folder, method):
+    net = bt.load(folder / "net.safetensors")
     count = 3 if method == "exact" else 2
     expected = bt.inclusion(net, HEADS[:count], method=method, interval=0.8, sigma=0.7, seed=3, progress=False)
     options = ["--method", method, "--interval", 0.8, "--sigma", 0.7, "--seed", 3, "--limit", count, "--json"]
-    by_file = of_heads(summed, "-f", summed / "said.txt", *options)
+    by_file = run_heads(folder, "-f", folder / "said.txt", *options)
     if method == "exact":
-        by_input = of_heads(summed, "--file", "-", *options, input="\n\n".join(HEADS))
-        assert by_file == of_heads(summed, *HEADS, *options) == by_input
-    given = json.loads(by_file)
+        by_input = run_heads(folder, "--file", "-", *options, input="\n\n".join(HEADS))
+        assert by_file == run_heads(folder, *HEADS, *options) == by_input
+    output = json.loads(by_file)
     table = expected.to_dataframe()
-    assert [(row["slice"], row["head"]) for row in given["table"]] == list(
+    assert [(row["slice"], row["head"]) for row in output["table"]] == list(
         zip(table["slice"], table["head"], strict=True)
     )
     for name in table.columns[2:]:
-        assert [row[name] for row in given["table"]] == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9)
-    assert (given["sentences"], given["method"], given["sigma"], given["interval"]) == (count, method, 0.7, 0.8)
-    assert given["dead"] == [[1, 2]] and (given["duplicates"] is None) == (method == "svi")
-    assert given["agreement"]["ablation"]["ablation"] == 1 and given["roles"] is None
+        assert [row[name] for row in output["table"]] == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9)
+    assert (output["sentences"], output["method"], output["sigma"], output["interval"]) == (count, method, 0.7, 0.8)
+    assert output["dead"] == [[1, 2]] and (output["duplicates"] is None) == (method == "svi")
+    assert output["agreement"]["ablation"]["ablation"] == 1 and output["roles"] is None
 
 
-def test_heads_prints_the_first_heads_or_all(summed):
-    first, every = of_heads(summed, *HEADS, "--top", 2), of_heads(summed, *HEADS, "--roles", "--all")
-    rows = [line for line in every.splitlines() if line.lstrip().startswith("a_")]
-    shown = [line for line in first.splitlines() if line.lstrip().startswith("a_")]
+def test_heads_prints_the_first_heads_or_all(folder):
+    top, full = run_heads(folder, *HEADS, "--top", 2), run_heads(folder, *HEADS, "--roles", "--all")
+    rows = [line for line in full.splitlines() if line.lstrip().startswith("a_")]
+    shown = [line for line in top.splitlines() if line.lstrip().startswith("a_")]
     assert len(rows) == 6 and len(shown) == 2 and rows[0].startswith(shown[0]) and rows[1].startswith(shown[1])
-    assert "... and 4 more (--all)" in first and "more (--all)" not in every
-    assert "3 sentences" in first and "nothing hangs on: a_1_2" in first and "rank correlations: log Bayes" in first
-    (row, *_) = json.loads(of_heads(summed, *HEADS, "--limit", 1, "--json"))["table"]
+    assert "... and 4 more (--all)" in top and "more (--all)" not in full
+    assert "3 sentences" in top and "nothing hangs on: a_1_2" in top and "rank correlations: log Bayes" in top
+    (row, *_) = json.loads(run_heads(folder, *HEADS, "--limit", 1, "--json"))["table"]
     assert row["ablation_error"] is None  # of one sentence nothing is known of others
-    for row in bt.roles(bt.load(summed / "net.safetensors"), HEADS).by_head().itertuples():
-        (line,) = [item for item in every.splitlines() if item.split()[:2] == [row.slice, str(row.head)]]
+    for row in bt.roles(bt.load(folder / "net.safetensors"), HEADS).by_head().itertuples():
+        (line,) = [item for item in full.splitlines() if item.split()[:2] == [row.slice, str(row.head)]]
         assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]
 
 
 @pytest.mark.slow
-def test_heads_draws_them(summed, tmp_path):
+def test_heads_draws_them(folder, tmp_path):
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "PDF": b"%PDF"}
     outs = [tmp_path / f"map.{suffix}" for suffix in starts]
-    query = [part for out in outs for part in ("-o", out)]
-    result = of_heads(summed, *HEADS[:2], *query, "--show", "intervals", "--theme", "dark", "--top", 4)
+    arguments = [part for out in outs for part in ("-o", out)]
+    result = run_heads(folder, *HEADS[:2], *arguments, "--show", "intervals", "--theme", "dark", "--top", 4)
     for out, start in zip(outs, starts.values(), strict=True):
         assert f"written: {out}" in result and out.read_bytes().startswith(start)
     text = (tmp_path / "map.svg").read_text()
@@ -167,20 +167,20 @@ BAD_HEADS = [
 ]
 
 
-def test_heads_refuses_in_one_line(summed, tmp_path, monkeypatch):
+def test_heads_refuses_in_one_line(folder, tmp_path, monkeypatch):
     (tmp_path / "said.txt").write_text("the cat")
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     monkeypatch.chdir(tmp_path)
     for arguments, match in BAD_HEADS:
-        one_line(run("heads", *([] if "-m" in arguments else ["-m", summed / "net.safetensors"]), *arguments), match)
+        assert_line(run("heads", *([] if "-m" in arguments else ["-m", folder / "net.safetensors"]), *arguments), match)
     assert not list(tmp_path.rglob("map*"))
 
 
 def test_models_lists_what_is_local():
     result = run("models", "--json")
-    given = json.loads(result.output)
-    assert given["models"]["tiny"] == "in the package" and {"bert", "gpt2"} <= set(given["families"])
+    listing = json.loads(result.output)
+    assert listing["models"]["tiny"] == "in the package" and {"bert", "gpt2"} <= set(listing["families"])
     assert "minilm" in run("models").output
 
 
@@ -205,7 +205,7 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.txt").write_text("the cat\nthe dog\n")
     for arguments, match in BAD:
-        one_line(run(*arguments), match)
+        assert_line(run(*arguments), match)
     assert not list(tmp_path.glob("cat*"))
 
 
@@ -214,14 +214,14 @@ def test_explore_and_draw_take_evidence_do_and_every_source(tmp_path, monkeypatc
     net = bt.from_pretrained("tiny")
     (tmp_path / "two.txt").write_text("\n".join(texts))
     monkeypatch.chdir(tmp_path)
-    query = ["--do", "c=1", "--given", "y_1=cat"]
+    options = ["--do", "c=1", "--given", "y_1=cat"]
     for command, suffix in (("explore", "html"), ("draw", "svg")):
         sources = {"f": ["-f", "two.txt"], "s": ["-"], "a": texts}
         for name, source in sources.items():
-            result = run(command, *source, "-o", f"{name}{{}}.{suffix}", *query, "--json", input="\n".join(texts))
+            result = run(command, *source, "-o", f"{name}{{}}.{suffix}", *options, "--json", input="\n".join(texts))
             assert result.exit_code == 0, result.output
-            given = json.loads(result.stdout)["sentences"]
-            assert [(item["sentence"], item["files"]) for item in given] == [
+            sentences = json.loads(result.stdout)["sentences"]
+            assert [(summary["sentence"], summary["files"]) for summary in sentences] == [
                 (text, [f"{name}{k}.{suffix}"]) for k, text in enumerate(texts)
             ]
         for k, text in enumerate(texts):
@@ -253,29 +253,29 @@ def test_shells_complete_commands_options_and_models():
         count = str(len(words.split()) - 1)
         environment = {"_BNET_TRANSFORMER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
         result = CliRunner().invoke(main, [], env=environment, prog_name="bnet-transformer")
-        given = (line.partition(",") for line in result.stdout.splitlines())
-        assert {value for kind, _, value in given if kind == "plain"} == expected, words
+        rows = (line.partition(",") for line in result.stdout.splitlines())
+        assert {value for kind, _, value in rows if kind == "plain"} == expected, words
 
 
 def test_options_are_those_of_the_functions_that_they_call():
-    query = []
+    forwarded = []
     for name, module in COMMANDS.items():
-        created = getattr(importlib.import_module(f"bnet_transformer.cli.{module}"), name)
-        item = created.commands.values() if name == "ask" else [created]
-        query += [options for one in item for group in getattr(one, "forwarded", {}).values() for options in group]
-    assert len(query) >= 11
-    for options in query:
+        command = getattr(importlib.import_module(f"bnet_transformer.cli.{module}"), name)
+        commands = command.commands.values() if name == "ask" else [command]
+        forwarded += [options for c in commands for group in getattr(c, "forwarded", {}).values() for options in group]
+    assert len(forwarded) >= 11
+    for options in forwarded:
         path = options.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         module = importlib.import_module(f"bnet_transformer.{path}")
         classes = [
             kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__
         ]
         for name in options.names:
-            called = next(getattr(owner, name) for owner in (*classes, module) if hasattr(owner, name))
-            expected = inspect.signature(called).parameters
-            result = read_source_signature(options.file, name)
-            assert result.keys() <= expected.keys() and set(options.only) <= result.keys(), (options.file, name)
-            for local in options.only or result:
-                assert result[local].help, f"no help: {name} {local} in {options.file}"
-                if isinstance(expected[local].default, bool | int | float | str) and result[local].default is not None:
-                    assert result[local].default == expected[local].default, (name, local)
+            function = next(getattr(owner, name) for owner in (*classes, module) if hasattr(owner, name))
+            expected = inspect.signature(function).parameters
+            given = read_source_signature(options.file, name)
+            assert given.keys() <= expected.keys() and set(options.only) <= given.keys(), (options.file, name)
+            for option in options.only or given:
+                assert given[option].help, f"no help: {name} {option} in {options.file}"
+                if isinstance(expected[option].default, bool | int | float | str) and given[option].default is not None:
+                    assert given[option].default == expected[option].default, (name, option)

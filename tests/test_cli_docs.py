@@ -1,4 +1,4 @@
-"""docs/cli.md runs: each command of the page, top to bottom, prints what the page shows."""
+"""docs/cli.md: each command of the page, run from top to bottom, prints what the page shows."""
 
 import re
 import shlex
@@ -16,21 +16,21 @@ BLOCK = re.compile(r"^```bash\n(?P<said>.*?)^```$(?:\n\n```text\n(?P<shown>.*?)^
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
-def said_by(line):
-    """What a line of the page prints."""
+def run_line(line):
+    """The output of a line of the page."""
     before, bar, after = line.rpartition(" | ")
-    given = subprocess.run(["sh", "-c", before], capture_output=True, check=True).stdout if bar else None
+    stdin = subprocess.run(["sh", "-c", before], capture_output=True, check=True).stdout if bar else None
     if not after.startswith("bnet-transformer "):
         return subprocess.run(["sh", "-c", line], capture_output=True, check=True, text=True).stdout
-    result = CliRunner().invoke(main, shlex.split(after)[1:], input=given, prog_name="bnet-transformer")
+    result = CliRunner().invoke(main, shlex.split(after)[1:], input=stdin, prog_name="bnet-transformer")
     assert result.exit_code == 0, f"{line}\n{result.output}"
     return result.stdout
 
 
-def shape_of(text):
+def split_numbers(text):
     """The text without its numbers and the spaces between columns, and the numbers."""
-    given = NUMBER.sub("#", text)
-    return [line.split() for line in given.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
+    masked = NUMBER.sub("#", text)
+    return [line.split() for line in masked.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
 
 
 @pytest.mark.slow
@@ -42,10 +42,10 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
     used = set()
     for block in blocks:
         lines = block["said"].splitlines()
-        printed = "".join(said_by(line) for line in lines)
+        printed = "".join(run_line(line) for line in lines)
         used |= {line.partition("bnet-transformer ")[2].split()[0] for line in lines if "bnet-transformer " in line}
         assert (block["shown"] is None) == (not printed), block["said"]
-        (words, numbers), (expected, shown) = shape_of(printed), shape_of(block["shown"] or "")
+        (words, numbers), (expected, shown) = split_numbers(printed), split_numbers(block["shown"] or "")
         if "models" not in block["said"]:  # which nets are local differs from machine to machine
             assert words == expected
             assert numbers == pytest.approx(shown, rel=2e-3, abs=2e-3)

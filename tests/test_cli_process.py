@@ -1,4 +1,4 @@
-"""The command line as a process: what it imports, how it ends by an interrupt, a closed pipe, a fault, no memory."""
+"""The command line as a process: imports, interrupts, closed pipes, exceptions, missing memory."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from bnet_transformer.cli import main
 from bnet_transformer.cli.group import COMMANDS
-from tests.test_cli import one_line, run
+from tests.test_cli import assert_line, run
 
 PROGRAM = [sys.executable, "-m", "bnet_transformer.cli"]
 
 
-def said(*arguments, **options):
+def run_process(*arguments, **options):
     return subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
 
 
@@ -40,8 +40,8 @@ assert not heavy, heavy
     )
 
 
-def interrupted(arguments, ready, tmp_path):
-    """A process that is interrupted as soon as it is `ready`."""
+def interrupt_process(arguments, ready, tmp_path):
+    """Run a process, interrupt it as soon as it is `ready`, and return its exit status and output."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
     with subprocess.Popen([*PROGRAM, *arguments], **options) as process:
         end = time.monotonic() + 60
@@ -55,11 +55,11 @@ def interrupted(arguments, ready, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc for what a process has mapped")
 def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
-    def begun(process):
-        with open(f"/proc/{process.pid}/maps") as mapped:
-            return "libtorch" in mapped.read()
+    def has_torch(process):
+        with open(f"/proc/{process.pid}/maps") as maps:
+            return "libtorch" in maps.read()
 
-    assert interrupted(["draw", "the cat", "-o", "c.svg"], begun, tmp_path) == (130, "", "interrupted\n")
+    assert interrupt_process(["draw", "the cat", "-o", "c.svg"], has_torch, tmp_path) == (130, "", "interrupted\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -67,8 +67,8 @@ def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
 def test_an_interrupt_of_training_says_how_to_go_on(tmp_path):
     arguments = ["train", "the cat sat", "--dim", "4", "--slices", "1", "--steps", "1000000", "--every", "5"]
     arguments += ["--checkpoint", "kept"]
-    retained = tmp_path / "kept"
-    result = interrupted(arguments, lambda _: retained.is_dir() and any(retained.glob("*.safetensors")), tmp_path)
+    folder = tmp_path / "kept"
+    result = interrupt_process(arguments, lambda _: folder.is_dir() and any(folder.glob("*.safetensors")), tmp_path)
     assert result == (130, "", "interrupted: --resume goes on from kept\n")
 
 
@@ -112,21 +112,21 @@ def test_a_full_disk_is_one_line():
 
 
 def test_an_input_that_is_closed_is_one_line():
-    said = "import sys; sys.stdin = None; from bnet_transformer.cli import main; main(['ask', 'posterior', 'c', '-'])"
-    result = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
+    code = "import sys; sys.stdin = None; from bnet_transformer.cli import main; main(['ask', 'posterior', 'c', '-'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     expected = "Error: standard input: expected a file that can be read; got a closed one\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
 
 
 @pytest.mark.slow
 def test_no_output_and_no_unicode_are_no_fault(tmp_path):
-    result = said("models", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    result = run_process("models", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0
     code = "import sys; sys.stdout = None\nfrom bnet_transformer.cli import main; main(['models'])"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def raising(monkeypatch, error):
+def make_failing(monkeypatch, error):
     """Run a command that raises an error."""
 
     def fail(*_, **__):
@@ -151,31 +151,31 @@ RAISED = [
 
 def test_whatever_is_raised_is_one_line(monkeypatch):
     for error, line, code in RAISED:
-        one_line(raising(monkeypatch, error)("cost", "the cat"), line, code)
+        assert_line(make_failing(monkeypatch, error)("cost", "the cat"), line, code)
 
 
 def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(monkeypatch):
     error = ImportError("failed")
     error.__cause__ = KeyboardInterrupt()
-    for item in (error, KeyboardInterrupt(), click.Abort()):
-        result = raising(monkeypatch, item)("cost", "the cat")
+    for raised in (error, KeyboardInterrupt(), click.Abort()):
+        result = make_failing(monkeypatch, raised)("cost", "the cat")
         assert (result.exit_code, result.output.lstrip("\n")) == (130, "interrupted\n")
 
 
 def test_debug_shows_the_traceback_wherever_it_stands():
     for position in (0, 1, 2, 3, "variable"):
-        given = ["ask", "posterior", "c", "the zebra"]
+        arguments = ["ask", "posterior", "c", "the zebra"]
         if position != "variable":
-            given.insert(position, "--debug")
-        result = run(*given, env={"BNET_DEBUG": "1" if position == "variable" else "0"})
+            arguments.insert(position, "--debug")
+        result = run(*arguments, env={"BNET_DEBUG": "1" if position == "variable" else "0"})
         assert result.exit_code == 2 and result.stderr.startswith("Traceback"), position
         assert "UnknownNameError" in result.stderr, position
         assert result.stderr.splitlines()[-1].startswith("Error: word of the sentence"), position
 
 
 def test_behind_two_dashes_debug_is_a_word():
-    one_line(run("ask", "posterior", "c", "--", "the --debug"), "--debug")
-    one_line(run("draw", "-o", "c.svg", "--", "--debug"), "--debug")
+    assert_line(run("ask", "posterior", "c", "--", "the --debug"), "--debug")
+    assert_line(run("draw", "-o", "c.svg", "--", "--debug"), "--debug")
 
 
 def test_a_warning_is_one_line(monkeypatch):
@@ -193,8 +193,8 @@ def test_a_warning_is_one_line(monkeypatch):
 
 
 def test_nothing_asked_is_help():
-    for given in ([], ["ask"]):
-        result = CliRunner().invoke(main, given)
+    for arguments in ([], ["ask"]):
+        result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 0 and result.output.startswith("Usage:")
     result = run("--version")
     assert result.exit_code == 0 and "version" in result.output

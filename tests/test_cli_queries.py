@@ -1,4 +1,4 @@
-"""The command line: ask, sweep, fit, train, cost: the numbers of Python, from arguments, files, standard input."""
+"""Command line: ask, sweep, fit, train and cost print the numbers of Python, whatever the source of the text."""
 
 import json
 import math
@@ -10,9 +10,9 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.cli.outputs import format_json
 from bnet_transformer.interventions import Zero
-from tests.test_cli import one_line, run
+from tests.test_cli import assert_line, run
 
-SAID = ["the cat sat", "a dog ran by the tree"]
+TEXTS = ["the cat sat", "a dog ran by the tree"]
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,9 @@ def tiny():
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder with sentences, in which commands are said."""
-    (tmp_path / "said.txt").write_text("\ufeff" + SAID[0] + "\n\n  " + SAID[1] + "\n", encoding="utf-8")
+def folder(tmp_path, monkeypatch):
+    """A folder with text files, as the working directory."""
+    (tmp_path / "said.txt").write_text("\ufeff" + TEXTS[0] + "\n\n  " + TEXTS[1] + "\n", encoding="utf-8")
     (tmp_path / "pairs.txt").write_text("the cat sat\tthe dog sat\nthe dog ran\tthe cat ran\n")
     (tmp_path / "labelled.txt").write_text("the cat sat\tyes\na dog\tno\nthe mat\t_\n")
     (tmp_path / "tagged.txt").write_text("the cat\tD 7\na dog\t_ N\n")
@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def told(*arguments, **options):
+def query(*arguments, **options):
     result = run(*arguments, "--json", **options)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
@@ -45,97 +45,97 @@ def close(result, expected):
 # ask
 
 
-def test_posterior_is_that_of_the_sentence(tiny, here):
-    query = ["--given", "y_1=sat", "--do", "x_1_0=zero"]
-    result = told("ask", "posterior", "y_2,c", "-f", "said.txt", *query)
-    by_input = told("ask", "posterior", "y_2,c", "-", *query, input="\n".join(SAID))
-    assert result == by_input == told("ask", "posterior", "y_2,c", *SAID, *query)
-    for item, text in zip(result["sentences"], SAID, strict=True):
+def test_posterior_is_that_of_the_sentence(tiny, folder):
+    options = ["--given", "y_1=sat", "--do", "x_1_0=zero"]
+    result = query("ask", "posterior", "y_2,c", "-f", "said.txt", *options)
+    by_input = query("ask", "posterior", "y_2,c", "-", *options, input="\n".join(TEXTS))
+    assert result == by_input == query("ask", "posterior", "y_2,c", *TEXTS, *options)
+    for summary, text in zip(result["sentences"], TEXTS, strict=True):
         s = tiny.sentence(text).do(x_1_0=Zero()).observe(y_1="sat")
-        close(item["probabilities"], s.posterior(["y_2", "c"]))
-        assert item["labels"][0][8] == "sat" and item["labels"][1] == ["0", "1", "2"]
+        close(summary["probabilities"], s.posterior(["y_2", "c"]))
+        assert summary["labels"][0][8] == "sat" and summary["labels"][1] == ["0", "1", "2"]
 
 
-def test_posterior_prints_and_writes_its_rows(tiny, here):
+def test_posterior_prints_and_writes_its_rows(tiny, folder):
     result = run(
-        "ask", "posterior", "y_2", SAID[0], "--do", "c=1", "--top", 1, "-o", "p.csv", "-o", "p.svg", "-o", "p.json"
+        "ask", "posterior", "y_2", TEXTS[0], "--do", "c=1", "--top", 1, "-o", "p.csv", "-o", "p.svg", "-o", "p.json"
     )
-    best = tiny.sentence(SAID[0]).do(c=1).posterior("y_2")
+    best = tiny.sentence(TEXTS[0]).do(c=1).posterior("y_2")
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["y_2", "probability"] and lines[2] == "... and 15 more (--all)"
     assert lines[1].split()[1] == f"{float(best.max()):.3f}"
     close(pd.read_csv("p.csv").probability.tolist(), best)
-    assert (here / "p.svg").read_text().startswith("<?xml")
-    assert json.loads((here / "p.json").read_text())["sentences"][0]["nodes"] == ["y_2"]
-    run("ask", "posterior", "c", *SAID, "-o", "a.csv", "-o", "b.csv", "-o", "c{}.csv")
-    assert pd.read_csv("a.csv").sentence.tolist() == [text for text in SAID for _ in range(3)]
-    assert (here / "a.csv").read_text() == (here / "b.csv").read_text() and len(pd.read_csv("c1.csv")) == 3
+    assert (folder / "p.svg").read_text().startswith("<?xml")
+    assert json.loads((folder / "p.json").read_text())["sentences"][0]["nodes"] == ["y_2"]
+    run("ask", "posterior", "c", *TEXTS, "-o", "a.csv", "-o", "b.csv", "-o", "c{}.csv")
+    assert pd.read_csv("a.csv").sentence.tolist() == [text for text in TEXTS for _ in range(3)]
+    assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text() and len(pd.read_csv("c1.csv")) == 3
 
 
-def test_words_that_are_numbers_and_vectors_can_be_seen(here):
+def test_words_that_are_numbers_and_vectors_can_be_seen(folder):
     net = bt.bayesuvius(2, vocabulary=["zero", "7", "cat"], observe=bt.tpm.Categorical(3), seed=3)
     net.save("net.safetensors")
     s = net.sentence("cat 7")
     for written, expected in (('y_1="7"', {"y_1": "7"}), ("y_1=2", {"y_1": 2}), ("y_1=zero", {"y_1": "zero"})):
-        close(told("ask", "posterior", "c", "cat 7", "-m", "net.safetensors", "--given", written)["sentences"][0][
+        close(query("ask", "posterior", "c", "cat 7", "-m", "net.safetensors", "--given", written)["sentences"][0][
             "probabilities"], s.posterior("c", expected))  # fmt: skip
-    done = told("ask", "posterior", "y_1", "cat 7", "-m", "net.safetensors", "--do", "x_1_1=0.5,-2")
-    close(done["sentences"][0]["probabilities"], s.do(x_1_1=[0.5, -2.0]).posterior("y_1"))
+    result = query("ask", "posterior", "y_1", "cat 7", "-m", "net.safetensors", "--do", "x_1_1=0.5,-2")
+    close(result["sentences"][0]["probabilities"], s.do(x_1_1=[0.5, -2.0]).posterior("y_1"))
 
 
-def test_structure_is_that_of_the_sentence(tiny, here):
-    s = tiny.sentence(SAID[0])
+def test_structure_is_that_of_the_sentence(tiny, folder):
+    s = tiny.sentence(TEXTS[0])
     for name in ("blanket", "parents", "children", "ancestors", "descendants"):
         expected = getattr(s, name)("k_0_1")
-        assert told("ask", name, "k_0_1", SAID[0])["sentences"][0]["nodes"] == expected
-        assert run("ask", name, "k_0_1", SAID[0]).stdout.split() == expected
-    assert run("ask", "parents", "c", SAID[0]).stdout == "none\n"
-    assert told("ask", "parents", "x_1_1", SAID[0], "--do", "x_1_1=zero")["sentences"][0]["nodes"] == []
-    query = ["x_0_0", "q_0_2", SAID[0], "--given", "x_0_2,W_q_0", "--verify"]
-    (result,) = told("ask", "separated", *query)["sentences"]
+        assert query("ask", name, "k_0_1", TEXTS[0])["sentences"][0]["nodes"] == expected
+        assert run("ask", name, "k_0_1", TEXTS[0]).stdout.split() == expected
+    assert run("ask", "parents", "c", TEXTS[0]).stdout == "none\n"
+    assert query("ask", "parents", "x_1_1", TEXTS[0], "--do", "x_1_1=zero")["sentences"][0]["nodes"] == []
+    arguments = ["x_0_0", "q_0_2", TEXTS[0], "--given", "x_0_2,W_q_0", "--verify"]
+    (result,) = query("ask", "separated", *arguments)["sentences"]
     expected = s.separated("x_0_0", "q_0_2", ["x_0_2", "W_q_0"], verify=True)
     assert result["separated"] is bool(expected) is True and result["dependence"] == expected.dependence
-    assert result["trail"] is None and "separated\n" in run("ask", "separated", *query).stdout
-    other = ["q_0_0", "q_0_1", SAID[0], "--given", "c", "--given", "x_0_0"]
-    assert told("ask", "separated", *other)["sentences"][0]["trail"] == "q_0_0 <- W_q_0 -> q_0_1"
-    assert told("ask", "separated", *other, "--deterministic")["sentences"][0]["separated"]
+    assert result["trail"] is None and "separated\n" in run("ask", "separated", *arguments).stdout
+    connected = ["q_0_0", "q_0_1", TEXTS[0], "--given", "c", "--given", "x_0_0"]
+    assert query("ask", "separated", *connected)["sentences"][0]["trail"] == "q_0_0 <- W_q_0 -> q_0_1"
+    assert query("ask", "separated", *connected, "--deterministic")["sentences"][0]["separated"]
 
 
-def test_reads_are_those_of_the_sentence(tiny, here):
+def test_reads_are_those_of_the_sentence(tiny, folder):
     options = ["--residual", 0.25, "--given", "y_1=sat", "--word", "sat", "--paths", 2]
-    (result,) = told("ask", "reads", SAID[0], *options, "-o", "r.svg", "-o", "r.csv")["sentences"]
-    expected = tiny.sentence(SAID[0]).observe(y_1="sat").reads(residual=0.25)
+    (result,) = query("ask", "reads", TEXTS[0], *options, "-o", "r.svg", "-o", "r.csv")["sentences"]
+    expected = tiny.sentence(TEXTS[0]).observe(y_1="sat").reads(residual=0.25)
     close(result["matrix"], expected.matrix)
     assert [path["words"] for path in result["paths"]] == [[*path.words] for path in expected.paths(2, count=2)]
     close(pd.read_csv("r.csv").share.tolist(), expected.matrix.flatten())
-    assert run("ask", "reads", SAID[0], *options).stdout.splitlines()[2:] == [*map(str, expected.paths(2, count=2))]
+    assert run("ask", "reads", TEXTS[0], *options).stdout.splitlines()[2:] == [*map(str, expected.paths(2, count=2))]
 
 
 # sweep
 
 
-def test_sweep_is_that_of_python(tiny, here):
+def test_sweep_is_that_of_python(tiny, folder):
     pairs = [("the cat sat", "the dog sat"), ("the dog ran", "the cat ran")]
     clean, corrupt = ([tiny.sentence(pair[k]) for pair in pairs] for k in (0, 1))
     expected = bt.sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
-    by_file = told("sweep", "-f", "pairs.txt", "--answer", "cat,dog", "-o", "s.csv", "-o", "s.svg")
+    by_file = query("sweep", "-f", "pairs.txt", "--answer", "cat,dog", "-o", "s.csv", "-o", "s.svg")
     close(by_file["values"], expected.values)
     close(pd.read_csv("s.csv").effect.tolist(), expected.values.flatten())
-    by_arguments = told("sweep", *pairs[0], *pairs[1], "--metric", "y_2=cat,dog")
+    by_arguments = query("sweep", *pairs[0], *pairs[1], "--metric", "y_2=cat,dog")
     assert by_arguments["table"] == by_file["table"] and by_file["axes"] == ["slice", "word"]
-    by_input = told("sweep", "-", "--metric", "y_2=2,3", input=(here / "pairs.txt").read_text())
+    by_input = query("sweep", "-", "--metric", "y_2=2,3", input=(folder / "pairs.txt").read_text())
     assert by_input["values"] == by_file["values"]
     zero = bt.sweep(Zero(), [s.do(c=0) for s in clean], at=["v_0_1"], metric={"y_2": "cat"})
-    result = told(
+    result = query(
         "sweep", *(pair[0] for pair in pairs), "--ablate", "zero", "--do", "c=0", "--at", "v_0_1", "--answer", "cat"
     )
     close(result["values"], zero.values)
     assert result["clean"] is None and result["table"][0]["name"] == "v_0_1"
-    one = told("sweep", *pairs[0], "--answer", "cat")["table"][0]
+    one = query("sweep", *pairs[0], "--answer", "cat")["table"][0]
     assert one["error"] is None and one["name"] == "x_0_0"  # of one example nothing is known of others
 
 
-def test_numerals_are_states_and_in_quotes_words(here):
+def test_numerals_are_states_and_in_quotes_words(folder):
     words = ["2", "1", "cat", "the", ",", '"']
     net = bt.bayesuvius(4, vocabulary=words, observe=bt.tpm.Categorical(6, labels=tuple(words)))
     net.save("net.safetensors")
@@ -149,92 +149,92 @@ def test_numerals_are_states_and_in_quotes_words(here):
         ('"2"', "2", "log P(y_1 = state 0 '2'):"),
     ]:
         values = bt.sweep(clean, corrupt, metric={"y_1": expected}).values
-        for query in (["--answer", text], ["--metric", f"y_1={text}"]):
-            close(told("sweep", *pair, *query, "-m", "net.safetensors")["values"], values)
-        assert run("sweep", *pair, *query, "-m", "net.safetensors").stdout.splitlines()[1].startswith(head)
+        for options in (["--answer", text], ["--metric", f"y_1={text}"]):
+            close(query("sweep", *pair, *options, "-m", "net.safetensors")["values"], values)
+        assert run("sweep", *pair, *options, "-m", "net.safetensors").stdout.splitlines()[1].startswith(head)
 
 
 # fit and train
 
 
-def test_fit_is_that_of_python_and_can_be_asked(here):
-    words = [text.split() for text in SAID]
+def test_fit_is_that_of_python_and_can_be_asked(folder):
+    words = [text.split() for text in TEXTS]
     vocabulary = list(dict.fromkeys(word for text in words for word in text))
     net = bt.bayesuvius(
         4, heads=2, mask="causal", vocabulary=vocabulary, observe=bt.tpm.Categorical(len(vocabulary)), seed=2
     )
-    expected = bt.fit(net, [(item[:-1], item[1:]) for item in words], method=bt.MAP(steps=3), seed=2, progress=False)
+    expected = bt.fit(net, [(ws[:-1], ws[1:]) for ws in words], method=bt.MAP(steps=3), seed=2, progress=False)
     options = ["--dim", 4, "--steps", 3, "--seed", 2]
-    result = told(
+    result = query(
         "fit", "-f", "said.txt", *options, "-o", "n.safetensors", "-o", "n.fit", "-o", "n.svg", "-o", "n.json"
     )
     assert result["bounds"] == pytest.approx(expected.bounds) and result["observed"] == "next"
-    assert result == told("fit", *SAID, *options) | {"files": result["files"]}
-    assert json.loads((here / "n.json").read_text()) == result
+    assert result == query("fit", *TEXTS, *options) | {"files": result["files"]}
+    assert json.loads((folder / "n.json").read_text()) == result
     for name, value in bt.load("n.safetensors").parameters.items():
         torch.testing.assert_close(value, expected.net.parameters[name])
     assert bt.load("n.fit").bounds == pytest.approx(expected.bounds)
-    assert "c: 2 live heads of 2" in run("fit", "-", *options, input="\n".join(SAID)).stdout
-    again = told("fit", "-f", "said.txt", "-m", "n.safetensors", "--learn", "c.logits", "--method", "em", "--steps", 2)
+    assert "c: 2 live heads of 2" in run("fit", "-", *options, input="\n".join(TEXTS)).stdout
+    again = query("fit", "-f", "said.txt", "-m", "n.safetensors", "--learn", "c.logits", "--method", "em", "--steps", 2)
     assert again["learned"] == ["c.logits"] and again["bounds"][0] == pytest.approx(expected.bounds[-1], abs=0.5)
-    query = told("ask", "posterior", "c", SAID[0], "-m", "n.fit", "--given", "y_1=sat")
-    close(query["sentences"][0]["probabilities"], expected.net.sentence(SAID[0]).posterior("c", {"y_1": "sat"}).float())
+    out = query("ask", "posterior", "c", TEXTS[0], "-m", "n.fit", "--given", "y_1=sat")
+    close(out["sentences"][0]["probabilities"], expected.net.sentence(TEXTS[0]).posterior("c", {"y_1": "sat"}).float())
 
 
-def test_fit_reads_labels_and_words_behind_a_tab(here):
-    result = told("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
+def test_fit_reads_labels_and_words_behind_a_tab(folder):
+    result = query("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
     net = bt.load("l.safetensors")
     assert result["observed"] == "label" and net.network.get_spec("y").tpm.labels == ("no", "yes")
-    assert told("ask", "posterior", "y", "a cat", "-m", "l.safetensors")["sentences"][0]["labels"] == [["no", "yes"]]
-    result = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
+    assert query("ask", "posterior", "y", "a cat", "-m", "l.safetensors")["sentences"][0]["labels"] == [["no", "yes"]]
+    result = query("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
     assert result["observed"] == "words"
     assert bt.load("t.safetensors").network.get_spec("y").tpm.labels == ("7", "D", "N")
-    more = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 4, "--checkpoint", "kept", "--changed")
+    more = query("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 4, "--checkpoint", "kept", "--changed")
     assert len(more["bounds"]) == 4 and more["bounds"][:2] == result["bounds"]
 
 
-def test_train_is_that_of_python_and_goes_on(here):
-    vocabulary = [*dict.fromkeys(" ".join(SAID).split()), "end"]
+def test_train_is_that_of_python_and_goes_on(folder):
+    vocabulary = [*dict.fromkeys(" ".join(TEXTS).split()), "end"]
     net = bt.decoder(4, heads=2, slices=1, dropout=0.0, vocabulary=vocabulary, seed=1)
     expected = bt.train(
-        net, SAID, steps=3, optimizer=bt.AdamW(rate=0.01), stop="end", seed=1, held_out=SAID, progress=False
+        net, TEXTS, steps=3, optimizer=bt.AdamW(rate=0.01), stop="end", seed=1, held_out=TEXTS, progress=False
     )
     options = ["--rate", 0.01, "--stop", "end", "--seed", 1, "--held-out", "said.txt"]
     new = ["--dim", 4, "--slices", 1]
-    result = told(
+    result = query(
         "train", "-f", "said.txt", *new, *options, "--steps", 3, "-o", "n.safetensors", "-o", "n.csv", "-o", "n.svg"
     )
     assert result["losses"] == pytest.approx(expected.losses) and len(result["held_out"]) == len(expected.held_out)
     assert pd.read_csv("n.csv").loss.tolist() == pytest.approx(expected.losses)
     for name, value in bt.load("n.safetensors").parameters.items():
         torch.testing.assert_close(value, expected.net.parameters[name])
-    first = told("train", *SAID, *new, *options, "--steps", 2, "--checkpoint", "kept")
-    more = told("train", *SAID, *new, *options, "--steps", 3, "--checkpoint", "kept", "--resume")
+    first = query("train", *TEXTS, *new, *options, "--steps", 2, "--checkpoint", "kept")
+    more = query("train", *TEXTS, *new, *options, "--steps", 3, "--checkpoint", "kept", "--resume")
     assert more["losses"] == result["losses"] and first["losses"] == result["losses"][:2]
-    printed = run("train", "-", "-m", "n.safetensors", "--epochs", 2, input=SAID[0]).stdout
+    printed = run("train", "-", "-m", "n.safetensors", "--epochs", 2, input=TEXTS[0]).stdout
     assert printed.startswith("2 steps on 1 sentences: loss ")
 
 
 # cost
 
 
-def test_cost_is_that_of_the_net(tiny, here):
-    result = told("cost", "-f", "said.txt", "--batch", 2, "-o", "c{}.csv")["costs"]
-    assert result == told("cost", "-", "--batch", 2, input="\n".join(SAID))["costs"]
-    for k, item in enumerate(result):
-        expected = tiny.cost(len(SAID[k].split()), batch=2)
-        assert (item["flops"], item["parameters"], item["of"]) == (expected.flops, expected.parameters, SAID[k])
-        assert pd.read_csv(f"c{k}.csv").flops.sum() == expected.flops == sum(row["flops"] for row in item["rows"])
-    by_number = told("cost", "--words", 3, "--batch", 2, "-o", "c.svg")["costs"][0]
-    assert {**by_number, "of": SAID[0]} == result[0] and (here / "c.svg").stat().st_size > 1000
+def test_cost_is_that_of_the_net(tiny, folder):
+    result = query("cost", "-f", "said.txt", "--batch", 2, "-o", "c{}.csv")["costs"]
+    assert result == query("cost", "-", "--batch", 2, input="\n".join(TEXTS))["costs"]
+    for k, cost in enumerate(result):
+        expected = tiny.cost(len(TEXTS[k].split()), batch=2)
+        assert (cost["flops"], cost["parameters"], cost["of"]) == (expected.flops, expected.parameters, TEXTS[k])
+        assert pd.read_csv(f"c{k}.csv").flops.sum() == expected.flops == sum(row["flops"] for row in cost["rows"])
+    by_number = query("cost", "--words", 3, "--batch", 2, "-o", "c.svg")["costs"][0]
+    assert {**by_number, "of": TEXTS[0]} == result[0] and (folder / "c.svg").stat().st_size > 1000
     assert run("cost", "--words", 3).stdout.startswith(str(tiny.cost(3)).splitlines()[0])
     two = run("cost", "--words", 3, "--words", 4, "-o", "k{}.csv").stdout
-    assert two.endswith("\nwritten: k0.csv\nwritten: k1.csv\n") and (here / "k1.csv").exists()
+    assert two.endswith("\nwritten: k0.csv\nwritten: k1.csv\n") and (folder / "k1.csv").exists()
     stacks = bt.encoder_decoder(8, heads=2, slices=1, hidden=8, vocabulary=["a", "b"])
     stacks.save("two.safetensors")
     expected = stacks.cost({"enc": 3, "dec": 2}).flops
     for source in (["a b a | b a"], ["--words", "enc=3,dec=2"]):
-        assert told("cost", *source, "-m", "two.safetensors")["costs"][0]["flops"] == expected
+        assert query("cost", *source, "-m", "two.safetensors")["costs"][0]["flops"] == expected
 
 
 BAD = [
@@ -266,14 +266,14 @@ BAD = [
 ]
 
 
-def test_bad_questions_are_one_line_and_code_2(here):
-    before = set(here.iterdir())
+def test_bad_questions_are_one_line_and_code_2(folder):
+    before = set(folder.iterdir())
     for arguments, match in BAD:
-        one_line(run(*arguments), match)
-    assert set(here.iterdir()) == before
+        assert_line(run(*arguments), match)
+    assert set(folder.iterdir()) == before
 
 
 def test_json_has_null_for_what_is_no_number():
     table = pd.DataFrame({"a": [1.5, math.nan]})
-    told_ = {"a": torch.tensor([1.0, math.inf]), "b": table, "c": (None, True, 2), "d": math.nan}
-    assert format_json(told_) == '{"a": [1.0, null], "b": [{"a": 1.5}, {"a": null}], "c": [null, true, 2], "d": null}'
+    values = {"a": torch.tensor([1.0, math.inf]), "b": table, "c": (None, True, 2), "d": math.nan}
+    assert format_json(values) == '{"a": [1.0, null], "b": [{"a": 1.5}, {"a": null}], "c": [null, true, 2], "d": null}'

@@ -1,4 +1,4 @@
-"""The compiled reading against the reference: every family of every case, do, padding, gradients, torch.compile."""
+"""The compiled module equals the reference: every group of every case, do, padding, gradients, torch.compile."""
 
 import itertools
 import shutil
@@ -13,7 +13,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select, Weight
-from tests.cases import CASES, Case, case_of, close, inputs
+from tests.cases import CASES, Case, batch_inputs, close, get_case
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -36,8 +36,8 @@ def test_do_is_an_argument():
     net = bt.bayesuvius(4, slices=2, heads=3).to(D)
     s, module = net.sentence("the cat sat"), net.module()
     x = s.state.encoded.given["x_0"][None]
-    state = module(x, do={"c": torch.tensor(2)})
-    close(state[0, 1], s.do(c=2)["x_2_1"])
+    by_state = module(x, do={"c": torch.tensor(2)})
+    close(by_state[0, 1], s.do(c=2)["x_2_1"])
     patch = torch.randn(3, 4, dtype=D)
     patched = module(x, do={"x_1": patch[None]})
     done = s.do({f"x_1_{i}": patch[i] for i in range(3)})
@@ -88,51 +88,51 @@ def test_it_compiles_without_a_break():
 
 
 @cache
-def known(name: str) -> tuple[bt.Sentence, CompiledModule]:
-    case = case_of(name)
+def get_sentence_and_module(name: str) -> tuple[bt.Sentence, CompiledModule]:
+    case = get_case(name)
     return case.sentence, case.net.module().eval()
 
 
 @settings(max_examples=12, deadline=None)
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data):
-    """Two values of `do` that differ at one node: only that node's descendants tell them apart."""
-    s, module = known(case.name)
-    families = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.is_index_valued]
-    families += [m for m in s.net.network.specs if m.tpm.kind == "discrete" and m.tpm.states is not None]
-    member = data.draw(st.sampled_from(families), label="member")
-    shape = s.ground.shapes[member.group.index]
+    """Two values of `do` that differ at one node: only the descendants of that node may differ."""
+    s, module = get_sentence_and_module(case.name)
+    specs = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.is_index_valued]
+    specs += [m for m in s.net.network.specs if m.tpm.kind == "discrete" and m.tpm.states is not None]
+    spec = data.draw(st.sampled_from(specs), label="member")
+    shape = s.ground.shapes[spec.group.index]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
-    if member.tpm.is_index_valued:
-        one = torch.randint(member.tpm.states, (1, *shape), generator=generator)
+    if spec.tpm.is_index_valued:
+        a = torch.randint(spec.tpm.states, (1, *shape), generator=generator)
     else:
-        one = torch.randn(1, *shape, *member.shape, generator=generator, dtype=D)
-    at = data.draw(st.integers(0, one.reshape(-1, *(() if member.tpm.is_index_valued else member.shape)).shape[0] - 1))
-    other = one.clone()
-    flat = other.view(-1, *(() if member.tpm.is_index_valued else member.shape))
-    flat[at] = (flat[at] + 1) % member.tpm.states if member.tpm.is_index_valued else flat[at] + 1
-    node = int(s.ground.offsets[member.group.index]) + at
-    changes = {node, *map(s.ground.id, s.descendants(s.ground.name(node)))}
-    for family in s.net.network.graph.groups:
+        a = torch.randn(1, *shape, *spec.shape, generator=generator, dtype=D)
+    at = data.draw(st.integers(0, a.reshape(-1, *(() if spec.tpm.is_index_valued else spec.shape)).shape[0] - 1))
+    b = a.clone()
+    flat = b.view(-1, *(() if spec.tpm.is_index_valued else spec.shape))
+    flat[at] = (flat[at] + 1) % spec.tpm.states if spec.tpm.is_index_valued else flat[at] + 1
+    node = int(s.ground.offsets[spec.group.index]) + at
+    changed = {node, *map(s.ground.id, s.descendants(s.ground.name(node)))}
+    for group in s.net.network.graph.groups:
         try:
             first, second = (
-                module(given=inputs(s), want=[family.name], do={member.group.name: value})[family.name]
-                for value in (one, other)
+                module(given=batch_inputs(s), want=[group.name], do={spec.group.name: value})[group.name]
+                for value in (a, b)
             )
         except bt.BNetError:
-            continue  # what it cannot compute it refuses, which others test
-        result = s.net.network.specs[family.index]
-        local = 0 if first.dtype == torch.long else len(result.shape)
-        local += result.tpm.kind == "discrete" and first.is_floating_point() and not result.shape
-        prefix = first.dim() - local - len(s.ground.shapes[family.index])
+            continue  # refused, as other tests check
+        group_spec = s.net.network.specs[group.index]
+        num_dims = 0 if first.dtype == torch.long else len(group_spec.shape)
+        num_dims += group_spec.tpm.kind == "discrete" and first.is_floating_point() and not group_spec.shape
+        batch_dims = first.dim() - num_dims - len(s.ground.shapes[group.index])
         for index, id_ in zip(
-            itertools.product(*map(range, s.ground.shapes[family.index])),
-            s.ground.select_nodes(family).tolist(),
+            itertools.product(*map(range, s.ground.shapes[group.index])),
+            s.ground.select_nodes(group).tolist(),
             strict=True,
         ):
-            if id_ not in changes:
-                present = (slice(None),) * prefix + index
-                close(first[present], second[present])
+            if id_ not in changed:
+                key = (slice(None),) * batch_dims + index
+                close(first[key], second[key])
 
 
 # types and compilers
@@ -143,7 +143,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_it_compiles_to_machine_code():
     selected = bt.bayesuvius(4, slices=2, heads=3, mask="causal", observe=Categorical(3))
-    encoder = case_of("encoder, post-norm").net.to(torch.float32)
+    encoder = get_case("encoder, post-norm").net.to(torch.float32)
     for net, x in ((selected, torch.randn(2, 5, 4)), (encoder, torch.randint(5, (2, 5)))):
         module = net.module().eval()
         torch._dynamo.reset()  # nothing of the nets that other tests compiled
@@ -166,13 +166,13 @@ def test_a_question_is_worked_out_once_and_told_from_others():
     torch.manual_seed(0)
     net = bt.bayesuvius(4, heads=2, observe=Categorical(3)).to(D)
     module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randint(3, (5, 3))
-    some = {"y": Evidence(y), "W_q_0": Evidence(net.parameters["W_q_0.values"][torch.tensor([0, 1, 1, 0, 1])])}
-    part = {"y": Evidence(y, torch.tensor([[True, False, True]]))}
-    query = [({"y": Evidence(y)}, {}), (part, {}), (some, {}), ({"y": Evidence(y)}, {"c": torch.tensor(1)})]
+    both = {"y": Evidence(y), "W_q_0": Evidence(net.parameters["W_q_0.values"][torch.tensor([0, 1, 1, 0, 1])])}
+    partial = {"y": Evidence(y, torch.tensor([[True, False, True]]))}
+    queries = [({"y": Evidence(y)}, {}), (partial, {}), (both, {}), ({"y": Evidence(y)}, {"c": torch.tensor(1)})]
     for _ in range(2):
-        for evidence, do in query:
-            single = log_evidence(net.module(), evidence, x, do=do)
-            close(log_evidence(module, evidence, x, do=do), single, 0)
+        for evidence, do in queries:
+            fresh = log_evidence(net.module(), evidence, x, do=do)
+            close(log_evidence(module, evidence, x, do=do), fresh, 0)
 
 
 @pytest.mark.parametrize("roles", ["k", "qkv"])
@@ -180,8 +180,8 @@ def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
     word, every = ["word"], bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), plates=word)]
     for role in "qkv":
-        local = role in roles
-        weight = bt.Node(f"W_{role}", Select((4, 4)), ["c"], word) if local else bt.Node(f"W_{role}", Weight((4, 4)))
+        select = role in roles
+        weight = bt.Node(f"W_{role}", Select((4, 4)), ["c"], word) if select else bt.Node(f"W_{role}", Weight((4, 4)))
         nodes += [weight, bt.Node(role, Linear(), [f"W_{role}", "x"], word)]
     nodes.append(bt.Node("x", Attention(), ["q", bt.Arrow("k", every), bt.Arrow("v", every)], word))
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=word)], [bt.Node("y", Categorical(2), ["x"], word)])
@@ -189,5 +189,5 @@ def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
     done = s.do({f"c_0_{word}": word % 2 for word in range(5)})
     value = reference.values(done.state.model, done.ground.id("x_1_1"), {})
     torch.testing.assert_close(done["x_1_1"], value)
-    share = reference.posterior(s.state.model, s.ground.id("y_1"), {}, 2**16)
-    torch.testing.assert_close(s.posterior("y_1"), share)
+    expected = reference.posterior(s.state.model, s.ground.id("y_1"), {}, 2**16)
+    torch.testing.assert_close(s.posterior("y_1"), expected)

@@ -1,4 +1,4 @@
-"""What modules and inference are told: bad input meets a clear error; what stands at absent words changes nothing."""
+"""Inputs of modules and inference: errors on invalid input; values at absent words have no effect."""
 
 import copy
 
@@ -10,7 +10,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Embed, Given, Normal, Pool
-from tests.cases import case_of, close, gathered
+from tests.cases import batch_evidence, close, get_case
 
 D = torch.float64
 L = torch.long
@@ -22,7 +22,7 @@ def chapter(**options: object) -> CompiledModule:
 
 
 @pytest.mark.parametrize(
-    "told, message",
+    "inputs, message",
     [
         ({"want": "x_1"}, r"want: expected a list of families; got 'x_1'; allowed: want=\['x_1'\]"),
         ({"want": ["x_1_2"]}, "the name of a family; got 'x_1_2', one node; allowed: 'x_1'"),
@@ -39,9 +39,9 @@ def chapter(**options: object) -> CompiledModule:
         ({"mask": torch.tensor([[True] * 3, [False] * 3])}, "mask, sentence 1: expected at least one word"),
     ],
 )
-def test_bad_input_to_a_module(told, message):
+def test_bad_input_to_a_module(inputs, message):
     with pytest.raises(bt.BNetError, match=message):
-        chapter()(**{"x": X, **told})
+        chapter()(**{"x": X, **inputs})
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_bad_ids(ids, message):
     module = chapter(vocabulary=["a", "b"])
     with pytest.raises(bt.BNetError, match=message):
         module(ids)
-    small = torch.tensor([[1, 0]])
+    ids_ = torch.tensor([[1, 0]])
     for kind in (torch.uint8, torch.int16, torch.int32):
-        assert module(small.to(kind)).equal(module(small))
+        assert module(ids_.to(kind)).equal(module(ids_))
 
 
 def test_x_fills_what_given_leaves_open():
@@ -69,8 +69,8 @@ def test_x_fills_what_given_leaves_open():
         [bt.Node("x", Add(), ["x", "x"], **word)], [*two, *more], [bt.Node("z", Add(), list("xke"), **word)]
     )
     module = bt.BNet(bt.Declaration([stack])).module()
-    given = module(X + 2, given={"x_0": X + 1})
-    assert given.equal(module(given={"x_0": X + 1, "k": X + 2})) and given.equal(module(X + 1, given={"k": X + 2}))
+    output = module(X + 2, given={"x_0": X + 1})
+    assert output.equal(module(given={"x_0": X + 1, "k": X + 2})) and output.equal(module(X + 1, given={"k": X + 2}))
     with pytest.raises(bt.BNetError, match=r"x and given\['x_0'\]: expected one value for x_0; got two"):
         module(X, given={"x_0": X + 1, "k": X + 2})  # s, which has a default, is not meant
 
@@ -79,15 +79,15 @@ def test_one_sentence_for_many_values_of_do():
     module = chapter()
     states, x = torch.randn(5, 3, 4), torch.randn(1, 3, 4)
     done = module(x, do={"x_1": states})
-    item = torch.cat([module(x, do={"x_1": state[None]}) for state in states], 1)
-    torch.testing.assert_close(done, item)
+    separate = torch.cat([module(x, do={"x_1": state[None]}) for state in states], 1)
+    torch.testing.assert_close(done, separate)
     with pytest.raises(bt.BNetError, match=r"do\['c'\]: expected \[batch\] of shape \(5,\)"):
         module(x, do={"x_1": states, "c": torch.zeros(4, dtype=L)})
 
 
 def test_several_stacks_are_told_apart():
-    three = case_of("three stacks")
-    module, s = three.net.module(), three.sentence
+    case = get_case("three stacks")
+    module, s = case.net.module(), case.sentence
     x = {stack: s.state.encoded.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
     assert module(x).shape == module(given={f"{stack}_x_0": value for stack, value in x.items()}).shape
     with pytest.raises(bt.BNetError, match=r"x\['side'\]: expected torch.float64"):
@@ -102,11 +102,11 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     rows = [[False, True, False], [True, True, True], [True, False, True]]
     net = bt.bayesuvius(4, mask=rows, observe=Categorical(3))
     mask = torch.tensor([[True] * 3, [True, False, True]])
-    for ask in (lambda: net.module()(X, mask), lambda: net.pyro()(X, mask=mask)):
+    for call in (lambda: net.module()(X, mask), lambda: net.pyro()(X, mask=mask)):
         with pytest.raises(
             bt.BNetError, match="mask, sentence 1, word 0 of x_1: expected at least one present word of k"
         ):
-            ask()
+            call()
     real = bt.bayesuvius(4, heads=5, mask=rows, observe=Normal(1.0)).module()
     with pytest.raises(bt.BNetError, match="mask, sentence 1, word 0 of x_1"):
         log_evidence(real, {"y": Evidence(X)}, X, mask)
@@ -115,7 +115,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     with pytest.raises(bt.BNetError, match="word 0 of x_1: expected at least one word of k_0 to read"):
         bt.bayesuvius(4, mask="earlier").module()(X)
     with pytest.raises(bt.BNetError, match="at most 8 words"):
-        case_of("encoder, post-norm").net.module()(torch.zeros(1, 9, dtype=L))
+        get_case("encoder, post-norm").net.module()(torch.zeros(1, 9, dtype=L))
 
 
 def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
@@ -131,12 +131,12 @@ def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
 # evidence
 
 
-def question(**given: object) -> dict[str, object]:
-    return {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L))}, "x": X, **given}
+def make_query(**changes: object) -> dict[str, object]:
+    return {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L))}, "x": X, **changes}
 
 
 @pytest.mark.parametrize(
-    "told, message",
+    "changes, message",
     [
         ({"evidence": {"y_1": Evidence(torch.zeros(2, dtype=L))}}, "one node; allowed: 'y'"),
         ({"evidence": {"y": torch.zeros(2, 3, dtype=L)}}, r"evidence\['y'\]: expected Evidence\(value, observed\)"),
@@ -150,11 +150,11 @@ def question(**given: object) -> dict[str, object]:
         ({"do": {"y": torch.zeros(2, 3, dtype=L)}}, "y: expected do or evidence on a node, not both"),
     ],
 )
-def test_bad_evidence(told, message):
+def test_bad_evidence(changes, message):
     module = chapter(atoms=2)
-    for ask in (log_evidence, lambda module, **query: posterior(module, "W_q_0", **query)):
+    for fn in (log_evidence, lambda module, **query: posterior(module, "W_q_0", **query)):
         with pytest.raises(bt.BNetError, match=message):
-            ask(module, **question(**told))
+            fn(module, **make_query(**changes))
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_choices_of_words_that_meet_are_counted(slices, pool, where, count):
     module = chapter(per="word", slices=slices, observe=Categorical(3, pool=pool))
     observed = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
     message = f"c_0: .* got {where}, which reads other words' choices: up to {count} joint states .*"
-    for ask in (
+    for call in (
         lambda: log_evidence(module, observed, X),
         lambda: posterior(module, "c_0", observed, X),
         lambda: module(X),
     ):
         with pytest.raises(bt.BNetError, match=message):
-            ask()
+            call()
 
 
 def test_what_is_no_number_is_named_where_it_stands():
@@ -180,16 +180,16 @@ def test_what_is_no_number_is_named_where_it_stands():
     x, y = torch.randn(2, 3, 3, 4, dtype=D)
     x[1, 2, 0] = torch.nan
     present = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
-    for ask in (log_evidence, lambda module, *given, **more: posterior(module, "c", *given, **more)):
+    for fn in (log_evidence, lambda module, *given, **more: posterior(module, "c", *given, **more)):
         with pytest.raises(bt.EvidenceError, match="x_0_2 of sentence 1: expected finite numbers; got nan"):
-            ask(net.module(), {"y": Evidence(y)}, x)
+            fn(net.module(), {"y": Evidence(y)}, x)
         with pytest.raises(bt.EvidenceError, match="q_0_0 of sentence 0: expected finite numbers; got inf"):
-            ask(net.module(), {"y": Evidence(y)}, x, present, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
-        assert ask(net.module(), {"y": Evidence(y)}, x, present).isfinite().all()
+            fn(net.module(), {"y": Evidence(y)}, x, present, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
+        assert fn(net.module(), {"y": Evidence(y)}, x, present).isfinite().all()
         broken = copy.deepcopy(net.module())
         broken.store["W_v_0/values"].data.fill_(torch.nan)  # by a step of training that went wrong
         with pytest.raises(bt.BNetError, match=r"parameter W_v_0\.values: expected numbers; got NaN"):
-            ask(broken, {"y": Evidence(y)}, x, present)
+            fn(broken, {"y": Evidence(y)}, x, present)
 
 
 @pytest.mark.parametrize("options", [{}, {"slices": 2, "residual": True}], ids=str)
@@ -205,8 +205,8 @@ def test_a_density_too_small_to_reckon_with_is_not_called_zero(options):
 def test_a_selector_of_the_corpus_takes_one_state():
     module = chapter(per="corpus")
     state = {"c": Evidence(torch.tensor([1]))}
-    observed = log_evidence(module, {**question()["evidence"], **state}, X)
-    done = log_evidence(module, question()["evidence"], X, do={"c": torch.tensor(1)}).sum()
+    observed = log_evidence(module, {**make_query()["evidence"], **state}, X)
+    done = log_evidence(module, make_query()["evidence"], X, do={"c": torch.tensor(1)}).sum()
     torch.testing.assert_close(observed, (done + torch.tensor(1 / 3).log())[None])
     with pytest.raises(bt.BNetError, match=r"expected one value for all sentences, of shape \(\); got shape \(2,\)"):
         log_evidence(module, {"c": Evidence(torch.tensor([1, 1]))}, X)
@@ -218,21 +218,21 @@ def test_impossible_evidence_is_named():
     q = module(x, want=["q_0"])["q_0"]
     value = q[0].clone()
     value[1, 2] = q[1, 1, 2]
-    for ask in (lambda e, **m: log_evidence(module, e, x, **m), lambda e, **m: posterior(module, "c", e, x, **m)):
-        given = "q_0_2 of sentence 1: expected evidence that some state of the net makes possible; got "
-        with pytest.raises(bt.EvidenceError, match=given + "one of probability zero given the evidence before it"):
-            ask({"y": Evidence(x), "q_0": Evidence(value)})
-        shown = torch.ones(3, 3, dtype=bool)
-        shown[1, 0], shown[1, 1] = False, False
-        assert ask({"q_0": Evidence(value, shown)}).isfinite().all()
+    for fn in (lambda e, **m: log_evidence(module, e, x, **m), lambda e, **m: posterior(module, "c", e, x, **m)):
+        message = "q_0_2 of sentence 1: expected evidence that some state of the net makes possible; got "
+        with pytest.raises(bt.EvidenceError, match=message + "one of probability zero given the evidence before it"):
+            fn({"y": Evidence(x), "q_0": Evidence(value)})
+        mask = torch.ones(3, 3, dtype=bool)
+        mask[1, 0], mask[1, 1] = False, False
+        assert fn({"q_0": Evidence(value, mask)}).isfinite().all()
         padding = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
-        assert ask({"q_0": Evidence(value)}, mask=padding).isfinite().all()
+        assert fn({"q_0": Evidence(value)}, mask=padding).isfinite().all()
         with pytest.raises(bt.EvidenceError, match=r"k_0_0 of sentence 0: .*probability zero:"):
-            ask({"k_0": Evidence(torch.zeros_like(value)), "y": Evidence(x)})
+            fn({"k_0": Evidence(torch.zeros_like(value)), "y": Evidence(x)})
         with pytest.raises(bt.EvidenceError, match=r"W_k_0 of sentence 2.*zero:"):
-            ask({"W_k_0": Evidence(net.parameters["W_k_0.atoms"][[0, 1, 1]] + torch.tensor([0, 0, 1])[:, None, None])})
+            fn({"W_k_0": Evidence(net.parameters["W_k_0.atoms"][[0, 1, 1]] + torch.tensor([0, 0, 1])[:, None, None])})
         with pytest.raises(bt.EvidenceError, match=r"y.* of sentence 1: expected finite numbers"):
-            ask({"y": Evidence(x.index_fill(0, torch.tensor(1), torch.nan))})
+            fn({"y": Evidence(x.index_fill(0, torch.tensor(1), torch.nan))})
     impossible = log_evidence(module, {"q_0": Evidence(value)}, x, check=False)
     assert impossible[1] < -5e29 and impossible[[0, 2]].isfinite().all() and not impossible.isnan().any()
 
@@ -247,10 +247,10 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
 
 
 def test_evidence_that_settles_a_choice_is_the_references():
-    """All of a family seen: its state is known to what lies below, and its own probability counts."""
-    s = case_of("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
+    """A group observed at all nodes: its state is known to its descendants, and its own factor counts."""
+    s = get_case("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
-    observed = {name: Evidence(passed.value) if name != "y" else passed for name, passed in gathered(s).items()}
+    observed = {name: Evidence(item.value) if name != "y" else item for name, item in batch_evidence(s).items()}
     actual = log_evidence(s.net.module(), observed, given=given)
     close(actual[0], reference.log_evidence(s.state.model, s.state.evidence))
 
@@ -262,7 +262,7 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
     )
     net = bt.BNet(bt.Declaration([stack])).to(D)
     s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)
-    observed, x = gathered(s), s.state.encoded.given["x_0"][None]
+    observed, x = batch_evidence(s), s.state.encoded.given["x_0"][None]
     with pytest.raises(bt.BNetError, match="z_0"):
         log_evidence(net.module(), observed, x)
     observed["z_0"] = Evidence(observed["z_0"].value)

@@ -1,4 +1,4 @@
-"""Costs: FLOPs against torch's counter, values against what is computed, paths and steps against networkx."""
+"""Costs: FLOPs equal torch's counter, sizes those of the values, path lengths and steps those of networkx."""
 
 from __future__ import annotations
 
@@ -35,73 +35,73 @@ from bnet_transformer.tpm import (
 )
 from tests.cases import CASES, HEADS, WORD, every, projections
 from tests.custom_tpms import Gate, Recurrent
-from tests.sweep_oracle import refusal
+from tests.sweep_oracle import get_refusal
 
 REFUSED = "word, two slices"
 """The net whose readout cannot be computed in batches."""
 
 
-def drawn(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str, Tensor]:
+def draw_inputs(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str, Tensor]:
     """Input for a module: vectors or ids for each stack."""
     x = {}
     for stack, n in words.items():
-        over = [m for m in net.network.specs if m.tpm.kind == "input" and m.group.word_stack == stack]
-        member = next(iter([m for m in over if m.tpm.is_index_valued] or over))
-        if member.tpm.is_index_valued:
-            x[stack] = torch.randint(0, member.tpm.states, (batch, n))
+        inputs = [m for m in net.network.specs if m.tpm.kind == "input" and m.group.word_stack == stack]
+        spec = next(iter([m for m in inputs if m.tpm.is_index_valued] or inputs))
+        if spec.tpm.is_index_valued:
+            x[stack] = torch.randint(0, spec.tpm.states, (batch, n))
         else:
-            x[stack] = torch.randn(batch, n, *member.shape, dtype=net.network.dtype)
+            x[stack] = torch.randn(batch, n, *spec.shape, dtype=net.network.dtype)
     return x if len(x) > 1 else next(iter(x.values()))
 
 
-def counted(net: bt.BNet, words: dict[str, int], batch: int) -> int:
-    """What torch counts of a forward pass."""
+def flops_of(net: bt.BNet, words: dict[str, int], batch: int) -> int:
+    """The FLOPs of a forward pass, by the counter of torch."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        net.module()(drawn(net, words, batch))
-    return counter.get_total_flops() + solved(net, words, batch)
+        net.module()(draw_inputs(net, words, batch))
+    return counter.get_total_flops() + count_solve_flops(net, words, batch)
 
 
-def solved(net: bt.BNet, words: dict[str, int], batch: int) -> int:
-    """Of the linear systems, which torch does not count: n^3 for the factors, n^2 d for d right-hand sides."""
+def count_solve_flops(net: bt.BNet, words: dict[str, int], batch: int) -> int:
+    """FLOPs of linear systems, which torch does not count: n^3 to factorize, n^2 d for d right-hand sides."""
     (n, *_) = words.values()
     widths = [m.shape[0] for m in net.network.specs if isinstance(m.tpm, Cayley)]
     return sum(2 * batch * n**2 * (n + d) for d in widths)
 
 
-def words_of(net: bt.BNet, n: int) -> dict[str, int]:
+def count_words(net: bt.BNet, n: int) -> dict[str, int]:
     """So many words, one more in each further stack; fewer where positions are learned, as tables have them."""
     words = {stack: n + k for k, stack in enumerate(net.network.graph.word_stacks)}
-    for member in net.network.specs:
-        if member.tpm.max_words is not None:
-            words[member.group.word_stack] = min(words[member.group.word_stack], member.tpm.max_words)
-        for item in member.parents:
-            if item.reach.kind == "mask":
-                parent = net.network.specs[item.index].group.word_stack
-                words |= {member.group.word_stack: len(item.reach.table), parent: len(item.reach.table[0])}
+    for spec in net.network.specs:
+        if spec.tpm.max_words is not None:
+            words[spec.group.word_stack] = min(words[spec.group.word_stack], spec.tpm.max_words)
+        for parent in spec.parents:
+            if parent.reach.kind == "mask":
+                parent_stack = net.network.specs[parent.index].group.word_stack
+                words |= {spec.group.word_stack: len(parent.reach.table), parent_stack: len(parent.reach.table[0])}
     return words
 
 
 WORDLESS = [case for case in CASES if not case.net.network.graph.word_stacks]
 COUNTED = [case for case in CASES if case.name != REFUSED and case not in WORDLESS]
-FREE = [case for case in COUNTED if min(words_of(case.net, 40).values()) == 40]
+FREE = [case for case in COUNTED if min(count_words(case.net, 40).values()) == 40]
 """Those for any number of words."""
 
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_flops_are_those_that_torch_counts(case):
     for n, batch in ((3, 2), (17, 1)):
-        words = words_of(case.net, n)
-        assert case.net.cost(words, batch=batch).flops == counted(case.net, words, batch) > 0, words
+        words = count_words(case.net, n)
+        assert case.net.cost(words, batch=batch).flops == flops_of(case.net, words, batch) > 0, words
 
 
 @pytest.mark.parametrize("case", FREE, ids=lambda case: case.name)
 def test_polynomials_hold_for_other_numbers_of_words(case):
-    words = words_of(case.net, 20)
+    words = count_words(case.net, 20)
     cost = case.net.cost(words)
     symbols = {stack: f"n_{stack}" if len(words) > 1 else "n" for stack in words}
     for n in (18, 29):
-        other = {stack: n + 2 * k for k, stack in enumerate(words)}
-        assert cost.flops_in_words({symbols[stack]: m for stack, m in other.items()}) == counted(case.net, other, 1)
+        longer = {stack: n + 2 * k for k, stack in enumerate(words)}
+        assert cost.flops_in_words({symbols[stack]: m for stack, m in longer.items()}) == flops_of(case.net, longer, 1)
     again = case.net.cost(23)
     assert [row.value_bytes_in_words(23) for row in cost.rows] == [row.value_bytes for row in again.rows]
 
@@ -109,26 +109,26 @@ def test_polynomials_hold_for_other_numbers_of_words(case):
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_parameters_and_values_are_those_that_there_are(case):
     net = case.net
-    words = words_of(net, 3)
+    words = count_words(net, 3)
     cost = net.cost(words, batch=2)
     assert cost.parameters == sum(value.numel() for value in net.parameters.values())
     assert cost.parameter_bytes == 8 * cost.parameters
     module = net.module()
-    names = tuple(family.name for family in net.network.graph.groups)
+    names = tuple(group.name for group in net.network.graph.groups)
     try:
         module.plan(names, frozenset())
     except bt.BNetError:  # not all of them can be computed at once
         names = (module.output,)
-    course, _ = module.run(ExecutionRequest(names, drawn(net, words, 2)))
+    state, _ = module.run(ExecutionRequest(names, draw_inputs(net, words, 2)))
     fold = 2 * max(words.values()) > module.max_width
     counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(net.network, words, 2))
     symbols = {counting.sizes.word_size(stack).symbol: n for stack, n in words.items()}
-    for index, value in course.values.items():
-        member = net.network.specs[index]
-        if member.tpm.kind == "deterministic":
-            assert counting.entries[index].exact(symbols) == value.numel(), member.family.name
-    plain = {m.group.stem for m in net.network.specs if m.group.index in net.network.graph.word_independent}
-    assert all(row.value_bytes == 0 for row in cost.rows if row.template in plain)
+    for index, value in state.values.items():
+        spec = net.network.specs[index]
+        if spec.tpm.kind == "deterministic":
+            assert counting.entries[index].exact(symbols) == value.numel(), spec.family.name
+    word_free = {m.group.stem for m in net.network.specs if m.group.index in net.network.graph.word_independent}
+    assert all(row.value_bytes == 0 for row in cost.rows if row.template in word_free)
 
 
 @pytest.mark.parametrize("case", WORDLESS, ids=lambda case: case.name)
@@ -149,21 +149,21 @@ def test_what_cannot_be_computed_has_no_cost():
         case.net.cost(3)
 
 
-def of_words(nodes: list[bt.Node], *, slices: int = 1, epilogue: tuple[bt.Node, ...] = (), width: int = 8) -> bt.BNet:
+def word_net(nodes: list[bt.Node], *, slices: int = 1, epilogue: tuple[bt.Node, ...] = (), width: int = 8) -> bt.BNet:
     """A net of one stack over vectors."""
     stack = bt.Stack(nodes, [bt.Node("x", Given(width), plates=WORD)], epilogue, slices=slices)
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="small"))
 
 
-def reading(reach: object, slices: int = 1, *, residual: bool = False) -> bt.BNet:
+def attention_net(reach: object, slices: int = 1, *, residual: bool = False) -> bt.BNet:
     """Attention of the words themselves, by a reach."""
     arrow = bt.Arrow("x", reach)
-    local = ["x"] if residual else []
-    node = bt.Node("x", Attention(residual=residual), ["x", arrow, arrow, *local], plates=WORD)
-    return of_words([node], slices=slices)
+    residual_parents = ["x"] if residual else []
+    node = bt.Node("x", Attention(residual=residual), ["x", arrow, arrow, *residual_parents], plates=WORD)
+    return word_net([node], slices=slices)
 
 
-def rows_of(cost: Cost) -> dict[str, str]:
+def get_orders(cost: Cost) -> dict[str, str]:
     """The order of each template of a slice."""
     return {row.template: row.order for row in cost.rows if row.block == "slice"}
 
@@ -177,9 +177,9 @@ def test_orders_follow_from_the_shapes():
         bt.Node("x", Norm(), ["ffn"], plates=WORD),
     ]
     readout = bt.Node("y", Categorical(1000), ["x"], plates=WORD)
-    net = of_words(nodes, epilogue=(readout, bt.Node("s", Pool(), [every("a")], plates=["head"])), width=dim)
+    net = word_net(nodes, epilogue=(readout, bt.Node("s", Pool(), [every("a")], plates=["head"])), width=dim)
     cost = net.cost(words=40, want=["y", "s"])
-    orders = rows_of(cost)
+    orders = get_orders(cost)
     assert (orders["q"], orders["a"], orders["ffn"], orders["x"]) == ("O(n d^2)", "O(n^2 d)", "O(n d hidden)", "0")
     assert cost.order == "O(n^2 d + n d^2 + n d hidden + n d |y|)"
     assert cost.slices[0].order == "O(n^2 d + n d^2 + n d hidden)"
@@ -194,10 +194,10 @@ def test_orders_follow_from_the_shapes():
 
 
 def test_a_selector_multiplies_only_what_depends_on_it():
-    per = bt.bayesuvius(8, heads=3).cost(words=5)
+    three = bt.bayesuvius(8, heads=3).cost(words=5)
     one = bt.bayesuvius(8, heads=1).cost(words=5)
-    assert per.flops == 3 * one.flops
-    assert rows_of(per)["x"] == "O(n^2 d |c|)"
+    assert three.flops == 3 * one.flops
+    assert get_orders(three)["x"] == "O(n^2 d |c|)"
     nodes = [
         bt.Node("f", FeedForward(16), ["x"], plates=WORD),
         bt.Node("W", bt.tpm.Select((8, 8)), ["c"]),
@@ -205,17 +205,17 @@ def test_a_selector_multiplies_only_what_depends_on_it():
     ]
     stack = bt.Stack(nodes, [bt.Node("x", Given(8), plates=WORD)])
     net = bt.BNet(bt.Declaration([stack], [bt.Node("c", Categorical(5))]))
-    orders, flops = rows_of(net.cost(4)), {row.template: row.flops for row in net.cost(4).rows if row.flops}
+    orders, flops = get_orders(net.cost(4)), {row.template: row.flops for row in net.cost(4).rows if row.flops}
     assert orders == {"W": "0", "f": "O(n d hidden)", "x": "O(n d^2 |c|)"}
     assert flops == {"f": 2 * 2 * 4 * 8 * 16, "x": 2 * 5 * 4 * 8 * 8}
 
 
 def test_shared_weights_are_counted_once_and_products_in_each_slice():
-    def net(shared: bool) -> bt.BNet:
+    def make_net(shared: bool) -> bt.BNet:
         W = bt.Node("W", Weight((8, 8)), shared=shared)
-        return of_words([W, bt.Node("x", Linear(), ["W", "x"], plates=WORD)], slices=3)
+        return word_net([W, bt.Node("x", Linear(), ["W", "x"], plates=WORD)], slices=3)
 
-    one, three = net(True).cost(5), net(False).cost(5)
+    one, three = make_net(True).cost(5), make_net(False).cost(5)
     assert (one.parameters, three.parameters) == (64, 192)
     assert one.flops == three.flops == 3 * 2 * 5 * 64
 
@@ -228,15 +228,15 @@ def test_every_score_both_ways():
             bt.Node("A", Weight((8, 8))),
             bt.Node("x", Attention(score, over=over), [*pair, every("x"), *extra], plates=WORD),
         ]
-        net = of_words(nodes, slices=2)
-        assert net.cost(n, batch=2).flops == counted(net, {"": n}, 2), (score, over, n)
+        net = word_net(nodes, slices=2)
+        assert net.cost(n, batch=2).flops == flops_of(net, {"": n}, 2), (score, over, n)
 
 
 @pytest.mark.parametrize(
-    ("want", "orders"),
+    ("role", "orders"),
     [("past", "O(n d |past|)"), ("last", "O(d^2)"), ("alike", "O(n^2 d)"), ("coded", "O(n d^2 head |W|)")],
 )
-def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(want, orders):
+def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(role, orders):
     nodes = [
         bt.Node("past", Categorical(3, pool="mean"), [bt.Arrow("x", "causal")], plates=WORD),
         bt.Node("last", Linear(8), [bt.Arrow("x", "last")], plates=WORD),
@@ -247,16 +247,16 @@ def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(want, orders):
     stack = bt.Stack(nodes, [bt.Node("x", Given(8), plates=WORD)])
     outside = [bt.Node("W", Codebook(3, (8, 8)), plates=["head"])]
     net = bt.BNet(bt.Declaration([stack], outside, plates=[bt.Plate("head", 5)]))
-    name = f"{want}_0"
+    name = f"{role}_0"
     cost = net.cost(19, batch=2, want=[name])
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         net.module()(torch.randn(2, 19, 8), want=[name])
     assert cost.flops == counter.get_total_flops() > 0
-    assert rows_of(cost)[want] == cost.order == orders
-    course, _ = net.module().run(ExecutionRequest((name,), torch.randn(2, 19, 8)))
-    value = course.values.get(net.network.graph.get_group(name).index)
+    assert get_orders(cost)[role] == cost.order == orders
+    state, _ = net.module().run(ExecutionRequest((name,), torch.randn(2, 19, 8)))
+    value = state.values.get(net.network.graph.get_group(name).index)
     if value is not None:
-        assert next(row for row in cost.rows if row.template == want).value_bytes == 4 * value.numel()
+        assert next(row for row in cost.rows if row.template == role).value_bytes == 4 * value.numel()
 
 
 def test_groups_of_several_families_that_read_each_other():
@@ -268,10 +268,10 @@ def test_groups_of_several_families_that_read_each_other():
         bt.Node("y", Linear(8), ["h"], plates=WORD),
         bt.Node("x", Add(), ["y", "mix"], plates=WORD),
     ]
-    net = of_words(nodes, slices=2)
+    net = word_net(nodes, slices=2)
     for n, batch in itertools.product((1, 2, 3, 9), (1, 4)):
-        assert net.cost(n, batch=batch).flops == counted(net, {"": n}, batch)
-    assert net.cost(9).flops_in_words(4) == counted(net, {"": 4}, 1)
+        assert net.cost(n, batch=batch).flops == flops_of(net, {"": n}, batch)
+    assert net.cost(9).flops_in_words(4) == flops_of(net, {"": 4}, 1)
 
 
 # paths and steps
@@ -290,18 +290,18 @@ REACHES = [
 ]
 
 
-def pooling(reach: object) -> bt.BNet:
+def pooled_net(reach: object) -> bt.BNet:
     """Attention by one reach in a chain of sums: a strict reach twice, and a pool of the sentence where it is named."""
-    single = isinstance(reach, str) and reach in ("before", "first", "last")
-    reader = Add() if single else Pool("sum")
+    is_single = isinstance(reach, str) and reach in ("before", "first", "last")
+    reader = Add() if is_single else Pool("sum")
     nodes = [
         bt.Node("a", reader, [bt.Arrow("x", reach)], plates=WORD),
         bt.Node("b", reader, [bt.Arrow("a", reach)], plates=WORD),
     ]
-    return of_words([*nodes, bt.Node("x", Add(), ["b"], plates=WORD)], slices=8)
+    return word_net([*nodes, bt.Node("x", Add(), ["b"], plates=WORD)], slices=8)
 
 
-def measured(net: bt.BNet, n: int, slices: int) -> int | None:
+def find_longest_path(net: bt.BNet, n: int, slices: int) -> int | None:
     """By networkx, on the ground graph: the most, over pairs of words, of the fewest arrows between words."""
     graph = net.sentence(x=torch.zeros(n, 8)).graph(weights=True)
     word = nx.get_node_attributes(graph, "word")
@@ -310,19 +310,19 @@ def measured(net: bt.BNet, n: int, slices: int) -> int | None:
     result = []
     for i, j in itertools.permutations(range(n), 2):
         lengths = nx.single_source_dijkstra_path_length(graph, f"x_0_{i}", weight="hop")
-        present = [lengths[f"x_{t}_{j}"] for t in range(slices + 1) if f"x_{t}_{j}" in lengths]
-        result += [min(present)] if present else []
+        distances = [lengths[f"x_{t}_{j}"] for t in range(slices + 1) if f"x_{t}_{j}" in lengths]
+        result += [min(distances)] if distances else []
     return max(result) if result else None
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_the_longest_path_is_that_of_the_ground_graph(reach):
-    single = isinstance(reach, str) and reach in ("before", "first", "last")
-    reader = bt.Node("a", Add() if single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD)
+    is_single = isinstance(reach, str) and reach in ("before", "first", "last")
+    reader = bt.Node("a", Add() if is_single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD)
     parents = (["a"], ["a", "x"])
-    nets = [of_words([reader, bt.Node("x", Add(), above, plates=WORD)], slices=8) for above in parents]
-    for net, n in itertools.product((*nets, pooling(reach)), (1, 6)):
-        assert net.cost(n).slices[0].longest_path == measured(net, n, 8), (net, n)
+    nets = [word_net([reader, bt.Node("x", Add(), parents_, plates=WORD)], slices=8) for parents_ in parents]
+    for net, n in itertools.product((*nets, pooled_net(reach)), (1, 6)):
+        assert net.cost(n).slices[0].longest_path == find_longest_path(net, n, 8), (net, n)
 
 
 @pytest.mark.parametrize("n", [2, 6])
@@ -344,8 +344,8 @@ def test_paths_through_a_pool_a_table_and_a_recurrence(n):
         ([cell, bt.Node("x", Linear(8), ["h"], plates=WORD)], n - 1),
         ([bt.Node("x", Linear(8), ["x"], plates=WORD)], None),
     ):
-        net = of_words(nodes, slices=8)
-        assert net.cost(n).slices[0].longest_path == measured(net, n, 8) == expected
+        net = word_net(nodes, slices=8)
+        assert net.cost(n).slices[0].longest_path == find_longest_path(net, n, 8) == expected
 
 
 def test_d_is_the_width_of_the_states_and_features_have_one_name():
@@ -359,16 +359,16 @@ def test_d_is_the_width_of_the_states_and_features_have_one_name():
 
 
 def test_orders_of_paths_and_steps():
-    given = {
+    expected_by_reach = {
         "every": (1, "O(1)", 1, "O(1)"),
         "causal": (1, "O(1)", 1, "O(1)"),
         bt.Reach("window", 1): (11, "O(n)", 1, "O(1)"),
         bt.Reach("window", 3): (4, "O(n / 3)", 1, "O(1)"),
         bt.Reach("window", 50): (1, "O(n / 50)", 1, "O(1)"),
     }
-    for reach, expected in given.items():
-        (result,) = reading(reach, residual=True).cost(12).slices
-        assert (result.longest_path, result.longest_path_order, result.steps, result.steps_order) == expected
+    for reach, expected in expected_by_reach.items():
+        (block,) = attention_net(reach, residual=True).cost(12).slices
+        assert (block.longest_path, block.longest_path_order, block.steps, block.steps_order) == expected
     (scan,) = CASES[[case.name for case in CASES].index("recurrent")].net.cost(12).slices
     assert (scan.longest_path, scan.longest_path_order, scan.steps, scan.steps_order) == (11, "O(n)", 12, "O(n)")
 
@@ -386,20 +386,20 @@ def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
         bt.Node("a", Gate(), ["x", again], plates=WORD, shape=(8,)),
         bt.Node("x", Add(), ["a"], plates=WORD),
     ]
-    net = of_words(nodes)
+    net = word_net(nodes)
     graph = net.sentence(x=torch.zeros(n, 8)).graph()
     for a, b, data in graph.edges(data=True):
         data["wait"] = int(graph.nodes[a]["word"] != graph.nodes[b]["word"])
-    (result,) = net.cost(n).slices
-    assert result.steps == 1 + nx.dag_longest_path_length(graph, weight="wait")
-    assert result.steps_order == ("" if reach == "table" else "O(n)")
+    (block,) = net.cost(n).slices
+    assert block.steps == 1 + nx.dag_longest_path_length(graph, weight="wait")
+    assert block.steps_order == ("" if reach == "table" else "O(n)")
 
 
 def test_a_million_words_cost_no_table_of_pairs():
-    """Nor does a scan over them; a path that only such a table would tell is unknown, never none."""
+    """Nor does a scan; a path length that needs such a table is unknown, never absent."""
     n, d = 10**6, 8
     net = bt.encoder_decoder(d, heads=2, slices=1, vocabulary=5)
-    assert [(item.longest_path, item.steps) for item in net.cost(n).slices] == [(1, 1), (1, 1)]
+    assert [(block.longest_path, block.steps) for block in net.cost(n).slices] == [(1, 1), (1, 1)]
     assert net.cost(n).flops == net.cost(50).flops_in_words({"n_enc": n, "n_dec": n})
     by_name = {case.name: case.net for case in CASES}
     (scan,) = by_name["recurrent"].cost(n).slices
@@ -413,7 +413,7 @@ def test_a_million_words_cost_no_table_of_pairs():
 
 
 class Wordless(TPM):
-    """A stranger's TPM that does not say its products."""
+    """A user-defined TPM that does not declare its products."""
 
     slots = ("x.", "A")
 
@@ -455,7 +455,7 @@ def test_polynomials():
 
 def test_bad_input_is_told():
     net = bt.encoder_decoder(4, heads=2, slices=1)
-    for words, options, given in [
+    for words, options, message in [
         (0, {}, "words: expected a whole number of at least 1; got 0"),
         ({"enc": 3}, {}, "none for 'dec'"),
         ({"enc": 3, "dec": 2, "den": 1}, {}, "near matches are"),
@@ -464,11 +464,11 @@ def test_bad_input_is_told():
         (3, {"want": ["dec_xx_1"]}, "dec_x_1"),
         (3, {"want": "dec_x_1"}, "want: expected a list of families"),
     ]:
-        assert given in refusal(net.cost, words, **options), given
+        assert message in get_refusal(net.cost, words, **options), message
 
 
 def test_more_words_than_a_net_is_for():
     with pytest.raises(bt.BNetError, match="at most 4 words"):
         bt.encoder(4, heads=2, slices=1, positions="learned", words=4).cost(5)
     with pytest.raises(bt.BNetError, match="mask"):
-        reading(np.ones((3, 3), dtype=bool)).cost(4)
+        attention_net(np.ones((3, 3), dtype=bool)).cost(4)

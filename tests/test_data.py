@@ -1,4 +1,4 @@
-"""Data of every form say the same to every question, and a batch is cut, repeated and shared as its sentences are."""
+"""Data in every accepted form give the same results; batches are sliced, repeated and sharded by sentence."""
 
 import numpy as np
 import pandas as pd
@@ -21,15 +21,15 @@ def mixture(combine: str = "select") -> bt.BNet:
     return bt.bayesuvius(4, heads=2, combine=combine, vocabulary=WORDS, observe=Categorical(2)).to(torch.float64)
 
 
-def forms(net: bt.BNet) -> list[object]:
+def make_forms(net: bt.BNet) -> list[object]:
     """The same two sentences, in every form that data have."""
-    text = ["a b c", "d c b"]
-    pairs = list(zip(text, Y, strict=True))
+    texts = ["a b c", "d c b"]
+    pairs = list(zip(texts, Y, strict=True))
     task = infer_fit_task(net.network)
     return [
-        *(pairs, list(zip(X, Y, strict=True)), (X, Y), (text, Y), (torch.tensor(X), torch.tensor(Y))),
-        *((np.array(X), np.array(Y, dtype=np.int32)), (np.array(text), Y)),
-        *([{"": x, "y": y} for x, y in pairs], {"": text, "y": Y}, pd.DataFrame({"": text, "y": Y})),
+        *(pairs, list(zip(X, Y, strict=True)), (X, Y), (texts, Y), (torch.tensor(X), torch.tensor(Y))),
+        *((np.array(X), np.array(Y, dtype=np.int32)), (np.array(texts), Y)),
+        *([{"": x, "y": y} for x, y in pairs], {"": texts, "y": Y}, pd.DataFrame({"": texts, "y": Y})),
         *(read_batch(net.network, pairs), read_dataset(ExampleReader(task), pairs)),
     ]
 
@@ -37,28 +37,28 @@ def forms(net: bt.BNet) -> list[object]:
 def test_every_form_says_the_same_to_every_question():
     net = mixture()
     trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
-    first, *remaining = forms(net)
+    first, *remaining = make_forms(net)
     f = bt.fit(net, first, method=bt.MAP(steps=2), progress=False)
 
-    def told(data):
+    def query_all(data):
         return (
             bt.fit(net, data, method=bt.MAP(steps=1), progress=False).bounds,
-            *(ask(data).tolist() for ask in (f.responsibilities, f.predict, f.log_likelihood)),
+            *(query(data).tolist() for query in (f.responsibilities, f.predict, f.log_likelihood)),
             f.check(data, draws=1).observed,
             bt.train(trained, data, steps=1, batch=2, progress=False).losses,
             bt.inclusion(trained, data, draws=8, progress=False).mean.tolist(),
         )
 
-    expected = told(first)
+    expected = query_all(first)
     for k, data in enumerate(remaining):
-        assert told(data) == expected, f"form {k + 1}"
+        assert query_all(data) == expected, f"form {k + 1}"
 
 
 def test_sentences_alone_and_with_what_is_observed_predict_the_same():
     net = mixture()
-    f = bt.fit(net, forms(net)[0], method=bt.MAP(steps=2), progress=False)
+    f = bt.fit(net, make_forms(net)[0], method=bt.MAP(steps=2), progress=False)
     for data in (["a b c", "d c b"], X, np.array(X), torch.tensor(X), {"": X}):
-        assert torch.equal(f.predict(data), f.predict(forms(net)[0]))
+        assert torch.equal(f.predict(data), f.predict(make_forms(net)[0]))
 
 
 def test_several_stacks_take_tuples_mappings_and_columns():
@@ -91,10 +91,10 @@ def test_parts_of_a_batch_have_no_padding_and_miss_no_sentence():
     net = mixture()
     batch = read_batch(net.network, [("a b c", Y[0]), ("d", [1]), ("c b", [0, None])], mask_padding=True)
     positions = []
-    for which, part in batch.split_by_length(net.network, 100):
+    for indices, part in batch.split_by_length(net.network, 100):
         assert part.mask is None and part.x[""].shape[1] == part.evidence["y"].value.shape[1]
-        assert torch.equal(part.observed["y"], batch.take(which).observed["y"][:, : part.x[""].shape[1]])
-        positions += which.tolist()
+        assert torch.equal(part.observed["y"], batch.take(indices).observed["y"][:, : part.x[""].shape[1]])
+        positions += indices.tolist()
     assert sorted(positions) == [0, 1, 2]
     assert batch.repeat(2).x[""][:2].tolist() == [batch.x[""][0].tolist()] * 2
     assert [len(batch.shard(rank, 2)) for rank in range(2)] == [2, 1]

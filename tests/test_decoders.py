@@ -1,4 +1,4 @@
-"""Decoders of today: rotary positions, groups of heads, windows, as transformers computes and tells them."""
+"""Decoders with rotary positions, grouped heads and windows equal those of transformers."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer.models._builders import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
-from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
+from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, init_model, set_config
 
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 LONG = {**BERT, "max_position_embeddings": 22}
@@ -41,25 +41,25 @@ KNOWN = [
 ]
 
 
-def rotary_of(kind, given):
+def read_rotary(kind, given):
     """The rotary positions that a family reads from a config."""
     return FAMILIES[kind].config_to_options(given, None, None).rotary
 
 
-@pytest.mark.parametrize(("kind", "told", "wanted"), KNOWN)
-def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, told, wanted):
-    """As a file tells them, and as the config of transformers, whose angles are ours."""
+@pytest.mark.parametrize(("kind", "settings", "expected"), KNOWN)
+def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, settings, expected):
+    """From a file and from a config of transformers, with the angles of transformers."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     sizes |= {"num_key_value_heads": 4} if kind == "Qwen2Config" else {}
-    peer = getattr(T, kind)(**sizes, **told)
-    result = rotary_of(peer.model_type, peer.to_dict())
-    assert result == rotary_of(peer.model_type, {**sizes, **told}) == wanted
-    module = T.AutoModel.from_config(peer).rotary_emb
+    config = getattr(T, kind)(**sizes, **settings)
+    result = read_rotary(config.model_type, config.to_dict())
+    assert result == read_rotary(config.model_type, {**sizes, **settings}) == expected
+    module = T.AutoModel.from_config(config).rotary_emb
     torch.testing.assert_close(result.frequencies(16), module.inv_freq.double(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "match"),
+    ("kind", "settings", "match"),
     [
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "got yarn; allowed: default, linear, llama3"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor of the rope_parameters: expected a finite"),
@@ -77,8 +77,8 @@ def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, told,
         ("qwen2", {**SLIDING, "max_window_layers": 1}, "slices that all read alike"),
     ],
 )
-def test_what_no_equation_says_is_refused(kind, told, match):
-    sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **told}
+def test_what_no_equation_says_is_refused(kind, settings, match):
+    sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **settings}
     if match is None:  # heads of a width of their own, an odd one, which cannot be paired
         net = BlockBuilder(8, bias=False, heads=2, hidden=4, norm="pre", key_dim=5, score=Dot(None, Rotary()))
         stack = bt.Stack(net.build_slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
@@ -90,7 +90,7 @@ def test_what_no_equation_says_is_refused(kind, told, match):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "reach"),
+    ("kind", "settings", "reach"),
     [
         ("llama", {}, bt.Reach("causal")),
         ("mistral", {}, bt.Reach("recent", 4095)),
@@ -103,9 +103,9 @@ def test_what_no_equation_says_is_refused(kind, told, match):
         ("qwen2", {**SLIDING, "layer_types": ["sliding_attention"] * 2}, bt.Reach("recent", 3)),
     ],
 )
-def test_windows(kind, told, reach):
+def test_windows(kind, settings, reach):
     sizes = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
-    assert FAMILIES[kind].config_to_options({**sizes, **told}, None, None).reach == reach
+    assert FAMILIES[kind].config_to_options({**sizes, **settings}, None, None).reach == reach
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def test_windows(kind, told, reach):
 def test_who_reads_whom_is_as_transformers_has_it(name, options):
     """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
     the types of slices for Qwen2; and names of ours are none of a config's."""
-    model = random_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
+    model = init_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
     ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
     module = from_pretrained(model).module().eval()
     present = torch.arange(18) < torch.tensor([18, 5])[:, None]
     for mask in (None, present):
         peer = model(ids, attention_mask=None if mask is None else mask.long()).logits
-        exists = torch.ones_like(present) if mask is None else mask
-        actual = module(ids, mask, want=["logits"])["logits"]
-        torch.testing.assert_close(actual[exists], peer[exists], rtol=1e-9, atol=1e-9)
+        compared = torch.ones_like(present) if mask is None else mask
+        logits = module(ids, mask, want=["logits"])["logits"]
+        torch.testing.assert_close(logits[compared], peer[compared], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_who_reads_whom_is_as_transformers_has_it(name, options):
 def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    random_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
-    held = load_file(tmp_path / "model.safetensors") | {key: torch.ones(n) for key, n in add.items()}
-    save_file(held, tmp_path / "model.safetensors")
+    init_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {key: torch.ones(n) for key, n in add.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(bt.BNetError, match=f"no others within its slices or of what is read; got {left}$"):
         from_pretrained(tmp_path)
     if left == "lm_head.bias":
@@ -159,15 +159,15 @@ def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
 
 
 def test_a_window_wider_than_a_sentence_is_causal():
-    """In the numbers, and in what is asked of torch: the mask is left to it."""
+    """In its values, and in the call of torch, which gets no mask."""
     options = {**LLAMA, "num_key_value_heads": 2}
-    close = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": 20}))
-    distant = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": None}))
+    windowed = from_pretrained(init_model("MistralForCausalLM", {**options, "sliding_window": 20}))
+    causal = from_pretrained(init_model("MistralForCausalLM", {**options, "sliding_window": None}))
     ids = torch.randint(13, (2, 20), generator=torch.Generator().manual_seed(0))
-    actual, peer = (net.module()(ids, want=["logits"])["logits"] for net in (close, distant))
+    actual, peer = (net.module()(ids, want=["logits"])["logits"] for net in (windowed, causal))
     assert actual.equal(peer)
     longer = torch.cat([ids, ids], 1)
-    actual, peer = (net.module()(longer, want=["logits"])["logits"] for net in (close, distant))
+    actual, peer = (net.module()(longer, want=["logits"])["logits"] for net in (windowed, causal))
     torch.testing.assert_close(actual[:, :20], peer[:, :20])
     assert (actual - peer)[:, 20:].abs().max() > 1e-3
 
@@ -181,7 +181,7 @@ def test_a_window_wider_than_a_sentence_is_causal():
     ],
 )
 def test_words_are_generated_as_transformers_does(name, options):
-    model = random_model(name, options)
+    model = init_model(name, options)
     prompts = torch.tensor([[3, 4, 5], [6, 7, 8]])
     peer = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
     result = from_pretrained(model).generate(prompts.tolist(), length=8)
@@ -189,17 +189,17 @@ def test_words_are_generated_as_transformers_does(name, options):
 
 
 def test_former_files_are_read(tmp_path):
-    """Those of Pythia hold masks and angles, and call the readout `embed_out`."""
-    model = random_model("GPTNeoXForCausalLM", NEOX, torch.float32)
+    """Files of Pythia hold masks and angles, and name the readout `embed_out`."""
+    model = init_model("GPTNeoXForCausalLM", NEOX, torch.float32)
     model.save_pretrained(tmp_path)
     from safetensors.torch import load_file, save_file
 
-    held = load_file(tmp_path / "model.safetensors")
-    assert "embed_out.weight" in held and "lm_head.weight" not in held
-    held["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 8, 8)
-    held["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(2)
-    save_file(held, tmp_path / "model.safetensors")
-    config(tmp_path, rope_parameters=..., tie_word_embeddings=..., rotary_pct=0.25)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "embed_out.weight" in tensors and "lm_head.weight" not in tensors
+    tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 8, 8)
+    tensors["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(tensors, tmp_path / "model.safetensors")
+    set_config(tmp_path, rope_parameters=..., tie_word_embeddings=..., rotary_pct=0.25)
     net = from_pretrained(tmp_path)
     ids = torch.tensor([[3, 4, 5, 6]])
     actual = net.module()(ids, want=["logits"])["logits"]
@@ -210,25 +210,25 @@ def test_former_files_are_read(tmp_path):
     ("name", "options"), [("LlamaModel", {**LLAMA, "num_key_value_heads": 2}), ("GPTNeoXModel", NEOX)]
 )
 def test_weights_are_used_where_they_lie(name, options):
-    model = random_model(name, options)
-    held = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    model = init_model(name, options)
+    pointers = {value.untyped_storage().data_ptr() for value in model.parameters()}
     net = from_pretrained(model)
-    assert {value.untyped_storage().data_ptr() for value in net.parameters.values()} == held
+    assert {value.untyped_storage().data_ptr() for value in net.parameters.values()} == pointers
     assert net.network.shapes.keys() == net.parameters.keys()
 
 
 def test_names_of_grouped_heads():
-    net = from_pretrained(random_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
+    net = from_pretrained(init_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
     s = net.sentence([3, 4, 5])
     assert s.parents("a_1_1_0_2") == ["q_1_1_0_2", *(f"{r}_1_1_{j}" for r in "kv" for j in range(3))]
     assert net.graph().nodes["a_0"]["plates"] != net.graph().nodes["k_0"]["plates"]
-    given = bt.pretrained.to_hugging_face
-    assert given(net, "q_1_1_0_2") == "model.layers.1.self_attn.q_proj.output[:, 2, 8:12]"
-    assert given(net, "k_1_1_*") == "model.layers.1.self_attn.k_proj.output[..., 4:8]"
-    assert given(net, "a_1_1_*_*") == "model.layers.1.self_attn.o_proj.input[..., 8:16]"
-    assert given(net, "j_1_1_*_2") == "attentions[1][:, 2:4, 2, :]"
+    to_hugging_face = bt.pretrained.to_hugging_face
+    assert to_hugging_face(net, "q_1_1_0_2") == "model.layers.1.self_attn.q_proj.output[:, 2, 8:12]"
+    assert to_hugging_face(net, "k_1_1_*") == "model.layers.1.self_attn.k_proj.output[..., 4:8]"
+    assert to_hugging_face(net, "a_1_1_*_*") == "model.layers.1.self_attn.o_proj.input[..., 8:16]"
+    assert to_hugging_face(net, "j_1_1_*_2") == "attentions[1][:, 2:4, 2, :]"
     with pytest.raises(bt.BNetError, match="a group from 0 to 1"):
-        given(net, "k_1_2_0")
+        to_hugging_face(net, "k_1_2_0")
     reads = [s.reads(head=k).weights for k in range(4)]
     torch.testing.assert_close(torch.stack(reads).mean(0), s.reads().weights)
     with pytest.raises(bt.BNetError, match="a head from 0 to 3; got 4"):
@@ -239,19 +239,19 @@ def test_names_of_grouped_heads():
 
 
 def test_a_turn_is_a_complex_product():
-    """Of the features that turn; those behind them stay; slow turns are divided, fast ones kept."""
+    """The features beyond `width` are not rotated; low frequencies are divided, high ones are not."""
     x = torch.randn(5, 8, dtype=D, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 1, 2, 7, 1000])
     rotary = Rotary(100.0, width=6, factor=3.0)
-    angle = positions[:, None] * torch.tensor([1.0, 100 ** (-1 / 3), 100 ** (-2 / 3)], dtype=D) / 3
-    turned = torch.complex(x[:, :3], x[:, 3:6]) * torch.polar(torch.ones_like(angle), angle)
-    torch.testing.assert_close(rotary.rotate(x, positions), torch.cat([turned.real, turned.imag, x[:, 6:]], -1))
+    angles = positions[:, None] * torch.tensor([1.0, 100 ** (-1 / 3), 100 ** (-2 / 3)], dtype=D) / 3
+    rotated = torch.complex(x[:, :3], x[:, 3:6]) * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(rotary.rotate(x, positions), torch.cat([rotated.real, rotated.imag, x[:, 6:]], -1))
     bands = dataclasses.replace(rotary, bands=(1.0, 4.0, 100))
-    plain, slow = Rotary(100.0, width=6).frequencies(8), bands.frequencies(8)
-    turns = 100 * plain / (2 * math.pi)
-    for fast, before, after in zip(turns, plain, slow, strict=True):
-        retained = min(max((float(fast) - 1) / 3, 0), 1)
-        assert float(after) == pytest.approx(float(before) * (retained + (1 - retained) / 3))
+    plain, banded = Rotary(100.0, width=6).frequencies(8), bands.frequencies(8)
+    num_rotations = 100 * plain / (2 * math.pi)
+    for rotations, before, after in zip(num_rotations, plain, banded, strict=True):
+        weight = min(max((float(rotations) - 1) / 3, 0), 1)
+        assert float(after) == pytest.approx(float(before) * (weight + (1 - weight) / 3))
     half = x.to(torch.bfloat16)
     expected = Rotary().rotate(half.double(), positions)
     assert (Rotary().rotate(half, positions).double() - expected).abs().max() < 0.05  # at word 1000 too
@@ -260,12 +260,12 @@ def test_a_turn_is_a_complex_product():
 def test_heads_in_groups_are_summed_as_heads():
     grouped, plain = Concat(plates=2), Concat()
     W_o, a = torch.randn(2, 3, 5, 4, dtype=D), torch.randn(7, 2, 3, 4, dtype=D)
-    at = bt.tpm.EvalContext()
-    actual = grouped.value(at, W_o, a)
-    torch.testing.assert_close(actual, plain.value(at, W_o.flatten(0, 1), a.flatten(1, 2)))
+    context = bt.tpm.EvalContext()
+    actual = grouped.value(context, W_o, a)
+    torch.testing.assert_close(actual, plain.value(context, W_o.flatten(0, 1), a.flatten(1, 2)))
     torch.testing.assert_close(actual, torch.einsum("ghoi,bghi->bo", W_o, a))
-    side = Concat(mapped=False, plates=2)
-    assert side.value(at, a).shape == (7, 24) and side.shape(_heads((4,))) == (24,)
+    concatenated = Concat(mapped=False, plates=2)
+    assert concatenated.value(context, a).shape == (7, 24) and concatenated.shape(_heads((4,))) == (24,)
     with pytest.raises(bt.BNetError, match="2 plates of heads"):
         grouped.shape(_heads((5, 4), 1), _heads((4,), 1))
     with pytest.raises(bt.BNetError, match=r"one collection \(a plate of heads\)"):
@@ -281,13 +281,13 @@ def test_equations_tell_turns_in_part_and_words_just_before():
     heads = [bt.Node("x", Embed(8), ["token"], plates=["word"])]
     token = bt.Node("token", Given(states=3), plates=["word"])
 
-    def told(rotary, reach="causal"):
-        close = bt.Arrow("x", reach)
-        node = bt.Node("x", Attention(Dot(None, rotary=rotary)), ["x", close, close], plates=["word"])
+    def get_latex(rotary, reach="causal"):
+        arrow = bt.Arrow("x", reach)
+        node = bt.Node("x", Attention(Dot(None, rotary=rotary)), ["x", arrow, arrow], plates=["word"])
         return bt.BNet(bt.Declaration([bt.Stack([node], [token, *heads])])).equations().latex
 
-    assert r"\text{ by the angle } i / (2 \cdot 100^{2e/4}) \text{ for } e < 2" in told(Rotary(100.0, 4, 2.0))
-    bands = told(Rotary(100.0, factor=4.0, bands=(1.0, 3.0, 64)))
+    assert r"\text{ by the angle } i / (2 \cdot 100^{2e/4}) \text{ for } e < 2" in get_latex(Rotary(100.0, 4, 2.0))
+    bands = get_latex(Rotary(100.0, factor=4.0, bands=(1.0, 3.0, 64)))
     assert r"g_e = 100^{-2e/8}" in bands and r"f_e = (s_e + \frac{1 - s_e}{4}) g_e" in bands
     assert r"\frac{1}{2} (\frac{64 g_e}{2 \pi} - 1)" in bands
-    assert r"\sum_{i-2 \le j \le i}" in told(None, bt.Reach("recent", 2))
+    assert r"\sum_{i-2 \le j \le i}" in get_latex(None, bt.Reach("recent", 2))

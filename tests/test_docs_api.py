@@ -1,4 +1,4 @@
-"""The API pages: every public name stands on exactly one, each link of an index is there, docstrings have examples."""
+"""The API pages: every public name is on exactly one, indexes link every page, docstrings have examples."""
 
 import importlib
 import inspect
@@ -33,48 +33,48 @@ PUBLIC_NAMES = {
 ELSEWHERE = {"load_geometric", "Sentence.widget"}
 
 
-def entries():
-    """Each entry of each page: where it stands, and the name after `bnet_transformer.`."""
+def iter_entries():
+    """The page of each entry, and its name after `bnet_transformer.`."""
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
-            if result := ENTRY.match(line):
-                yield page.stem, result[1]
+            if match := ENTRY.match(line):
+                yield page.stem, match[1]
 
 
-def thing(name):
-    """What the name of an entry stands for: an object, or a class of ours and its member."""
-    result, at = bt, "bnet_transformer"
+def resolve_entry(name):
+    """The object that an entry names, or a class of the package and the name of its member."""
+    obj, path = bt, "bnet_transformer"
     for part in name.split("."):
-        if inspect.isclass(result):
-            assert hasattr(result, part)
-            return result, part
-        at = f"{at}.{part}"
-        result = getattr(result, part) if hasattr(result, part) else importlib.import_module(at)
-    return result
+        if inspect.isclass(obj):
+            assert hasattr(obj, part)
+            return obj, part
+        path = f"{path}.{part}"
+        obj = getattr(obj, part) if hasattr(obj, part) else importlib.import_module(path)
+    return obj
 
 
-def members(owner):
-    """The public members of what users hold."""
+def list_members(owner):
+    """The public members of a class."""
     return [name for name in dir(owner) if not name.startswith("_")]
 
 
 def test_every_public_name_stands_on_one_page():
-    positions = {}
-    for page, name in entries():
-        result = thing(name)
-        key = result if isinstance(result, tuple) else id(result)
-        assert key not in positions, f"{name} stands on {positions.get(key)} and {page}"
-        positions[key] = page
+    pages = {}
+    for page, name in iter_entries():
+        obj = resolve_entry(name)
+        identity = obj if isinstance(obj, tuple) else id(obj)
+        assert identity not in pages, f"{name} stands on {pages.get(identity)} and {page}"
+        pages[identity] = page
     expected = {f"bt.{name}": getattr(bt, name) for name in bt.__all__}
-    for room in PACKAGES:
-        module = importlib.import_module(f"bnet_transformer.{room}")
-        expected |= {f"{room}.{name}": getattr(module, name) for name in module.__all__}
-    for room, names in PUBLIC_NAMES.items():
-        module = importlib.import_module(f"bnet_transformer.{room}")
-        expected |= {f"{room}.{name}": getattr(module, name) for name in names}
-    assert [name for name, result in expected.items() if id(result) not in positions] == []
+    for package in PACKAGES:
+        module = importlib.import_module(f"bnet_transformer.{package}")
+        expected |= {f"{package}.{name}": getattr(module, name) for name in module.__all__}
+    for package, names in PUBLIC_NAMES.items():
+        module = importlib.import_module(f"bnet_transformer.{package}")
+        expected |= {f"{package}.{name}": getattr(module, name) for name in names}
+    assert [name for name, obj in expected.items() if id(obj) not in pages] == []
     for owner in (bt.BNet, bt.Sentence):
-        assert [name for name in members(owner) if (owner, name) not in positions] == []
+        assert [name for name in list_members(owner) if (owner, name) not in pages] == []
 
 
 @pytest.mark.parametrize("folder", ["adr", "api", "benchmarks", "experiments"])
@@ -92,29 +92,29 @@ def test_the_front_page_leads_to_every_page():
     assert listed >= pages and linked >= pages
 
 
-def _public_functions():
+def iter_public_functions():
     for name in bt.__all__:
-        result = getattr(bt, name)
-        if inspect.isfunction(result):
-            yield name, result
+        function = getattr(bt, name)
+        if inspect.isfunction(function):
+            yield name, function
     for owner in (bt.BNet, bt.Sentence):
-        for name in members(owner):
+        for name in list_members(owner):
             yield f"{owner.__name__}.{name}", inspect.getattr_static(owner, name)
 
 
 def test_every_public_function_has_an_example():
     """In its docstring, or among the blocks of its page, which tests/test_docs.py runs."""
-    shown = "".join(
+    examples = "".join(
         block
         for name in ("net", "sentence", "files")
         for block in re.findall(r"^```python\n(.*?)^```", (DOCS / "api" / f"{name}.md").read_text(), re.M | re.S)
     )
     missing = []
-    for name, result in _public_functions():
-        inner = getattr(result, "fget", None) or getattr(result, "func", None) or result
+    for name, function in iter_public_functions():
+        inner = getattr(function, "fget", None) or getattr(function, "func", None) or function
         last = name.rsplit(".", 1)[-1]
-        present = ">>>" in (inspect.getdoc(inner) or "") or re.search(rf"\.{last}\b", shown)
-        missing += [name] if not present and name not in ELSEWHERE else []
+        has_example = ">>>" in (inspect.getdoc(inner) or "") or re.search(rf"\.{last}\b", examples)
+        missing += [name] if not has_example and name not in ELSEWHERE else []
     assert missing == []
 
 
@@ -132,9 +132,9 @@ def test_broken_links_of_the_site_are_found(scripts, tmp_path):
     bad = '<a href="c.html"></a><a href="b.html#gone"></a><img src="d.png"><a href="../e.html"></a><script src="//x">'
     (tmp_path / "a.html").write_text(bad)
     check_site.read_page.cache_clear()
-    result = check_site.find_faults(tmp_path)[0]
+    faults = check_site.find_faults(tmp_path)[0]
     expected = ["no such file", "no such anchor", "leads out of the site", "no such file", "fetched from the web"]
-    assert [line.rsplit(": ", 1)[1] for line in result] == expected
+    assert [line.rsplit(": ", 1)[1] for line in faults] == expected
 
 
 LEFT = "<p>a & b \\c</p><math><mrow>{}</mrow></math><p>\\d</p>"
@@ -166,9 +166,9 @@ def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
     check_site = importlib.import_module("check_site")
     nets = [bt.bayesuvius(dim=4, heads=3), bt.volume_preserving(3), bt.encoder_decoder()]
     for k, net in enumerate(nets):
-        given = net.equations()
-        formula = rendering.to_mathml(given._repr_latex_().strip("$\n"), display)
-        assert len(re.findall("<mtr>", formula)) > len(given.rows)
+        equations = net.equations()
+        formula = rendering.to_mathml(equations._repr_latex_().strip("$\n"), display)
+        assert len(re.findall("<mtr>", formula)) > len(equations.rows)
         assert len(re.findall("<mtd", formula)) == 2 * len(re.findall("<mtr>", formula))
         (tmp_path / f"{k}.html").write_text(formula)
     assert check_site.find_faults(tmp_path)[0] == []
@@ -176,11 +176,11 @@ def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
 
 def test_docstrings_become_restructured_text(scripts):
     rendering = pytest.importorskip("rendering", reason='Sphinx: pip install "bnet-transformer[docs]"')
-    given = "What `s[x_]` *is*, P(j | i).\n\nAs `Sentence`:\n\n    a_b\n\n>>> 1 | 2\n3"
+    docstring = "What `s[x_]` *is*, P(j | i).\n\nAs `Sentence`:\n\n    a_b\n\n>>> 1 | 2\n3"
     expected = [
         r"What \ ``s[x_]``\  \*is\*, P(j \| i).",
         "",
         r"As \ :py:obj:`Sentence <bnet_transformer.Sentence>`\ :",
         *("", "::", "", "        a_b", "", ">>> 1 | 2", "3", ""),
     ]
-    assert list(rendering.plain_to_rst(given.splitlines())) == expected
+    assert list(rendering.plain_to_rst(docstring.splitlines())) == expected

@@ -1,4 +1,4 @@
-"""Figures: what is drawn is the graph, in every format, whatever the words are; refusals say what would fit."""
+"""Figures: they show the graph, in every format and with any words; errors propose options that work."""
 
 import io
 import itertools
@@ -28,7 +28,7 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.reference.node_tables import compute_read_mask
 from bnet_transformer.tpm import Categorical
-from tests.cases import CASES, case_of
+from tests.cases import CASES, get_case
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -51,8 +51,8 @@ HOSTILE = [
 ]
 
 
-def from_svg(text):
-    """The graph that an SVG shows: its nodes with what they say, its arrows."""
+def parse_svg(text):
+    """The graph that an SVG shows: nodes with their text, and arrows."""
     root = ElementTree.fromstring(text)
     graph = nx.MultiDiGraph()
     for group in root.iter(f"{SVG}g"):
@@ -63,43 +63,43 @@ def from_svg(text):
     return graph
 
 
-def from_dot(text):
+def parse_dot(text):
     """The graph that a DOT file holds, its nodes with the names of their clusters, outermost first."""
     graph = nx.MultiDiGraph()
 
-    def read(part, clusters):
+    def read_part(part, clusters):
         for node in part.get_nodes():
             if node.get_name() not in ("graph", "node", "edge"):
-                graph.add_node(unquoted(node.get_name()), clusters=clusters, **node.get_attributes())
-        for inner in part.get_subgraphs():
-            (about,) = inner.get_node("graph")
-            read(inner, (*clusters, unquoted(about.get("label"))))
+                graph.add_node(unquote(node.get_name()), clusters=clusters, **node.get_attributes())
+        for subgraph in part.get_subgraphs():
+            (cluster,) = subgraph.get_node("graph")
+            read_part(subgraph, (*clusters, unquote(cluster.get("label"))))
         for edge in part.get_edges():
-            graph.add_edge(unquoted(edge.get_source()), unquoted(edge.get_destination()), **edge.get_attributes())
+            graph.add_edge(unquote(edge.get_source()), unquote(edge.get_destination()), **edge.get_attributes())
 
-    (full,) = pydot.graph_from_dot_data(text)
-    read(full, ())
+    (graph_data,) = pydot.graph_from_dot_data(text)
+    read_part(graph_data, ())
     return graph
 
 
-def unquoted(text):
+def unquote(text):
     return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
-def same(drawn, graph):
+def same_graph(picture_graph, graph):
     """Whether two graphs have the same nodes, and the same arrows as often."""
-    pairs = [sorted((a, b) for a, b, *_ in g.edges) for g in (drawn, graph)]
-    return set(drawn) == set(graph) and pairs[0] == pairs[1]
+    pairs = [sorted((a, b) for a, b, *_ in g.edges) for g in (picture_graph, graph)]
+    return set(picture_graph) == set(graph) and pairs[0] == pairs[1]
 
 
-def drawn(tmp_path, obj, suffix, **options):
+def draw_bytes(tmp_path, obj, suffix, **options):
     path = tmp_path / f"figure.{suffix}"
     obj.draw(path, **options)
     return path.read_bytes()
 
 
-def through(picture):
-    """The boxes that meet, and those that arrows run through."""
+def find_overlaps(picture):
+    """The pairs of boxes that overlap, and the boxes that arrows cross."""
     result = []
     for one, other in itertools.combinations(picture.boxes, 2):
         a, b = one.bounds, other.bounds
@@ -107,8 +107,8 @@ def through(picture):
     left, top, right, bottom = np.array([box.bounds for box in picture.boxes]).T
     for arrow in picture.arrows:
         x, y = np.array([*sample_curve(arrow.points)]).T[:, :, None]
-        hit = ((left < x) & (x < right) & (top < y) & (y < bottom)).any(0)
-        names = {box.name for box, is_hit in zip(picture.boxes, hit, strict=True) if is_hit}
+        hits = ((left < x) & (x < right) & (top < y) & (y < bottom)).any(0)
+        names = {box.name for box, is_hit in zip(picture.boxes, hits, strict=True) if is_hit}
         result += [(arrow.source, arrow.target, name) for name in names - {arrow.source, arrow.target}]
     return result
 
@@ -121,14 +121,14 @@ EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, 
 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
 def test_every_case_is_drawn_as_it_is(case):
-    """What is drawn is the graph; no box meets another, and no arrow runs through one."""
+    """The figure shows the graph; no boxes overlap, and no arrow crosses a box."""
     for obj, picture in ((case.sentence, case.sentence.picture(detail="nodes")), (case.net, case.net.picture())):
-        assert same(from_svg(to_svg(picture)), obj.graph())
+        assert same_graph(parse_svg(to_svg(picture)), obj.graph())
         assert to_tikz(picture).isascii()
-        assert not through(picture)
-        position = {box.name: box for box in picture.boxes}
+        assert not find_overlaps(picture)
+        boxes = {box.name: box for box in picture.boxes}
         for arrow in picture.arrows:
-            box, (x, y) = position[arrow.target], arrow.points[-1]
+            box, (x, y) = boxes[arrow.target], arrow.points[-1]
             assert box.bounds[0] - 1 <= x <= box.bounds[2] + 1 and box.bounds[1] - 1 <= y <= box.bounds[3] + 1
         for left, top, right, bottom in (box.bounds for box in (*picture.boxes, *picture.lines)):
             assert min(left, top) >= 0 and right <= picture.width and bottom <= picture.height
@@ -136,14 +136,14 @@ def test_every_case_is_drawn_as_it_is(case):
 
 def test_the_figures_of_the_chapter():
     s = bt.bayesuvius(dim=4, heads=3).sentence("the cat sat")
-    full, plain = s.picture(), s.picture(weights=False)
-    assert [(len(p.boxes), len(p.arrows)) for p in (plain, full)] == [(15, 30), (19, 42)]
-    position = {box.name: box for box in full.boxes}
-    assert position["c"].y < min(box.y for name, box in position.items() if name != "c")  # c on top
+    with_weights, without_weights = s.picture(), s.picture(weights=False)
+    assert [(len(p.boxes), len(p.arrows)) for p in (without_weights, with_weights)] == [(15, 30), (19, 42)]
+    boxes = {box.name: box for box in with_weights.boxes}
+    assert boxes["c"].y < min(box.y for name, box in boxes.items() if name != "c")  # c on top
     for word, t in itertools.product(range(3), range(2)):
-        assert position[f"x_{t}_{word}"].x == pytest.approx(position[f"x_0_{word}"].x)  # words are columns
-        assert position[f"x_{t}_{word}"].y == pytest.approx(position[f"x_{t}_0"].y)  # slices are rows
-    colours = {(a.source[0], a.target[0]): (a.colour, a.dash) for a in plain.arrows}
+        assert boxes[f"x_{t}_{word}"].x == pytest.approx(boxes[f"x_0_{word}"].x)  # words are columns
+        assert boxes[f"x_{t}_{word}"].y == pytest.approx(boxes[f"x_{t}_0"].y)  # slices are rows
+    colours = {(a.source[0], a.target[0]): (a.colour, a.dash) for a in without_weights.arrows}
     assert colours["q", "x"] == colours["x", "q"] == ("q", "solid")
     assert len({colours[role, "x"] for role in "qkv"}) == len({colours[role, "x"][1] for role in "qkv"}) == 3
     boxed = s.picture(weights=False, boxes="words")
@@ -160,24 +160,24 @@ def test_borders_and_fills_tell_what_a_node_is():
     assert (box["k_0_0"].border, box["k_0_0"].is_dashed) == ("double", False)
     assert (box["y_0"].fill, box["x_0_0"].fill, box["y_1"].fill) == ("observed", "observed", "paper")
     assert box["q_0_1"].fill == "do" and not [a for a in s.picture().arrows if a.target == "q_0_1"]
-    given = {entry.text.runs[0].text for entry in s.picture().legend}
-    assert {"deterministic", "stochastic", "observed", "set by do", "learnable TPM", "key k"} <= given
+    legend = {entry.text.runs[0].text for entry in s.picture().legend}
+    assert {"deterministic", "stochastic", "observed", "set by do", "learnable TPM", "key k"} <= legend
     assert not s.picture(legend=False).legend
 
 
 def test_arrows_carry_their_probability():
     s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat").do(c=1)
-    weight = {(a.source, a.target): a for a in s.picture().arrows}
-    reads = s.attention(0)
+    arrows = {(a.source, a.target): a for a in s.picture().arrows}
+    attention = s.attention(0)
     for i, j in itertools.product(range(3), range(3)):
-        assert weight[f"k_0_{j}", f"x_1_{i}"].weight == pytest.approx(float(reads[i, j]), abs=1e-6)
-    by_share = sorted((a.weight, a.width, a.opacity) for a in weight.values() if a.weight is not None)
-    assert by_share == sorted(by_share, key=lambda item: item[1]) == sorted(by_share, key=lambda item: item[2])
+        assert arrows[f"k_0_{j}", f"x_1_{i}"].weight == pytest.approx(float(attention[i, j]), abs=1e-6)
+    by_weight = sorted((a.weight, a.width, a.opacity) for a in arrows.values() if a.weight is not None)
+    assert by_weight == sorted(by_weight, key=lambda item: item[1]) == sorted(by_weight, key=lambda item: item[2])
     assert all(a.weight is None for a in s.picture(attention=False).arrows)
-    many = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
-    assert "160 joint states are open" in many.picture().caption
-    assert not any(a.weight for a in many.picture().arrows) and any(
-        a.weight for a in many.picture(attention=True).arrows
+    s_large = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
+    assert "160 joint states are open" in s_large.picture().caption
+    assert not any(a.weight for a in s_large.picture().arrows) and any(
+        a.weight for a in s_large.picture(attention=True).arrows
     )
 
 
@@ -189,8 +189,8 @@ def test_every_shrunk_slice_is_drawn(case):
         except BNetError as error:
             assert any(subject in str(error) for subject in ("state enters", "word", "stack", "with slices"))
             continue
-        for drawn_ in (tan.picture(), Quotient(*vars(tan.quotient).values()).picture()):
-            assert same(drawn_.to_networkx(), nx.MultiDiGraph(tan.quotient.to_networkx())) and not through(drawn_)
+        for picture in (tan.picture(), Quotient(*vars(tan.quotient).values()).picture()):
+            assert same_graph(picture.to_networkx(), tan.quotient.to_networkx()) and not find_overlaps(picture)
 
 
 def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
@@ -199,7 +199,8 @@ def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
         GridItem(NodeBox(name, 0, 0, 300 if name == "wide" else 40, 20), *position)
         for name, position in positions.items()
     ]
-    assert not through(Picture(*Grid(items, (), [PictureArrow("a", "c", ()), PictureArrow("b", "d", ())]).layout()))
+    arrows = [PictureArrow("a", "c", ()), PictureArrow("b", "d", ())]
+    assert not find_overlaps(Picture(*Grid(items, (), arrows).layout()))
 
 
 # words of any kind
@@ -209,8 +210,8 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(HOSTILE)
     small = {"detail": "nodes", "only": [f"{role}_0_{i}" for role in "xv" for i in range(len(HOSTILE))]}
     for options in ({"detail": "nodes"}, {"detail": "words"}, small):
-        svg = drawn(tmp_path, s, "svg", **options)
-        root = ElementTree.fromstring(svg)  # well formed
+        svg_bytes = draw_bytes(tmp_path, s, "svg", **options)
+        root = ElementTree.fromstring(svg_bytes)  # well formed
         kinds = {element.tag.removeprefix(SVG) for element in root.iter()}
         assert kinds <= {"svg", "title", "desc", "rect", "g", "path", "text", "tspan", "circle"}
         assert not [a for e in root.iter() for a in e.attrib if a.startswith("on") or "href" in a]
@@ -218,18 +219,18 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path):
         for word in ("<script>alert", "שלום עולם", "😀", "\\input{/etc", "%#_$~^{}", "two\\nlines", "\\x00", "\\ud800"):
             assert word in text, word
         assert "x" * 200 in text and "x" * 15 + "…" in text
-        assert "\u202e" not in text and "\x00" not in svg.decode()
-        tex = drawn(tmp_path, s, "tex", **options).decode()
+        assert "\u202e" not in text and "\x00" not in svg_bytes.decode()
+        tex = draw_bytes(tmp_path, s, "tex", **options).decode()
         assert "\\input" not in tex and "^^" not in tex
-    assert same(from_dot(drawn(tmp_path, s, "dot", **small).decode()), from_svg(svg))
+    assert same_graph(parse_dot(draw_bytes(tmp_path, s, "dot", **small).decode()), parse_svg(svg_bytes))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no font has the letters", UserWarning)
-        assert drawn(tmp_path, s, "png", detail="words").startswith(b"\x89PNG")
+        assert draw_bytes(tmp_path, s, "png", detail="words").startswith(b"\x89PNG")
 
 
 def test_tooltips_hold_whole_words_and_names(tmp_path):
     s = bt.bayesuvius(dim=4).sentence(["a" * 200, "b"])
-    titles = [t.text for t in ElementTree.fromstring(drawn(tmp_path, s, "svg")).iter(f"{SVG}title")]
+    titles = [t.text for t in ElementTree.fromstring(draw_bytes(tmp_path, s, "svg")).iter(f"{SVG}title")]
     assert any(t.startswith("x_1_0 “" + "a" * 200) and "deterministic" in t for t in titles)
     assert titles[0].startswith("the bnet of") and "k_0_1 → x_1_0, P(j | i) = " in " ".join(titles)
 
@@ -245,8 +246,8 @@ def test_tex_compiles(tmp_path, engine):
     ):
         obj.draw(tmp_path / f"a{k}.tex", **options)
         command = [engine, "-interaction=nonstopmode", "-halt-on-error", f"a{k}.tex"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-        assert done.returncode == 0, done.stdout[-2000:]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+        assert process.returncode == 0, process.stdout[-2000:]
 
 
 # scale
@@ -257,28 +258,28 @@ def test_a_large_sentence_is_drawn_as_something_to_read(tmp_path):
     s = bt.encoder(48, heads=12, slices=12, vocabulary=words).sentence(words)
     picture = s.picture()
     assert len(picture.boxes) == 128 * 13 and 0 < len(picture.arrows) <= 300
-    removed, total = (
+    num_hidden, total = (
         int(n.replace(",", "")) for n in re.search(r"([\d,]+) of ([\d,]+) reads", picture.caption).groups()
     )
-    assert total == 12 * 128 * 128 and total - removed == len(picture.arrows)
+    assert total == 12 * 128 * 128 and total - num_hidden == len(picture.arrows)
     assert "mean over 12 heads" in picture.caption and "1,664 of 87,233 nodes" in picture.caption
-    small = s.picture(detail="words", words=range(4), slices=[3], heads=5, top=6)
-    assert len(small.boxes) == 8 and len(small.arrows) == 6 and "head 5" in small.caption
-    reads = s.attention(3)[5][:4, :4]
-    shares = sorted((a.weight for a in small.arrows), reverse=True)
-    assert shares == pytest.approx(sorted(reads.flatten().tolist(), reverse=True)[:6], abs=1e-6)
-    strong = s.picture(min_weight=0.02)
-    assert strong.arrows and all(a.weight >= 0.02 for a in strong.arrows)
-    assert len(drawn(tmp_path, s, "svg")) < 2_000_000
+    selection = s.picture(detail="words", words=range(4), slices=[3], heads=5, top=6)
+    assert len(selection.boxes) == 8 and len(selection.arrows) == 6 and "head 5" in selection.caption
+    attention = s.attention(3)[5][:4, :4]
+    weights = sorted((a.weight for a in selection.arrows), reverse=True)
+    assert weights == pytest.approx(sorted(attention.flatten().tolist(), reverse=True)[:6], abs=1e-6)
+    strong_reads = s.picture(min_weight=0.02)
+    assert strong_reads.arrows and all(a.weight >= 0.02 for a in strong_reads.arrows)
+    assert len(draw_bytes(tmp_path, s, "svg")) < 2_000_000
     assert "families" in s.picture(detail="folded", slices=0).caption
 
 
 def test_a_part_leaves_nothing_behind_that_no_word_belongs_to():
     s = bt.from_pretrained("tiny").sentence("the cat sat on a dog")
-    deep = bt.bayesuvius(4, slices=3, observe=Categorical(2, pool="mean")).sentence("the cat sat")
-    assert {"y"} <= {box.name for box in deep.picture(slices=2).boxes}
-    names = {box.name for box in deep.picture(slices=0, weights=False).boxes}
-    assert names == {name for name in deep.graph(slices=0, weights=False) if name != "y"}
+    deep_s = bt.bayesuvius(4, slices=3, observe=Categorical(2, pool="mean")).sentence("the cat sat")
+    assert {"y"} <= {box.name for box in deep_s.picture(slices=2).boxes}
+    names = {box.name for box in deep_s.picture(slices=0, weights=False).boxes}
+    assert names == {name for name in deep_s.graph(slices=0, weights=False) if name != "y"}
     assert s.picture(words=["cat"], weights=False).boxes
     with pytest.raises(BudgetError, match="at most 15000 states"):
         bt.bayesuvius(2).sentence([f"w{i}" for i in range(9000)]).picture(detail="words")
@@ -287,27 +288,27 @@ def test_a_part_leaves_nothing_behind_that_no_word_belongs_to():
 def test_past_the_limit_three_filters_that_fit():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(BudgetError) as error:
         s.picture(detail="nodes")
-    given = str(caught.value)
-    assert f"{len(s.ground)} nodes and {s.ground.count_arrows()} arrows" in given
-    tries = re.findall(r"(slices=.*?|heads=.*?|words=.*?|weights=.*?) \((\d+) arrows\)", given)
-    assert len(tries) == 2 and "detail='words'" in given
-    for options, count in tries:
+    message = str(error.value)
+    assert f"{len(s.ground)} nodes and {s.ground.count_arrows()} arrows" in message
+    filters = re.findall(r"(slices=.*?|heads=.*?|words=.*?|weights=.*?) \((\d+) arrows\)", message)
+    assert len(filters) == 2 and "detail='words'" in message
+    for options, count in filters:
         assert len(eval(f"s.picture(detail='nodes', {options})", {"s": s, "range": range}).arrows) == int(count) <= 2000
     assert s.picture(detail="words").boxes
 
 
 def test_the_words_of_the_reading_grid_are_those_of_the_attention():
     s = bt.bayesuvius(dim=4, heads=3, slices=2, mask="causal").sentence("the cat sat on")
-    drawn_ = {(a.source, a.target): a.weight for a in s.picture(detail="words", min_weight=0.0).arrows}
+    weights = {(a.source, a.target): a.weight for a in s.picture(detail="words", min_weight=0.0).arrows}
     for t in range(2):
         mean = s.reads(t, residual=0.0).matrix
         for i, j in itertools.product(range(4), range(4)):
-            share = drawn_.get((f"x_{t}_{j}", f"x_{t + 1}_{i}"))
-            assert (share is None) == (j > i) and (share is None or share == pytest.approx(float(mean[i, j]), abs=1e-6))
-    same_ = {(a.source, a.target): a.weight for a in s.reads(slices=[0, 1]).picture(min_weight=0.0).arrows}
-    assert {end for end in drawn_ if end[0].startswith("x_0")} == {end for end in same_ if end[0].startswith("x_0")}
+            w = weights.get((f"x_{t}_{j}", f"x_{t + 1}_{i}"))
+            assert (w is None) == (j > i) and (w is None or w == pytest.approx(float(mean[i, j]), abs=1e-6))
+    by_reads = {(a.source, a.target): a.weight for a in s.reads(slices=[0, 1]).picture(min_weight=0.0).arrows}
+    assert {end for end in weights if end[0].startswith("x_0")} == {end for end in by_reads if end[0].startswith("x_0")}
 
 
 def test_a_deep_net_folds_its_slices():
@@ -316,34 +317,34 @@ def test_a_deep_net_folds_its_slices():
     assert {"q_0", "x_1", "x_6", "y"} <= names and "q_1" not in names
     assert "slices 1 to 5" in net.picture().caption
     assert {"q_3", "x_3", "x_4"} <= {box.name for box in net.picture(slices=3).boxes}
-    full = net.picture(slices=range(6))
-    assert same(full.to_networkx(), net.graph()) and "not drawn" not in full.caption
+    picture = net.picture(slices=range(6))
+    assert same_graph(picture.to_networkx(), net.graph()) and "not drawn" not in picture.caption
 
 
 def test_a_folded_net_tells_which_words_are_read():
     words = ["a", "b"]
     assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
     assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
-    both = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
-    given = ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word")
-    assert all(text in both for text in given)
-    close = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
-    assert "x reads words |i − j| ≤ 2" in close
+    caption = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
+    parts = ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word")
+    assert all(text in caption for text in parts)
+    windowed = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
+    assert "x reads words |i − j| ≤ 2" in windowed
 
 
 def test_the_reading_grid_has_a_limit_too():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     for options in ({"min_weight": 0.0}, {"min_weight": 0.001, "limit": 100}, {"top": 50, "limit": 20}):
-        with pytest.raises(BudgetError, match="or nobody can read it") as caught:
+        with pytest.raises(BudgetError, match="or nobody can read it") as error:
             s.picture(detail="words", **options)
-        tries = re.findall(r"([a-z_]+=(?:range\(\d+\)|[\d.]+)) \((\d+) reads\)", str(caught.value))
-        assert len(tries) == 3
-        for given, count in tries:
-            other = {k: v for k, v in options.items() if not given.startswith(k)}
-            if "top" not in other:
-                actual = eval(f"s.picture(detail='words', **{other}, {given})", {"s": s, "range": range})
-                assert len(actual.arrows) == int(count) <= options.get("limit", 2000)
+        filters = re.findall(r"([a-z_]+=(?:range\(\d+\)|[\d.]+)) \((\d+) reads\)", str(error.value))
+        assert len(filters) == 3
+        for filter_, count in filters:
+            remaining = {k: v for k, v in options.items() if not filter_.startswith(k)}
+            if "top" not in remaining:
+                picture = eval(f"s.picture(detail='words', **{remaining}, {filter_})", {"s": s, "range": range})
+                assert len(picture.arrows) == int(count) <= options.get("limit", 2000)
     assert len(s.picture(detail="words", min_weight=0.0, limit=None).arrows) == 4 * 40 * 40
     assert len(s.picture(detail="words", limit=10).arrows) == 10
     with pytest.raises(BudgetError, match="reads"):
@@ -355,14 +356,14 @@ def test_every_word_of_a_causal_sentence_has_a_read():
     s = bt.decoder(16, heads=2, slices=3, vocabulary=words).sentence(words)
     picture = s.picture()
     assert len(picture.arrows) <= 300 and {a.target.split("_")[-1] for a in picture.arrows} == set(map(str, range(64)))
-    even = {a: (int(a.target.split("_")[-1]) + 1) * a.weight for a in s.picture(min_weight=0.0, limit=None).arrows}
-    top = s.picture(top=20)
-    assert sorted(even.values())[-20:] == pytest.approx(
-        sorted((int(a.target.split("_")[-1]) + 1) * a.weight for a in top.arrows), abs=1e-6
+    weights = {a: (int(a.target.split("_")[-1]) + 1) * a.weight for a in s.picture(min_weight=0.0, limit=None).arrows}
+    top_picture = s.picture(top=20)
+    assert sorted(weights.values())[-20:] == pytest.approx(
+        sorted((int(a.target.split("_")[-1]) + 1) * a.weight for a in top_picture.arrows), abs=1e-6
     )
-    retained = {end.split("_")[-1] for a in top.arrows for end in (a.source, a.target)}
-    assert {box.name.split("_")[-1] for box in top.boxes} == retained
-    assert f"{64 - len(retained)} of 64 words have no drawn read" in top.caption
+    shown = {end.split("_")[-1] for a in top_picture.arrows for end in (a.source, a.target)}
+    assert {box.name.split("_")[-1] for box in top_picture.boxes} == shown
+    assert f"{64 - len(shown)} of 64 words have no drawn read" in top_picture.caption
 
 
 def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
@@ -373,10 +374,10 @@ def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
     for picture in (s.picture(detail="words", min_weight=0.0), s.reads().picture(min_weight=0.0)):
         pairs = {(int(a.source[-1]), int(a.target[-1])) for a in picture.arrows}
         assert pairs == {(j, i) for i in range(3) for j in range(i + 1)}
-    done = s.do(x_1_2=torch.zeros(4)).state.model
-    assert compute_read_mask(done, find_attention_spec(done, 0, None)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
-    many = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.model
-    assert compute_read_mask(many, find_attention_spec(many, 0, None)).all()  # the other head still reads
+    a = s.do(x_1_2=torch.zeros(4)).state.model
+    assert compute_read_mask(a, find_attention_spec(a, 0, None)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
+    b = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.model
+    assert compute_read_mask(b, find_attention_spec(b, 0, None)).all()  # the other head still reads
 
 
 def test_top_of_the_nodes_counts_reads():
@@ -411,24 +412,24 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     for options in ({"boxes": "words"}, {"attention": False}, {"detail": "nodes", "top": 5}):
-        with pytest.raises(BudgetError, match="figure of the nodes") as caught:
+        with pytest.raises(BudgetError, match="figure of the nodes") as error:
             s.picture(**options)
-        assert ("detail='words'" in str(caught.value)) == ("top" in options)
+        assert ("detail='words'" in str(error.value)) == ("top" in options)
     big = bt.encoder(48, heads=12, slices=12, vocabulary=[f"w{i}" for i in range(128)])
-    part = big.sentence([f"w{i}" for i in range(128)]).picture(only=["x_0_90", "q_0_3_90"])
-    assert [(a.source, a.target) for a in part.arrows] == [("x_0_90", "q_0_3_90")]
+    picture = big.sentence([f"w{i}" for i in range(128)]).picture(only=["x_0_90", "q_0_3_90"])
+    assert [(a.source, a.target) for a in picture.arrows] == [("x_0_90", "q_0_3_90")]
     cayley = next(case for case in CASES if case.name == "cayley").net.sentence(words)
     assert [box.name for box in cayley.picture(highlight="x_0_0").boxes if not box.is_faded] == ["x_0_0"]
 
 
-def advised(error, query):
-    """What is asked, changed as each piece of advice says: `slices=0 (12 arrows); detail='nodes' without words=`."""
-    for route in error.allowed.replace("; or ", "; ").split("; "):
-        more, _, without = re.sub(r" \(\d+ \w+\)$", "", route).partition(" without ")
-        yield {k: v for k, v in query.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({more})")
+def apply_advice(error, options):
+    """The options, changed by each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
+    for advice in error.allowed.replace("; or ", "; ").split("; "):
+        changes, _, without = re.sub(r" \(\d+ \w+\)$", "", advice).partition(" without ")
+        yield {k: v for k, v in options.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({changes})")
 
 
-def unfaded(picture):
+def get_unfaded(picture):
     return {box.name for box in picture.boxes if not box.is_faded}
 
 
@@ -437,7 +438,7 @@ INNER, STATES, FAMILIES = ["q_0_1_3", "a_1_0_2"], ["x_1_3", "x_2_9"], ["q_0", "x
 
 @pytest.fixture(scope="module")
 def long():
-    """Ten words with more arrows than are drawn unasked."""
+    """Ten words, with more arrows than are drawn by default."""
     words = [f"w{i}" for i in range(10)]
     return bt.encoder(4, heads=2, slices=2, vocabulary=words).sentence(words)
 
@@ -445,23 +446,23 @@ def long():
 def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
     net = bt.encoder(4, heads=2, slices=5)
     for name, options in (("q_3", {}), ("x_5", {"slices": 0}), ("W_q_2", {})):
-        with pytest.raises(BNetError, match="highlight") as caught:
+        with pytest.raises(BNetError, match="highlight") as error:
             net.picture(highlight=name, **options)
-        assert unfaded(net.picture(highlight=name, **options | eval(f"dict({caught.value.allowed})"))) == {name}
+        assert get_unfaded(net.picture(highlight=name, **options | eval(f"dict({error.value.allowed})"))) == {name}
     with pytest.raises(BNetError, match="weights=True"):
-        case_of("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
+        get_case("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
 
 
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
-    assert unfaded(long.picture(highlight=INNER)) == set(INNER)
-    assert unfaded(long.picture(highlight=STATES)) == set(STATES)
+    assert get_unfaded(long.picture(highlight=INNER)) == set(INNER)
+    assert get_unfaded(long.picture(highlight=STATES)) == set(STATES)
     assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the reading grid
-    assert unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
+    assert get_unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "options"),
+    ("names", "options"),
     [
         *((INNER, {"detail": detail}) for detail in ("words", "folded")),
         (INNER, {"slices": 1}),
@@ -476,12 +477,12 @@ def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
         (STATES, {"detail": "words", "limit": 20, "min_weight": 0.01}),
     ],
 )
-def test_advice_on_what_is_highlighted_draws_it(long, told, options):
-    query = {"highlight": told, **options}
-    with pytest.raises(BNetError) as caught:
-        long.picture(**query)
-    for item in advised(caught.value, query):
-        assert unfaded(long.picture(**item)) == set(told), item
+def test_advice_on_what_is_highlighted_draws_it(long, names, options):
+    request = {"highlight": names, **options}
+    with pytest.raises(BNetError) as error:
+        long.picture(**request)
+    for advised in apply_advice(error.value, request):
+        assert get_unfaded(long.picture(**advised)) == set(names), advised
 
 
 def test_reads_of_a_stack_are_between_its_states():
@@ -489,9 +490,9 @@ def test_reads_of_a_stack_are_between_its_states():
     boxes = {box.name for box in s.reads(role="dec_a").picture().boxes}
     assert "dec_x_0_0" in boxes and boxes <= set(s.graph())
     grid = s.picture(detail="words")
-    position = {box.name: box for box in grid.boxes}
+    boxes_by_name = {box.name: box for box in grid.boxes}
     for text in (text for text in grid.texts if label_to_text(text.runs).startswith("dec x")):
-        assert text.x > max(box.x for box in position.values())  # no read between stacks runs through it
+        assert text.x > max(box.x for box in boxes_by_name.values())  # no read between stacks runs through it
 
 
 def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
@@ -527,9 +528,9 @@ def test_only_a_part_is_drawn_and_the_rest_counted():
     s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
     circuit = nx.DiGraph([("x_0_1", "v_0_1"), ("v_0_1", "x_1_2")])
     picture = s.picture(only=circuit)
-    assert same(picture.to_networkx(), circuit)
+    assert same_graph(picture.to_networkx(), circuit)
     assert "16 of 19 nodes and 40 of 42 arrows are not drawn" in picture.caption
-    assert same(
+    assert same_graph(
         s.picture(only=["c", "W_q_0", "q_0_0"]).to_networkx(), nx.path_graph(["c", "W_q_0", "q_0_0"], nx.DiGraph)
     )
     with pytest.raises(BNetError, match="arrows of the bnet"):
@@ -541,15 +542,15 @@ def test_only_a_part_is_drawn_and_the_rest_counted():
 def test_shrunk_graphs_and_trees_are_drawn(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(["<a>", "b&", "c\\"])
     boxes = {"q_0_0": "<my & box>", "k_0_0": "<my & box>"}
-    for result in (s.tan(), s.tan("roles"), s.tan_tree(), s.shrink(boxes), s.reads()):
-        expected = result.picture().to_networkx()
-        assert same(from_svg(drawn(tmp_path, result, "svg")), expected)
-        assert same(from_dot(result.to_graphviz().source), expected)
-        assert drawn(tmp_path, result, "dot").decode() == result.to_graphviz().source
-        assert drawn(tmp_path, result, "tex")
-        quotient = getattr(result, "quotient", result)
+    for obj in (s.tan(), s.tan("roles"), s.tan_tree(), s.shrink(boxes), s.reads()):
+        expected = obj.picture().to_networkx()
+        assert same_graph(parse_svg(draw_bytes(tmp_path, obj, "svg")), expected)
+        assert same_graph(parse_dot(obj.to_graphviz().source), expected)
+        assert draw_bytes(tmp_path, obj, "dot").decode() == obj.to_graphviz().source
+        assert draw_bytes(tmp_path, obj, "tex")
+        quotient = getattr(obj, "quotient", obj)
         if hasattr(quotient, "boxes"):
-            assert same(expected, nx.MultiDiGraph(quotient.to_networkx()))
+            assert same_graph(expected, nx.MultiDiGraph(quotient.to_networkx()))
     tree = s.tan_tree()
     edges = {(f"word_{p}", f"word_{i}") for i, p in enumerate(tree.parents) if p >= 0}
     assert edges == {(a.source, a.target) for a in tree.picture().arrows if a.source != "class"}
@@ -564,7 +565,7 @@ def test_themes():
     light, dark, auto = (to_svg(s.picture(theme=theme, **options)) for theme in ("light", "dark", "auto"))
     assert PALETTES["light"]["paper"] in light and PALETTES["dark"]["paper"] in dark
     assert PALETTES["light"]["ink"] not in dark and "prefers-color-scheme: dark" in auto
-    assert same(from_svg(light), from_svg(dark)) and same(from_svg(light), from_svg(auto))
+    assert same_graph(parse_svg(light), parse_svg(dark)) and same_graph(parse_svg(light), parse_svg(auto))
 
 
 def luminance(colour):
@@ -577,13 +578,13 @@ def luminance(colour):
 def test_text_and_arrows_stand_out_on_their_paper(theme):
     colours = PALETTES[theme]
     for name, minimum in {"ink": 7.0, "grey": 4.5, "q": 3.0, "k": 3.0, "v": 3.0, "accent": 3.0}.items():
-        one, two = sorted([luminance(colours[name]), luminance(colours["paper"])])
-        assert (two + 0.05) / (one + 0.05) >= minimum, name
+        darker, lighter = sorted([luminance(colours[name]), luminance(colours["paper"])])
+        assert (lighter + 0.05) / (darker + 0.05) >= minimum, name
 
 
 def test_an_svg_says_what_it_is_and_fits_a_page(tmp_path):
     s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("one two three four five six seven eight nine ten")
-    root = ElementTree.fromstring(drawn(tmp_path, s, "svg", detail="nodes", weights=False))
+    root = ElementTree.fromstring(draw_bytes(tmp_path, s, "svg", detail="nodes", weights=False))
     assert root[0].tag == f"{SVG}title" and root[1].tag == f"{SVG}desc" and root.get("role") == "img"
     assert f"{len(s.graph(weights=False))} nodes" in root[1].text and "not drawn" in root[1].text
     assert float(root.get("width")) <= 680 and "max-width:100%" in root.get("style")
@@ -599,10 +600,10 @@ def test_a_picture_shows_itself_in_a_notebook():
 def test_pictures_are_the_same_each_time(tmp_path):
     make = lambda: bt.bayesuvius(dim=4, heads=2).sentence("the cat")  # noqa: E731
     for suffix in ("svg", "dot", "tex", "png", "pdf", "html"):
-        assert drawn(tmp_path, make(), suffix) == drawn(tmp_path, make(), suffix)
+        assert draw_bytes(tmp_path, make(), suffix) == draw_bytes(tmp_path, make(), suffix)
 
 
-def dark_pixels(png):
+def count_dark_pixels(png):
     from matplotlib import image
 
     return float((image.imread(png)[..., :3].mean(-1) < 0.45).sum())
@@ -611,39 +612,39 @@ def dark_pixels(png):
 def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     import typst
 
-    s, created = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
+    s, make_fonts = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
-    monkeypatch.setattr(typst, "Fonts", lambda **options: created(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which keeps what it found once
+    monkeypatch.setattr(typst, "Fonts", lambda **options: make_fonts(**{**options, "include_system_fonts": False}))
+    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which caches its result
     s.draw(tmp_path / "without.png")
-    both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
-    assert both[1] == pytest.approx(both[0], rel=0.05) and both[0] > 1000
+    counts = [count_dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
+    assert counts[1] == pytest.approx(counts[0], rel=0.05) and counts[0] > 1000
 
 
 def test_a_letter_that_no_font_has_is_warned_of(tmp_path):
     net = bt.bayesuvius(dim=4)
     letters = {"\U000308a2": "fonts-noto-cjk", "\U0001fad9": "fonts-noto-color-emoji", "\U00011a01": "fonts-noto-core"}
     for word, package in letters.items():  # rare ones: few machines have fonts with them
-        with pytest.warns(UserWarning, match=f"no font has the letters.*{package}") as caught:
+        with pytest.warns(UserWarning, match=f"no font has the letters.*{package}") as warnings_:
             net.sentence(["the", word]).draw(tmp_path / "a.png")
-        assert caught[0].filename == __file__
+        assert warnings_[0].filename == __file__
     net.sentence(["naïve", "שלום", "مرحبا", "Ж", "😀"]).draw(tmp_path / "a.pdf")  # DejaVu has these
 
 
 def test_a_word_beyond_latin_is_printed_as_text_of_its_own():
     """typst sets a whole element in the font of its rarest letter, and x would no longer be an italic of the serif."""
     picture = bt.bayesuvius(dim=4).sentence(["中文", "the"]).picture()
-    texts = {printed: to_svg(picture, is_print=printed).count("<text ") for printed in (True, False)}
-    foreign = sum("中文" in label_to_text(box.label) for box in picture.boxes)
-    assert texts[True] - texts[False] == foreign > 0
+    counts = {is_print: to_svg(picture, is_print=is_print).count("<text ") for is_print in (True, False)}
+    num_foreign = sum("中文" in label_to_text(box.label) for box in picture.boxes)
+    assert counts[True] - counts[False] == num_foreign > 0
 
 
 def test_a_large_png_and_a_large_pdf_keep_to_their_sizes():
     from matplotlib import image
 
-    width = Picture((NodeBox("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
-    assert image.imread(io.BytesIO(svg.to_png(width))).shape[1] == pytest.approx(8000, abs=1)
-    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", svg.to_pdf(width))
+    picture = Picture((NodeBox("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
+    assert image.imread(io.BytesIO(svg.to_png(picture))).shape[1] == pytest.approx(8000, abs=1)
+    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", svg.to_pdf(picture))
     assert [float(side) for side in size.groups()] == pytest.approx([468, 3.51], abs=0.01)
 
 
@@ -652,22 +653,22 @@ def test_a_large_png_and_a_large_pdf_keep_to_their_sizes():
 
 def test_dot_has_labels_colours_and_plates_as_clusters():
     net = bt.bayesuvius(dim=4)
-    graph = from_dot(net.to_graphviz(theme="dark").source)
-    assert same(graph, net.graph())
+    graph = parse_dot(net.to_graphviz(theme="dark").source)
+    assert same_graph(graph, net.graph())
     assert graph.nodes["x_0"]["clusters"] == ("word",) and graph.nodes["W_q_0"]["clusters"] == ()
     assert PALETTES["dark"]["q"] in graph.edges["q_0", "x_1", 0]["color"]
     s = bt.bayesuvius(dim=4).sentence("the cat")
-    boxed = from_dot(s.to_graphviz(weights=False, boxes="words").source)
-    assert boxed.nodes["q_0_1"]["clusters"] == ("word_1",)
-    assert boxed.nodes["x_0_1"]["label"] == "<<I>x</I><SUB>1</SUB><SUP>0</SUP> “cat”>"
-    assert "pos" not in boxed.nodes["x_0_1"]
+    boxed_graph = parse_dot(s.to_graphviz(weights=False, boxes="words").source)
+    assert boxed_graph.nodes["q_0_1"]["clusters"] == ("word_1",)
+    assert boxed_graph.nodes["x_0_1"]["label"] == "<<I>x</I><SUB>1</SUB><SUP>0</SUP> “cat”>"
+    assert "pos" not in boxed_graph.nodes["x_0_1"]
 
 
 def test_clusters_hold_one_another_or_are_apart():
     boxes = tuple(NodeBox(name, 10.0 * k, 0.0, 5.0, 5.0) for k, name in enumerate("abcd"))
     plates = {"outer": (-5.0, 40.0), "inner": (5.0, 20.0), "across": (15.0, 20.0)}
     frames = tuple(Frame(x, -5.0, width, 10.0, name=name) for name, (x, width) in plates.items())
-    graph = from_dot(to_dot(Picture(boxes, (), frames)))
+    graph = parse_dot(to_dot(Picture(boxes, (), frames)))
     clusters = [("outer",), ("outer", "inner"), ("outer", "inner"), ("outer",)]
     assert [graph.nodes[name]["clusters"] for name in "abcd"] == clusters  # "across" has c and d, and no cluster
 
@@ -680,8 +681,8 @@ def test_a_notebook_shows_our_figure_where_there_is_no_dot(monkeypatch):
 
 @pytest.mark.skipif(not shutil.which("dot"), reason="needs the program dot")
 def test_dot_renders_what_we_write():
-    for result in (bt.bayesuvius(dim=4), bt.bayesuvius(dim=4).sentence(["a\\N", "<b>&amp;", "c:d"])):
-        assert b"<svg" in result.to_graphviz().pipe(format="svg")
+    for obj in (bt.bayesuvius(dim=4), bt.bayesuvius(dim=4).sentence(["a\\N", "<b>&amp;", "c:d"])):
+        assert b"<svg" in obj.to_graphviz().pipe(format="svg")
 
 
 @pytest.mark.parametrize(

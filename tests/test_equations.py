@@ -1,4 +1,4 @@
-r"""The equations: the chapter's own, and the forms of the other seeds."""
+r"""The equations: those of the chapter, their forms, and those of reaches, slices and stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnet_transformer.equations.result import align_equations, estimate_width
 from bnet_transformer.errors import BNetError, UnknownNameError
 from bnet_transformer.tpm import Add, Affine, Attention, Bilinear, Categorical, Dot, Normal, Score, Weight
 from tests.cases import every
-from tests.equation_nets import VECTOR, WORD, mixed, net, right
+from tests.equation_nets import VECTOR, WORD, make_net, mixed, right
 
 # the chapter
 
@@ -34,12 +34,12 @@ CHAPTER = {
 
 
 def test_the_chapters_equations() -> None:
-    given = bt.bayesuvius(4, slices=6, heads=3).equations()
-    assert {name: str(given[name]) for name in CHAPTER} == CHAPTER
-    assert [row.name for row in given if row.name not in CHAPTER] == ["x_0"], (
+    rows = bt.bayesuvius(4, slices=6, heads=3).equations()
+    assert {name: str(rows[name]) for name in CHAPTER} == CHAPTER
+    assert [row.name for row in rows if row.name not in CHAPTER] == ["x_0"], (
         "one row for each template, not for each slice"
     )
-    assert r"t = 0, \ldots, T-1, \quad T = 6" in str(given)
+    assert r"t = 0, \ldots, T-1, \quad T = 6" in str(rows)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,16 @@ def test_the_chapters_equations() -> None:
     ],
 )
 def test_the_forms_of_the_other_seeds(form: str, linear: str, attention: str) -> None:
-    given = bt.bayesuvius(4, scale=None, residual=True)
-    assert (right(given, "q_t", form), right(given, "x_(t+1)", form)) == (linear, attention)
+    net = bt.bayesuvius(4, scale=None, residual=True)
+    assert (right(net, "q_t", form), right(net, "x_(t+1)", form)) == (linear, attention)
 
 
 def test_seed_000_is_a_softmax_over_queries_in_column_form() -> None:
-    given = mixed(Attention(Bilinear(), over="queries"), bt.Node("A", Weight((4, 4))))
+    net = mixed(Attention(Bilinear(), over="queries"), bt.Node("A", Weight((4, 4))))
     assert (
-        right(given, "x_(t+1)", "column")
-        == r"X^t \operatorname{softmax}_{\text{queries}}\left((X^t)^\top A^t X^t\right)"
+        right(net, "x_(t+1)", "column") == r"X^t \operatorname{softmax}_{\text{queries}}\left((X^t)^\top A^t X^t\right)"
     )
-    assert r"e" in right(given, "x_(t+1)") and "softmax over the queries" in right(given, "x_(t+1)")
+    assert r"e" in right(net, "x_(t+1)") and "softmax over the queries" in right(net, "x_(t+1)")
 
 
 MATRICES = {
@@ -82,17 +81,17 @@ MATRICES = {
 
 @pytest.mark.parametrize(("score", "over", "form"), MATRICES)
 def test_the_matrix_of_scores_is_what_the_tpm_computes(score: Score, over: str, form: str) -> None:
-    """Each matrix formula beside its transcription, against the attention TPM word by word."""
-    given, scores = MATRICES[score, over, form]
+    """Each matrix formula and its transcription in torch equal the attention TPM word by word."""
+    formula, scores = MATRICES[score, over, form]
     extra = ["A"] if isinstance(score, Bilinear) else []
     arrows = ["q", every("k")] if over == "keys" else [every("q"), "k"]
     nodes = [bt.Node(role, Affine(4), ["x"], plates=WORD) for role in "qkv"] + [bt.Node("A", Weight((4, 4)))]
     tpm = Attention(score, over=over)
-    bnet = net(*nodes, bt.Node("x", tpm, [*arrows, every("v"), *extra], plates=WORD)).to(torch.float64)
+    net = make_net(*nodes, bt.Node("x", tpm, [*arrows, every("v"), *extra], plates=WORD)).to(torch.float64)
     softmax = r"\operatorname{softmax}" + ("" if over == "keys" else r"_{\text{queries}}")
-    mixes = {"row": rf"{softmax}\left({given}\right) V^t", "column": rf"V^t {softmax}\left({given}\right)"}
-    assert right(bnet, "x_(t+1)", form) == mixes[form]
-    s = bnet.sentence("the cat sat")
+    mixes = {"row": rf"{softmax}\left({formula}\right) V^t", "column": rf"V^t {softmax}\left({formula}\right)"}
+    assert right(net, "x_(t+1)", form) == mixes[form]
+    s = net.sentence("the cat sat")
     q, k, v, x = (torch.stack([s[f"{r}_{i}"] for i in range(3)]) for r in ("q_0", "k_0", "v_0", "x_1"))
     torch.testing.assert_close(scores(q, k, s["A_0"]).softmax(-1) @ v, x, rtol=1e-10, atol=1e-10)
 
@@ -101,7 +100,7 @@ def test_the_matrix_of_scores_is_what_the_tpm_computes(score: Score, over: str, 
 
 
 @pytest.mark.parametrize(
-    ("options", "name", "told"),
+    ("options", "name", "expected"),
     [
         ({"per": "slice"}, "c_t", r"P(c^t) = \pi_{c^t}^t"),
         ({"per": "slice"}, "W_q_t", r"P(W_q^t \mid c^t) = \delta(W_q^t, W_{q,c^t}^t)"),
@@ -124,14 +123,14 @@ def test_the_matrix_of_scores_is_what_the_tpm_computes(score: Score, over: str, 
         ),
     ],
 )
-def test_the_places_of_the_selector(options: dict[str, object], name: str, told: str) -> None:
-    assert str(bt.bayesuvius(4, **options).equations()[name]) == told  # type: ignore[arg-type]
+def test_the_places_of_the_selector(options: dict[str, object], name: str, expected: str) -> None:
+    assert str(bt.bayesuvius(4, **options).equations()[name]) == expected  # type: ignore[arg-type]
 
 
 def test_a_word_reads_with_the_head_that_its_selector_picks() -> None:
-    given = bt.bayesuvius(4, per="word", mask="causal").equations("row")["x_(t+1)"]
-    assert given.left == r"P(X_{i:}^{t+1} \mid Q_{i:}^{t,.}, K^{t,.}, V^{t,.}, c_i^t)"
-    assert r"Q_{i:}^{t,c_i^t} (K^{t,c_i^t})^\top + M_{i:}^{\mathrm{causal}}\right) V^{t,c_i^t}" in given.right
+    equation = bt.bayesuvius(4, per="word", mask="causal").equations("row")["x_(t+1)"]
+    assert equation.left == r"P(X_{i:}^{t+1} \mid Q_{i:}^{t,.}, K^{t,.}, V^{t,.}, c_i^t)"
+    assert r"Q_{i:}^{t,c_i^t} (K^{t,c_i^t})^\top + M_{i:}^{\mathrm{causal}}\right) V^{t,c_i^t}" in equation.right
 
 
 def test_heads_are_summed() -> None:
@@ -171,8 +170,8 @@ TABLE = ((True, False), (True, True))
 def test_a_sum_runs_over_the_words_that_the_mask_allows(
     reach: object, shown: str, total: str, mask: str | None
 ) -> None:
-    given = mixed(Attention(), reach=reach)
-    word, row, primed = given.equations()["x_(t+1)"], given.equations("row"), total.replace("j", "j'", 1)
+    net = mixed(Attention(), reach=reach)
+    word, row, primed = net.equations()["x_(t+1)"], net.equations("row"), total.replace("j", "j'", 1)
     assert shown in word.left and rf"\sum_{{{total}}}" in word.right
     assert rf"\sum_{{{primed}}}" in word.right
     name = re.sub("_{ij}", "", mask.split(" = ")[0]) if mask else None
@@ -182,11 +181,11 @@ def test_a_sum_runs_over_the_words_that_the_mask_allows(
 
 def test_single_reaches_name_the_word() -> None:
     nodes = [bt.Node("p", Add(), [bt.Arrow("x", reach)], plates=WORD) for reach in ("before", "first", "last")]
-    shown = ["x_{i-1}^t", "x_0^t", "x_{n-1}^t"], ["X_{i-1,:}^t", "X_{0:}^t", "X_{n-1,:}^t"]
+    expected = ["x_{i-1}^t", "x_0^t", "x_{n-1}^t"], ["X_{i-1,:}^t", "X_{0:}^t", "X_{n-1,:}^t"]
     for k, node in enumerate(nodes):
-        given = net(node, bt.Node("x", Add(), ["p"], plates=WORD))
-        assert (right(given, "p_t"), right(given, "p_t", "row")) == (shown[0][k], shown[1][k])
-    assert "x_{-1} = 0" in net(nodes[0], bt.Node("x", Add(), ["p"], plates=WORD)).equations().where
+        net = make_net(node, bt.Node("x", Add(), ["p"], plates=WORD))
+        assert (right(net, "p_t"), right(net, "p_t", "row")) == (expected[0][k], expected[1][k])
+    assert "x_{-1} = 0" in make_net(nodes[0], bt.Node("x", Add(), ["p"], plates=WORD)).equations().where
 
 
 # slices and stacks
@@ -197,28 +196,28 @@ def test_an_arrow_from_a_fixed_slice_and_from_another_stack() -> None:
     node = bt.Node("x", Attention(), ["x", every("enc.x"), every("enc.x")], plates=WORD)
     skip = bt.Node("skip", Add(), ["x", bt.Arrow("x", slice="first"), bt.Arrow("enc.x", "first", slice=1)], plates=WORD)
     dec = bt.Stack([skip, node], [VECTOR], slices=2, name="dec")
-    given = bt.BNet(bt.Declaration([enc, dec])).equations()
-    assert given["dec_skip_t"].right.endswith(
+    rows = bt.BNet(bt.Declaration([enc, dec])).equations()
+    assert rows["dec_skip_t"].right.endswith(
         r"= x_i^{\mathrm{dec},t} + x_i^{\mathrm{dec},0} + x_0^{\mathrm{enc},1} \,)"
     )
-    assert r"\sum_{j \in \mathcal{S}_{\mathrm{enc}}} x_j^{\mathrm{enc},T_{\mathrm{enc}}}" in given["dec_x_(t+1)"].right
-    assert given["enc_x_(t+1)"].right.endswith(
+    assert r"\sum_{j \in \mathcal{S}_{\mathrm{enc}}} x_j^{\mathrm{enc},T_{\mathrm{enc}}}" in rows["dec_x_(t+1)"].right
+    assert rows["enc_x_(t+1)"].right.endswith(
         r"= W^{x,\mathrm{enc},t+1} x_i^{\mathrm{enc},t} + b^{x,\mathrm{enc},t+1} \,)"
     )
 
 
 def test_shared_parameters_have_no_slice() -> None:
-    given = net(bt.Node("x", Affine(4), ["x"], plates=WORD, shared=True), slices=3)
-    assert right(given, "x_(t+1)") == "W^x x_i^t + b^x"
+    net = make_net(bt.Node("x", Affine(4), ["x"], plates=WORD, shared=True), slices=3)
+    assert right(net, "x_(t+1)") == "W^x x_i^t + b^x"
 
 
 def test_slices_that_differ_are_told_apart() -> None:
-    network = net(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=4).network
-    odd = network.get_spec("x_4")
+    network = make_net(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=4).network
+    last_spec = network.get_spec("x_4")
     first = network.get_spec("x_0").group.index
-    other = replace(odd, parents=(replace(odd.parents[0], index=first),))
-    members = tuple(other if member is odd else member for member in network.specs)
-    rows = [row for row in equations(replace(network, specs=members)) if row.name == "x_(t+1)"]
+    changed = replace(last_spec, parents=(replace(last_spec.parents[0], index=first),))
+    specs = tuple(changed if spec is last_spec else spec for spec in network.specs)
+    rows = [row for row in equations(replace(network, specs=specs)) if row.name == "x_(t+1)"]
     assert [row.slices for row in rows] == [(0, 1, 2), (3,)]
     assert [row.left for row in rows] == [r"P(x_i^{t+1} \mid x_i^t)", r"P(x_i^{t+1} \mid x_i^0)"]
     assert str(rows[1]).endswith(r"\qquad (t = 3)")

@@ -1,4 +1,4 @@
-"""Exact elimination: batches by hand, choices of words that meet, evidence and advice (cases: `test_equivalence`)."""
+"""Exact elimination: batches by hand, choices of words that meet, evidence, advice (cases: `test_equivalence`)."""
 
 import itertools
 
@@ -10,11 +10,11 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Codebook, Concat, Given, Linear, Normal, Recur, Select
-from tests.cases import case_of, close, every, jolted
+from tests.cases import close, every, get_case, jitter
 
 D = torch.float64
 
-pytestmark = pytest.mark.usefixtures("each_run_once")
+pytestmark = pytest.mark.usefixtures("cached_runs")
 
 
 def test_responsibilities_of_a_batch_by_hand():
@@ -53,7 +53,7 @@ def test_past_the_budget_it_refuses_with_the_count():
         log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
 
 
-# a sentence asks by elimination, and state by state where words meet
+# a sentence is answered by elimination, and state by state where words meet
 
 
 def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
@@ -65,22 +65,22 @@ def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
     ]
     x, y = bt.Node("x", Given(3), plates=["word"]), bt.Node("y", Categorical(3), ["x"], plates=["word"])
     stack = bt.Stack([selector, weight, *step], [x], [y])
-    return jolted(bt.BNet(bt.Declaration([stack], name="recurrence")), 1.0).to(D)
+    return jitter(bt.BNet(bt.Declaration([stack], name="recurrence")), 1.0).to(D)
 
 
-def own_choices() -> bt.BNet:
+def per_word_choices() -> bt.BNet:
     selector = bt.Node("c", Categorical(2), plates=["word"])
     return recurrence(selector, bt.Node("W", Select((3, 3)), ["c"], plates=["word"]))
 
 
-def switching() -> bt.BNet:
+def switching_recurrence() -> bt.BNet:
     """Each choice reads the one before, and the carried state before."""
     arrows = [bt.Arrow("z", "before"), bt.Arrow("h", "before")]
     selector = bt.Node("z", Categorical(2), arrows, plates=["word"])
     return recurrence(selector, bt.Node("W", Codebook(2, (3, 3)), ["z"], plates=["word"]))
 
 
-def below_a_plate() -> bt.BNet:
+def plate_choices() -> bt.BNet:
     """One readout of a sentence below a choice for each head."""
     heads, words = ["head"], ["word"]
     nodes = [
@@ -92,46 +92,46 @@ def below_a_plate() -> bt.BNet:
     label = bt.Node("y", Categorical(2, pool="mean"), [every("x")])
     stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=words)], [label])
     roots = [bt.Node("c", Categorical(2))]
-    return jolted(bt.BNet(bt.Declaration([stack], roots, plates=[bt.Plate("head", 2)], name="plate"))).to(D)
+    return jitter(bt.BNet(bt.Declaration([stack], roots, plates=[bt.Plate("head", 2)], name="plate"))).to(D)
 
 
 @pytest.mark.parametrize(
     ("make", "do", "evidence"),
     [
-        (own_choices, {}, {"y_1": 2}),
-        (own_choices, {"c_0_1": 1}, {"y_0": 1, "y_2": 0}),
-        (switching, {"z_0_0": 1}, {"z_0_1": 0, "z_0_2": 0}),
-        (switching, {"W_0_1": 1}, {"y_2": 1}),
-        (below_a_plate, {}, {"y": 1}),
-        (below_a_plate, {"A_0_1": 2}, {"y": 0}),
+        (per_word_choices, {}, {"y_1": 2}),
+        (per_word_choices, {"c_0_1": 1}, {"y_0": 1, "y_2": 0}),
+        (switching_recurrence, {"z_0_0": 1}, {"z_0_1": 0, "z_0_2": 0}),
+        (switching_recurrence, {"W_0_1": 1}, {"y_2": 1}),
+        (plate_choices, {}, {"y": 1}),
+        (plate_choices, {"A_0_1": 2}, {"y": 0}),
     ],
 )
-def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, without_the_reference):
+def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, forbid_reference):
     s = make().sentence("the cat sat").do(do).observe(evidence)
-    members = s.net.network.specs
-    nodes = [n for m in members if m.tpm.kind == "discrete" for n in s.ground.select_nodes(m.group).tolist()]
+    specs = s.net.network.specs
+    nodes = [n for spec in specs if spec.tpm.kind == "discrete" for n in s.ground.select_nodes(spec.group).tolist()]
     nodes = [node for node in nodes if node not in s.state.evidence and node not in s.state.model.do]
     values = [s.ground.id(name) for name in ("x_1_0", "x_1_1")]
     total = reference.log_evidence(s.state.model, s.state.evidence)
     expected = [reference.posterior(s.state.model, node, s.state.evidence) for node in nodes]
     expected_values = [reference.values(s.state.model, node, s.state.evidence) for node in values]
-    with without_the_reference():
+    with forbid_reference():
         close(s.log_prob(), total)
-        for node, share in zip(nodes, expected, strict=True):
-            close(s.posterior(s.ground.name(node)), share, 1e-09)
+        for node, probs in zip(nodes, expected, strict=True):
+            close(s.posterior(s.ground.name(node)), probs, 1e-09)
     for node, value in zip(values, expected_values, strict=True):
         close(s[s.ground.name(node)], value)
 
 
-@pytest.mark.parametrize("make", [own_choices, below_a_plate])
+@pytest.mark.parametrize("make", [per_word_choices, plate_choices])
 def test_a_batch_refuses_choices_that_meet(make):
     net = make()
-    x, y = torch.zeros(2, 3, 3, dtype=D), torch.zeros((2, 3) if make is own_choices else 2, dtype=torch.long)
+    x, y = torch.zeros(2, 3, 3, dtype=D), torch.zeros((2, 3) if make is per_word_choices else 2, dtype=torch.long)
     with pytest.raises(bt.BNetError, match=r"expected (a choice whose words|choices for each word)"):
         log_evidence(net.module(), {"y": Evidence(y)}, x)
     with pytest.raises(bt.BNetError):
         bt.fit(net, (x, y), method=bt.MAP(steps=1), progress=False)
-    if make is own_choices:
+    if make is per_word_choices:
         elbo = TraceEnum_ELBO(max_plate_nesting=net.pyro().max_plate_nesting)
         with pytest.raises(bt.BNetError, match="a choice whose words do not meet"):
             elbo.loss(net.pyro(), lambda *_: None, x, y)
@@ -141,10 +141,10 @@ def test_a_real_parent_without_a_value_is_no_zero():
     nodes = [bt.Node("u", Normal(0.7), ["x"], plates=["word"]), bt.Node("x", Add(), ["x"], plates=["word"])]
     y = bt.Node("y", Categorical(3), [bt.Arrow("u", slice="last")], plates=["word"])
     stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=["word"])], [y])
-    s = jolted(bt.BNet(bt.Declaration([stack], name="noisy"))).to(D).sentence("a b")
-    for ask in (lambda: s.posterior("y_0"), lambda: s.tpm("y_0"), lambda: s.log_prob({"y_0": 1})):
+    s = jitter(bt.BNet(bt.Declaration([stack], name="noisy"))).to(D).sentence("a b")
+    for call in (lambda: s.posterior("y_0"), lambda: s.tpm("y_0"), lambda: s.log_prob({"y_0": 1})):
         with pytest.raises(bt.BNetError, match="u_0"):
-            ask()
+            call()
     u = (1.0, 2.0, 3.0)
     done = s.do(u_0_0=u)
     expected = reference.posterior(done.state.model, s.ground.id("y_0"), {})
@@ -153,44 +153,44 @@ def test_a_real_parent_without_a_value_is_no_zero():
 
 
 @pytest.mark.parametrize("name", ["word, two slices", "hidden Markov"])
-def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference):
-    case = case_of(name)
+def test_where_words_meet_joint_states_are_one_batch(name, forbid_reference):
+    case = get_case(name)
     s = case.sentence.observe(case.evidence)
     total = reference.log_evidence(s.state.model, s.state.evidence)
-    with without_the_reference():
+    with forbid_reference():
         close(s.log_prob(), total)
         draws = s.sample(2000, seed=1)
-        for member in s.net.network.specs:
-            if member.tpm.kind == "discrete" and s.ground.select_nodes(member.group)[0] not in s.state.evidence:
-                node = s.ground.name(int(s.ground.select_nodes(member.group)[0]))
-                share = s.posterior(node)
-                frequency = torch.bincount(draws[node], minlength=len(share)) / 2000
-                assert bool(((frequency - share).abs() < 4 * (share * (1 - share) / 2000).sqrt() + 1e-9).all())
+        for spec in s.net.network.specs:
+            if spec.tpm.kind == "discrete" and s.ground.select_nodes(spec.group)[0] not in s.state.evidence:
+                node = s.ground.name(int(s.ground.select_nodes(spec.group)[0]))
+                probs = s.posterior(node)
+                frequency = torch.bincount(draws[node], minlength=len(probs)) / 2000
+                assert bool(((frequency - probs).abs() < 4 * (probs * (1 - probs) / 2000).sqrt() + 1e-9).all())
                 with pytest.raises(bt.BudgetError, match="budget="):
                     s.posterior(node, budget=3)
 
 
 def test_impossible_evidence_is_named_where_words_meet():
-    case = case_of("word, two slices")
-    created = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
-    assert case.sentence.log_prob({"y_0": 1, "x_2_1": created}) < 0
+    case = get_case("word, two slices")
+    value = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
+    assert case.sentence.log_prob({"y_0": 1, "x_2_1": value}) < 0
     with pytest.raises(bt.EvidenceError, match=r"x_2_1: .*probability zero given the evidence before it"):
-        case.sentence.log_prob({"y_0": 1, "x_2_1": created + 1, "y_1": 0})
+        case.sentence.log_prob({"y_0": 1, "x_2_1": value + 1, "y_1": 0})
 
 
 @pytest.mark.parametrize("name, node, count", [("codebook", "c", 24), ("slice", "c_2", 8), ("codebook", "W_q_0", 24)])
 def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node, count):
-    case = case_of(name)
+    case = get_case(name)
     for budget in (1, 7):
         with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*sample"):
             case.sentence.posterior(node, case.evidence, budget=budget)
     assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
 
 
-def test_many_words_are_no_burden(without_the_reference):
-    """3^12 joint states, of which each word hangs on three."""
+def test_many_words_are_no_burden(forbid_reference):
+    """3^12 joint states, of which each word depends on three."""
     s = bt.bayesuvius(4, heads=3, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijkl"))
-    with without_the_reference():
+    with forbid_reference():
         assert s.posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}, budget=9).shape == (3,)
 
 
@@ -201,7 +201,7 @@ def test_evidence_on_what_is_given_is_checked():
         s.posterior("c", {"x_0_1": torch.zeros(4)})
 
 
-# other judges
+# other oracles
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"prior": 1.0}], ids=str)
@@ -218,12 +218,12 @@ def test_a_selector_of_the_corpus_has_one_posterior(options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D], ids=str)
 def test_a_net_recognises_its_own_values(dtype):
-    """Rounding differs with what else is asked, and with the number of sentences; not beyond that of the type."""
+    """Rounding differs with the query and the number of sentences, but not beyond that of the dtype."""
     for seed in range(5):
         module = bt.bayesuvius(16, heads=3, seed=seed).to(dtype).module()
         x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
-        created = module(x, want=["x_1", "q_0"])["x_1"][1].detach()
-        assert posterior(module, "c", {"x_1": Evidence(created)}, x).argmax(-1).tolist() == [1] * 4
+        value = module(x, want=["x_1", "q_0"])["x_1"][1].detach()
+        assert posterior(module, "c", {"x_1": Evidence(value)}, x).argmax(-1).tolist() == [1] * 4
 
 
 def test_dropout_is_a_delta_in_inference():
@@ -234,26 +234,26 @@ def test_dropout_is_a_delta_in_inference():
 
 
 def test_what_is_advised_where_a_plates_choice_meets_words_answers():
-    """Experts that are drawn for the sentence, each read by some words: a batch refuses, a sentence sums."""
+    """Random experts of a sentence, each read by some words: a batch refuses, a sentence sums."""
     word, expert = ["word"], ["expert"]
     nodes = [
         bt.Node("e", Categorical(2), plates=expert),
         bt.Node("V", Select(3), ["e"], expert),
         bt.Node("x", Add(), ["x", bt.Arrow("V", pick={"expert": "r"})], word),
     ]
-    given = [bt.Node("x", Given(3), plates=word), bt.Node("r", Given(states=2), plates=word)]
-    stack = bt.Stack(nodes, given, [bt.Node("y", Categorical(3), ["x"], word)])
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
+    prologue = [bt.Node("x", Given(3), plates=word), bt.Node("r", Given(states=2), plates=word)]
+    stack = bt.Stack(nodes, prologue, [bt.Node("y", Categorical(3), ["x"], word)])
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
     x, r, y = torch.randn(3, 3, dtype=D), torch.tensor([0, 1, 1]), [1, 2, 0]
     with pytest.raises(bt.UnsupportedError, match=r"net\.sentence"):
         posterior(net.module(), "e_0", {"y": Evidence(torch.tensor([y]))}, x[None], given={"r": r[None]})
     p = net.parameters
-    logs = torch.zeros(2, 2, dtype=D)
+    log_probs = torch.zeros(2, 2, dtype=D)
     for e in itertools.product(range(2), repeat=2):
         value = p["V_0.values"]
-        moved = x + torch.stack([value[k, e[k]] for k in r.tolist()])
-        rows = (moved @ p["y.weight"].T + p["y.logits"]).log_softmax(-1)
+        shifted = x + torch.stack([value[k, e[k]] for k in r.tolist()])
+        rows = (shifted @ p["y.weight"].T + p["y.logits"]).log_softmax(-1)
         prior = p["e_0.logits"].log_softmax(-1)
-        logs[e] = sum(prior[k, e[k]] for k in range(2)) + sum(rows[i, k] for i, k in enumerate(y))
+        log_probs[e] = sum(prior[k, e[k]] for k in range(2)) + sum(rows[i, k] for i, k in enumerate(y))
     result = net.sentence(x=x, given={"r": r.tolist()}).posterior("e_0_0", {f"y_{i}": k for i, k in enumerate(y)})
-    torch.testing.assert_close(result, logs.flatten().softmax(0).reshape(2, 2).sum(1))
+    torch.testing.assert_close(result, log_probs.flatten().softmax(0).reshape(2, 2).sum(1))

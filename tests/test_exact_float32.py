@@ -1,4 +1,4 @@
-"""Exact inference in float32 at any scale of log p: posteriors, counts and gradients that keep their digits."""
+"""Exact inference in float32 at any scale of log p: posteriors, counts and gradients keep their precision."""
 
 import pytest
 import torch
@@ -18,26 +18,26 @@ from tests.cases import close
 PRIOR = torch.tensor([0.7, 0.2, 0.1])
 
 
-def mixture(sigma: float = 0.5, **options) -> bt.BNet:
-    """Three heads with shares of .7, .2 and .1; log p grows with 1 / sigma^2."""
+def make_mixture(sigma: float = 0.5, **options) -> bt.BNet:
+    """Three heads with probabilities .7, .2 and .1; log p grows with 1 / sigma^2."""
     net = bt.bayesuvius(4, heads=3, observe=Normal(sigma), seed=1, **options)
     return net.replace({name: PRIOR.log() for name, value in net.parameters.items() if value.shape == (3,)})
 
 
-def alike(net: bt.BNet) -> bt.BNet:
-    """The same net with heads that are all the first one."""
+def equalize_heads(net: bt.BNet) -> bt.BNet:
+    """The net with the weights of the first head in all heads."""
     stacked = {k: v for k, v in net.parameters.items() if k.startswith("W_")}
     return net.replace({k: v[:1].expand_as(v).clone() for k, v in stacked.items()})
 
 
-def data(sentences: int = 5, words: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def make_data(sentences: int = 5, words: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(sentences, words, 4, generator=g), torch.randn(sentences, words, 4, generator=g)
 
 
-def objective_of(net: bt.BNet) -> FitObjective:
-    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, None, None)
-    return FitObjective(net.network, learned, 2**16)
+def make_objective(net: bt.BNet) -> FitObjective:
+    learnable = select_learnable(net.network, infer_fit_task(net.network).readouts, None, None)
+    return FitObjective(net.network, learnable, 2**16)
 
 
 KINDS = {
@@ -53,14 +53,14 @@ KINDS = {
 @given(st.sampled_from(sorted(KINDS)), st.floats(-6, 1), st.integers(0, 2**16))
 def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
     """log p of a sentence lies between -10 and -10^13."""
-    net = mixture(10**log_sigma, **KINDS[kind])
-    x, y = data(seed=seed)
+    net = make_mixture(10**log_sigma, **KINDS[kind])
+    x, y = make_data(seed=seed)
     module = net.module()
-    for member in net.network.specs:
-        if member.tpm.kind == "discrete":
-            total = posterior(module, member.group.name, {"y": Evidence(y)}, x).sum(-1)
+    for spec in net.network.specs:
+        if spec.tpm.kind == "discrete":
+            total = posterior(module, spec.group.name, {"y": Evidence(y)}, x).sum(-1)
             assert float((total - 1).abs().max()) < 1e-6
-    objective, corpus = objective_of(net), read_batch(net.network, (x, y))
+    objective, corpus = make_objective(net), read_batch(net.network, (x, y))
     counts, _ = objective.expected_counts(net.parameters, corpus)
     for name, count in counts.items():
         assert name in objective.learned.tables
@@ -72,25 +72,25 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
 @pytest.mark.parametrize("kind", ["sentence", "word", "slices", "codebook"])
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4, 1e-6])
 def test_heads_that_are_alike_keep_their_prior(kind, sigma):
-    """What is observed tells nothing of them: the posterior is the prior, whatever log p is."""
-    net = alike(mixture(sigma, **KINDS[kind]))
-    x, y = data()
+    """Observations carry no information on them: the posterior is the prior, whatever log p is."""
+    net = equalize_heads(make_mixture(sigma, **KINDS[kind]))
+    x, y = make_data()
     assert float(log_evidence(net.module(), {"y": Evidence(y)}, x).detach().mean()) < -5 / sigma**2
     names = [m.group.name for m in net.network.specs if m.tpm.states == 3]
     for name in names:
         result = posterior(net.module(), name, {"y": Evidence(y)}, x)
         torch.testing.assert_close(result, PRIOR.expand_as(result), atol=1e-6, rtol=0)
     if kind != "codebook":
-        objective = objective_of(net)
+        objective = make_objective(net)
         corpus = read_batch(net.network, (x, y))
-        shares = objective.responsibilities(net.parameters, corpus, net.network.get_spec(names[0]))
-        torch.testing.assert_close(shares, PRIOR.expand_as(shares), atol=1e-6, rtol=0)
+        responsibilities = objective.responsibilities(net.parameters, corpus, net.network.get_spec(names[0]))
+        torch.testing.assert_close(responsibilities, PRIOR.expand_as(responsibilities), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-1, 1e-2, 1e-3])
 def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
     """The likelihoods as float32 has them, with the prior in float64: a softmax of their sum."""
-    net, (x, y) = mixture(sigma), data()
+    net, (x, y) = make_mixture(sigma), make_data()
     evidence = {"y": Evidence(y)}
     _, factors = build_factors(net.module(), evidence, "c", ExecutionRequest((), x), atol=ATOL, budget=2**16)
     (likelihood,) = (factor.table for factor in factors if factor.evidence is not None)
@@ -105,15 +105,15 @@ def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
 def test_gradients_of_the_log_evidence_are_those_of_float64(sigma):
     """Of heads that are alike, where no rounding of a likelihood moves the posterior."""
-    x, y = data()
+    x, y = make_data()
     result = {}
     for dtype in (torch.float32, torch.float64):
-        net = alike(mixture(sigma)).to(dtype)
+        net = equalize_heads(make_mixture(sigma)).to(dtype)
         leaves = {name: value.detach().clone().requires_grad_() for name, value in net.parameters.items()}
         corpus = read_batch(net.network, (x.to(dtype), y.to(dtype)))
-        total = objective_of(net).log_evidence(leaves, corpus).sum()
-        expected = [name for name, value in leaves.items() if name.startswith("W_")]
-        result[dtype] = torch.autograd.grad(total, [leaves[name] for name in expected])
+        total = make_objective(net).log_evidence(leaves, corpus).sum()
+        names = [name for name, value in leaves.items() if name.startswith("W_")]
+        result[dtype] = torch.autograd.grad(total, [leaves[name] for name in names])
     for actual, exact in zip(*result.values(), strict=True):
         error = (actual.double() - exact).norm() / exact.norm()
         assert float(error) < 1e-4
@@ -127,15 +127,15 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
         net = bt.bayesuvius(4, heads=2, observe=Categorical(states), seed=1).to(dtype)
         biases = torch.arange(states, dtype=dtype) * 2**-4 + 3e6
         leaves = {**net.parameters, "y.logits": biases.requires_grad_()}
-        x, y = data()[0].to(dtype), torch.arange(30).reshape(5, 6) % states
-        total = objective_of(net).log_evidence(leaves, read_batch(net.network, (x, y))).sum()
+        x, y = make_data()[0].to(dtype), torch.arange(30).reshape(5, 6) % states
+        total = make_objective(net).log_evidence(leaves, read_batch(net.network, (x, y))).sum()
         (result[dtype],) = torch.autograd.grad(total, biases)
     assert abs(float(result[torch.float32].detach().sum())) < 1e-3
 
 
 def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
-    """Of heads that are alike the data tell nothing: em leaves their shares as they are."""
-    net, (x, y) = alike(mixture(1e-3)), data(40)
+    """Data carry no information on equal heads: EM leaves their probabilities as they are."""
+    net, (x, y) = equalize_heads(make_mixture(1e-3)), make_data(40)
     f = bt.fit(net, (x, y), method=bt.EM(steps=5), learn=["c.logits"], progress=False)
     torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)
     responsibilities = f.responsibilities((x, y))
@@ -146,8 +146,8 @@ def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of forward mode in torch
 def test_second_derivatives_are_those_of_differences():
     """Through reverse and forward mode, under vmap; differences of the gradient in float64."""
-    net, (x, y) = mixture(0.7).to(torch.float64), data(3)
-    objective, corpus = objective_of(net), read_batch(net.network, (x.double(), y.double()))
+    net, (x, y) = make_mixture(0.7).to(torch.float64), make_data(3)
+    objective, corpus = make_objective(net), read_batch(net.network, (x.double(), y.double()))
 
     def evidence(logits: torch.Tensor) -> torch.Tensor:
         return objective.log_evidence({**net.parameters, "c.logits": logits}, corpus).sum()
@@ -157,21 +157,21 @@ def test_second_derivatives_are_those_of_differences():
     rows = [(gradient(at + step * e) - gradient(at - step * e)) / (2 * step) for e in torch.eye(3, dtype=torch.float64)]
     for hessian in (torch.func.hessian(evidence), torch.func.jacrev(gradient)):
         close(hessian(at), torch.stack(rows), 1e-06)
-    multiple = torch.stack([at, -at])
-    item = torch.vmap(gradient)(multiple)
-    torch.testing.assert_close(item, torch.stack([gradient(row) for row in multiple]))
+    points = torch.stack([at, -at])
+    gradients = torch.vmap(gradient)(points)
+    torch.testing.assert_close(gradients, torch.stack([gradient(row) for row in points]))
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
 def test_a_joint_posterior_of_selectors_of_heads_that_are_alike_is_their_prior(sigma):
-    s = alike(mixture(sigma, per="slice", slices=2)).sentence(x=data(1, 3)[0][0])
+    s = equalize_heads(make_mixture(sigma, per="slice", slices=2)).sentence(x=make_data(1, 3)[0][0])
     result = s.posterior(["c_0", "c_1"], {f"y_{i}": torch.ones(4) for i in range(3)})
     expected = PRIOR.double()[:, None] * PRIOR.double()
     torch.testing.assert_close(result.double(), expected, atol=1e-6, rtol=0)
 
 
 def test_a_posterior_sums_to_one_in_the_type_of_the_net():
-    s = mixture(1e-3).sentence(x=data(1, 3)[0][0])
+    s = make_mixture(1e-3).sentence(x=make_data(1, 3)[0][0])
     for value in range(5):
         result = s.posterior("c", {"y_1": torch.full((4,), 0.3 * value)})
         assert result.dtype == torch.float32 and abs(float(result.double().sum()) - 1) < 2e-7

@@ -1,4 +1,4 @@
-"""`explain` answers wherever the question does, and says that the reference answers where the reference runs."""
+"""`explain` names the algorithm that answers a query, the reference exactly where the reference runs."""
 
 import pytest
 
@@ -6,13 +6,13 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.explanation import EXPLAINERS
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
-from tests.cases import CASES, case_of
+from tests.cases import CASES, get_case
 
 WORD = ["word"]
 HEAVY = {"codebook, two slices", "slice, codebook"}
 
 
-def meeting() -> bt.Sentence:
+def make_meeting_words() -> bt.Sentence:
     """A choice of each word, decided by its word, whose weights other words read: in the second slice words meet."""
     every = bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("W", Select((3, 3)), ["c"], WORD)]
@@ -25,57 +25,57 @@ def meeting() -> bt.Sentence:
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Counts the runs of the reference."""
-    result, created = [], reference.ReferenceRun.__init__
+    """A list with an item for each run of the reference."""
+    calls, init = [], reference.ReferenceRun.__init__
 
-    def counted(self, *arguments, **options):
-        result.append(1)
-        created(self, *arguments, **options)
+    def count_run(self, *arguments, **options):
+        calls.append(1)
+        init(self, *arguments, **options)
 
-    monkeypatch.setattr(reference.ReferenceRun, "__init__", counted)
-    return result
+    monkeypatch.setattr(reference.ReferenceRun, "__init__", count_run)
+    return calls
 
 
-def agrees(make, runs, question, ask, *arguments, **options):
-    """Where the question answers, explain does, and says that the reference does where it runs."""
+def check_route(make, runs, question, answer, *arguments, **options):
+    """Assert that `explain` answers where the query does, and names the reference where it runs."""
     runs.clear()
     try:
-        ask(make())
+        answer(make())
     except bt.BNetError:
         return
-    ran, s = bool(runs), make()
+    has_run, s = bool(runs), make()
     runs.clear()
     route = s.explain(question, *arguments, **options)
-    assert not runs and (route.algorithm == "reference" or not ran), f"{question} {arguments}: {route}"
+    assert not runs and (route.algorithm == "reference" or not has_run), f"{question} {arguments}: {route}"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in HEAVY][::3], ids=lambda case: case.name)
 def test_some_nodes_of_every_third_case(case, runs):
-    make = lambda: case.net.sentence(case.said)  # noqa: E731
+    make = lambda: case.net.sentence(case.text)  # noqa: E731
     order = make().topological_order()
     for name in order[:: max(1, len(order) // 3)]:
-        agrees(make, runs, "value", lambda s, name=name: s[name], name)
-        agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
-        agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
-    agrees(make, runs, "attention", lambda s: s.attention(0), 0)
-    agrees(make, runs, "log_prob", lambda s: s.log_prob(case.evidence), case.evidence)
-    agrees(make, runs, "sample", lambda s: s.sample(3), 3)
-    agrees(make, runs, "sample", lambda s: s.sample(3, case.evidence), 3, case.evidence)
+        check_route(make, runs, "value", lambda s, name=name: s[name], name)
+        check_route(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
+        check_route(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
+    check_route(make, runs, "attention", lambda s: s.attention(0), 0)
+    check_route(make, runs, "log_prob", lambda s: s.log_prob(case.evidence), case.evidence)
+    check_route(make, runs, "sample", lambda s: s.sample(3), 3)
+    check_route(make, runs, "sample", lambda s: s.sample(3, case.evidence), 3, case.evidence)
 
 
 def test_where_words_meet(runs):
-    net = meeting().net
+    net = make_meeting_words().net
     make = lambda: net.sentence("the cat")  # noqa: E731
     for name in make().topological_order():
-        agrees(make, runs, "value", lambda s, name=name: s[name], name)
-        agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
-        agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
+        check_route(make, runs, "value", lambda s, name=name: s[name], name)
+        check_route(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
+        check_route(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
     for t in range(2):
-        agrees(make, runs, "attention", lambda s, t=t: s.attention(t), t)
+        check_route(make, runs, "attention", lambda s, t=t: s.attention(t), t)
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "call",
     [
         lambda s: s.explain(["posterior"], "c"),
         lambda s: s.explain("posterior", []),
@@ -86,13 +86,13 @@ def test_where_words_meet(runs):
         lambda s: bt.explain("sweep", s, s),
     ],
 )
-def test_a_wrong_question_is_an_error_that_names_it(ask):
+def test_a_wrong_question_is_an_error_that_names_it(call):
     with pytest.raises(bt.BNetError):
-        ask(bt.bayesuvius(3).sentence("the cat"))
+        call(bt.bayesuvius(3).sentence("the cat"))
 
 
 def test_draws_one_after_another_are_the_references(runs):
-    s = case_of("hidden Markov").sentence
+    s = get_case("hidden Markov").sentence
     route = s.explain("sample", 50)
     assert (route.algorithm, route.node) == ("reference", "z_0") and not runs
     s.sample(50)

@@ -1,4 +1,4 @@
-"""The networkx exports, their text forms, and writing by suffix."""
+"""The exports to networkx, their text formats, and writing by suffix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDED = {"stack", "role", "slice", "plates", "kind", "learnable", "shape", "tpm
 ATTRIBUTES = FOLDED | {"head", "index", "word", "token", "do"}
 
 
-def parts(case: Case) -> tuple[bt.Sentence, nx.DiGraph]:
+def make_graph(case: Case) -> tuple[bt.Sentence, nx.DiGraph]:
     sentence = case.sentence
     tokens = sentence.state.tokens
     return sentence, ground_graph_to_networkx(sentence.net.network, sentence.ground, tokens=tokens)
@@ -40,24 +40,24 @@ def parts(case: Case) -> tuple[bt.Sentence, nx.DiGraph]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_ground_is_the_ground_graph(case: Case) -> None:
-    sentence, graph = parts(case)
+    sentence, graph = make_graph(case)
     ground, network = sentence.ground, sentence.net.network
     assert list(graph) == ground.names and nx.is_directed_acyclic_graph(graph)
     for node, name in enumerate(ground.names):
         assert set(graph.predecessors(name)) == {ground.name(parent) for parent in ground.parents(node)}
-        data, family = graph.nodes[name], ground.group_of(node)
-        member = network.specs[family.index]
+        data, group = graph.nodes[name], ground.group_of(node)
+        spec = network.specs[group.index]
         assert data.keys() == ATTRIBUTES
-        assert (data["stack"], data["role"], data["slice"]) == (family.stack, family.role, family.slice)
-        assert (data["shape"], data["learnable"]) == (member.shape, member.learnable)
-        assert data["tpm"] == type(member.tpm).__name__
-        at = dict(zip(data["plates"], data["index"], strict=True))
-        assert name == "_".join([family.name, *map(str, data["index"])])
-        assert (data["word"], data["head"]) == (at.get(WORD), at.get("head"))
-        text = sentence.state.tokens.get(family.word_stack or "", ())
-        assert data["token"] == (text[data["word"]] if family.word_stack is not None else None)
+        assert (data["stack"], data["role"], data["slice"]) == (group.stack, group.role, group.slice)
+        assert (data["shape"], data["learnable"]) == (spec.shape, spec.learnable)
+        assert data["tpm"] == type(spec.tpm).__name__
+        position = dict(zip(data["plates"], data["index"], strict=True))
+        assert name == "_".join([group.name, *map(str, data["index"])])
+        assert (data["word"], data["head"]) == (position.get(WORD), position.get("head"))
+        text = sentence.state.tokens.get(group.word_stack or "", ())
+        assert data["token"] == (text[data["word"]] if group.word_stack is not None else None)
         kinds = {"deterministic": "deterministic", "discrete": "stochastic", "continuous": "stochastic"}
-        assert data["kind"] == ("observed" if member.tpm.kind == "input" else kinds[member.tpm.kind])
+        assert data["kind"] == ("observed" if spec.tpm.kind == "input" else kinds[spec.tpm.kind])
     for parent, _, data in graph.edges(data=True):
         assert data == {"role": graph.nodes[parent]["role"]}
     first = next(iter(graph.edges(data=True)))[2]
@@ -74,10 +74,10 @@ def test_labels() -> None:
     assert graph.nodes["W_q_0_3"]["label"] == "W_q⁰⁽³⁾"
     assert graph.nodes["q_10_11_0"]["head"] == 11 and graph.nodes["q_10_11_0"]["index"] == (11, 0)
     assert format_label("h", stack="enc", slice=0, plates=(1, 23), word=4567890) == "enc h₄₅₆₇₈₉₀⁰⁽¹⁾⁽²³⁾"
-    untold = ground_graph_to_networkx(net.network, sentence.ground)
-    assert untold.nodes["x_1_2"]["token"] is None and untold.nodes["x_1_2"]["label"] == "x₂¹"
-    shown = list(nx.get_node_attributes(graph, "label").values())
-    assert len(set(shown)) == len(shown)
+    without_tokens = ground_graph_to_networkx(net.network, sentence.ground)
+    assert without_tokens.nodes["x_1_2"]["token"] is None and without_tokens.nodes["x_1_2"]["label"] == "x₂¹"
+    labels = list(nx.get_node_attributes(graph, "label").values())
+    assert len(set(labels)) == len(labels)
 
 
 def test_the_chapters_counts() -> None:
@@ -116,16 +116,16 @@ def test_selection_observed_and_surgery() -> None:
 def test_weights() -> None:
     net = bt.bayesuvius(4)
     ground = net.sentence("the cat").ground
-    passed = {("k_0_0", "x_1_1"): 0.25, ("k_0_1", "x_1_1"): 0.75, ("v_0_0", "x_1_0"): 0, ("q_0_0", "c"): 0.5}
-    weights = {(ground.id(u), ground.id(v)): w for (u, v), w in passed.items()}
+    expected = {("k_0_0", "x_1_1"): 0.25, ("k_0_1", "x_1_1"): 0.75, ("v_0_0", "x_1_0"): 0, ("q_0_0", "c"): 0.5}
+    weights = {(ground.id(u), ground.id(v)): w for (u, v), w in expected.items()}
     graph = ground_graph_to_networkx(net.network, ground, weights=weights)
     result = {(u, v): w for u, v, w in graph.edges(data="weight") if w is not None}
-    assert result == {pair: w for pair, w in passed.items() if pair[1] != "c"}
+    assert result == {pair: w for pair, w in expected.items() if pair[1] != "c"}
     assert all(type(w) is float for w in result.values()) and graph.edges["k_0_0", "x_1_1"]["role"] == "k"
-    some = ground_graph_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
-    assert set(graph.edges) - set(some.edges) == {("v_0_0", "x_1_0")} and set(some) == set(graph)
-    same = ground_graph_to_networkx(net.network, ground, min_weight=0.25)
-    assert set(same.edges) == set(graph.edges)  # an arrow without a weight says nothing
+    filtered = ground_graph_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
+    assert set(graph.edges) - set(filtered.edges) == {("v_0_0", "x_1_0")} and set(filtered) == set(graph)
+    unweighted = ground_graph_to_networkx(net.network, ground, min_weight=0.25)
+    assert set(unweighted.edges) == set(graph.edges)  # an arrow without a weight says nothing
 
 
 def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,61 +133,61 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
     ground = GroundGraph(net.network.graph, {"": 512})
     arrows = ground.count_arrows()
 
-    def never(*given: object) -> None:
+    def refuse(*given: object) -> None:
         raise AssertionError("arrows or names were made")
 
-    monkeypatch.setattr(GroundGraph, "arrows", never)
-    monkeypatch.setattr(GroundGraph, "iter_names", never)
-    passed = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
-    with pytest.raises(bt.BudgetError, match=passed):
+    monkeypatch.setattr(GroundGraph, "arrows", refuse)
+    monkeypatch.setattr(GroundGraph, "iter_names", refuse)
+    message = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
+    with pytest.raises(bt.BudgetError, match=message):
         ground_graph_to_networkx(net.network, ground)
     monkeypatch.undo()
-    small = net.sentence("a").ground
-    count = small.count_arrows()
+    one_word = net.sentence("a").ground
+    count = one_word.count_arrows()
     with pytest.raises(bt.BudgetError):
-        ground_graph_to_networkx(net.network, small, limit=count - 1)
-    assert ground_graph_to_networkx(net.network, small, limit=count).number_of_edges() == count
-    assert ground_graph_to_networkx(net.network, small, limit=None).number_of_edges() == count
+        ground_graph_to_networkx(net.network, one_word, limit=count - 1)
+    assert ground_graph_to_networkx(net.network, one_word, limit=count).number_of_edges() == count
+    assert ground_graph_to_networkx(net.network, one_word, limit=None).number_of_edges() == count
     check_arrow_limit(ground, NodeSelection(slices=[]), 0)
     for bad in (-1, 2.5, "many", True):
         with pytest.raises(bt.BNetError, match="limit"):
-            check_arrow_limit(small, NodeSelection(), bad)  # type: ignore[arg-type]
+            check_arrow_limit(one_word, NodeSelection(), bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
     network = case.net.network
     graph = template_graph_to_networkx(network)
-    assert list(graph) == [member.group.name for member in network.specs]
-    for member in network.specs:
-        data = graph.nodes[member.group.name]
-        words = () if member.group.word_stack is None else (WORD,)
-        assert data["plates"] == (*member.group.plates, *words) and data["shape"] == member.shape
+    assert list(graph) == [spec.group.name for spec in network.specs]
+    for spec in network.specs:
+        data = graph.nodes[spec.group.name]
+        words = () if spec.group.word_stack is None else (WORD,)
+        assert data["plates"] == (*spec.group.plates, *words) and data["shape"] == spec.shape
         assert data.keys() == FOLDED
-        arrows = list(graph.in_edges(member.group.name, data=True))
+        arrows = list(graph.in_edges(spec.group.name, data=True))
         slots = [data["slot"] for _, _, data in arrows if data["slot"] != "pick"]
-        assert sorted(slots) == sorted(given.slot for given in member.parents)
+        assert sorted(slots) == sorted(parent.slot for parent in spec.parents)
         picks = {name for _, _, data in arrows for name in data["pick"].values()}
         assert picks == {u for u, _, data in arrows if data["slot"] == "pick"}
         assert all(data["role"] == graph.nodes[u]["role"] for u, _, data in arrows)
-    bundles = {(network.specs[b.parent].group.name, network.specs[b.child].group.name) for b in network.graph.edges}
-    assert set(graph.edges()) == bundles
+    edges = {(network.specs[e.parent].group.name, network.specs[e.child].group.name) for e in network.graph.edges}
+    assert set(graph.edges()) == edges
 
 
 def test_folded_says_reach_and_pick() -> None:
     graph = bt.bayesuvius(4, per="word", mask="causal", residual=True).graph()
-    into = {(u, data["slot"]): data for u, _, data in graph.in_edges("x_1", data=True)}
-    assert into["k_0", "k."] == {"role": "k", "slot": "k.", "reach": "causal", "pick": {"head": "c_0"}}
-    assert into["c_0", "pick"] == {"role": "c", "slot": "pick", "reach": "same", "pick": {}}
-    assert into["x_0", "x"]["reach"] == "same" and graph.nodes["x_1"]["label"] == "x¹"
+    incoming = {(u, data["slot"]): data for u, _, data in graph.in_edges("x_1", data=True)}
+    assert incoming["k_0", "k."] == {"role": "k", "slot": "k.", "reach": "causal", "pick": {"head": "c_0"}}
+    assert incoming["c_0", "pick"] == {"role": "c", "slot": "pick", "reach": "same", "pick": {}}
+    assert incoming["x_0", "x"]["reach"] == "same" and graph.nodes["x_1"]["label"] == "x¹"
     assert graph.nodes["x_0"]["kind"] == "observed" and graph.nodes["c_0"]["kind"] == "stochastic"
-    twice = next(case for case in CASES if case.name == "geometric").net.graph()
-    assert [data["slot"] for data in twice.get_edge_data("x_0", "a_0").values()] == ["z.", "z", "v."]
+    graph_ = next(case for case in CASES if case.name == "geometric").net.graph()
+    assert [data["slot"] for data in graph_.get_edge_data("x_0", "a_0").values()] == ["z.", "z", "v."]
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_json_and_graphml_keep_the_graph(case: Case) -> None:
-    for graph in (parts(case)[1], case.net.graph()):
+    for graph in (make_graph(case)[1], case.net.graph()):
         back = nx.node_link_graph(json.loads(to_json(graph)), edges="edges")
         assert type(back) is type(graph) and list(back) == list(graph) and set(back.edges) == set(graph.edges)
         for name, data in graph.nodes(data=True):
@@ -227,7 +227,7 @@ def test_json_refuses_what_is_no_number() -> None:
 
 
 def test_write_by_suffix(tmp_path: Path) -> None:
-    sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
+    sentence, graph = make_graph(next(case for case in CASES if case.name == "codebook"))
     writers = get_graph_writers(lambda: graph)
     write_file(tmp_path / "a.json", writers)
     assert (tmp_path / "a.json").read_text() == to_json(graph)
@@ -259,12 +259,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         write_file(path, get_graph_writers(fail))
     graph = nx.DiGraph([("a", "b")])
 
-    def full(self: Path, content: bytes) -> int:
+    def fail_halfway(self: Path, content: bytes) -> int:
         os.write(os.open(self, os.O_WRONLY), content[:3])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Path, "write_bytes", fail_halfway)
         with pytest.raises(bt.FileError, match=r"^[^\n]*No space left on device$"):
             write_file(path, get_graph_writers(lambda: graph))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""Every reading works on every family: one table of tiny random models, one test for each reading.
+"""Every analysis works on every model family: a table of tiny random models, and one test for each analysis.
 
 A family that is added to the package gets a row here; `test_the_table_has_every_family` says so.
 """
@@ -10,22 +10,22 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
-from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, config, random_model
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, init_model, set_config
 
 IDS = [3, 4, 5, 6]
-OTHER = [3, 7, 5, 8]
-SENTENCES = (IDS, OTHER)
+OTHER_IDS = [3, 7, 5, 8]
+SENTENCES = (IDS, OTHER_IDS)
 IMAGES = tuple(torch.randn(3, 9, 9, dtype=D, generator=torch.Generator().manual_seed(k)) for k in range(2))
 PAIRS = tuple({"enc": ids, "dec": [0, 9, 10]} for ids in SENTENCES)
 TWO = {"vocab_size": 13, "d_model": 12, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
 BART = {
     **TWO,
-    **{f"{stack}_{what}": n for stack in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 3))},
+    **{f"{stack}_{size}": n for stack in ("encoder", "decoder") for size, n in (("layers", 2), ("attention_heads", 3))},
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 10),
     "max_position_embeddings": 9,
 }
 T5 = {**TWO, "d_kv": 4, "d_ff": 10, "num_layers": 2, "num_heads": 3}
-FEW = {**VIT, "image_size": [8, 6], "num_labels": 3}
+VIT_3_LABELS = {**VIT, "image_size": [8, 6], "num_labels": 3}
 TABLE = {
     "albert": ("AlbertForMaskedLM", ALBERT, SENTENCES),
     "bart": ("BartForConditionalGeneration", BART, PAIRS),
@@ -40,29 +40,29 @@ TABLE = {
     "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 2}, SENTENCES),
     "roberta": ("RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}, SENTENCES),
     "t5": ("T5ForConditionalGeneration", T5, PAIRS),
-    "vit": ("ViTForImageClassification", FEW, tuple(each[:, :8, :6] for each in IMAGES)),
+    "vit": ("ViTForImageClassification", VIT_3_LABELS, tuple(image[:, :8, :6] for image in IMAGES)),
 }
 ALL = pytest.mark.parametrize("name", list(TABLE))
 SIX = pytest.mark.parametrize("name", ["albert", "bert", "gpt_neox", "llama", "t5", "vit"])  # of each structure one
 NETS = {}
 
 
-def said(name):
-    """The net of a family's tiny model, with a sentence and another of as many words."""
+def make_case(name):
+    """The net of the tiny model of a family, with two sentences of the same length."""
     if name not in NETS:
         kind, options, sentences = TABLE[name]
-        net = from_pretrained(random_model(kind, options))
-        NETS[name] = net, *(net.sentence(each) for each in sentences)
+        net = from_pretrained(init_model(kind, options))
+        NETS[name] = net, *(net.sentence(sentence) for sentence in sentences)
     return NETS[name]
 
 
-def outcome(s):
-    """What the net observes last: of a word, or of the whole."""
+def find_outcome(s):
+    """The last readout of a sentence: of a word, or of all words."""
     return [name for name in s.topological_order() if name.rpartition("y")[2].strip("_0123456789") == ""][-1]
 
 
-def states(s):
-    """The states of the first stack, without its slices."""
+def find_states(s):
+    """The role of the states of the first stack."""
     names = [stack.name for stack in s.net.declaration.stacks]
     return f"{names[0]}_x" if names[0] else "x"
 
@@ -73,18 +73,18 @@ def test_the_table_has_every_family():
 
 @SIX
 def test_it_is_drawn(name, tmp_path):
-    net, s, _ = said(name)
+    net, s, _ = make_case(name)
     net.draw(tmp_path / "net.svg")
     s.draw(tmp_path / "s.svg", slices=[0], heads=[0])
     text = (tmp_path / "s.svg").read_text()
     assert text.count("<path") + text.count("<line") > len(s.words) and text.endswith("</svg>\n")
     graph = s.graph(slices=[0], weights=False)
-    assert {"x_0_0" if states(s) == "x" else f"{states(s)}_0_0"} <= set(graph.nodes)
+    assert {"x_0_0" if find_states(s) == "x" else f"{find_states(s)}_0_0"} <= set(graph.nodes)
 
 
 @ALL
 def test_it_tells_its_equations(name):
-    net, *_ = said(name)
+    net, *_ = make_case(name)
     for form in ("word", "row", "column", "einstein"):
         text = net.equations(form).latex
         assert all(rf"P({'W' if role.startswith('W') else ''}" in text for role in ("x", "W_q")), form
@@ -99,94 +99,94 @@ def softmax(scores):
 def test_what_its_equations_say_is_what_it_computes():
     """By hand, from the text of the equation and from what it reads: two norms, a gated map, three attentions."""
 
-    def asked(name, equation, *nodes):
-        net, s, _ = said(name)
+    def evaluate(name, equation, *nodes):
+        net, s, _ = make_case(name)
         assert equation in net.equations().latex
         return [s[node].detach().numpy() for node in nodes], {
             key: value.detach().numpy() for key, value in net.parameters.items()
         }
 
     root = r"= g^{\mathrm{norm1},t} \odot \frac{x_i^t}{\sqrt{\operatorname{mean}(x_i^t \odot x_i^t) + 10^{-6}}}"
-    (x, norm), of = asked("llama", root, "x_1_2", "norm1_1_2")
-    np.testing.assert_allclose(norm, of["norm1_1.gain"] * x / np.sqrt((x * x).mean() + 1e-6), rtol=1e-12)
+    (x, norm), params = evaluate("llama", root, "x_1_2", "norm1_1_2")
+    np.testing.assert_allclose(norm, params["norm1_1.gain"] * x / np.sqrt((x * x).mean() + 1e-6), rtol=1e-12)
     gate = r"W_2^{\mathrm{ffn},t} \, \left(\operatorname{SiLU}(W_g^{\mathrm{ffn},t} \, \mathrm{norm2}_i^t) \odot (W_1^"
-    (x, ffn), of = asked("llama", gate, "norm2_1_2", "ffn_1_2")
-    W_g, W_1, W_2 = (of[f"ffn_1.weight_{which}"] for which in ("gate", "in", "out"))
+    (x, ffn), params = evaluate("llama", gate, "norm2_1_2", "ffn_1_2")
+    W_g, W_1, W_2 = (params[f"ffn_1.weight_{kind}"] for kind in ("gate", "in", "out"))
     np.testing.assert_allclose(ffn, W_2 @ (W_g @ x / (1 + np.exp(-W_g @ x)) * (W_1 @ x)), rtol=1e-12)
 
-    turned = r"\exp\left(\frac{1}{\sqrt{4}} (R_i^a q_i^{t,\alpha,h})^\top R_j^a k_j^{t,\alpha}\right)"
+    rotary = r"\exp\left(\frac{1}{\sqrt{4}} (R_i^a q_i^{t,\alpha,h})^\top R_j^a k_j^{t,\alpha}\right)"
     names = [f"{role}_1_1_{j}" for role in "kv" for j in range(3)]
-    (q, a, *kv), _ = asked("llama", turned, "q_1_1_0_2", "a_1_1_0_2", *names)
-    assert r"e + 2 \text{ by the angle } i / 10000^{2e/4}" in said("llama")[0].equations().latex
+    (q, a, *kv), _ = evaluate("llama", rotary, "q_1_1_0_2", "a_1_1_0_2", *names)
+    assert r"e + 2 \text{ by the angle } i / 10000^{2e/4}" in make_case("llama")[0].equations().latex
 
-    def turn(i, z):
+    def rotate(i, z):
         w = (z[:2] + 1j * z[2:]) * np.exp(1j * i / 10000 ** (2 * np.arange(2) / 4))
         return np.concatenate([w.real, w.imag])
 
-    P = softmax(np.array([turn(2, q) @ turn(j, k) / 2 for j, k in enumerate(kv[:3])]))
+    P = softmax(np.array([rotate(2, q) @ rotate(j, k) / 2 for j, k in enumerate(kv[:3])]))
     np.testing.assert_allclose(a, P @ np.stack(kv[3:]), rtol=1e-12)
 
     biased = r"k_j^{\mathrm{enc},t,h} + b_{\beta_{32,128}(j-i)}^{\mathrm{enc},h}\right)"
     names = [f"enc_{role}_1_2_{j}" for role in "kv" for j in range(4)]
-    (q, b, a, *kv), _ = asked("t5", biased, "enc_q_1_2_1", "enc_b_2", "enc_a_1_2_1", *names)
+    (q, b, a, *kv), _ = evaluate("t5", biased, "enc_q_1_2_1", "enc_b_2", "enc_a_1_2_1", *names)
     bucket = [1, 0, 17, 18]  # of the words before, at and behind it
     np.testing.assert_allclose(a, softmax(np.stack(kv[:4]) @ q + b[bucket]) @ np.stack(kv[4:]), rtol=1e-12)
 
     names = [f"{role}_1_2_{j}" for role in "kv" for j in range(4)]
     plain = r"\exp\left(\frac{1}{\sqrt{4}} (q_i^{t,h})^\top k_j^{t,h}"
-    (q, a, *kv), _ = asked("albert", plain, "q_1_2_1", "a_1_2_1", *names)
+    (q, a, *kv), _ = evaluate("albert", plain, "q_1_2_1", "a_1_2_1", *names)
     np.testing.assert_allclose(a, softmax(np.stack(kv[:4]) @ q / 2) @ np.stack(kv[4:]), rtol=1e-12)
     mean = r"x_i^{t+1} = g^x \odot \frac{\mathrm{add2}_i^t - \operatorname{mean}(\mathrm{add2}_i^t)}{\sqrt{"
-    (x, state), of = asked("albert", mean, "add2_0_2", "x_1_2")
+    (x, state), params = evaluate("albert", mean, "add2_0_2", "x_1_2")
     scaled = (x - x.mean()) / np.sqrt(x.var() + 1e-12)
-    np.testing.assert_allclose(state, of["x.gain"] * scaled + of["x.bias"], rtol=1e-12)
+    np.testing.assert_allclose(state, params["x.gain"] * scaled + params["x.bias"], rtol=1e-12)
 
 
 @SIX
-@pytest.mark.usefixtures("each_run_once")
+@pytest.mark.usefixtures("cached_runs")
 def test_its_values_are_the_references(name):
     """Node by node, of one word of every role, after a `do` in the middle."""
-    net, s, _ = said(name)
-    middle = f"{states(s)}_1_1"
-    query = s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})
-    for node in {name.rstrip("0123456789_"): name for name in query.topological_order()}.values():
-        member = net.network.specs[query.ground.group_of(query.ground.id(node)).index]
-        if member.tpm.kind == "deterministic":
-            (slow,) = reference.values(query.state.model, query.ground.id(node), {})[None]
-            torch.testing.assert_close(query[node], slow, rtol=1e-9, atol=1e-9)
+    net, s, _ = make_case(name)
+    middle = f"{find_states(s)}_1_1"
+    done = s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})
+    for node in {name.rstrip("0123456789_"): name for name in done.topological_order()}.values():
+        spec = net.network.specs[done.ground.group_of(done.ground.id(node)).index]
+        if spec.tpm.kind == "deterministic":
+            (expected,) = reference.values(done.state.model, done.ground.id(node), {})[None]
+            torch.testing.assert_close(done[node], expected, rtol=1e-9, atol=1e-9)
 
 
 @ALL
 def test_it_is_swept(name):
     """Clean words put in the place of all words of the first states make the corrupt run the clean one."""
-    _, corrupt, clean = said(name)
-    at, node = states(corrupt), outcome(corrupt)
+    _, corrupt, clean = make_case(name)
+    at, node = find_states(corrupt), find_outcome(corrupt)
     result = bt.sweep(clean, corrupt, at=at, metric={node: 1}, over=("slice",))
-    expected, was = (float(each.tpm(node).log_prob(torch.tensor(1))) for each in (clean, corrupt))
-    assert result.values[0].item() == pytest.approx(expected - was, rel=1e-5) and abs(expected - was) > 1e-6
+    expected, base = (float(s.tpm(node).log_prob(torch.tensor(1))) for s in (clean, corrupt))
+    assert result.values[0].item() == pytest.approx(expected - base, rel=1e-5) and abs(expected - base) > 1e-6
 
 
 @ALL
 def test_it_tells_what_was_read(name):
-    _, s, _ = said(name)
-    for role in (None,) if states(s) == "x" else ("enc_a", "dec_a"):
+    _, s, _ = make_case(name)
+    for role in (None,) if find_states(s) == "x" else ("enc_a", "dec_a"):
         result = s.reads(role=role)
         torch.testing.assert_close(result.matrix.sum(-1), torch.ones(len(result.tokens), dtype=D))
-        step = [s.attention(t, role=role).flatten(0, -3).mean(0) for t in result.slices]
-        mixed = [(each + torch.eye(len(each), dtype=D)) / 2 for each in step]
-        torch.testing.assert_close(result.matrix, torch.linalg.multi_dot(mixed[::-1]))
+        attentions = [s.attention(t, role=role).flatten(0, -3).mean(0) for t in result.slices]
+        with_residual = [(attention + torch.eye(len(attention), dtype=D)) / 2 for attention in attentions]
+        torch.testing.assert_close(result.matrix, torch.linalg.multi_dot(with_residual[::-1]))
 
 
 @pytest.mark.parametrize("name", ["llama"])
 def test_it_tells_which_heads_are_in(name):
-    net, *_ = said(name)
+    net, *_ = make_case(name)
     result = bt.inclusion(net, list(TABLE[name][2]), progress=False)
     assert ((result.rho >= 0) & (result.rho <= 1)).all()
 
 
 @SIX
 def test_it_has_a_page(name, tmp_path):
-    _, s, _ = said(name)
+    _, s, _ = make_case(name)
     path = s.explore(tmp_path / "s.html")
     text = path.read_text(encoding="utf-8")
     assert text.rstrip().endswith("</html>") and 20_000 < len(text) < 3_000_000
@@ -196,26 +196,26 @@ def test_it_has_a_page(name, tmp_path):
 def test_a_net_of_halves_is_shown_as_others(name, tmp_path):
     """numpy has no bfloat16: the page, reads and plots of such a net are in float32."""
     kind, options, sentences = TABLE[name]
-    net = from_pretrained(random_model(kind, options, torch.float32), dtype=torch.bfloat16)
+    net = from_pretrained(init_model(kind, options, torch.float32), dtype=torch.bfloat16)
     s, other = (net.sentence(x.bfloat16() if isinstance(x, torch.Tensor) else x) for x in sentences)
-    role = None if states(s) == "x" else "dec_a"
+    role = None if find_states(s) == "x" else "dec_a"
     assert s.explore(tmp_path / "s.html").stat().st_size > 20_000
-    read = s.reads(role=role)
-    assert read.matrix.isfinite().all() and len(bt.plot(s, slice=0, role=role).axes) > 1
-    assert bt.plot(read).axes and bt.plot(read, show="entropy").axes
+    reads = s.reads(role=role)
+    assert reads.matrix.isfinite().all() and len(bt.plot(s, slice=0, role=role).axes) > 1
+    assert bt.plot(reads).axes and bt.plot(reads, show="entropy").axes
     assert s.reads(role=role, method="flow").matrix.isfinite().all()
-    swept = bt.sweep(s, other, at=states(s), metric={outcome(s): 1}, over=("slice",), progress=False)
-    assert bt.plot(swept).axes
+    sweep = bt.sweep(s, other, at=find_states(s), metric={find_outcome(s): 1}, over=("slice",), progress=False)
+    assert bt.plot(sweep).axes
 
 
 @ALL
 def test_it_is_saved_and_read(name, tmp_path):
-    net, s, _ = said(name)
+    net, s, _ = make_case(name)
     net.save(tmp_path / "net.safetensors")
-    again = bt.load(tmp_path / "net.safetensors")
-    node = outcome(s)
-    assert again.declaration == net.declaration
-    assert again.sentence(TABLE[name][2][0]).tpm(node).logits.equal(s.tpm(node).logits)
+    loaded = bt.load(tmp_path / "net.safetensors")
+    node = find_outcome(s)
+    assert loaded.declaration == net.declaration
+    assert loaded.sentence(TABLE[name][2][0]).tpm(node).logits.equal(s.tpm(node).logits)
 
 
 # what sets one apart
@@ -223,23 +223,23 @@ def test_it_is_saved_and_read(name, tmp_path):
 
 def test_albert_has_one_weight_node_and_many_slices():
     """A weight has arrows to the maps of all slices; what sets it moves every one, as in a net that has it."""
-    net, s, _ = said("albert")
+    net, s, _ = make_case("albert")
     graph = s.graph(slices=[0, 1, 2], heads=[1])
-    read = {f"q_{t}_1_{i}" for t in range(3) for i in range(len(IDS))}
-    assert set(graph.successors("W_q_1")) == read and not any(name.startswith("W_q_1_") for name in graph)
+    children = {f"q_{t}_1_{i}" for t in range(3) for i in range(len(IDS))}
+    assert set(graph.successors("W_q_1")) == children and not any(name.startswith("W_q_1_") for name in graph)
     assert sum(name.startswith("W_q.") for name in net.parameters) == 1
     W = torch.randn(4, 12, dtype=D, generator=torch.Generator().manual_seed(3))
-    changed = net.parameters["W_q.value"].clone()
-    changed[1] = W
-    other = net.replace({"W_q.value": changed}).sentence(IDS)
+    weights = net.parameters["W_q.value"].clone()
+    weights[1] = W
+    changed_s = net.replace({"W_q.value": weights}).sentence(IDS)
     for node in ("x_1_2", "x_3_0"):
-        torch.testing.assert_close(s.do({"W_q_1": W})[node], other[node])
-        assert not torch.allclose(other[node], s[node])
+        torch.testing.assert_close(s.do({"W_q_1": W})[node], changed_s[node])
+        assert not torch.allclose(changed_s[node], s[node])
 
 
 def test_the_buckets_of_mpnet_are_transformers():
     """At every distance that it may meet, in float32, as it computes them."""
-    net = from_pretrained(random_model("MPNetModel", MPNET))
+    net = from_pretrained(init_model("MPNetModel", MPNET))
     b, n = torch.arange(32.0), torch.arange(600)
     peer = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
     assert net.network.get_spec("a_1").tpm.bias.compute_bias(b, n, n).equal(peer.float())
@@ -250,8 +250,8 @@ def test_the_buckets_of_mpnet_are_transformers():
 
 
 def test_an_unknown_family_is_refused_with_the_list(tmp_path):
-    random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
-    config(tmp_path, model_type="mamba")
+    init_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    set_config(tmp_path, model_type="mamba")
     with pytest.raises(bt.BNetError, match=f"a known family; got 'mamba'; allowed: .*{', '.join(TABLE)}"):
         from_pretrained(tmp_path)
 
@@ -271,7 +271,7 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
     )
     try:
         assert register_family(electra) is electra and register_family(electra) is electra
-        model = random_model("ElectraModel", {**BERT, "embedding_size": 12})
+        model = init_model("ElectraModel", {**BERT, "embedding_size": 12})
         net = from_pretrained(model)
         peer = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
         s = net.sentence(IDS)

@@ -1,4 +1,4 @@
-"""Nets on disk: what comes back is what was saved, and strangers need consent."""
+"""Nets on disk: a loaded net equals the saved one, and classes of other packages are loaded only with consent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bnet_transformer import _core, tpm
 from bnet_transformer.declare import Declaration, Network, declare, io
 from bnet_transformer.tpm import Add, Categorical, Given, Parent
 from tests.cases import CASES, Case
-from tests.file_helpers import rewrite, same
+from tests.file_helpers import assert_same, rewrite
 
 TRUST = ("tests.custom_tpms",)
 
@@ -44,7 +44,7 @@ def test_round_trip(case: Case, tmp_path: Path) -> None:
     net = case.net.network
     path = tmp_path / "net.safetensors"
     io.save(net, path)
-    same(io.load(path, trust=TRUST), net)
+    assert_same(io.load(path, trust=TRUST), net)
     assert [result.name for result in tmp_path.iterdir()] == ["net.safetensors"]
     first = path.read_bytes()
     io.save(io.load(path, trust=TRUST), path)
@@ -62,17 +62,17 @@ def test_bits_survive_in_every_type(dtype: torch.dtype, tmp_path: Path) -> None:
     net = net.with_parameters({"W_q_0.values": values})
     io.save(net, tmp_path / "a")
     result = io.load(tmp_path / "a")
-    same(result, net)
+    assert_same(result, net)
     assert result.parameters["W_q_0.values"].view(-1)[0].signbit()
 
 
 def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
     net = bt.bayesuvius(4, heads=2).network
-    big = torch.randn(2, 4, 8, dtype=torch.float64)
+    strided = torch.randn(2, 4, 8, dtype=torch.float64)
     shared = torch.nn.Parameter(torch.randn(2, 4, 4))
     net = net.with_parameters(
         {
-            "W_q_0.values": big[..., ::2].transpose(1, 2),
+            "W_q_0.values": strided[..., ::2].transpose(1, 2),
             "W_k_0.values": shared,
             "W_v_0.values": shared,
             "c.logits": torch.zeros(1).expand(2),
@@ -80,11 +80,11 @@ def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
     )
     io.save(net, tmp_path / "a")
     result = io.load(tmp_path / "a")
-    same(result, net)
+    assert_same(result, net)
     assert os.path.getsize(tmp_path / "a") < 6000  # the view's own numbers, not the storage behind it
     assert not any(value.requires_grad for value in result.parameters.values())
-    turned = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
-    io.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": turned}), tmp_path / "a")
+    negated = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
+    io.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": negated}), tmp_path / "a")
     assert io.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
 
 
@@ -100,7 +100,7 @@ def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
 def test_every_tpm_of_the_package_comes_back() -> None:
     """With fields that are not the default."""
     mask = bt.Reach("mask", table=((True, False), (True, True)))
-    objs = [
+    objects = [
         Categorical(3, probabilities=(0.5, 0.25, 0.25), labels=("a", "\ud800é\n", "0")),
         tpm.Codebook(3, (2, 2), prior=0.1, spread=1e-300),
         tpm.Select(4),
@@ -117,7 +117,7 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         bt.Arrow("x", bt.Reach("recent", 3)),
         bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
     ]
-    for obj in objs:
+    for obj in objects:
         stored = json.loads(json.dumps(io.to_json_data(obj, "it")))
         assert io.from_json_data(stored, "it") == obj
         assert not list(io.find_untrusted_classes(stored))
@@ -134,10 +134,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Odd(tpm.TPM):
-    """A stranger's TPM with fields of every kind."""
+    """A user-defined TPM with fields of every kind."""
 
     part: Part
-    far: float = float("-inf")
+    limit: float = float("-inf")
     extra: Any = None
     pair: tuple[int, str] = (1, "a")
     maybe: int | None = None
@@ -150,28 +150,28 @@ class Odd(tpm.TPM):
         return (2,)
 
 
-HERE = __name__
+LOCAL = __name__
 
 
-def odd(**fields: Any) -> Declaration:
-    created = Odd(**{"part": Part(["a", "b"], {(1, "x"): 0.5}), **fields})
-    stack = bt.Stack([bt.Node("z", created, plates=["word"])], [bt.Node("x", Given(2), plates=["word"])])
+def make_odd(**fields: Any) -> Declaration:
+    tpm_ = Odd(**{"part": Part(["a", "b"], {(1, "x"): 0.5}), **fields})
+    stack = bt.Stack([bt.Node("z", tpm_, plates=["word"])], [bt.Node("x", Given(2), plates=["word"])])
     return Declaration([stack], name="odd")
 
 
 def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
     path = tmp_path / "odd"
-    net = declare(odd(extra=Odd.Inner(4)))
+    net = declare(make_odd(extra=Odd.Inner(4)))
     io.save(net, path)
-    names = {f"{HERE}:{name}" for name in ("Odd", "Part", "Odd.Inner")}
-    for trust in ((), False, "nobody", (f"{HERE}:Odd",), [f"{HERE}:Part", f"{HERE}:Odd"], (f"{HERE}x", HERE[:-1])):
-        with pytest.raises(bt.FileError, match=f"got .*{HERE}:(Part|Odd.Inner).*allowed: .*trust="):
+    names = {f"{LOCAL}:{name}" for name in ("Odd", "Part", "Odd.Inner")}
+    for trust in ((), False, "nobody", (f"{LOCAL}:Odd",), [f"{LOCAL}:Part", f"{LOCAL}:Odd"], (f"{LOCAL}x", LOCAL[:-1])):
+        with pytest.raises(bt.FileError, match=f"got .*{LOCAL}:(Part|Odd.Inner).*allowed: .*trust="):
             io.load(path, trust=trust)
-    for trust in (True, HERE, [HERE], names):
+    for trust in (True, LOCAL, [LOCAL], names):
         result = io.load(path, trust=trust)
-        same(result, net)
-        created = result.declaration.stacks[0].slice[0].tpm
-        assert isinstance(created, Odd) and type(created.part.names) is list and created.far == -np.inf
+        assert_same(result, net)
+        tpm_ = result.declaration.stacks[0].slice[0].tpm
+        assert isinstance(tpm_, Odd) and type(tpm_.part.names) is list and tpm_.limit == -np.inf
     with pytest.raises(bt.BNetError, match="trust: expected True, or the names"):
         io.load(path, trust=3)  # type: ignore[arg-type]
 
@@ -244,12 +244,12 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
     class Undecorated(Odd):
         pass
 
-    def net(created: Any) -> Network:
+    def make_network(tpm_: Any) -> Network:
         return declare(
             Declaration(
                 [
                     bt.Stack(
-                        [bt.Node("z", created, ["x"] if isinstance(created, Add) else [], ["word"])],
+                        [bt.Node("z", tpm_, ["x"] if isinstance(tpm_, Add) else [], ["word"])],
                         [bt.Node("x", Given(2), plates=["word"])],
                     )
                 ]
@@ -257,7 +257,7 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
         )
 
     part = Part([], {})
-    for created, given in (
+    for tpm_, message in (
         (Local(), "top of a module"),
         (Undecorated(part), "itself a dataclass"),
         (Odd(part, extra={1, 2}), r"extra: expected a value that a file can hold; got \{1, 2\}"),
@@ -267,22 +267,22 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
         (Odd(part, extra=float("nan")), "as it is"),
         (Odd(part, extra=10**5000), "reads back"),
     ):
-        with pytest.raises(bt.BNetError, match=given):
-            io.save(net(created), tmp_path / "a")
+        with pytest.raises(bt.BNetError, match=message):
+            io.save(make_network(tpm_), tmp_path / "a")
         assert not list(tmp_path.iterdir())
-    valid = bt.bayesuvius(2).network
-    nan = {**valid.parameters, "c.logits": torch.tensor([0.0, float("nan")])}
-    for parameters, given in (
+    network = bt.bayesuvius(2).network
+    nan = {**network.parameters, "c.logits": torch.tensor([0.0, float("nan")])}
+    for parameters, message in (
         (nan, "NaN"),
-        ({**valid.parameters, "zz.value": torch.zeros(2)}, "zz.value"),
+        ({**network.parameters, "zz.value": torch.zeros(2)}, "zz.value"),
         ({}, "a tensor c.logits"),
-        ({**valid.parameters, "c.logits": torch.zeros(2).to(torch.float8_e5m2)}, "float8"),
-        ({**valid.parameters, "c.logits": torch.zeros(2, device="meta")}, "meta"),
-        ({**valid.parameters, "c.logits": torch.zeros(2).to_sparse()}, "sparse"),
+        ({**network.parameters, "c.logits": torch.zeros(2).to(torch.float8_e5m2)}, "float8"),
+        ({**network.parameters, "c.logits": torch.zeros(2, device="meta")}, "meta"),
+        ({**network.parameters, "c.logits": torch.zeros(2).to_sparse()}, "sparse"),
     ):
-        with pytest.raises(bt.BNetError, match=given):
-            io.save(replace(valid, parameters=parameters), tmp_path / "a")
-    for other in (None, bt.bayesuvius(2), valid.declaration):
+        with pytest.raises(bt.BNetError, match=message):
+            io.save(replace(network, parameters=parameters), tmp_path / "a")
+    for other in (None, bt.bayesuvius(2), network.declaration):
         with pytest.raises(bt.BNetError, match="save: expected a Network"):
             io.save(other, tmp_path / "a")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
@@ -320,19 +320,19 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     before = sorted(tmp_path.iterdir())
-    for position in (pipe, link):
+    for path in (pipe, link):
         with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
-            io.save(net, position)
+            io.save(net, path)
             assert reader.read() == (tmp_path / "plain").read_bytes()
-            with pytest.raises(ZeroDivisionError), _core.files.atomic_write(position) as temporary:
+            with pytest.raises(ZeroDivisionError), _core.files.atomic_write(path) as temporary:
                 temporary.write_bytes(b"half")
                 raise ZeroDivisionError
             assert not reader.read()
-    ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
-    with _core.files.atomic_write(f"/dev/fd/{ends[1]}") as temporary:
+    pipe_ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
+    with _core.files.atomic_write(f"/dev/fd/{pipe_ends[1]}") as temporary:
         temporary.write_bytes(b"whole")
-    assert os.read(ends[0], 9) == b"whole"
-    for end in ends:
+    assert os.read(pipe_ends[0], 9) == b"whole"
+    for end in pipe_ends:
         os.close(end)
     assert stat.S_ISFIFO(pipe.stat().st_mode) and link.is_symlink() and sorted(tmp_path.iterdir()) == before
     full = tmp_path / "full"

@@ -1,4 +1,4 @@
-"""Fits by ascent: their laws, what they must equal, what they refuse, and how they are resumed."""
+"""Fits by MAP and EM: their invariants, oracles, what they refuse, and how they are resumed."""
 
 import math
 import os
@@ -30,7 +30,7 @@ def mixture(per="sentence", heads=3, **options):
     return bt.bayesuvius(4, heads=heads, per=per, **options).to(torch.float64)
 
 
-def told(heads=3, atoms=None, prior=None):
+def word_mixture(heads=3, atoms=None, prior=None):
     return mixture(heads=heads, atoms=atoms, prior=prior, vocabulary=WORDS, observe=Categorical(4))
 
 
@@ -44,7 +44,7 @@ def ids(n=30, seed=0):
     return tuple(torch.randint(4, (n, 3), generator=g) for _ in range(2))
 
 
-def objective_of(net, learn=None, spread=None):
+def make_objective(net, learn=None, spread=None):
     learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return FitObjective(net.network, learned, 2**16)
 
@@ -53,7 +53,7 @@ def fit(net, data, **options):
     return flat_options.fit(net, data, progress=False, **options)
 
 
-def at_random(net, seed=0):
+def randomize(net, seed=0):
     g = torch.Generator().manual_seed(seed)
     return net.replace(
         {k: v + 0.3 * torch.randn(v.shape, generator=g, dtype=v.dtype) for k, v in net.parameters.items() if v.dim()}
@@ -66,33 +66,33 @@ NETS = {
     "slice": (lambda: mixture("slice", slices=2), vectors),
     "codebook": (lambda: mixture(atoms=(2, 3, 2)), vectors),
     "codebook of words": (lambda: mixture("word", atoms=2), vectors),
-    "told": (lambda: told(atoms=2), ids),
+    "categorical": (lambda: word_mixture(atoms=2), ids),
 }
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_expected_counts_are_the_posteriors_summed_and_sets_at_once_are_sets_one_by_one(name):
-    make, data = NETS[name]
-    nets, (x, y) = [at_random(make(), seed) for seed in range(2)], data(12)
-    objective, corpus = objective_of(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
+    make_net, data = NETS[name]
+    nets, (x, y) = [randomize(make_net(), seed) for seed in range(2)], data(12)
+    objective, corpus = make_objective(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
     sets = {k: torch.stack([n.parameters[k] for n in nets]) for k in nets[0].parameters}
-    for row, item in zip(objective.log_evidences(sets, corpus), nets, strict=True):
-        torch.testing.assert_close(row, log_evidence(item.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
+    for row, net_ in zip(objective.log_evidences(sets, corpus), nets, strict=True):
+        torch.testing.assert_close(row, log_evidence(net_.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
     net = nets[0]
-    objective, corpus = objective_of(net), read_batch(net.network, (x, y))
+    objective, corpus = make_objective(net), read_batch(net.network, (x, y))
     counts, evidence = objective.expected_counts(dict(net.parameters), corpus)
     observed = {"y": Evidence(y)}
     torch.testing.assert_close(evidence, log_evidence(net.module(), observed, x).sum(), **EXACT)
     assert set(counts) == set(objective.learned.tables)
     for table, count in counts.items():
-        owner = table.rpartition(".")[0]
-        share = posterior(net.module(), owner, observed, x)
-        torch.testing.assert_close(count.reshape(-1, count.shape[-1]).sum(0), share.reshape(-1, share.shape[-1]).sum(0))
+        node = table.rpartition(".")[0]
+        probs = posterior(net.module(), node, observed, x)
+        torch.testing.assert_close(count.reshape(-1, count.shape[-1]).sum(0), probs.reshape(-1, probs.shape[-1]).sum(0))
 
 
 def test_the_gradient_is_that_of_finite_differences():
-    net, (x, y) = at_random(mixture(atoms=2, prior=2.0)), vectors(4)
-    objective, corpus = objective_of(net, spread=0.7), read_batch(net.network, (x, y))
+    net, (x, y) = randomize(mixture(atoms=2, prior=2.0)), vectors(4)
+    objective, corpus = make_objective(net, spread=0.7), read_batch(net.network, (x, y))
     names = objective.learned.names
 
     def total(*values):
@@ -104,14 +104,14 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 def test_the_prior_is_dirichlet_rows_and_normal_weights():
-    net = at_random(mixture(atoms=2, prior=2.5))
-    objective = objective_of(net, spread=0.7)
-    sets = [{k: v[None] for k, v in at_random(net, s).parameters.items()} for s in (1, 2)]
-    actual = [objective.log_prior(item) for item in sets]
+    net = randomize(mixture(atoms=2, prior=2.5))
+    objective = make_objective(net, spread=0.7)
+    sets = [{k: v[None] for k, v in randomize(net, s).parameters.items()} for s in (1, 2)]
+    log_priors = [objective.log_prior(set_) for set_ in sets]
 
-    def density(item):
+    def density(set_):
         total = 0.0
-        for name, value in item.items():
+        for name, value in set_.items():
             if name.endswith(".logits"):
                 theta = value[0].softmax(-1)
                 total += torch.distributions.Dirichlet(torch.full_like(theta, 2.5)).log_prob(theta).sum()
@@ -119,16 +119,16 @@ def test_the_prior_is_dirichlet_rows_and_normal_weights():
                 total += torch.distributions.Normal(0.0, 0.7).log_prob(value).sum()
         return total
 
-    torch.testing.assert_close((actual[0] - actual[1])[0], density(sets[0]) - density(sets[1]))
+    torch.testing.assert_close((log_priors[0] - log_priors[1])[0], density(sets[0]) - density(sets[1]))
 
 
 @pytest.mark.parametrize("prior", [None, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_em_never_falls_and_ends_where_map_does(prior):
-    net, data = at_random(told(atoms=2, prior=prior)), ids(60)
+    net, data = randomize(word_mixture(atoms=2, prior=prior)), ids(60)
     tables = [name for name in net.parameters if name.endswith("logits") and name != "y.logits"]
     em = fit(net, data, method=bt.EM(steps=150), learn=tables)
     assert min(np.diff(em.bounds)) > -1e-10
-    objective, corpus = objective_of(em.net, tables), read_batch(net.network, data)
+    objective, corpus = make_objective(em.net, tables), read_batch(net.network, data)
     sets = {name: em.net.parameters[name][None].clone().requires_grad_() for name in tables}
     bound = (objective.log_evidences(sets, corpus).sum(1) + objective.log_prior(sets)).sum() / 60
     assert max(float(g.abs().max()) for g in torch.autograd.grad(bound, list(sets.values()))) < 2e-3
@@ -138,13 +138,13 @@ def test_em_never_falls_and_ends_where_map_does(prior):
 
 def test_em_with_one_table_is_the_closed_form():
     """One sentence-level selector, heads known: the M-step is the mean of the responsibilities."""
-    net, data = at_random(mixture()), vectors(40)
+    net, data = randomize(mixture()), vectors(40)
     f = fit(net, data, method=bt.EM(steps=1), learn=["c.logits"])
-    share = posterior(net.module(), "c", {"y": Evidence(data[1])}, data[0]).mean(0)
-    torch.testing.assert_close(f.pi, share)
-    again = fit(told(prior=4.0), ids(40), method=bt.EM(steps=1), learn=["c.logits"])
-    share = posterior(told(prior=4.0).module(), "c", {"y": Evidence(ids(40)[1])}, ids(40)[0]).sum(0) + 3
-    torch.testing.assert_close(again.pi, share / share.sum())
+    probs = posterior(net.module(), "c", {"y": Evidence(data[1])}, data[0]).mean(0)
+    torch.testing.assert_close(f.pi, probs)
+    with_prior = fit(word_mixture(prior=4.0), ids(40), method=bt.EM(steps=1), learn=["c.logits"])
+    probs = posterior(word_mixture(prior=4.0).module(), "c", {"y": Evidence(ids(40)[1])}, ids(40)[0]).sum(0) + 3
+    torch.testing.assert_close(with_prior.pi, probs / probs.sum())
 
 
 @pytest.mark.parametrize("method", ["map", "em"])
@@ -152,28 +152,28 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
     net, data, held_out = mixture(), vectors(40), vectors(10, seed=1)
     options = {"method": method, "steps": 12, "batch": 16, "held_out": held_out, "every": 12}
     options |= {"inner": 4} if method == "em" else {}
-    together = fit(net, data, restarts=3, prune=False, **options)
-    objective = objective_of(net)
+    f = fit(net, data, restarts=3, prune=False, **options)
+    objective = make_objective(net)
     run = init_restarts(net.network, objective.learned.names, 3, 0, torch.device("cpu"))
     scores = []
     for r in range(3):
-        one = fit(net.replace(run.get(r)), data, **options)
-        scores.append(one.measured[-1][2])
-        if r == together.restart:
-            for name, value in one.net.parameters.items():
-                torch.testing.assert_close(together.net.parameters[name], value)
-    assert [score for _, _, score in together.measured] == pytest.approx(scores)
-    assert together.restart == int(np.argmax(scores))
+        separate = fit(net.replace(run.get(r)), data, **options)
+        scores.append(separate.measured[-1][2])
+        if r == f.restart:
+            for name, value in separate.net.parameters.items():
+                torch.testing.assert_close(f.net.parameters[name], value)
+    assert [score for _, _, score in f.measured] == pytest.approx(scores)
+    assert f.restart == int(np.argmax(scores))
 
 
 def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
     held_out = vectors(10, seed=1)
     f = fit(mixture(), vectors(60), method=bt.MAP(restarts=8, steps=16), every=4, held_out=held_out, spread=0.3)
-    owner = {step: sorted(w for s, w, _ in f.measured if s == step) for step in (4, 8, 16)}
-    assert [len(owner[step]) for step in (4, 8, 16)] == [8, 4, 2]
-    at = {w: score for step, w, score in f.measured if step == 8}
-    assert set(owner[16]) == set(sorted(at, key=at.__getitem__)[-2:])
-    assert f.restart == max(f.measured, key=lambda item: item[2])[1]
+    restarts = {step: sorted(restart for s, restart, _ in f.measured if s == step) for step in (4, 8, 16)}
+    assert [len(restarts[step]) for step in (4, 8, 16)] == [8, 4, 2]
+    scores = {restart: score for step, restart, score in f.measured if step == 8}
+    assert set(restarts[16]) == set(sorted(scores, key=scores.__getitem__)[-2:])
+    assert f.restart == max(f.measured, key=lambda measure: measure[2])[1]
     assert f.log_likelihood(held_out).mean() == pytest.approx(max(s for _, _, s in f.measured))
     assert f.criterion == "log evidence" and f.evaluated_on == "held-out sentences"  # whatever the prior
 
@@ -186,8 +186,8 @@ def test_planted_heads_are_found():
     y, c = samples["y"].reshape(200, 5, 4), samples["c"].reshape(-1)
     f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=3, steps=80))
     assert adjusted_rand_score(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
-    maximum = f.responsibilities((x, y)).argmax(-1)
-    order = match_heads(torch.tensor([[int(((maximum == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
+    best_heads = f.responsibilities((x, y)).argmax(-1)
+    order = match_heads(torch.tensor([[int(((best_heads == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
     torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.08, rtol=0)
     A, true_A = (
         f.heads.A["x_1"][list(order)],
@@ -196,11 +196,11 @@ def test_planted_heads_are_found():
     assert float(torch.nn.functional.cosine_similarity(A.flatten(1), true_A.flatten(1)).min()) > 0.97
 
 
-# what is asked of a fit
+# queries of a fit
 
 
 def test_questions_agree_with_the_reference():
-    net = at_random(told())
+    net = randomize(word_mixture())
     x, y = ids(3)
     f = fit(net, (x, y), method=bt.MAP(steps=1, rate=1e-12))
     s = net.sentence([WORDS[i] for i in x[0]])
@@ -208,13 +208,13 @@ def test_questions_agree_with_the_reference():
     torch.testing.assert_close(f.responsibilities((x, y))[0], s.posterior("c", evidence), atol=1e-9, rtol=1e-9)
     for i in range(3):
         torch.testing.assert_close(f.predict(x)[0, i], s.posterior(f"y_{i}"), atol=1e-9, rtol=1e-9)
-    real = at_random(mixture())
+    real = randomize(mixture())
     x, y = vectors(3)
     f = fit(real, (x, y), method=bt.MAP(steps=1, rate=1e-12))
     s = real.sentence(x=x[1])
     mean = torch.einsum("c,cd->d", real.parameters["c.logits"].softmax(-1), s["x_1_2"])
     torch.testing.assert_close(f.predict(x)[1, 2], mean, atol=1e-9, rtol=1e-9)
-    words = at_random(mixture("word"))
+    words = randomize(mixture("word"))
     s = words.sentence(x=x[1])
     mean = torch.einsum("c,cd->d", words.parameters["c_0.logits"].softmax(-1), s["x_1_2"])
     torch.testing.assert_close(
@@ -228,7 +228,7 @@ def mean_of(logits, atoms):
 
 @pytest.mark.parametrize("per", ["sentence", "word", "codebook", "codebook of words"])
 def test_invariants_are_those_of_each_head(per):
-    net = at_random(NETS[per][0]())
+    net = randomize(NETS[per][0]())
     heads = fit(net, vectors(4), method=bt.MAP(steps=1, rate=1e-12)).heads
     store = net.parameters
     if per in ("sentence", "word"):
@@ -247,30 +247,30 @@ def test_invariants_are_those_of_each_head(per):
 
 
 def test_a_fit_compared_with_its_heads_in_another_order():
-    net, data = at_random(mixture()), vectors(80)
+    net, data = randomize(mixture()), vectors(80)
     order = [2, 0, 1]
-    turned = net.replace({k: v[order] for k, v in net.parameters.items() if v.dim()})
-    f, g = (fit(n, data, method=bt.MAP(steps=1, rate=1e-12)) for n in (net, turned))
-    result = f.compare(g, data)
-    assert result.match == tuple(order.index(h) for h in range(3)) and result.agreement == pytest.approx(1.0)
-    assert result.gain == pytest.approx(0.0, abs=1e-9)
-    torch.testing.assert_close(result.A["x_1"], torch.ones(3).double())
-    torch.testing.assert_close(result.OV["x_1"], torch.ones(3).double())
-    assert list(result.to_dataframe()["match"]) == list(result.match) and "ARI" in result._repr_html_()
-    other = f.compare(turned, data)  # a net is compared as a fit that left it as it is
-    assert other.match == result.match and other.gain == pytest.approx(0.0, abs=1e-9)
-    torch.testing.assert_close(other.overlap, result.overlap)
+    permuted = net.replace({k: v[order] for k, v in net.parameters.items() if v.dim()})
+    f, g = (fit(n, data, method=bt.MAP(steps=1, rate=1e-12)) for n in (net, permuted))
+    comparison = f.compare(g, data)
+    assert comparison.match == tuple(order.index(h) for h in range(3)) and comparison.agreement == pytest.approx(1.0)
+    assert comparison.gain == pytest.approx(0.0, abs=1e-9)
+    torch.testing.assert_close(comparison.A["x_1"], torch.ones(3).double())
+    torch.testing.assert_close(comparison.OV["x_1"], torch.ones(3).double())
+    assert list(comparison.to_dataframe()["match"]) == list(comparison.match) and "ARI" in comparison._repr_html_()
+    with_net = f.compare(permuted, data)  # a net is compared as a fit that left it as it is
+    assert with_net.match == comparison.match and with_net.gain == pytest.approx(0.0, abs=1e-9)
+    torch.testing.assert_close(with_net.overlap, comparison.overlap)
     with pytest.raises(bt.BNetError, match="a net, or a fit that was loaded"):
-        f.compare(turned)
+        f.compare(permuted)
 
 
 def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
     """With a rate that is far too large, its first measure is its best."""
-    start, plain = {}, ascent._continue_on_all
+    start, run_last_phase = {}, ascent._continue_on_all
 
     def continue_on_all(problem, method, best):
         start.update(objective=problem.objective, corpus=problem.corpus, best=best)
-        return plain(problem, method, best)
+        return run_last_phase(problem, method, best)
 
     monkeypatch.setattr(ascent, "_continue_on_all", continue_on_all)
     monkeypatch.setattr(ascent, "FINAL_RATE_FACTOR", 60.0)
@@ -295,21 +295,21 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     x, _ = vectors(200)
     means = torch.stack([net.module()(x, do={"c": torch.full((200,), c)}) for c in range(2)])
     expected = float(pi @ means.detach().square().mean((1, 2, 3))) + sigma**2
-    square = {"square": lambda y: y.square().mean()}
+    statistic = {"square": lambda y: y.square().mean()}
     result = bt.fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12), progress=False).check(
-        (x, means[0]), square, draws=100
+        (x, means[0]), statistic, draws=100
     )
     assert abs(result.mean["square"] - expected) < 4 * result.spread["square"] / 10
     assert result.spread["square"] < expected / 2
-    valid = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
-    assert valid.p["variance"] == 0.0 and len(valid.to_dataframe()) == 3 and "<div>" in valid._repr_html_()
+    shifted = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
+    assert shifted.p["variance"] == 0.0 and len(shifted.to_dataframe()) == 3 and "<div>" in shifted._repr_html_()
 
 
 # data
 
 
 def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
-    net = told()
+    net = word_mixture()
     x, y = ids(4)
     pairs = [([WORDS[i] for i in a], b.tolist()) for a, b in zip(x, y, strict=True)]
     for f in (fit(net, pairs, method=bt.MAP(steps=3)), fit(net, (x.numpy(), y.numpy()), method=bt.MAP(steps=3))):
@@ -317,22 +317,22 @@ def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
     ragged = [*pairs, (["a", "b"], [1, None])]
     f = fit(net, ragged, method=bt.MAP(steps=1, rate=1e-12))
     observed = Evidence(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))
-    single = log_evidence(net.module(), {"y": observed}, torch.tensor([[0, 1]]))
-    torch.testing.assert_close(f.log_likelihood(ragged)[-1], single[0].detach(), atol=1e-8, rtol=1e-8)
+    expected = log_evidence(net.module(), {"y": observed}, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(f.log_likelihood(ragged)[-1], expected[0].detach(), atol=1e-8, rtol=1e-8)
 
 
 def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
     net, data = mixture("word", slices=2, heads=2), vectors(4)
     for options in ({"method": "map"}, {"method": "em"}, {"method": "svi", "spread": 1.0}):
-        with pytest.raises(bt.UnsupportedError, match="choices='sampled'") as caught:
+        with pytest.raises(bt.UnsupportedError, match="choices='sampled'") as error:
             fit(net, data, steps=1, **options)
-        advised = eval(f"dict({caught.value.allowed})")
+        advised = eval(f"dict({error.value.allowed})")
         assert fit(net, data, steps=1, draws=2, spread=1.0, **advised).choices
     net = mixture("slice", slices=3)
-    with pytest.raises(bt.BudgetError, match="choices='sampled'") as caught:
+    with pytest.raises(bt.BudgetError, match="choices='sampled'") as error:
         fit(net, data, method=bt.MAP(steps=1), budget=9)
     assert fit(net, data, method=bt.MAP(steps=1), budget=27).bounds
-    advised = eval(f"dict({caught.value.allowed.partition('; ')[2]})")
+    advised = eval(f"dict({error.value.allowed.partition('; ')[2]})")
     assert fit(net, data, steps=1, budget=9, draws=2, spread=1.0, **advised).choices
 
 
@@ -348,7 +348,7 @@ REFUSED = [
     (lambda: mixture(observe=None), (X, Y), {}, "observe="),
     (lambda: mixture(atoms=4), (X, Y), {"budget": 63}, "at most 63 joint states.*64"),
     (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "biased"),
-    (lambda: told(prior=0.5), ids(), {}, "concentration of at least 1"),
+    (lambda: word_mixture(prior=0.5), ids(), {}, "concentration of at least 1"),
     (mixture, (X, Y), {"method": "mcmc"}, "'map'"),
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
     (mixture, (X, Y), {"method": bt.EM(inner=3), "learn": ["c.logits"]}, "EM of tables alone"),
@@ -369,36 +369,36 @@ def test_bad_input_is_refused():
 
 
 def test_a_corpus_has_one_draw_and_warns():
-    net = at_random(mixture("corpus"))
+    net = randomize(mixture("corpus"))
     with pytest.warns(UserWarning, match="model selection"):
         f = fit(net, (X, Y), method=bt.MAP(steps=2))
     expected = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
     assert f.bounds[0] == pytest.approx(float(expected)) and f.responsibilities((X, Y)).shape == (1, 3)
 
 
-# how it goes on
+# interrupts and checkpoints
 
 
 @pytest.mark.parametrize("method", ["map", "em", "svi"])
 def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path, monkeypatch):
-    many = {} if method == "svi" else {"restarts": 4}
-    options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **many}
+    restarts = {} if method == "svi" else {"restarts": 4}
+    options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **restarts}
     options = options | ({"held_out": None} if method == "svi" else {})
-    full = fit(mixture(), vectors(), every=4, **options)
+    expected = fit(mixture(), vectors(), every=4, **options)
     advance = RestartOptimizer.advance
 
-    def interrupted(self):
+    def advance_and_interrupt(self):
         advance(self)
         if self.step == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RestartOptimizer, "advance", interrupted)
-        half = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
-    assert not half.finished and len(half.bounds) == 7 and half.bounds == full.bounds[:7]
+        patch.setattr(RestartOptimizer, "advance", advance_and_interrupt)
+        partial = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
+    assert not partial.finished and len(partial.bounds) == 7 and partial.bounds == expected.bounds[:7]
     resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)
-    assert resumed.bounds == full.bounds and resumed.measured == full.measured
-    assert all(torch.equal(v, full.net.parameters[k]) for k, v in resumed.net.parameters.items())
+    assert resumed.bounds == expected.bounds and resumed.measured == expected.measured
+    assert all(torch.equal(v, expected.net.parameters[k]) for k, v in resumed.net.parameters.items())
     with pytest.raises(bt.BNetError, match="rate"):
         fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, rate=0.5, **options)
     with pytest.raises(bt.BNetError, match="data"):
@@ -408,13 +408,13 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
 
 
 def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
-    f = fit(at_random(told(atoms=2)), ids(), method=bt.MAP(restarts=2, steps=4))
+    f = fit(randomize(word_mixture(atoms=2)), ids(), method=bt.MAP(restarts=2, steps=4))
     f.save(tmp_path / "f.safetensors")
-    g = bt.load(tmp_path / "f.safetensors")
-    assert isinstance(g.net, bt.BNet)
-    assert (g.bounds, g.measured, g.evaluated_on) == (f.bounds, f.measured, f.evaluated_on)
-    assert all(torch.equal(v, f.net.parameters[k]) for k, v in g.net.parameters.items())
-    assert g.net.declaration == f.net.declaration and g._repr_html_() == f._repr_html_()
+    loaded = bt.load(tmp_path / "f.safetensors")
+    assert isinstance(loaded.net, bt.BNet)
+    assert (loaded.bounds, loaded.measured, loaded.evaluated_on) == (f.bounds, f.measured, f.evaluated_on)
+    assert all(torch.equal(v, f.net.parameters[k]) for k, v in loaded.net.parameters.items())
+    assert loaded.net.declaration == f.net.declaration and loaded._repr_html_() == f._repr_html_()
     assert len(f.to_dataframe()) == len(f.measured)
     content = bytearray((tmp_path / "f.safetensors").read_bytes())
     content[-3] ^= 1
@@ -451,9 +451,9 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(torch.float64)
     f = bt.fit(net, vectors(4), method=bt.MAP(steps=2), progress=False)
     assert f.theta == {} and "c_0.logits" in f.atoms
-    for ask in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(vectors(4))):
+    for call in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(vectors(4))):
         with pytest.raises(bt.BNetError, match=r"hangs on no other node; got c_0, .*; allowed: posterior"):
-            ask()
+            call()
     with pytest.raises(bt.BNetError, match=r"spread=1.0, say$"):
         bt.fit(net, vectors(4), method="nuts", progress=False)
     with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\], which leaves the weights"):
@@ -463,19 +463,19 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
 def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelihood():
     """From the shares of the best likelihood, under a strong prior; the mode is found on a grid."""
     net, flat = mixture(heads=2, prior=40.0, seed=2), mixture(heads=2, seed=2)
-    x, lopsided = vectors(30)[0], torch.tensor([0.95, 0.05], dtype=torch.float64)
+    x, pi = vectors(30)[0], torch.tensor([0.95, 0.05], dtype=torch.float64)
     torch.manual_seed(0)
-    data = x, flat.replace({"c.logits": lopsided.log()}).pyro()(x)["y"].reshape(30, 3, 4)
+    data = x, flat.replace({"c.logits": pi.log()}).pyro()(x)["y"].reshape(30, 3, 4)
     start = fit(flat, data, method=bt.EM(steps=60), learn=["c.logits"]).net.parameters["c.logits"]
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
-    evidence = objective_of(net).log_evidences(sets, read_batch(net.network, data)).sum(1)
-    posterior = evidence + 39 * (grid.log() + (1 - grid).log())
+    evidence = make_objective(net).log_evidences(sets, read_batch(net.network, data)).sum(1)
+    log_posterior = evidence + 39 * (grid.log() + (1 - grid).log())
     for method in ("em", "map"):
         f = fit(net.replace({"c.logits": start}), data, method=method, learn=["c.logits"], steps=200, every=10)
-        assert f.pi[0].item() == pytest.approx(grid[posterior.argmax()].item(), abs=2e-3)
+        assert f.pi[0].item() == pytest.approx(grid[log_posterior.argmax()].item(), abs=2e-3)
         assert f.criterion == "log posterior density"
-        assert max(score for *_, score in f.measured) == pytest.approx(posterior.max().item() / 30, abs=1e-4)
+        assert max(score for *_, score in f.measured) == pytest.approx(log_posterior.max().item() / 30, abs=1e-4)
     assert abs(f.pi[0] - start.softmax(-1)[0]) > 0.05  # the prior moves the mode
 
 
@@ -485,15 +485,15 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     data, net = vectors(30), mixture()
     net = fit(net, data, method=bt.MAP(steps=60))  # the prior is flat: the best likelihood
     f = fit(net.net, data, method=method, spread=0.2, steps=40, every=1, batch=30, rate=0.02)
-    reached = []
-    for item in (net, f):
-        weights = [value for name, value in item.net.parameters.items() if name in f.learned and name != "c.logits"]
+    log_posteriors = []
+    for state in (net, f):
+        weights = [value for name, value in state.net.parameters.items() if name in f.learned and name != "c.logits"]
         prior = sum(torch.distributions.Normal(0.0, 0.2).log_prob(value).sum() for value in weights)
-        reached.append(float(item.log_likelihood(data).sum() + prior))
+        log_posteriors.append(float(state.log_likelihood(data).sum() + prior))
     scores = [score for *_, score in f.measured]
     assert scores[-1] == max(scores) and scores[-1] > scores[0] + 1.0
     assert f.log_likelihood(data).sum() < net.log_likelihood(data).sum()
     # The measure leaves out the constant of the prior alone.
     constant = sum(value.numel() for value in weights) * (math.log(0.2) + 0.5 * math.log(2 * math.pi))
-    assert 30 * scores[-1] == pytest.approx(reached[1] + constant)
-    assert reached[1] > reached[0]
+    assert 30 * scores[-1] == pytest.approx(log_posteriors[1] + constant)
+    assert log_posteriors[1] > log_posteriors[0]

@@ -1,4 +1,4 @@
-"""What a user finds with plain Pyro on `net.pyro()`, as a fit: against the library's own fits, and exact posteriors."""
+"""Results of plain Pyro on `net.pyro()` as fits: equal to `bt.fit` and to exact posteriors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRUE = torch.tensor([0.75, 0.25], dtype=D)
 
 
 @pytest.fixture(autouse=True)
-def _own_parameters():
+def _clear_parameters():
     pyro.clear_param_store()
     yield
     pyro.clear_param_store()
@@ -29,7 +29,7 @@ def mixture(prior: float = 2.0) -> bt.BNet:
     return bt.bayesuvius(3, heads=2, key_dim=2, observe=Normal(0.3), prior=prior, seed=1).to(D)
 
 
-def data_of(net: bt.BNet, count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_xy(net: bt.BNet, count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(2)
     x = torch.randn(count, 3, 3, dtype=D)
     samples = net.replace({"c.logits": TRUE.log()}).pyro(parameters="own")(x)
@@ -42,13 +42,13 @@ def coins() -> tuple[bt.BNet, dict[str, list[int]], torch.distributions.Beta]:
     return net, {"rain": [1] * 7 + [0] * 3}, torch.distributions.Beta(9.0, 5.0)
 
 
-def rows(days: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+def to_tensors(days: dict[str, list[int]]) -> dict[str, torch.Tensor]:
     return {"rain": torch.tensor(days["rain"])}
 
 
 def test_a_map_by_autodelta_is_the_fits_own():
     net = mixture()
-    x, y = data_of(net)
+    x, y = draw_xy(net)
     model = net.pyro()
     guide = AutoDelta(pyro.poutine.block(model, expose=["theta_c"]))
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
@@ -56,16 +56,16 @@ def test_a_map_by_autodelta_is_the_fits_own():
     for _ in range(120):
         svi.step(x, y)
     f = bt.Fit.from_pyro(net, (x, y), guide, arguments=(x, y))
-    local = bt.fit(net, (x, y), method=bt.EM(steps=50), learn=["c.logits"], progress=False)
-    torch.testing.assert_close(f.pi, local.pi, atol=1e-3, rtol=0)
+    expected = bt.fit(net, (x, y), method=bt.EM(steps=50), learn=["c.logits"], progress=False)
+    torch.testing.assert_close(f.pi, expected.pi, atol=1e-3, rtol=0)
     assert not f.samples and f.method == "pyro" and f.learned == ("c.logits",) and isinstance(f.net, bt.BNet)
-    torch.testing.assert_close(f.log_likelihood((x, y)), local.log_likelihood((x, y)), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(f.log_likelihood((x, y)), expected.log_likelihood((x, y)), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
     net = mixture()
-    x, y = data_of(net, 12)
+    x, y = draw_xy(net, 12)
     pyro.set_rng_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,9 +73,9 @@ def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
         mcmc = MCMC(kernel, num_samples=30, warmup_steps=30, disable_progbar=True)
         mcmc.run(x, y)
     f = bt.Fit.from_pyro(net, (x, y), mcmc)
-    local = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
+    expected = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
     assert f.samples["c.logits"].shape == (1, 30, 2) and f.divergent == (0,)
-    torch.testing.assert_close(f.pi, local.pi, atol=0.1, rtol=0)
+    torch.testing.assert_close(f.pi, expected.pi, atol=0.1, rtol=0)
     assert f.predict(x).shape == y.shape and f.check((x, y), draws=20).p
     low, high = f.interval("c.logits")
     assert bool((low < f.pi).all() and (f.pi < high).all()) and f.heads.live == 2
@@ -89,17 +89,17 @@ def test_importance_sampling_is_the_exact_posterior():
     net, days, exact = coins()
     model = net.pyro()
     pyro.set_rng_seed(1)
-    importance = Importance(model, num_samples=500).run(None, rows(days), batch=10)
+    importance = Importance(model, num_samples=500).run(None, to_tensors(days), batch=10)
     f = bt.Fit.from_pyro(net, days, importance, num_samples=4000)
-    share = f.samples["rain.logits"][..., 1].flatten()
-    assert float(share.mean()) == pytest.approx(float(exact.mean), abs=0.03)
-    assert float(share.std()) == pytest.approx(float(exact.stddev), abs=0.02)
+    probs = f.samples["rain.logits"][..., 1].flatten()
+    assert float(probs.mean()) == pytest.approx(float(exact.mean), abs=0.03)
+    assert float(probs.std()) == pytest.approx(float(exact.stddev), abs=0.02)
     assert 100 < f.effective_sample_size < 500 and "500 draws" in f.approximate
 
 
 def test_few_effective_draws_are_warned_of():
     net, days, _ = coins()
-    importance = Importance(net.pyro(), num_samples=2).run(None, rows(days), batch=10)
+    importance = Importance(net.pyro(), num_samples=2).run(None, to_tensors(days), batch=10)
     importance.log_weights = [torch.tensor(0.0), torch.tensor(-50.0)]
     with pytest.warns(UserWarning, match=r"2 draws count as 1\.0"):
         f = bt.Fit.from_pyro(net, days, importance)
@@ -116,7 +116,7 @@ def test_draws_of_a_guide_of_ones_own_are_samples():
     svi = SVI(net.pyro(), guide, pyro.optim.Adam({"lr": 0.05}), pyro.infer.TraceMeanField_ELBO(num_particles=4))
     pyro.set_rng_seed(0)
     for _ in range(80):
-        svi.step(None, rows(days), batch=10)
+        svi.step(None, to_tensors(days), batch=10)
     f = bt.Fit.from_pyro(net, days, guide, num_samples=300)
     assert f.samples["rain.logits"].shape == (1, 300, 2) and "guide" in f.approximate
     assert float(f.theta["rain"][1]) == pytest.approx(float(exact.mean), abs=0.05)
@@ -127,23 +127,23 @@ def test_draws_of_a_guide_of_ones_own_are_samples():
 def test_helpers_of_an_automatic_guide_are_no_parameters():
     net, days, _ = coins()
     guide = AutoNormal(net.pyro())
-    guide(None, rows(days), batch=10)
+    guide(None, to_tensors(days), batch=10)
     assert [*bt.Fit.from_pyro(net, days, guide, num_samples=5).samples] == ["rain.logits"]
 
 
 def test_samples_by_any_name_of_a_parameter_are_those_of_the_parameter():
     net = mixture()
-    data = data_of(net, 8)
+    data = draw_xy(net, 8)
     weights = torch.randn(2, 5, *net.parameters["W_v_0.values"].shape, dtype=D)
     table = torch.distributions.Dirichlet(torch.ones(2, dtype=D)).sample((2, 5))
     choices = torch.zeros(2, 5, 8, 1, 1, dtype=torch.long)
     named = bt.Fit.from_pyro(net, data, {"W_v_0.values": weights, "c.logits": table})
-    for other in ({"W_v_0_values": weights, "theta_c": table, "c": choices}, {"w": weights, "c_logits": table}):
-        sites = {"w": "W_v_0.values"} if "w" in other else None
-        f = bt.Fit.from_pyro(net, data, other, sites=sites)
+    for renamed in ({"W_v_0_values": weights, "theta_c": table, "c": choices}, {"w": weights, "c_logits": table}):
+        sites = {"w": "W_v_0.values"} if "w" in renamed else None
+        f = bt.Fit.from_pyro(net, data, renamed, sites=sites)
         assert all(torch.equal(value, named.samples[name]) for name, value in f.samples.items())
-    one = bt.Fit.from_pyro(net, data, {"theta_c": table[0]})
-    assert torch.equal(one.net.parameters["W_v_0.values"], net.parameters["W_v_0.values"])
+    single_chain = bt.Fit.from_pyro(net, data, {"theta_c": table[0]})
+    assert torch.equal(single_chain.net.parameters["W_v_0.values"], net.parameters["W_v_0.values"])
 
 
 BAD = [
@@ -162,7 +162,7 @@ BAD = [
 
 def test_what_does_not_match_the_net_is_refused():
     net = mixture()
-    data = data_of(net, 4)
+    data = draw_xy(net, 4)
     for result, message in BAD:
         with pytest.raises(bt.BNetError, match=message):
             bt.Fit.from_pyro(net, data, result)
@@ -170,18 +170,18 @@ def test_what_does_not_match_the_net_is_refused():
 
 def test_a_fit_says_what_it_will_do():
     net = mixture()
-    data = data_of(net, 12)
+    data = draw_xy(net, 12)
     route = explain_fit(net, data, method=bt.MAP(restarts=3), batch=4)
     assert (route.algorithm, route.states, route.node, route.is_exact) == ("elimination", 2, None, True)
     assert route.flops == 3 * explain_fit(net, data, batch=4).flops > 0 and "(c)" in route.reason
     assert "computed once" in explain_fit(net, data, learn=["c.logits"]).reason
     over = explain_fit(net, data, budget=1)
     assert (over.algorithm, over.node, over.is_exact) == ("sampling", "c", False) and "budget=1" in over.reason
-    words = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3)).to(D)
-    met = explain_fit(words, data, method="em")
-    assert met.algorithm == "sampling" and met.node is not None and "bt.SVI(choices='sampled')" in met.reason
-    samples = explain_fit(words, data, method=bt.SVI(choices="sampled"), spread=1.0)
-    assert samples.algorithm == "sampling" and samples.node == met.node and "asked for" in samples.reason
+    per_word = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3)).to(D)
+    summed = explain_fit(per_word, data, method="em")
+    assert summed.algorithm == "sampling" and summed.node is not None and "bt.SVI(choices='sampled')" in summed.reason
+    requested = explain_fit(per_word, data, method=bt.SVI(choices="sampled"), spread=1.0)
+    assert requested.algorithm == "sampling" and requested.node == summed.node and "asked for" in requested.reason
     with pytest.raises(bt.BNetError, match="spread"):
         explain_fit(net, data, method="nuts")
     assert "elimination" in str(route)

@@ -20,7 +20,7 @@ ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
 WORDS = list("abcd")
 
 
-def told(**options):
+def word_mixture(**options):
     net = bt.bayesuvius(3, heads=2, vocabulary=WORDS, observe=Categorical(4), seed=3, prior=1.0, **options)
     net = net.to(torch.float64)
     key = "atoms" if options.get("atoms") else "values"
@@ -32,12 +32,12 @@ def told(**options):
 def data():
     torch.manual_seed(1)
     ids = torch.randint(4, (120, 4))
-    return ids, told().pyro(parameters="own")(ids)["y"].reshape(120, 4)
+    return ids, word_mixture().pyro(parameters="own")(ids)["y"].reshape(120, 4)
 
 
 @pytest.fixture(scope="module")
 def fits(data):
-    net = told().replace({"c.logits": torch.zeros(2).double()})
+    net = word_mixture().replace({"c.logits": torch.zeros(2).double()})
     options = {
         "map": {"batch": 120},
         "em": {"steps": 100},
@@ -53,14 +53,14 @@ def fits(data):
 @pytest.mark.slow
 def test_map_em_svi_and_nuts_agree(fits, data):
     """Under a flat prior the likelihood of one share is integrated on a grid: its mode, its mean, its spread."""
-    objective = objective_of(told(), ["c.logits"])
+    objective = make_objective(word_mixture(), ["c.logits"])
     grid = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
-    log = objective.log_evidences(sets, read_batch(told().network, data)).sum(1)
-    weight = log.softmax(0)
-    mean = float((weight * grid).sum())
-    spread = float((weight * (grid - mean).square()).sum().sqrt())
-    assert float(fits["em"].pi[0]) == pytest.approx(float(grid[log.argmax()]), abs=2e-3)
+    log_probs = objective.log_evidences(sets, read_batch(word_mixture().network, data)).sum(1)
+    weights = log_probs.softmax(0)
+    mean = float((weights * grid).sum())
+    spread = float((weights * (grid - mean).square()).sum().sqrt())
+    assert float(fits["em"].pi[0]) == pytest.approx(float(grid[log_probs.argmax()]), abs=2e-3)
     assert float(fits["map"].pi[0]) == pytest.approx(float(fits["em"].pi[0]), abs=2e-3)
     for method in ("svi", "nuts"):
         samples = fits[method].samples["c.logits"][..., 0]
@@ -110,7 +110,7 @@ def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
         fits["nuts"].interval("c.logit")
 
 
-def objective_of(net, learn=None, spread=None):
+def make_objective(net, learn=None, spread=None):
     learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return FitObjective(net.network, learned, 2**16)
 
@@ -118,17 +118,17 @@ def objective_of(net, learn=None, spread=None):
 @pytest.mark.parametrize("atoms", [None, 2])
 def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     """The density that SVI and NUTS climb, against Pyro's own TraceEnum_ELBO of the same model."""
-    net = told(atoms=atoms)
-    objective = objective_of(net, [name for name in net.parameters if name.endswith("logits") and name != "y.logits"])
+    net = word_mixture(atoms=atoms)
+    objective = make_objective(net, [name for name in net.parameters if name.endswith("logits") and name != "y.logits"])
     corpus = read_batch(net.network, data)
     pyro.clear_param_store()
-    reading = net.pyro()
-    guide = AutoDelta(pyro.poutine.block(reading, expose=list(reading.priors.values())))
-    elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
-    peer = -elbo.differentiable_loss(reading, guide, *data)
+    program = net.pyro()
+    guide = AutoDelta(pyro.poutine.block(program, expose=list(program.priors.values())))
+    elbo = TraceEnum_ELBO(max_plate_nesting=program.max_plate_nesting)
+    peer = -elbo.differentiable_loss(program, guide, *data)
     median = guide.median()
     model = ParameterModel(objective)
-    theta = {name: median[reading.priors[name]].reshape(net.parameters[name].shape) for name in objective.learned.names}
+    theta = {name: median[program.priors[name]].reshape(net.parameters[name].shape) for name in objective.learned.names}
     actual = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
     actual = actual + sum(model.prior(name).log_prob(value) for name, value in theta.items())
     torch.testing.assert_close(actual.detach(), peer.detach())
@@ -156,17 +156,17 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
     """On a net where both can be had: the bound lies below the evidence, the choices near their posterior."""
     from bnet_transformer.inference import Evidence, posterior
 
-    net, data = told(atoms=atoms), (data[0][:60], data[1][:60])
+    net, data = word_mixture(atoms=atoms), (data[0][:60], data[1][:60])
     options = {"method": "svi", "learn": ["c.logits"], "batch": 60, "choices": "sampled", "progress": False}
     steps, rate = (150, 0.2) if atoms is None else (600, 0.1)
     f = flat_options.fit(net, data, steps=steps, rate=rate, **options)
-    objective = objective_of(net, ["c.logits"])
+    objective = make_objective(net, ["c.logits"])
     exact = objective.log_evidence(dict(f.net.parameters), read_batch(net.network, data))
-    below = float(exact.mean()) - f.measured[-1][2]
-    assert -0.02 < below < (0.05 if atoms is None else 0.5)
+    gap = float(exact.mean()) - f.measured[-1][2]
+    assert -0.02 < gap < (0.05 if atoms is None else 0.5)
     assert "drawn" in f.approximate and f.log_likelihoods is None
-    share = posterior(f.net.module(), "c", {"y": Evidence(data[1])}, data[0])
-    assert float((f.choices["c"] - share).abs().mean()) < (0.03 if atoms is None else 0.1)
+    expected = posterior(f.net.module(), "c", {"y": Evidence(data[1])}, data[0])
+    assert float((f.choices["c"] - expected).abs().mean()) < (0.03 if atoms is None else 0.1)
     if atoms is None:
         assert float(f.pi[0]) == pytest.approx(0.7, abs=0.1)
 
@@ -185,9 +185,9 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
         flat_options.fit(net, (x, y), **options)
     f = flat_options.fit(net, (x, y), choices="sampled", batch=40, rate=0.2, anneal=0.01, **options)
     assert f.choices["c_1"].shape == (40, 3, 2)
-    right = f.choices["c_1"].argmax(-1) == samples["c_1"].reshape(40, 3)
-    usual = float((samples["c_1"] == 0).double().mean())
-    assert float(right.double().mean()) > 0.85 > usual + 0.05  # it has local optima: 1 of the exact posterior
+    correct = f.choices["c_1"].argmax(-1) == samples["c_1"].reshape(40, 3)
+    majority = float((samples["c_1"] == 0).double().mean())
+    assert float(correct.double().mean()) > 0.85 > majority + 0.05  # it has local optima: 1 of the exact posterior
     torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)
     f.save(tmp_path / "f.safetensors")
     assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])

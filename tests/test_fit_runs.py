@@ -1,4 +1,4 @@
-"""Runs of a fit: data in any form, the steps against torch's own optimiser, checkpoints, what a fit answers."""
+"""Fits step by step: forms of data, updates equal torch's Adam, checkpoints, queries of a fit."""
 
 import itertools
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-STILL = {"steps": 1, "rate": 1e-12}
+FROZEN = {"steps": 1, "rate": 1e-12}
 
 
 def mixture(per="sentence", heads=2, seed=1, **options):
@@ -27,7 +27,7 @@ def mixture(per="sentence", heads=2, seed=1, **options):
     return net.to(torch.float64)
 
 
-def told():
+def word_mixture():
     return bt.bayesuvius(4, heads=2, vocabulary=list("abcd"), observe=Categorical(4), seed=2).to(torch.float64)
 
 
@@ -59,7 +59,7 @@ X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
 ])  # fmt: skip
 def test_forms_of_two_meanings_are_refused(data, message):
     with pytest.raises(bt.BNetError, match=message):
-        fit(told(), data, method=bt.MAP(steps=1))
+        fit(word_mixture(), data, method=bt.MAP(steps=1))
 
 
 def test_whole_numbers_are_real_where_a_net_has_vectors():
@@ -67,8 +67,8 @@ def test_whole_numbers_are_real_where_a_net_has_vectors():
     net = mixture()
     expected = evidences(net, x.double(), y.double())
     for data in ((x, y), list(zip(x, y, strict=True)), (x.tolist(), y.tolist())):
-        torch.testing.assert_close(fit(net, data, **STILL).log_likelihood(data), expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(fit(net, (x, y), **STILL).predict(x), fit(net, (x, y), **STILL).predict(x.double()))
+        torch.testing.assert_close(fit(net, data, **FROZEN).log_likelihood(data), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(fit(net, (x, y), **FROZEN).predict(x), fit(net, (x, y), **FROZEN).predict(x.double()))
 
 
 @pytest.mark.parametrize("device", ["nonsense", 3, "meta", *([] if torch.cuda.is_available() else ["cuda"])])
@@ -80,39 +80,39 @@ def test_a_device_that_is_not_there_is_refused(device):
 # the steps
 
 
-def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip):
+def run_adam(net, x, y, names, *, steps, batch, rate, spread, clip):
     """The same by torch's Adam: bounds, and the parameters at the end."""
     leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
-    optimiser = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
+    optimizer = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
     rates, bounds, prior_rows = create_schedule("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
     for step in range(steps):
-        epoch, position = divmod(step, -(-len(x) // batch))
+        epoch, batch_index = divmod(step, -(-len(x) // batch))
         g = torch.Generator().manual_seed(derive_seed(0, "order", epoch))
-        which = torch.randperm(len(x), generator=g)[position * batch : (position + 1) * batch]
+        indices = torch.randperm(len(x), generator=g)[batch_index * batch : (batch_index + 1) * batch]
         prior = (prior_rows - 1) * leaves["c.logits"].log_softmax(-1).sum()
         prior = prior - sum(leaves[name].square().sum() for name in names if name != "c.logits") / (2 * spread**2)
         module = net.module()
-        stored = {f"store.{name.replace('.', '/')}": value for name, value in leaves.items()}
+        state = {f"store.{name.replace('.', '/')}": value for name, value in leaves.items()}
         q, k, v = (leaves[f"W_{r}_0.values"] for r in "qkv")
-        assert {*stored} <= {name for name, _ in module.named_parameters()}
-        read = torch.einsum("coi,bni->bcno", q, x[which]), torch.einsum("coi,bni->bcno", k, x[which])
-        a = (read[0] @ read[1].mT).softmax(-1)
-        mean = a @ torch.einsum("coi,bni->bcno", v, x[which])
-        item = (
+        assert {*state} <= {name for name, _ in module.named_parameters()}
+        qk = torch.einsum("coi,bni->bcno", q, x[indices]), torch.einsum("coi,bni->bcno", k, x[indices])
+        attention = (qk[0] @ qk[1].mT).softmax(-1)
+        mean = attention @ torch.einsum("coi,bni->bcno", v, x[indices])
+        log_probs = (
             torch.distributions.Normal(mean, net.parameters["y.log_sigma"].exp())
-            .log_prob(y[which][:, None])
+            .log_prob(y[indices][:, None])
             .sum((2, 3))
         )
-        evidence = (leaves["c.logits"].log_softmax(-1) + item).logsumexp(1)
+        evidence = (leaves["c.logits"].log_softmax(-1) + log_probs).logsumexp(1)
         bound = evidence.mean() + prior / len(x)
         bounds.append(float(bound.detach()))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (-bound).backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(list(leaves.values()), clip, error_if_nonfinite=True)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rates(step + 1)
-        optimiser.step()
+        optimizer.step()
     return bounds, leaves
 
 
@@ -121,7 +121,7 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
     net, (x, y) = mixture(prior=2.0), vectors(40)
     options = {"steps": 7, "batch": 16, "rate": 0.1, "spread": 0.7}
     names = ["c.logits", *(f"W_{r}_0.values" for r in "qkv")]
-    bounds, leaves = own_steps(net, x, y, names, clip=clip, **options)
+    bounds, leaves = run_adam(net, x, y, names, clip=clip, **options)
     f = fit(net, (x, y), clip=clip, every=7, **options)
     assert f.bounds == pytest.approx(bounds, abs=1e-7)
     for name, value in leaves.items():
@@ -131,8 +131,8 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
     f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)
-    retained = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
-    best = net.replace({name: retained.get_tensors("best")[name] for name in f.learned})
+    saved = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    best = net.replace({name: saved.get_tensors("best")[name] for name in f.learned})
     assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
 
 
@@ -186,72 +186,73 @@ def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
     fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
     longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
-    retained = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
-    best = net.replace({name: retained.get_tensors("best")[name] for name in longer.learned})
+    saved = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    best = net.replace({name: saved.get_tensors("best")[name] for name in longer.learned})
     assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
-    again = fit(
+    resumed = fit(
         net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)
     )  # a finished last phase stays
-    assert again.bounds == longer.bounds
+    assert resumed.bounds == longer.bounds
 
 
-@pytest.mark.parametrize("what", ["W_v_0.values", "c.logits"])
-def test_other_parameters_are_no_start_for_a_kept_fit(what, tmp_path):
+@pytest.mark.parametrize("parameter", ["W_v_0.values", "c.logits"])
+def test_other_parameters_are_no_start_for_a_kept_fit(parameter, tmp_path):
     options = {"method": "map", "steps": 4, "learn": ["c.logits"], "folder": tmp_path}
     net = mixture()
     fit(net, vectors(8), **options)
     with pytest.raises(bt.BNetError, match="the settings that the run began with: parameters="):
-        fit(net.replace({what: net.parameters[what] + 0.1}), vectors(8), resume=True, **options)
+        fit(net.replace({parameter: net.parameters[parameter] + 0.1}), vectors(8), resume=True, **options)
     fit(net, vectors(8), resume=True, **options)
 
 
-# what a fit answers
+# queries of a fit
 
 
-def ragged(net, lengths=(2,) * 30 + (12,) * 2):
+def ragged_data(net, lengths=(2,) * 30 + (12,) * 2):
     torch.manual_seed(0)
     xs = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
     return [(x, net.pyro()(x[None])["y"].reshape(len(x), 3).detach()) for x in xs]
 
 
-def by_word(seed, pi):
+def word_mixture_net(seed, pi):
     return mixture("word", seed=seed).replace({"c_0.logits": torch.tensor(pi).double().log()})
 
 
 def test_fits_are_compared_on_the_words_that_are_there():
-    nets = by_word(1, [0.8, 0.2]), by_word(9, [0.3, 0.7])
-    data = ragged(nets[0])
-    f, g = (fit(net, data, **STILL) for net in nets)
-    item = [torch.cat([h.responsibilities((x[None], y[None]))[0] for x, y in data]) for h in (f, g)]
-    answer = f.compare(g, data)
-    torch.testing.assert_close(answer.overlap, item[0].mT @ item[1], **CLOSE)
-    assert answer.agreement == pytest.approx(adjusted_rand_score(*(share.argmax(-1).numpy() for share in item)))
+    nets = word_mixture_net(1, [0.8, 0.2]), word_mixture_net(9, [0.3, 0.7])
+    data = ragged_data(nets[0])
+    f, g = (fit(net, data, **FROZEN) for net in nets)
+    responsibilities = [torch.cat([h.responsibilities((x[None], y[None]))[0] for x, y in data]) for h in (f, g)]
+    result = f.compare(g, data)
+    torch.testing.assert_close(result.overlap, responsibilities[0].mT @ responsibilities[1], **CLOSE)
+    assert result.agreement == pytest.approx(adjusted_rand_score(*(p.argmax(-1).numpy() for p in responsibilities)))
 
 
 def test_the_gain_has_its_standard_error_and_its_name():
     (x, y), nets = vectors(50), (mixture(), mixture(seed=5))
-    f, g = (fit(net, (x, y), **STILL) for net in nets)
-    separate = (evidences(nets[0], x, y) - evidences(nets[1], x, y)).numpy()
-    told, held = f.compare(g, (x, y)), f.compare(g)
-    for answer in (told, held):
-        assert answer.gain == pytest.approx(separate.mean(), abs=1e-6)
-        assert answer.gain_error == pytest.approx(separate.std(ddof=1) / 50**0.5, rel=1e-6)
-    assert told.criterion == "log likelihood of the data told"
-    assert held.criterion == "log likelihood of the sentences learned from" and held.criterion in held._repr_html_()
+    f, g = (fit(net, (x, y), **FROZEN) for net in nets)
+    gains = (evidences(nets[0], x, y) - evidences(nets[1], x, y)).numpy()
+    on_data, default = f.compare(g, (x, y)), f.compare(g)
+    for comparison in (on_data, default):
+        assert comparison.gain == pytest.approx(gains.mean(), abs=1e-6)
+        assert comparison.gain_error == pytest.approx(gains.std(ddof=1) / 50**0.5, rel=1e-6)
+    assert on_data.criterion == "log likelihood of the data told"
+    assert default.criterion == "log likelihood of the sentences learned from"
+    assert default.criterion in default._repr_html_()
 
 
 def test_fits_of_two_floating_types_are_compared_and_two_kinds_of_choices_are_not():
     data, net = vectors(30), mixture()
-    f, g = fit(net, data, **STILL), fit(net.to(torch.float32), tuple(part.float() for part in data), **STILL)
+    f, g = fit(net, data, **FROZEN), fit(net.to(torch.float32), tuple(part.float() for part in data), **FROZEN)
     for a, b in ((f, g), (g, f)):
-        for answer in (a.compare(b, data), a.compare(b)):
-            assert answer.agreement == pytest.approx(1.0) and answer.gain == pytest.approx(0.0, abs=1e-4)
-    words = fit(mixture("word"), data, **STILL)
+        for comparison in (a.compare(b, data), a.compare(b)):
+            assert comparison.agreement == pytest.approx(1.0) and comparison.gain == pytest.approx(0.0, abs=1e-4)
+    words = fit(mixture("word"), data, **FROZEN)
     for a, b in ((f, words), (words, f)):
         with pytest.raises(bt.BNetError, match="both for sentences, or both for their words"):
             a.compare(b, data)
     with pytest.raises(bt.BNetError, match="fits of other sentences"):
-        f.compare(fit(net, vectors(30, seed=3), **STILL))
+        f.compare(fit(net, vectors(30, seed=3), **FROZEN))
 
 
 @pytest.mark.slow
@@ -261,9 +262,9 @@ def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
 
     data, options = vectors(25), {"method": "svi", "learn": ["c.logits"], "steps": 30, "draws": 100}
     f, g = fit(mixture(), data, **options), fit(mixture(seed=5), data, **options)
-    answer, item = f.compare(g), [az.loo(h.to_arviz(), var_name="y") for h in (f, g)]
-    assert answer.criterion.startswith("leave-one-out")
-    assert answer.gain * 25 == pytest.approx(float(item[0].elpd_loo - item[1].elpd_loo), abs=1e-6)
+    comparison, loos = f.compare(g), [az.loo(h.to_arviz(), var_name="y") for h in (f, g)]
+    assert comparison.criterion.startswith("leave-one-out")
+    assert comparison.gain * 25 == pytest.approx(float(loos[0].elpd_loo - loos[1].elpd_loo), abs=1e-6)
     f.save(tmp_path / "f.safetensors")
     loaded = bt.load(tmp_path / "f.safetensors")
     with pytest.raises(bt.BNetError, match=r"loaded.*data="):
@@ -272,45 +273,45 @@ def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
 
 
 def test_own_statistics_see_what_was_observed():
-    net = by_word(1, [0.8, 0.2])
-    data = ragged(net)
-    f, y = fit(net, data, **STILL), torch.cat([y for _, y in data])
-    answer = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
-    assert answer.observed["square"] == pytest.approx(float(y.square().mean())) and answer.observed["rows"] == len(y)
-    assert answer.mean["rows"] == len(y) and answer.mean["square"] == pytest.approx(answer.observed["square"], rel=0.2)
-    usual = f.check(data, draws=2)
-    assert usual.observed["variance"] == pytest.approx(float(y.var(0).mean()))
+    net = word_mixture_net(1, [0.8, 0.2])
+    data = ragged_data(net)
+    f, y = fit(net, data, **FROZEN), torch.cat([y for _, y in data])
+    check = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
+    assert check.observed["square"] == pytest.approx(float(y.square().mean())) and check.observed["rows"] == len(y)
+    assert check.mean["rows"] == len(y) and check.mean["square"] == pytest.approx(check.observed["square"], rel=0.2)
+    defaults = f.check(data, draws=2)
+    assert defaults.observed["variance"] == pytest.approx(float(y.var(0).mean()))
 
 
 def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
     net, (x, y) = mixture("word"), vectors(6)
     y[1], y[2, 0] = torch.nan, torch.nan
-    shown = ~y.isnan().any(-1)
-    expected = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), shown)}, x).detach()
-    f = fit(net, (x, y), missing=True, **STILL)
+    observed = ~y.isnan().any(-1)
+    expected = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), observed)}, x).detach()
+    f = fit(net, (x, y), missing=True, **FROZEN)
     f.save(tmp_path / "f.safetensors")
     for g in (f, bt.load(tmp_path / "f.safetensors")):
         torch.testing.assert_close(g.log_likelihood((x, y)), expected, atol=1e-7, rtol=0)
         assert g.responsibilities((x, y)).shape == (6, 3, 2) and g.check((x, y), draws=2).p
         assert g.compare(f, (x, y)).agreement == pytest.approx(1.0)
     with pytest.raises(bt.BNetError, match="missing=True"):
-        fit(net, vectors(6), **STILL).log_likelihood((x, y))
+        fit(net, vectors(6), **FROZEN).log_likelihood((x, y))
 
 
 def test_a_sampled_fit_says_what_it_can_tell():
     net, data = mixture("word", slices=2), vectors(6)
     f = fit(net, data, method=bt.SVI(choices="sampled", steps=3, draws=4), learn=["c_0.logits", "c_1.logits"])
-    query = [
+    calls = [
         lambda: f.log_likelihood(data),
         lambda: f.responsibilities(data),
         lambda: f.predict(data[0]),
         lambda: f.compare(f, data),
     ]
-    for ask in query:
+    for call in calls:
         with pytest.raises(
             bt.BNetError, match=r"sampled.*f\.choices.*f\.check\(data\).*f\.to_arviz\(\).*per='sentence'"
         ):
-            ask()
+            call()
     assert f.check(data, draws=2).p and f.choices["c_1"].shape == (6, 3, 2)
 
 
@@ -318,14 +319,14 @@ def test_a_sampled_fit_says_what_it_can_tell():
 def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     net = mixture(atoms=2, observe=observe)
     x, y = vectors(10)
-    f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **STILL)
-    full = f.predict(x)
+    f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **FROZEN)
+    expected = f.predict(x)
     monkeypatch.setattr(result, "SENTENCES_PER_PART", 4)
-    torch.testing.assert_close(f.predict(x), full, **CLOSE)
+    torch.testing.assert_close(f.predict(x), expected, **CLOSE)
     states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
         replace(f, budget=states - 1).predict(x)
-    torch.testing.assert_close(replace(f, budget=states).predict(x), full, **CLOSE)
+    torch.testing.assert_close(replace(f, budget=states).predict(x), expected, **CLOSE)
 
 
 def test_the_prediction_of_a_real_readout_sums_over_selectors_and_atoms():
@@ -335,11 +336,11 @@ def test_the_prediction_of_a_real_readout_sums_over_selectors_and_atoms():
     values = {k: net.parameters[k] for k in sharp}
     net = net.replace({k: v + 2 * torch.randn(v.shape, generator=g, dtype=v.dtype) for k, v in values.items()})
     x, y = vectors(4)
-    f = fit(net, (x, y), **STILL)
-    pi, *theta = (f.theta[owner] for owner in ("c", "W_q_0", "W_k_0", "W_v_0"))
+    f = fit(net, (x, y), **FROZEN)
+    pi, *theta = (f.theta[node] for node in ("c", "W_q_0", "W_k_0", "W_v_0"))
     expected = torch.zeros_like(x)
     for q, k, v in itertools.product(range(2), repeat=3):
-        share = (pi * theta[0][:, q] * theta[1][:, k] * theta[2][:, v]).sum()
+        prob = (pi * theta[0][:, q] * theta[1][:, k] * theta[2][:, v]).sum()
         do = {f"W_{role}_0": torch.full((4,), state) for role, state in zip("qkv", (q, k, v), strict=True)}
-        expected = expected + share * f.net.module()(x, do=do, want=["x_1"])["x_1"].detach()
+        expected = expected + prob * f.net.module()(x, do=do, want=["x_1"])["x_1"].detach()
     torch.testing.assert_close(f.predict(x), expected, rtol=1e-10, atol=1e-10)

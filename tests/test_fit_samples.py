@@ -1,4 +1,4 @@
-"""Fits with a posterior: what draws mean, whose labels are matched, how chains begin, stop and go on."""
+"""Fits by SVI and NUTS: means over samples, label switching, starts of chains, interrupts."""
 
 import os
 import random
@@ -38,29 +38,29 @@ def mixture(heads=2, sigma=0.5, seed=3, **options):
     return net.replace({f"W_v_0.{key}": 2 * net.parameters[f"W_v_0.{key}"]})
 
 
-def data_of(net, sentences=12, words=2, seed=0):
+def draw_xy(net, sentences=12, words=2, seed=0):
     torch.manual_seed(seed)
     x = torch.randn(sentences, words, 2).double()
     return x, net.pyro(parameters="own")(x)["y"].reshape(sentences, words, 2).detach()
 
 
-def objective_of(net, learn=None, spread=1.0):
+def make_objective(net, learn=None, spread=1.0):
     learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return FitObjective(net.network, learned, 2**16)
 
 
-def nuts(net, data, **options):
-    given = {"chains": 2, "draws": 8, "warmup": 6, "spread": 1.0, "progress": False, **options}
-    return flat_options.fit(net, data, method="nuts", **given)
+def fit_nuts(net, data, **options):
+    kwargs = {"chains": 2, "draws": 8, "warmup": 6, "spread": 1.0, "progress": False, **options}
+    return flat_options.fit(net, data, method="nuts", **kwargs)
 
 
-def turned(net, learn, times):
+def permute_heads(net, learn, shifts):
     """Samples `[chain, 1, ...]` of the net's own parameters, heads in another order in each chain."""
     result = {}
     for name in learn:
         value = net.parameters[name].detach()
         value = value.softmax(-1) if name.endswith("logits") else value
-        result[name] = torch.stack([value.roll(k, 0) for k in times])[:, None]
+        result[name] = torch.stack([value.roll(k, 0) for k in shifts])[:, None]
     return result
 
 
@@ -68,9 +68,9 @@ def test_heads_are_matched_where_all_of_a_head_is_learned():
     heads = 3
     net = mixture(heads=heads, sigma=0.2).replace({"c.logits": torch.arange(heads).double()})
     learn = ["c.logits", *WEIGHTS]
-    data = data_of(net, 40)
-    objective, corpus = objective_of(net, learn), read_batch(net.network, data)
-    samples = turned(net, learn, (0, 1, 2))
+    data = draw_xy(net, 40)
+    objective, corpus = make_objective(net, learn), read_batch(net.network, data)
+    samples = permute_heads(net, learn, (0, 1, 2))
     result, matched = align_heads(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
     assert matched == ("c",)
     for name in learn:  # as in the second, the densest
@@ -80,8 +80,8 @@ def test_heads_are_matched_where_all_of_a_head_is_learned():
 @pytest.mark.parametrize("learn", [["c.logits"], ["c.logits", "W_v_0.values"], WEIGHTS])
 def test_heads_stay_as_they_are_drawn_where_a_part_of_them_is_fixed(learn):
     net = mixture(sigma=1.5)
-    objective, corpus = objective_of(net, learn), read_batch(net.network, data_of(net))
-    samples = turned(net, learn, (0, 1))
+    objective, corpus = make_objective(net, learn), read_batch(net.network, draw_xy(net))
+    samples = permute_heads(net, learn, (0, 1))
     result, matched = align_heads(objective, corpus, samples, torch.zeros(2, 1))
     assert matched == ()
     assert all(torch.allclose(result[name], samples[name], rtol=1e-12) for name in learn)
@@ -91,9 +91,9 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
     net = mixture(sigma=0.2)
     net = net.replace({n: net.parameters[n][:1].expand(2, 2, 2).clone() for n in WEIGHTS[:2]})
     learn = ["c.logits", "W_v_0.values"]
-    samples = turned(net, learn, (0, 1))
+    samples = permute_heads(net, learn, (0, 1))
     result, matched = align_heads(
-        objective_of(net, learn), read_batch(net.network, data_of(net, 40)), samples, torch.zeros(2, 1)
+        make_objective(net, learn), read_batch(net.network, draw_xy(net, 40)), samples, torch.zeros(2, 1)
     )
     assert matched == ("c",)
     for name in learn:
@@ -103,27 +103,27 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
 def test_draws_of_a_fit_keep_their_likelihoods():
     """Every draw that a fit gives has, by the exact elimination, the density that its chain had there."""
     net = mixture(sigma=1.5)
-    data = data_of(net)
+    data = draw_xy(net)
     for learn in (["c.logits", "W_v_0.values"], ["c.logits", *WEIGHTS]):
-        f = nuts(net, data, learn=learn, draws=2, warmup=2, seed=1)
-        model, corpus = ParameterModel(objective_of(net, learn)), read_batch(net.network, data)
+        f = fit_nuts(net, data, learn=learn, draws=2, warmup=2, seed=1)
+        model, corpus = ParameterModel(make_objective(net, learn)), read_batch(net.network, data)
         to = biject_to(constraints.simplex)
         for chain in range(2):
             for draw in range(2):
-                one = {name: f.samples[name][chain, draw] for name in learn}
-                z = {n.replace(".", "_"): to.inv(v) if n in model.learned.tables else v for n, v in one.items()}
+                sample = {name: f.samples[name][chain, draw] for name in learn}
+                z = {n.replace(".", "_"): to.inv(v) if n in model.learned.tables else v for n, v in sample.items()}
                 lp = -float(model.potential(corpus, z))
                 assert lp == pytest.approx(float(f.statistics["lp"][chain, draw]), abs=1e-6)
-                given = net.replace({n: v.log() if n in model.learned.tables else v for n, v in one.items()})
-                local = log_evidence(given.module(), {"y": Evidence(data[1])}, data[0])
-                torch.testing.assert_close(f.log_likelihoods[chain, draw], local.detach())
+                net_ = net.replace({n: v.log() if n in model.learned.tables else v for n, v in sample.items()})
+                expected = log_evidence(net_.module(), {"y": Evidence(data[1])}, data[0])
+                torch.testing.assert_close(f.log_likelihoods[chain, draw], expected.detach())
 
 
 @pytest.fixture(scope="module")
 def regression():
     """One head whose `W_v` alone is learned: Bayesian linear regression, whose posterior has a formula."""
     net, sigma, spread = mixture(heads=1, sigma=0.8), 0.8, 0.4
-    x, y = data_of(net, 16)
+    x, y = draw_xy(net, 16)
     z = net.replace({"W_v_0.values": torch.eye(2).double()[None]}).module()(x, want=("x_1",))["x_1"].reshape(-1, 2)
     precision = (z.mT @ z / sigma**2 + torch.eye(2).double() / spread**2).detach()
     mean = torch.linalg.solve(precision, z.detach().mT @ y.reshape(-1, 2) / sigma**2).mT
@@ -133,7 +133,7 @@ def regression():
 @pytest.mark.slow
 def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
     net, data, spread, mean, precision = regression
-    f = nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=100, warmup=40)
+    f = fit_nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=100, warmup=40)
     samples = f.samples["W_v_0.values"].flatten(0, 1)[:, 0]
     expected = precision.inverse()
     torch.testing.assert_close(samples.mean(0), mean, atol=4 * float(expected.max()) ** 0.5 / 70**0.5, rtol=0)
@@ -156,55 +156,55 @@ def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(re
 def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     """Pyro's own enumeration at the same draw of the guide: its loss and gradient, but for the exact KL of ours."""
     net = mixture()
-    x, y = data_of(net)
+    x, y = draw_xy(net)
     learn = ["c.logits", "W_v_0.values"]
-    objective, corpus = objective_of(net, learn), read_batch(net.network, (x, y))
+    objective, corpus = make_objective(net, learn), read_batch(net.network, (x, y))
     with distributed_context(torch.device("cpu")) as current:
         run = VariationalOptimizer(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, current), bt.SVI())
     torch.manual_seed(0)
     run.sets.values = {name: value + 0.3 * torch.randn_like(value) for name, value in run.sets.values.items()}
     actual, gradient = run.bound_and_grad(0)
     leaves = {name: value.detach().requires_grad_() for name, value in run.sets.values.items()}
-    of = run.guide({name: value[0] for name, value in leaves.items()})
-    which = run.minibatch_indices(0)
-    which = torch.arange(12) if which is None else which
-    reading, samples = net.pyro(parameters="own"), {}
+    guide_distributions = run.guide({name: value[0] for name, value in leaves.items()})
+    indices = run.minibatch_indices(0)
+    indices = torch.arange(12) if indices is None else indices
+    program, samples = net.pyro(parameters="own"), {}
 
     def model(x, y):
         samples["W_v_0.values"] = pyro.sample("W_v", run.model.prior("W_v_0.values"))
-        with pyro.poutine.scale(scale=12 / len(which)):
+        with pyro.poutine.scale(scale=12 / len(indices)):
             samples["c.logits"] = pyro.sample("theta_c_told", run.model.prior("c.logits"))
             parameters = {"W_v_0.values": samples["W_v_0.values"], "c.logits": samples["c.logits"].log()}
-            return reading(x, y, parameters=parameters)
+            return program(x, y, parameters=parameters)
 
     def guide(x, y):
         for name, site in (("c.logits", "theta_c_told"), ("W_v_0.values", "W_v")):
-            pyro.sample(site, of[name])
+            pyro.sample(site, guide_distributions[name])
 
     torch.manual_seed(derive_seed(4, "draw", 0))
-    elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
-    scale = 12 / len(which)
-    peer = -elbo.differentiable_loss(model, guide, x[which], y[which])
+    elbo = TraceEnum_ELBO(max_plate_nesting=program.max_plate_nesting)
+    scale = 12 / len(indices)
+    peer = -elbo.differentiable_loss(model, guide, x[indices], y[indices])
     prior = {name: run.model.prior(name).log_prob(samples[name]) for name in learn}
-    guessed = {name: of[name].log_prob(samples[name]) for name in learn}
-    evidence = peer - scale * prior["c.logits"] - prior["W_v_0.values"] + sum(guessed.values())
-    expected = (evidence - sum(kl_divergence(of[name], run.model.prior(name)) for name in learn)) / 12
+    guide_log_probs = {name: guide_distributions[name].log_prob(samples[name]) for name in learn}
+    evidence = peer - scale * prior["c.logits"] - prior["W_v_0.values"] + sum(guide_log_probs.values())
+    expected = (evidence - sum(kl_divergence(guide_distributions[name], run.model.prior(name)) for name in learn)) / 12
     torch.testing.assert_close(actual[0], expected.detach())
-    for name, slope in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
-        torch.testing.assert_close(gradient[name], slope)
+    for name, gradient_ in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
+        torch.testing.assert_close(gradient[name], gradient_)
 
 
-def known(count=6, heads=2):
+def make_known_fit(count=6, heads=2):
     """A fit of given draws, each turned into another basis of `q` and `k`: its answers have formulas."""
     net = mixture(heads=heads)
     torch.manual_seed(5)
-    local = {name: net.parameters[name] for name in WEIGHTS}
+    weights = {name: net.parameters[name] for name in WEIGHTS}
     basis = torch.randn(2, count // 2, 1, 2, 2).double()
-    noise = {name: 0.2 * torch.randn(2, count // 2, *value.shape).double() for name, value in local.items()}
-    q, k, v = (local[name] + noise[name] for name in WEIGHTS)
+    noise = {name: 0.2 * torch.randn(2, count // 2, *value.shape).double() for name, value in weights.items()}
+    q, k, v = (weights[name] + noise[name] for name in WEIGHTS)
     pi = torch.distributions.Dirichlet(torch.full((heads,), 5.0).double()).sample((2, count // 2))
     samples = dict(zip(["c.logits", *WEIGHTS], (pi, basis @ q, basis.inverse().mT @ k, v), strict=True))
-    data = data_of(net)
+    data = draw_xy(net)
     fit = Fit(net.network, "nuts", 12, "", learned=tuple(samples), samples=samples, data=read_batch(net.network, data))
     nets = [
         net.replace({name: v[c, d].log() if name == "c.logits" else v[c, d] for name, v in samples.items()})
@@ -215,17 +215,17 @@ def known(count=6, heads=2):
 
 
 def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
-    f, nets, (x, y), A = known()
+    f, nets, (x, y), A = make_known_fit()
     torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
     torch.testing.assert_close(f.heads.OV["x_1"], f.samples["W_v_0.values"].mean((0, 1)))
     torch.testing.assert_close(f.pi, f.samples["c.logits"].mean((0, 1)))
     torch.testing.assert_close(f.heads.usage, f.pi)
-    share = torch.stack([posterior(net.module(), "c", {"y": Evidence(y)}, x) for net in nets]).mean(0)
-    torch.testing.assert_close(f.responsibilities((x, y)), share)
+    responsibilities = torch.stack([posterior(net.module(), "c", {"y": Evidence(y)}, x) for net in nets]).mean(0)
+    torch.testing.assert_close(f.responsibilities((x, y)), responsibilities)
     expected = []
     for net in nets:
-        item = net.module()(x).reshape(2, 12, 2, 2)  # by head
-        expected.append(torch.einsum("h,hsio->sio", net.parameters["c.logits"].exp(), item).detach())
+        outputs = net.module()(x).reshape(2, 12, 2, 2)  # by head
+        expected.append(torch.einsum("h,hsio->sio", net.parameters["c.logits"].exp(), outputs).detach())
     torch.testing.assert_close(f.predict(x), torch.stack(expected).mean(0))
     ll = torch.stack([log_evidence(net.module(), {"y": Evidence(y)}, x) for net in nets]).detach()
     torch.testing.assert_close(f.log_likelihoods.flatten(0, 1), ll)
@@ -233,12 +233,12 @@ def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
 
 
 def test_intervals_are_quantiles_of_draws():
-    share = 0.9
-    f, _, _, A = known(20)
-    given = {"A x_1": A, "OV x_1": f.samples["W_v_0.values"], "c.logits": f.samples["c.logits"]}
-    for name, values in given.items():
-        ends = np.quantile(values.flatten(0, 1).numpy(), [(1 - share) / 2, (1 + share) / 2], axis=0)
-        for result, expected in zip(f.interval(name, share), ends, strict=True):
+    mass = 0.9
+    f, _, _, A = make_known_fit(20)
+    samples_by_name = {"A x_1": A, "OV x_1": f.samples["W_v_0.values"], "c.logits": f.samples["c.logits"]}
+    for name, values in samples_by_name.items():
+        ends = np.quantile(values.flatten(0, 1).numpy(), [(1 - mass) / 2, (1 + mass) / 2], axis=0)
+        for result, expected in zip(f.interval(name, mass), ends, strict=True):
             np.testing.assert_allclose(result.numpy(), expected)
     with pytest.raises(bt.UnknownNameError, match="A x_1"):
         f.interval("A x_2")
@@ -247,34 +247,34 @@ def test_intervals_are_quantiles_of_draws():
 
 
 def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
-    f, nets, _, A = known(12)
-    flat = {"pi": f.samples["c.logits"], "A": A, "OV": f.samples["W_v_0.values"]}
-    distant = sum(
+    f, nets, _, A = make_known_fit(12)
+    invariants = {"pi": f.samples["c.logits"], "A": A, "OV": f.samples["W_v_0.values"]}
+    distances = sum(
         (((v := value.flatten(0, 1).flatten(1)) - v.mean(0)).square() / v.var(0, correction=0)).mean(1)
-        for value in flat.values()
+        for value in invariants.values()
     )
     result = heads.find_representative(f.network, f.samples)
     for name, value in result.items():
-        torch.testing.assert_close(value, nets[int(distant.argmin())].parameters[name])
+        torch.testing.assert_close(value, nets[int(distances.argmin())].parameters[name])
 
 
 def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypatch):
-    f, nets, _, A = known()
-    objective, full = objective_of(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
+    f, nets, _, A = make_known_fit()
+    objective, full = make_objective(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
     sizes, evidences = [], FitObjective.log_evidences
-    item = heads.MAX_CHUNK_NUMEL // (heads.split_into_chunks(objective, f.data)[0] * len(f.data))
+    numel = heads.MAX_CHUNK_NUMEL // (heads.split_into_chunks(objective, f.data)[0] * len(f.data))
 
-    def counted(self, sets, part):
-        sizes.append(len(next(iter(sets.values()))) * len(part) * item)
+    def count_numel(self, sets, part):
+        sizes.append(len(next(iter(sets.values()))) * len(part) * numel)
         return evidences(self, sets, part)
 
-    monkeypatch.setattr(FitObjective, "log_evidences", counted)
-    for numbers in (item, 7 * item, 30 * item):
-        monkeypatch.setattr(heads, "MAX_CHUNK_NUMEL", numbers)
+    monkeypatch.setattr(FitObjective, "log_evidences", count_numel)
+    for max_numel in (numel, 7 * numel, 30 * numel):
+        monkeypatch.setattr(heads, "MAX_CHUNK_NUMEL", max_numel)
         sizes.clear()
         sets = heads.samples_to_parameters(f.network, f.samples)
         torch.testing.assert_close(heads.log_likelihoods(objective, f.data, sets), full)
-        assert max(sizes) <= numbers and sum(sizes) == 6 * 12 * item
+        assert max(sizes) <= max_numel and sum(sizes) == 6 * 12 * numel
         torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
         low, high = f.interval("A x_1")
         assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
@@ -283,25 +283,25 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
 def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():
     net = mixture()
     model, corpus = (
-        ParameterModel(objective_of(net, ["c.logits", "W_v_0.values"], 3.0)),
-        read_batch(net.network, data_of(net)),
+        ParameterModel(make_objective(net, ["c.logits", "W_v_0.values"], 3.0)),
+        read_batch(net.network, draw_xy(net)),
     )
     torch.manual_seed(0)
-    close = [init_chain(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
-    local = net.parameters["W_v_0.values"]
-    assert 0.05 < float((torch.stack(close) - local).std()) < 0.2
-    width = [init_chain(model, corpus, k) for k in range(1, 120)]
-    weights = torch.stack([z["W_v_0_values"] for z in width])
+    first_chain = [init_chain(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
+    value = net.parameters["W_v_0.values"]
+    assert 0.05 < float((torch.stack(first_chain) - value).std()) < 0.2
+    other_chains = [init_chain(model, corpus, k) for k in range(1, 120)]
+    weights = torch.stack([z["W_v_0_values"] for z in other_chains])
     assert float(weights.std()) == pytest.approx(3.0, rel=0.1) and abs(float(weights.mean())) < 0.3
-    theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in width]))
+    theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in other_chains]))
     assert float(theta[:, 0].std()) == pytest.approx(0.9 / 12**0.5, rel=0.15)
 
 
 def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_alone():
     net = mixture(heads=1)
-    data = data_of(net)
+    data = draw_xy(net)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    f = nuts(net, data, learn=["W_v_0.values"], draws=1, warmup=1, chains=3)
+    f = fit_nuts(net, data, learn=["W_v_0.values"], draws=1, warmup=1, chains=3)
     assert len(f.samples["W_v_0.values"].flatten(0, 1).flatten(1).unique(dim=0)) == 3
     assert torch.equal(states[0], torch.get_rng_state()) and random.getstate() == states[2]
     assert bool((np.random.get_state()[1] == states[1]).all())
@@ -311,35 +311,35 @@ def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_
 def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch):
     """In the warmup, and after it."""
     net = mixture()
-    data, learn = data_of(net), ["c.logits"]
-    full = nuts(net, data, learn=learn)
+    data, learn = draw_xy(net), ["c.logits"]
+    expected = fit_nuts(net, data, learn=learn)
     advance = NUTSChain.advance
 
-    def stopped(self):
+    def advance_and_stop(self):
         advance(self)
         if self.step == when and self.index == 0:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(NUTSChain, "advance", stopped)
-    half = nuts(net, data, learn=learn)
-    assert not half.finished
+    monkeypatch.setattr(NUTSChain, "advance", advance_and_stop)
+    partial = fit_nuts(net, data, learn=learn)
+    assert not partial.finished
     if when > 6:
-        assert half.statistics["lp"].equal(full.statistics["lp"][:, : when - 6])
+        assert partial.statistics["lp"].equal(expected.statistics["lp"][:, : when - 6])
     else:
-        assert not half.samples and "warmup" in half.approximate
+        assert not partial.samples and "warmup" in partial.approximate
     with pytest.raises(bt.BNetError, match=r"checkpoints: expected None: .*f.save"):
-        nuts(net, data, learn=learn, folder=tmp_path)
+        fit_nuts(net, data, learn=learn, folder=tmp_path)
 
 
 @ARVIZ
 def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
     net = mixture()
-    f = nuts(net, data_of(net), learn=["c.logits"], draws=3)
-    given = f.to_arviz().sample_stats
-    assert given["diverging"].dtype == bool and given["diverging"].values.sum(1).tolist() == list(f.divergent)
-    steps, depth = given["n_steps"].values, given["tree_depth"].values
+    f = fit_nuts(net, draw_xy(net), learn=["c.logits"], draws=3)
+    stats = f.to_arviz().sample_stats
+    assert stats["diverging"].dtype == bool and stats["diverging"].values.sum(1).tolist() == list(f.divergent)
+    steps, depth = stats["n_steps"].values, stats["tree_depth"].values
     assert bool((2 ** (depth - 1) <= steps).all() and (steps < 2**depth).all() and (steps > 0).all())
-    rate = given["acceptance_rate"].values
+    rate = stats["acceptance_rate"].values
     assert bool((rate >= 0).all() and (rate <= 1).all()) and len(set(rate.flatten().tolist())) > 1
     f.save(tmp_path / "f.safetensors")
     result = bt.load(tmp_path / "f.safetensors")
@@ -352,7 +352,7 @@ def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
 def test_posteriors_are_found_on_another_device(method):
     net = mixture()
     options = {"steps": 20} if method == "svi" else {"draws": 4, "warmup": 4, "chains": 2}
-    f = flat_options.fit(net, data_of(net), method=method, spread=1.0, device="cuda", progress=False, **options)
+    f = flat_options.fit(net, draw_xy(net), method=method, spread=1.0, device="cuda", progress=False, **options)
     assert (
-        f.pi.device.type == "cpu" and f.log_likelihoods.isfinite().all() and f.predict(data_of(net)[0]).isfinite().all()
+        f.pi.device.type == "cpu" and f.log_likelihoods.isfinite().all() and f.predict(draw_xy(net)[0]).isfinite().all()
     )

@@ -13,28 +13,28 @@ from bnet_transformer.learning.fit.comparison import head_dim
 from bnet_transformer.learning.fit.head_summary import find_selectors
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
 from tests import flat_options
-from tests.cases import hidden_states, jolted, sites
-from tests.discrete_networks import PARENTS, D, asia, joint, sampled, site_density, tables
+from tests.cases import hidden_states, jitter, sites
+from tests.discrete_networks import PARENTS, D, asia, draw_samples, get_tables, joint, site_density
 
 
-def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
-    """How often each row of a table was seen in each state."""
+def count_states(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
+    """The counts of each state in each row of a table."""
     result = np.zeros((2,) * (len(PARENTS[name]) + 1))
     np.add.at(result, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
     return result
 
 
 def test_em_of_complete_data_is_the_share_of_what_was_seen():
-    net, data = asia(), sampled(asia(), 500)
-    result = bt.fit(jolted(net), data, method=bt.EM(steps=1), progress=False)
+    net, data = asia(), draw_samples(asia(), 500)
+    result = bt.fit(jitter(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
-        counts = counted(data, name)
+        counts = count_states(data, name)
         np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float", "Int64", "category"])
 def test_a_dataframe_is_the_same_data_and_its_empty_cells_are_not_observed(dtype):
-    net, data = asia(), sampled(asia(), 30)
+    net, data = asia(), draw_samples(asia(), 30)
     data = {name: value.where(torch.rand(30) < 0.8, -1) for name, value in data.items()}
     frame = pd.DataFrame({name: value.numpy() for name, value in data.items()}).replace(-1, np.nan).astype(dtype)
     if dtype == "category":
@@ -66,30 +66,30 @@ def test_nan_is_not_observed_and_booleans_are_states():
 
 
 def test_a_check_names_the_readout_it_is_of():
-    net, data = asia(), sampled(asia(), 40)
+    net, data = asia(), draw_samples(asia(), 40)
     result = bt.fit(net, data, method=bt.EM(steps=1), progress=False)
-    for given, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
-        check = result.check(data, draws=3, **given)
-        share = float(data[readout].double().mean())
+    for kwargs, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
+        check = result.check(data, draws=3, **kwargs)
+        frequency = float(data[readout].double().mean())
         assert check.readout == readout and check.to_dataframe().index.name == readout
-        assert check.observed["share of 1"] == pytest.approx(share)
+        assert check.observed["share of 1"] == pytest.approx(frequency)
     torch.testing.assert_close(result.predict(readout="dysp").flatten(), result.net.sentence().posterior("dysp"))
 
 
 def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
     """The E-step by sums over all joint states, and the log likelihood."""
-    full, names = joint(net), list(PARENTS)
+    joint_probs, names = joint(net), list(PARENTS)
     counts = {name: np.zeros((2,) * (len(PARENTS[name]) + 1)) for name in names}
     total = 0.0
     for row in rows:
-        observed = np.zeros_like(full)
+        observed = np.zeros_like(joint_probs)
         index = tuple(row.get(name, slice(None)) for name in names)
-        observed[index] = full[index]
+        observed[index] = joint_probs[index]
         total += math.log(observed.sum())
         for name in names:
-            axes = [names.index(item) for item in (*PARENTS[name], name)]
-            part = np.moveaxis(observed, axes, range(len(axes)))
-            counts[name] += part.reshape(*part.shape[: len(axes)], -1).sum(-1) / observed.sum()
+            axes = [names.index(node) for node in (*PARENTS[name], name)]
+            by_node = np.moveaxis(observed, axes, range(len(axes)))
+            counts[name] += by_node.reshape(*by_node.shape[: len(axes)], -1).sum(-1) / observed.sum()
     return counts, total
 
 
@@ -97,30 +97,30 @@ def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str,
 def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
     """Some nodes are never observed, some here and there; with a prior, the step is that of the posterior."""
     nodes = [bt.Node(name, Categorical(2, prior=prior), parents) for name, parents in PARENTS.items()]
-    start = jolted(bt.BNet(bt.Declaration(nodes=nodes)), 1.0).to(D)
-    data = {name: value.clone() for name, value in sampled(asia(), 60).items() if name not in ("either", "bronc")}
+    start = jitter(bt.BNet(bt.Declaration(nodes=nodes)), 1.0).to(D)
+    data = {name: value.clone() for name, value in draw_samples(asia(), 60).items() if name not in ("either", "bronc")}
     data["tub"][::3], data["lung"][1::4] = -1, -1
     rows = [{name: int(value[k]) for name, value in data.items() if value[k] >= 0} for k in range(60)]
     net = start
     for _ in range(3):
         counts, _ = expected_counts(net, rows)
-        shares = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
-        net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in shares.items()})
+        pseudo_counts = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
+        net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in pseudo_counts.items()})
     result = bt.fit(start, data, method=bt.EM(steps=3), progress=False)
     for name in PARENTS:
-        np.testing.assert_allclose(result.theta[name], tables(net)[name], atol=1e-7)
+        np.testing.assert_allclose(result.theta[name], get_tables(net)[name], atol=1e-7)
     assert float(result.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
 
 
 def test_a_table_below_observed_nodes_is_learned_alone():
-    """The likelihoods are kept, and the rows of the table differ by sentence."""
-    net, data = asia(), sampled(asia(), 80)
+    """The likelihoods are cached, and the rows of the table differ by sentence."""
+    net, data = asia(), draw_samples(asia(), 80)
     del data["lung"]
     rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]
     counts, _ = expected_counts(net, rows)
     result = bt.fit(net, data, method=bt.EM(steps=1), learn=["lung.logits"], progress=False)
-    share = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
-    np.testing.assert_allclose(result.theta["lung"], share, atol=1e-7)
+    expected = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
+    np.testing.assert_allclose(result.theta["lung"], expected, atol=1e-7)
     assert result.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
 
 
@@ -142,17 +142,17 @@ def test_samples_of_the_posterior_are_dirichlet():
 
 
 def test_a_mixture_is_fitted_to_an_array_of_observations():
-    truth = jolted(sites(), 1.0).to(D)
+    truth = jitter(sites(), 1.0).to(D)
     y = truth.pyro()(batch=300)["y"].squeeze(-2).detach()
-    start = jolted(sites(), 0.3).to(D)
+    start = jitter(sites(), 0.3).to(D)
     result = bt.fit(start, y, method=bt.EM(steps=60, restarts=2), progress=False)
     torch.testing.assert_close(result.log_likelihood(y), site_density(result.net, y), rtol=1e-9, atol=1e-9)
     assert result.log_likelihood(y).mean() > site_density(start, y).mean()
-    logs = torch.stack(
+    log_probs = torch.stack(
         [log_evidence(result.net.module(), {"y": Evidence(y)}, do={"z": torch.tensor(k)}) for k in (0, 1)], 1
     )
-    shares = (result.pi.log() + logs.detach()).softmax(1)
-    torch.testing.assert_close(result.responsibilities(y), shares, rtol=1e-9, atol=1e-9)
+    expected = (result.pi.log() + log_probs.detach()).softmax(1)
+    torch.testing.assert_close(result.responsibilities(y), expected, rtol=1e-9, atol=1e-9)
     assert result.predict(readout="y").shape == (1, 2, 2) and set(result.check(y, draws=20).p) == {
         "mean",
         "variance",
@@ -172,8 +172,8 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     u, noise = torch.randn(50, 2, dtype=D), torch.randn(50, 1, dtype=D)
     y = u @ torch.tensor([[1.5], [-0.5]], dtype=D) + 0.1 * noise
     result = bt.fit(net, {"u": u, "y": y}, method=bt.MAP(steps=200, rate=0.1), progress=False)
-    minimum = torch.linalg.lstsq(u, y).solution
-    torch.testing.assert_close(result.net.parameters["W.value"], minimum.T, atol=1e-3, rtol=0)
+    solution = torch.linalg.lstsq(u, y).solution
+    torch.testing.assert_close(result.net.parameters["W.value"], solution.T, atol=1e-3, rtol=0)
     torch.testing.assert_close(result.predict({"u": u}), u @ result.net.parameters["W.value"].T)
     for data in ({"y": y}, [{"y": [1.0]}]):
         with pytest.raises(bt.BNetError, match="got none for u"):
@@ -187,12 +187,12 @@ def test_inputs_of_a_net_without_words_are_columns_too():
 
 def test_time_may_be_slices():
     """A hidden Markov model over slices: the forward recursion."""
-    net = jolted(hidden_states(), 1.0).to(D)
-    start, move, emit = (net.parameters[f"{name}.logits"].log_softmax(-1) for name in ("x_0", "x", "y"))
+    net = jitter(hidden_states(), 1.0).to(D)
+    start, transition, emission = (net.parameters[f"{name}.logits"].log_softmax(-1) for name in ("x_0", "x", "y"))
     y = torch.randint(3, (4, 3))
     alpha = start.expand(4, 2)
     for t in range(3):
-        alpha = (alpha[:, :, None] + move).logsumexp(1) + emit[:, y[:, t]].T
+        alpha = (alpha[:, :, None] + transition).logsumexp(1) + emission[:, y[:, t]].T
     actual = log_evidence(net.module(), {f"y_{t}": Evidence(y[:, t]) for t in range(3)})
     torch.testing.assert_close(actual, alpha.logsumexp(1))
     result = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method=bt.EM(steps=5), progress=False)
@@ -201,13 +201,13 @@ def test_time_may_be_slices():
 
 def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     """The order of the states of a choice that is never observed changes no likelihood."""
-    net = jolted(sites(), 1.0).to(D)
+    net = jitter(sites(), 1.0).to(D)
     (selector,) = find_selectors(net.network)
     dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
     assert {name: dim for name, dim in dims.items() if dim is not None} == {"z.logits": 0, "x.logits": 1}
-    turned = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})
+    flipped = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})
     y = torch.randn(4, 2, 2, dtype=D)
-    torch.testing.assert_close(site_density(turned, y), site_density(net, y))
+    torch.testing.assert_close(site_density(flipped, y), site_density(net, y))
 
 
 def test_data_that_are_none_are_refused():
@@ -224,4 +224,4 @@ def test_data_that_are_none_are_refused():
 
 def test_choices_that_are_observed_are_not_drawn():
     with pytest.raises(bt.BNetError, match="asia"):
-        bt.fit(asia(), sampled(asia(), 5), method=bt.SVI(choices="sampled"), progress=False)
+        bt.fit(asia(), draw_samples(asia(), 5), method=bt.SVI(choices="sampled"), progress=False)

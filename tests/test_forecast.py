@@ -1,4 +1,4 @@
-"""Rollouts: equal a loop by hand, batches their rows, long ones their beginning; draws follow the seed; bad input."""
+"""Rollouts: equal a loop by hand, batches equal their rows, samples follow the seed; errors."""
 
 import numpy as np
 import pytest
@@ -80,11 +80,11 @@ def test_one_readout_of_the_sentence_is_the_next_word() -> None:
 
 def test_an_encoder_reads_the_window_once_and_the_decoder_goes_on() -> None:
     net, words = translator(), vectors(2, 5, 4)
-    module, text = net.module().eval(), words[:, -1:]
+    module, target = net.module().eval(), words[:, -1:]
     for _ in range(4):
-        text = torch.cat([text, module({"enc": words, "dec": text})[:, -1:]], 1)
-    assert_close(net.iterate(words, 4), text[:, 1:], rtol=1e-10, atol=1e-10)
-    assert_close(net.iterate({"enc": words, "dec": text[:, :3]}, 2), text[:, 3:], rtol=1e-10, atol=1e-10)
+        target = torch.cat([target, module({"enc": words, "dec": target})[:, -1:]], 1)
+    assert_close(net.iterate(words, 4), target[:, 1:], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate({"enc": words, "dec": target[:, :3]}, 2), target[:, 3:], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator])
@@ -106,14 +106,14 @@ def test_draws_are_around_the_mean_by_the_seed(net) -> None:
     net, words = net(), vectors(3, 4)
     mean = net.iterate(words, 3)
     (name,) = [name for name in net.parameters if name.endswith("log_sigma")]
-    sharp = net.replace({name: torch.tensor(-18.0, dtype=D)})
-    assert_close(sharp.iterate(words, 3, sample=True), mean, rtol=0, atol=1e-6)
-    many, before = words.expand(4000, 3, 4), torch.get_rng_state()
-    samples = net.iterate(many, 2, sample=True, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(samples, net.iterate(many, 2, sample=True, seed=1))
-    assert torch.equal(samples[:, :1], net.iterate(many, 1, sample=True, seed=1))
-    assert not torch.equal(samples, net.iterate(many, 2, sample=True, seed=2))
+    nearly_exact = net.replace({name: torch.tensor(-18.0, dtype=D)})
+    assert_close(nearly_exact.iterate(words, 3, sample=True), mean, rtol=0, atol=1e-6)
+    windows_, rng_state = words.expand(4000, 3, 4), torch.get_rng_state()
+    samples = net.iterate(windows_, 2, sample=True, seed=1)
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    assert torch.equal(samples, net.iterate(windows_, 2, sample=True, seed=1))
+    assert torch.equal(samples[:, :1], net.iterate(windows_, 1, sample=True, seed=1))
+    assert not torch.equal(samples, net.iterate(windows_, 2, sample=True, seed=2))
     first = samples[:, 0]
     assert_close(first.mean(0), mean[0], rtol=0, atol=0.015)
     assert_close(first.T.cov(), 0.04 * torch.eye(4, dtype=D), rtol=0, atol=0.004)
@@ -131,14 +131,14 @@ def test_a_float_net_takes_any_real_numbers() -> None:
     assert net.iterate(np.ones((3, 4), dtype=int), 2).shape == (2, 4)
 
 
-def plain(readouts: list[bt.Node], *given: bt.Node) -> bt.BNet:
+def adding_net(readouts: list[bt.Node], *given: bt.Node) -> bt.BNet:
     """One slice that adds something to its words."""
     states = [bt.Node("x", Given(4), plates=WORD), *given]
     slices = [bt.Node("x", Add(), ["x", *(node.role for node in given)], WORD)]
     return bt.BNet(bt.Declaration([bt.Stack(slices, states, readouts)]))
 
 
-def doubling(times: float) -> bt.BNet:
+def scaling_net(times: float) -> bt.BNet:
     """Each word is the one before it, times a number."""
     slices = [bt.Node("x", Linear(1), ["x"], WORD)]
     net = bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
@@ -173,23 +173,23 @@ BAD = {
     "table, later": (lambda: forecaster(mask=TABLE), (vectors(3, 4), 2), {"grow": True}, "table .*got 4"),
     "vocabulary": (lambda: bt.decoder(4, **SMALL, vocabulary=5), (vectors(3, 4), 2), {}, "allowed: generate"),
     "ids": (lambda: bt.encoder(4, **SMALL, vocabulary=5, readout=Normal(1.0)), (vectors(3, 4), 2), {}, "vectors; got"),
-    "two readouts": (lambda: plain([Y, Z]), (vectors(3, 4), 2), {}, r"got y \(Normal\), z \(Normal\)"),
+    "two readouts": (lambda: adding_net([Y, Z]), (vectors(3, 4), 2), {}, r"got y \(Normal\), z \(Normal\)"),
     "another width": (
-        lambda: plain([bt.Node("y", Normal(0.5, dim=2), ["x"], WORD)]),
+        lambda: adding_net([bt.Node("y", Normal(0.5, dim=2), ["x"], WORD)]),
         (vectors(3, 4), 2),
         {},
         r"words of shape \(4,\), as are read; got y of shape \(2,\)",
     ),
     "a choice": (lambda: bt.bayesuvius(4, heads=2, observe=Normal(1.0)), (vectors(3, 4), 2), {}, "choice .*got c"),
     "more is given": (
-        lambda: plain([Y], bt.Node("season", Given(4), plates=WORD)),
+        lambda: adding_net([Y], bt.Node("season", Given(4), plates=WORD)),
         (vectors(3, 4), 2),
         {},
         "no given nodes but the words; got season",
     ),
     "no source": (translator, ({"dec": vectors(3, 4)}, 2), {}, "words of stack 'enc'; got only dec"),
     "overflow": (
-        lambda: doubling(1e160),
+        lambda: scaling_net(1e160),
         (torch.tensor([[[0.0]], [[1.0]]], dtype=D), 3),
         {},
         "finite numbers; got a NaN or an infinite one at step 2 of window 1; allowed: at most steps=1",
@@ -200,9 +200,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_told(name: str) -> None:
-    net, text, options, message = BAD[name]
+    net, arguments, options, message = BAD[name]
     with pytest.raises(bt.BNetError, match=message):
-        net().iterate(*text, **options)
+        net().iterate(*arguments, **options)
 
 
 # windows of a series, and training on them
@@ -226,12 +226,13 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3, 1)
     y[0, 1] = torch.nan
     options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
-    full = flat_options.train(net, (x, y), **options)
-    for other in (list(zip(x, y, strict=True)), (x.numpy(), y.numpy())):
-        result = flat_options.train(net, other, **options)
-        assert result.losses == full.losses and result.held_out == full.held_out
-    fresh = bt.train(net, lambda step: (x[step : step + 4], y[step : step + 4]), steps=3)
-    assert fresh.losses == bt.train(net, lambda s: list(zip(x[s : s + 4], y[s : s + 4], strict=True)), steps=3).losses
+    expected = flat_options.train(net, (x, y), **options)
+    for examples in (list(zip(x, y, strict=True)), (x.numpy(), y.numpy())):
+        result = flat_options.train(net, examples, **options)
+        assert result.losses == expected.losses and result.held_out == expected.held_out
+    streamed = bt.train(net, lambda step: (x[step : step + 4], y[step : step + 4]), steps=3)
+    pairs = bt.train(net, lambda s: list(zip(x[s : s + 4], y[s : s + 4], strict=True)), steps=3)
+    assert streamed.losses == pairs.losses
     with pytest.raises(bt.BNetError, match="data: expected at least one example"):
         bt.train(net, (x[:0], y[:0]), steps=1)
     with pytest.raises(bt.BNetError, match=r"data\[\d+\], y: expected values of shape \(3, 4\)"):
@@ -249,12 +250,12 @@ def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, va
     bad = x.clone()
     bad[-2, 1, 0] = value
     data = (bad.numpy(), y.numpy()) if kind == "arrays" else (bad, y)
-    text = {"data": (x, y), "held_out": data} if kind == "held out" else {"data": data}
-    subject = "held_out" if kind == "held out" else "data"
+    kwargs = {"data": (x, y), "held_out": data} if kind == "held out" else {"data": data}
+    argument = "held_out" if kind == "held out" else "data"
     with pytest.raises(
-        bt.BNetError, match=rf"{subject}\[{len(x) - 2}\], sentence.*: .*NaN or an infinite one at word 1"
+        bt.BNetError, match=rf"{argument}\[{len(x) - 2}\], sentence.*: .*NaN or an infinite one at word 1"
     ):
-        flat_options.train(net, **text, steps=1, batch=1)
+        flat_options.train(net, **kwargs, steps=1, batch=1)
     if kind in ("tensors", "arrays"):
         infinite = y.masked_fill(torch.arange(len(y))[:, None, None] == 5, torch.inf)
         with pytest.raises(bt.BNetError, match=r"data\[5\], y: expected finite numbers"):
@@ -277,28 +278,28 @@ def test_a_module_of_the_net_may_be_told() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator, lambda: bt.volume_preserving(4).to(D)])
 def test_a_net_on_another_device_goes_on_there(net) -> None:
-    current, words = net(), vectors(2, 3, 4)
-    present = current.to("cuda")
+    on_cpu, words = net(), vectors(2, 3, 4)
+    on_gpu = on_cpu.to("cuda")
     for options in ({}, {"compile": True}):
-        result = present.iterate(words, 5, **options)
+        result = on_gpu.iterate(words, 5, **options)
         assert result.device.type == "cuda"
-        assert_close(result.cpu(), current.iterate(words, 5), rtol=1e-8, atol=1e-8)
+        assert_close(result.cpu(), on_cpu.iterate(words, 5), rtol=1e-8, atol=1e-8)
 
 
 # the rigid body
 
 
 def test_the_data_of_the_rigid_body_solve_the_midpoint_rule() -> None:
-    begun = rigid_body.create_starts()
-    assert begun.shape == (1238, 3) and begun.dtype == D
+    starts = rigid_body.create_starts()
+    assert starts.shape == (1238, 3) and starts.dtype == D
     angles = np.arange(0.1, 2 * np.pi, 0.01)
     zero = 0 * angles
     first, second = (
         np.stack([np.sin(angles), zero, np.cos(angles)], -1),
         np.stack([zero, np.sin(angles), np.cos(angles)], -1),
     )
-    assert_close(begun, torch.from_numpy(np.concatenate([first, second])), rtol=0, atol=1e-12)
-    z = rigid_body.integrate_orbits(begun)
+    assert_close(starts, torch.from_numpy(np.concatenate([first, second])), rtol=0, atol=1e-12)
+    z = rigid_body.integrate_orbits(starts)
     assert z.shape == (1238, 101, 3)
     middle = (z[:, :-1] + z[:, 1:]) / 2
     a, b, c = middle.unbind(-1)
@@ -313,8 +314,8 @@ def test_the_data_of_the_rigid_body_solve_the_midpoint_rule() -> None:
 def test_the_relative_error_is_that_of_all_windows() -> None:
     net, series = integrator(), vectors(2, 9, 4)
     x, y = windows(series, 3, 3)
-    given = torch.stack([net.iterate(window, 3) for window in x])
-    expected = float(((given - y) ** 2).sum().sqrt() / (y**2).sum().sqrt())
+    forecasts = torch.stack([net.iterate(window, 3) for window in x])
+    expected = float(((forecasts - y) ** 2).sum().sqrt() / (y**2).sum().sqrt())
     assert rigid_body.relative_error(net, series, 3) == pytest.approx(expected, rel=1e-9)
 
 

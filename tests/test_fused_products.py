@@ -1,4 +1,4 @@
-"""Products that are folded, made together, or met by Gram matrices give what each product by itself gives."""
+"""Products that are folded, batched, or computed by Gram matrices equal the separate products."""
 
 import itertools
 from collections import Counter
@@ -35,17 +35,17 @@ NETS = [
 ]
 
 
-def net_of(options, observe=None) -> bt.BNet:
+def make_net(options, observe=None) -> bt.BNet:
     return bt.bayesuvius(4, **{"heads": 3, **options}, observe=observe or Normal(0.7)).to(D)
 
 
-def unfolded(net: bt.BNet) -> CompiledModule:
+def make_unfolded(net: bt.BNet) -> CompiledModule:
     module = net.module()
-    module.max_width = 10**9  # so many words that none has as many
+    module.max_width = 10**9  # more words than any sentence has
     return module
 
 
-def gradients(module: CompiledModule, loss: torch.Tensor) -> list[torch.Tensor]:
+def compute_gradients(module: CompiledModule, loss: torch.Tensor) -> list[torch.Tensor]:
     parameters = [p for p in module.parameters() if p.requires_grad]
     return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
@@ -55,31 +55,31 @@ def gradients(module: CompiledModule, loss: torch.Tensor) -> list[torch.Tensor]:
 def test_folded_maps_change_no_value(options, words):
     if options.get("per") == "word" and words > 3:
         pytest.skip("as for few")
-    net, x = net_of(options), torch.randn(5, words, 4, dtype=D)
+    net, x = make_net(options), torch.randn(5, words, 4, dtype=D)
     mask = torch.arange(words) < torch.tensor([words, words - 1, 2, 1, words])[:, None]
     name = f"x_{options.get('slices', 1)}"
-    for present in (None, mask):
-        actual, plain = net.module(), unfolded(net)
-        a, b = (module(x, present, want=[name])[name] for module in (actual, plain))
+    for mask_ in (None, mask):
+        folded, unfolded = net.module(), make_unfolded(net)
+        a, b = (module(x, mask_, want=[name])[name] for module in (folded, unfolded))
         close(a, b)
-        observed = torch.ones(5, words, dtype=torch.bool) if present is None else present
+        observed = torch.ones(5, words, dtype=torch.bool) if mask_ is None else mask_
         losses = [torch.where(observed[:, :, None], value, 0).square().sum() for value in (a, b)]
-        pairs = zip(gradients(actual, losses[0]), gradients(plain, losses[1]), strict=True)
-        for one, other in pairs:
-            close(one, other, 1e-08)
+        pairs = zip(compute_gradients(folded, losses[0]), compute_gradients(unfolded, losses[1]), strict=True)
+        for folded_grad, unfolded_grad in pairs:
+            close(folded_grad, unfolded_grad, 1e-08)
 
 
 def test_maps_are_folded_where_it_pays():
-    """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or q that is asked for."""
-    module = net_of({}).module()
+    """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or where q is requested."""
+    module = make_net({}).module()
     known = frozenset({module.network.graph.get_group("x_0").index})
     q, x = (module.network.graph.get_group(name).index for name in ("q_0", "x_1"))
     assert q not in {i for group in module.plan(("x_1",), known, fold=True).components for i in group}
     assert x in module.plan(("x_1",), known, fold=True).folds
     assert not module.plan(("x_1",), known).folds
     assert not module.plan(("x_1", "q_0"), known, fold=True).folds
-    assert not net_of({"key_dim": 2}).module().plan(("x_1",), known, fold=True).folds
-    assert not net_of({"atoms": 5}).module().plan(("x_1",), known, fold=True).folds
+    assert not make_net({"key_dim": 2}).module().plan(("x_1",), known, fold=True).folds
+    assert not make_net({"atoms": 5}).module().plan(("x_1",), known, fold=True).folds
 
 
 OBSERVED = [
@@ -96,41 +96,41 @@ OBSERVED = [
 def test_a_readout_above_an_attention_is_the_plain_one(k, options, monkeypatch):
     """By Gram matrices and by explicit mixes, two readouts for each net."""
     for observe in (OBSERVED[k % len(OBSERVED)], OBSERVED[(k + 3) % len(OBSERVED)]):
-        module, x = net_of(options, observe).module(), torch.randn(5, 3, 4, dtype=D)
-        real = isinstance(observe, Normal)
-        observed = torch.randn(5, 3, observe.dim or 4, dtype=D) if real else torch.randint(3, (5, 3))
+        module, x = make_net(options, observe).module(), torch.randn(5, 3, 4, dtype=D)
+        is_normal = isinstance(observe, Normal)
+        observed = torch.randn(5, 3, observe.dim or 4, dtype=D) if is_normal else torch.randint(3, (5, 3))
         y = Evidence(observed, torch.rand(5, 3) > 0.3)
         mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3])[:, None]
-        for evidence, present in ((Evidence(y.value), None), (y, mask)):
+        for evidence, mask_ in ((Evidence(y.value), None), (y, mask)):
             with monkeypatch.context() as patch:
                 patch.setattr(factors, "find_deferred_attention", lambda *_: {})
-                plain = log_evidence(module, {"y": evidence}, x, present)
-            slopes = gradients(module, plain.sum())
+                expected = log_evidence(module, {"y": evidence}, x, mask_)
+            expected_grads = compute_gradients(module, expected.sum())
             for gram in (True, False):
                 with monkeypatch.context() as patch:
                     patch.setattr(readout, "_is_gram_cheaper", lambda *_, gram=gram: gram)
-                    result = log_evidence(module, {"y": evidence}, x, present)
-                close(result, plain)
-                for one, other in zip(gradients(module, result.sum()), slopes, strict=True):
-                    close(one, other, 1e-08)
+                    result = log_evidence(module, {"y": evidence}, x, mask_)
+                close(result, expected)
+                for grad, expected_grad in zip(compute_gradients(module, result.sum()), expected_grads, strict=True):
+                    close(grad, expected_grad, 1e-08)
 
 
 @pytest.mark.parametrize("options", [{"atoms": 4}, {"atoms": 3, "slices": 2}, {"atoms": 4, "residual": True}], ids=str)
 def test_gram_matrices_give_posteriors(options, monkeypatch):
-    net = net_of(options)
+    net = make_net(options)
     module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randn(5, 3, 4, dtype=D)
     for name in ("c", "W_q_0", "W_v_0"):
         result = posterior(module, name, {"y": Evidence(y)}, x)
         with monkeypatch.context() as patch:
             patch.setattr(factors, "find_deferred_attention", lambda *_: {})
-            plain = posterior(module, name, {"y": Evidence(y)}, x)
-        close(result, plain, 1e-09)
+            expected = posterior(module, name, {"y": Evidence(y)}, x)
+        close(result, expected, 1e-09)
 
 
 def test_gram_matrices_are_used_where_they_pay(monkeypatch):
     calls = []
-    plain = readout._gram_squared_error
-    monkeypatch.setattr(readout, "_gram_squared_error", lambda *args: calls.append(1) or plain(*args))
+    gram_squared_error = readout._gram_squared_error
+    monkeypatch.setattr(readout, "_gram_squared_error", lambda *args: calls.append(1) or gram_squared_error(*args))
     y = Evidence(torch.randn(2, 8, 16))
     for options, expected in (({"atoms": 8}, 1), ({"heads": 3}, 0)):
         calls.clear()
@@ -143,12 +143,12 @@ def test_gram_matrices_are_used_where_they_pay(monkeypatch):
 
 
 def test_what_else_is_asked_keeps_the_attention():
-    """Evidence on the attention's own value, or a second reader of it, stands beside the readout's."""
-    net = net_of({"atoms": 3})
+    """Evidence on the value of the attention itself counts as well as that on the readout."""
+    net = make_net({"atoms": 3})
     module, x = net.module(), torch.randn(1, 3, 4, dtype=D)
-    created = module(x, want=["x_1"])["x_1"]
+    values = module(x, want=["x_1"])["x_1"]
     y = torch.randn(1, 3, 4, dtype=D)
-    observed = created[1, 2, 0][None] if created.dim() == 6 else created[1, 2, 0, 0][None]
+    observed = values[1, 2, 0][None] if values.dim() == 6 else values[1, 2, 0, 0][None]
     result = posterior(module, "W_v_0", {"y": Evidence(y), "x_1": Evidence(observed.reshape(1, 3, 4).detach())}, x)
     assert result.max() == 1
 
@@ -157,8 +157,8 @@ def test_heads_of_unlike_widths_are_made_together():
     """q, k and v of one vector, with plates of their own, by one product."""
     nodes = [bt.Node(f"W_{r}", Weight((3 if r == "v" else 2, 4)), plates=["head"] if r != "k" else []) for r in "qkv"]
     nodes += [bt.Node(r, Linear(), [f"W_{r}", "x"], ["head", "word"] if r != "k" else ["word"]) for r in "qkv"]
-    read = [bt.Arrow("k", "every"), bt.Arrow("v", "every")]
-    nodes += [bt.Node("a", Attention(Dot()), ["q", *read], ["head", "word"])]
+    arrows = [bt.Arrow("k", "every"), bt.Arrow("v", "every")]
+    nodes += [bt.Node("a", Attention(Dot()), ["q", *arrows], ["head", "word"])]
     nodes += [bt.Node("x", Linear(4), ["v0"], ["word"]), bt.Node("v0", Linear(4), ["x"], ["word"])][::-1]
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=["word"])])
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(D)
@@ -170,31 +170,31 @@ def test_heads_of_unlike_widths_are_made_together():
         close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])
 
 
-class Calls(TorchDispatchMode):
+class CallCounter(TorchDispatchMode):
     """How often each operation is called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.of = Counter()
+        self.counts = Counter()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        self.of[operation.overloadpacket.__name__] += 1
+        self.counts[operation.overloadpacket.__name__] += 1
         return operation(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("words, copied", [(2, False), (40, True)])
-def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, copied):
+@pytest.mark.parametrize("words, is_copied", [(2, False), (40, True)])
+def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, is_copied):
     """The copy of the weights pays where x would be read again for each; either way each map is `W x + b`."""
     weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
     x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
-    with Calls() as calls:
-        created = apply_maps(weights, x, [None, None])
-    assert (calls.of["cat"] > 0) == copied and calls.of["mm"] == (1 if copied else 2)
-    for W, item in zip(weights, created, strict=True):
-        close(item, torch.einsum("...oi,...i->...o", W, x))
+    with CallCounter() as calls:
+        outputs = apply_maps(weights, x, [None, None])
+    assert (calls.counts["cat"] > 0) == is_copied and calls.counts["mm"] == (1 if is_copied else 2)
+    for W, output in zip(weights, outputs, strict=True):
+        close(output, torch.einsum("...oi,...i->...o", W, x))
     assert torch.autograd.gradcheck(lambda x, *W: tuple(apply_maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
     (biased,) = apply_maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
-    close(biased, created[1] + bias)
+    close(biased, outputs[1] + bias)
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 0)])
@@ -210,26 +210,26 @@ def test_entries_at_all_states_are_what_a_look_up_finds_and_no_copy(dims):
 
 def test_weights_of_all_heads_are_the_parameter_itself():
     """Under `do(c=...)` they are the one head's; enumerated, a view of all, without a look-up."""
-    net = net_of({})
+    net = make_net({})
     module, x = net.module(), torch.randn(5, 3, 4, dtype=D)
-    with Calls() as calls:
+    with CallCounter() as calls:
         all_heads = module(x, want=["x_1"])["x_1"]
-    assert not calls.of["index"]
+    assert not calls.counts["index"]
     for c in range(3):
-        one = module(x, want=["x_1"], do={"c": torch.tensor(c)})["x_1"]
-        close(all_heads[c], one)
+        one_head = module(x, want=["x_1"], do={"c": torch.tensor(c)})["x_1"]
+        close(all_heads[c], one_head)
 
 
 def test_a_bias_that_slices_share_is_made_once():
     net, x = bucketed(), torch.tensor([[0, 2, 1, 1]])
     slices, module = len(net.network.graph.by_stem["a"]), net.module()
-    with Calls() as calls:
+    with CallCounter() as calls:
         module(x)
-    assert slices > 1 and calls.of["gather"] == 1
-    read, _ = module.attention_weights(x)
+    assert slices > 1 and calls.counts["gather"] == 1
+    attention, _ = module.attention_weights(x)
     s = net.sentence(x[0].tolist())
     for t in range(slices):
-        close(read[f"a_{t}"][0], s.attention(slice=t).to(read[f"a_{t}"].dtype), 1e-05)
+        close(attention[f"a_{t}"][0], s.attention(slice=t).to(attention[f"a_{t}"].dtype), 1e-05)
 
 
 def test_squared_distances_of_several_dims():

@@ -1,6 +1,6 @@
-"""Every reader of files and text, fed with spoilt input: the value that was written, or one `BNetError`.
+"""Every reader of files and text, given corrupted input, returns the value that was written or a `BNetError`.
 
-A spoilt input never runs a program, imports what it names, or hangs. Faults that were found so are tests of their own.
+A corrupted input never runs a program, imports a module that it names, or hangs. Faults found so have tests below.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.declare import io as store
-from tests.file_helpers import same
+from tests.file_helpers import assert_same
 
-# the law
+# guarded execution
 
 CANARY = "fuzz_canary"  # a module that nobody may import
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class")
 FORBIDDEN += ("socket.connect", "socket.getaddrinfo", "marshal.loads", "webbrowser.open")
-_watching = threading.local()
+_audit = threading.local()
 
 
 class Executed(BaseException):
@@ -44,7 +44,7 @@ class Executed(BaseException):
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if not getattr(_watching, "on", False):
+    if not getattr(_audit, "on", False):
         return
     if event in FORBIDDEN or (event == "import" and str(arguments[0]).split(".")[0] == CANARY):
         raise Executed(f"{event}: {arguments!r:.200}")
@@ -56,19 +56,19 @@ def _install() -> None:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def forbid_execution() -> Iterator[None]:
     """Within it, to run a program or a pickle, to import the canary, or to ask the network is an error."""
     _install()
-    _watching.on = True
+    _audit.on = True
     try:
         yield
     finally:
-        _watching.on = False
+        _audit.on = False
 
 
-def refused(read: Callable[[], object], passed: str = "", kind: type[bt.BNetError] = bt.BNetError) -> None:
-    """One clear refusal that says so much."""
-    with pytest.raises(kind, match=passed) as error:
+def check_refused(read: Callable[[], object], message: str = "", kind: type[bt.BNetError] = bt.BNetError) -> None:
+    """Assert that a call raises one error, whose message matches."""
+    with pytest.raises(kind, match=message) as error:
         read()
     assert len(str(error.value)) < 1000
 
@@ -77,7 +77,7 @@ def refused(read: Callable[[], object], passed: str = "", kind: type[bt.BNetErro
 
 
 @functools.cache
-def net() -> bt.BNet:
+def tiny_net() -> bt.BNet:
     return bt.bayesuvius(
         2, heads=2, key_dim=1, vocabulary=("the", "cat"), observe=bt.tpm.Categorical(2, labels=("n", "y"))
     )
@@ -85,8 +85,8 @@ def net() -> bt.BNet:
 
 def read_net(path: Path) -> None:
     """A file of a net: what it reads it writes back the same."""
-    result = bt.load(path)
-    same(store.load(_put(path.with_name("again.safetensors"), store.to_bytes(result.network))), result.network)
+    net = bt.load(path)
+    assert_same(store.load(_put(path.with_name("again.safetensors"), store.to_bytes(net.network))), net.network)
 
 
 def _put(path: Path, data: bytes) -> Path:
@@ -97,19 +97,24 @@ def _put(path: Path, data: bytes) -> Path:
 
 def read_header(path: Path) -> None:
     """A net whose header is that JSON, under a hash that is true of it."""
-    full = store.to_bytes(net().network)
-    tensors = load_bytes(full)
+    net_bytes = store.to_bytes(tiny_net().network)
+    tensors = load_bytes(net_bytes)
     try:
-        head = json.loads(path.read_bytes())
+        header = json.loads(path.read_bytes())
     except ValueError:
         return  # no header could be written
     with suppress(Exception):
-        head["sha256"] = store._compute_sha256(head, tensors)
-    read_net(_put(path, save_bytes(tensors, {store.METADATA_KEY: json.dumps(head)})))
+        header["sha256"] = store._compute_sha256(header, tensors)
+    read_net(_put(path, save_bytes(tensors, {store.METADATA_KEY: json.dumps(header)})))
 
 
-def seeds_header() -> list[bytes]:
-    nets = (net(), bt.encoder_decoder(4, heads=2, slices=1, vocabulary=["a", "b"]), bt.geometric(2), bt.recurrent(2))
+def make_headers() -> list[bytes]:
+    nets = (
+        tiny_net(),
+        bt.encoder_decoder(4, heads=2, slices=1, vocabulary=["a", "b"]),
+        bt.geometric(2),
+        bt.recurrent(2),
+    )
     return [store._serialize(item.network)[1][store.METADATA_KEY].encode() for item in nets]
 
 
@@ -118,7 +123,7 @@ GPT2 |= {"n_head": 2, "n_positions": 5, "activation_function": "gelu_new", "laye
 
 
 @functools.cache
-def weights() -> dict[str, torch.Tensor]:
+def make_weights() -> dict[str, torch.Tensor]:
     """The tensors of a small GPT-2."""
     shapes = {"wte.weight": (4, 4), "wpe.weight": (5, 4), "ln_f.weight": (4,), "ln_f.bias": (4,)}
     inner = {"ln_1": (4,), "ln_2": (4,), "attn.c_attn": (4, 12), "attn.c_proj": (4, 4)}
@@ -129,48 +134,42 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def read_folder(path: Path, name: str, holding: str = "model.safetensors") -> None:
-    """A folder of Hugging Face in which one file is spoilt."""
+    """A folder of Hugging Face in which one file is corrupted."""
     folder = path.parent / name.replace(".", "_")
     _put(folder / "config.json", json.dumps(GPT2).encode())
-    _put(folder / holding, save_bytes(weights()))
+    _put(folder / holding, save_bytes(make_weights()))
     bt.from_pretrained(str(_put(folder / name, path.read_bytes()).parent))
 
 
-def seeds_config() -> list[bytes]:
-    wordy = {
-        "vocab_size": 4,
-        "hidden_size": 4,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 3,
-    }
-    wordy |= {"max_position_embeddings": 8, "num_key_value_heads": 1, "id2label": {"0": "a", "1": "b"}}
+def make_configs() -> list[bytes]:
+    base = {"vocab_size": 4, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 3}
+    base |= {"max_position_embeddings": 8, "num_key_value_heads": 1, "id2label": {"0": "a", "1": "b"}}
     kinds = ("bert", "albert", "roberta", "mpnet", "gpt_neox", "mistral", "qwen2", "llama", "vit")
-    return [json.dumps(item).encode() for item in (GPT2, *({**wordy, "model_type": kind} for kind in kinds))]
+    return [json.dumps(item).encode() for item in (GPT2, *({**base, "model_type": kind} for kind in kinds))]
 
 
-def seeds_tokenizer() -> list[bytes]:
+def make_tokenizers() -> list[bytes]:
     vocab = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "the": 3, "cat": 4, "##s": 5, "s": 6, "a": 7, "c": 8, "t": 9}
     pieces = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": vocab}
     merges = {"type": "BPE", "unk_token": "[UNK]", "vocab": vocab | {"ca": 10}, "merges": [["c", "a"]]}
     models = [pieces | {"max_input_chars_per_word": 100}, merges | {"dropout": None, "fuse_unk": False}]
     models += [{"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}]
     models += [{"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}]
-    full = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
-    return [json.dumps({**full, "model": model}).encode() for model in models]
+    base = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    return [json.dumps({**base, "model": model}).encode() for model in models]
 
 
 def read_tokenizer(path: Path) -> None:
     reader = Tokenizer(path.read_bytes().decode("utf-8", "replace"))
     for text in ("the cats sat", ["the", "cats"], "aé中 x"):
         with suppress(bt.BNetError):
-            _proved(reader, text)
+            _check_encoding(reader, text)
 
 
-def _proved(reader: Tokenizer, text: str | list[str]) -> None:
+def _check_encoding(reader: Tokenizer, text: str | list[str]) -> None:
     """There is one entry for each token, groups part the tokens, and spans lie in the text."""
     result, length = reader.encode(text), len(text if isinstance(text, str) else " ".join(text))
-    assert len({len(item) for item in (result.tokens, result.ids, result.spans, result.special, result.segments)}) == 1
+    assert len({len(f) for f in (result.tokens, result.ids, result.spans, result.special, result.segments)}) == 1
     assert [k for group in result.groups for k in group] == list(range(len(result.ids)))
     assert all(span is None or 0 <= span[0] <= span[1] <= length for span in result.spans)
 
@@ -180,33 +179,33 @@ def read_hdf5(path: Path) -> None:
     assert all(bool(value.isfinite().all()) for value in bt.load_geometric(path).parameters.values())
 
 
-def seeds_hdf5() -> list[bytes]:
-    h5py, held = pytest.importorskip("h5py"), io.BytesIO()
-    with h5py.File(held, "w") as file:
-        for which in ("PQ", "PK", "PV"):
-            file[f"L1/{which}/head_1"] = np.eye(2)
+def make_hdf5() -> list[bytes]:
+    h5py, buffer = pytest.importorskip("h5py"), io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for role in ("PQ", "PK", "PV"):
+            file[f"L1/{role}/head_1"] = np.eye(2)
         for k in (2, 3):
             file[f"L{k}/weight"], file[f"L{k}/bias"] = np.eye(2), np.zeros(2)
-    return [held.getvalue()]
+    return [buffer.getvalue()]
 
 
-def seeds_stream() -> list[bytes]:
+def make_token_streams() -> list[bytes]:
     result = []
     for save in (np.save, np.savez):
-        held = io.BytesIO()
-        save(held, np.arange(5))
-        result.append(held.getvalue())
+        buffer = io.BytesIO()
+        save(buffer, np.arange(5))
+        result.append(buffer.getvalue())
     return result
 
 
 def read_lines(path: Path) -> None:
-    result = read_examples(TextSource((), str(path)))
-    assert result.texts and all(result.texts)
+    examples = read_examples(TextSource((), str(path)))
+    assert examples.texts and all(examples.texts)
 
 
 @dataclass(frozen=True)
 class Parser:
-    """What reads a file, sound files, whether they are JSON, and whether sound ones may be refused."""
+    """A reader of files, valid files, whether they are JSON, and whether valid ones may be refused."""
 
     read: Callable[[Path], object]
     seeds: Callable[[], Sequence[bytes]]
@@ -215,24 +214,24 @@ class Parser:
 
 
 PARSERS = {
-    "net": Parser(read_net, lambda: [store.to_bytes(net().network)]),
-    "header of a net": Parser(read_header, seeds_header, is_json=True, may_refuse=True),
-    "config.json": Parser(lambda path: read_folder(path, "config.json"), seeds_config, is_json=True, may_refuse=True),
-    "weights": Parser(lambda path: read_folder(path, "model.safetensors"), lambda: [save_bytes(weights())]),
+    "net": Parser(read_net, lambda: [store.to_bytes(tiny_net().network)]),
+    "header of a net": Parser(read_header, make_headers, is_json=True, may_refuse=True),
+    "config.json": Parser(lambda path: read_folder(path, "config.json"), make_configs, is_json=True, may_refuse=True),
+    "weights": Parser(lambda path: read_folder(path, "model.safetensors"), lambda: [save_bytes(make_weights())]),
     "index of weights": Parser(
         lambda path: read_folder(path, "model.safetensors.index.json", "part.safetensors"),
-        lambda: [json.dumps({"weight_map": dict.fromkeys(weights(), "part.safetensors")}).encode()],
+        lambda: [json.dumps({"weight_map": dict.fromkeys(make_weights(), "part.safetensors")}).encode()],
         is_json=True,
     ),
-    "tokenizer.json": Parser(read_tokenizer, seeds_tokenizer, is_json=True),
-    "HDF5": Parser(read_hdf5, seeds_hdf5),
+    "tokenizer.json": Parser(read_tokenizer, make_tokenizers, is_json=True),
+    "HDF5": Parser(read_hdf5, make_hdf5),
     "token stream": Parser(
-        lambda path: map_tokens(path.rename(path.with_suffix(".npy"))), seeds_stream, may_refuse=True
+        lambda path: map_tokens(path.rename(path.with_suffix(".npy"))), make_token_streams, may_refuse=True
     ),
     "file of sentences": Parser(read_lines, lambda: [b"the cat sat\nthe dog\n", b"\xef\xbb\xbfthe cat\tyes\n"]),
 }
 
-# spoiling
+# corruption
 
 PIECES = [b"null", b"-1", b"1e999", b"NaN", b"[]", b"{}", b'"\\ud800"', b"\\u0000", b"../", b"{0.__class__}", b"%s"]
 PIECES += [b"os:system", b'{"class": "fuzz_canary:Thing"}', b"[" * 3000, b"9" * 5000, b"\xff\xfe", "ſ²٣\u202e".encode()]
@@ -240,36 +239,36 @@ LEAVES = [None, True, 0, -1, 2**63, 10**30, 0.5, float("inf"), float("nan"), "",
 LEAVES += [[], {}, [None], {"class": "Add"}, {"class": "fuzz_canary:Thing"}, {"dict": [[[], 1]]}, [0] * 500, "a" * 5000]
 
 
-def spoilt_bytes(draw: st.DrawFn, data: bytes) -> bytes:
-    """The bytes with a piece put in, taken out, or in another's place; or cut short."""
+def corrupt_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+    """The bytes with a piece inserted, removed or replaced, or truncated."""
     at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 40))
     piece = draw(st.sampled_from(PIECES) | st.binary(max_size=8))
     return draw(st.sampled_from([data[:at], data[:at] + piece + data[at:], data[:at] + piece + data[at + length :]]))
 
 
-def spoilt_json(draw: st.DrawFn, data: bytes) -> bytes:
-    """The JSON with another value somewhere, or without one."""
-    full = json.loads(data)
-    holder, key = None, None
-    value = full
-    while isinstance(value, dict | list) and value and (holder is None or draw(st.booleans())):
+def corrupt_json(draw: st.DrawFn, data: bytes) -> bytes:
+    """The JSON with one value replaced or removed."""
+    document = json.loads(data)
+    parent, key = None, None
+    value = document
+    while isinstance(value, dict | list) and value and (parent is None or draw(st.booleans())):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        holder, key = value, draw(st.sampled_from(keys))
-        value = holder[key]
+        parent, key = value, draw(st.sampled_from(keys))
+        value = parent[key]
     if draw(st.integers(0, 3)):
-        holder[key] = copy.deepcopy(draw(st.sampled_from(LEAVES)))
+        parent[key] = copy.deepcopy(draw(st.sampled_from(LEAVES)))
     else:
-        del holder[key]
-    return json.dumps(full).encode()
+        del parent[key]
+    return json.dumps(document).encode()
 
 
 @st.composite
-def inputs(draw: st.DrawFn, parser: Parser, valid: Sequence[bytes]) -> bytes:
-    """A sound input that was changed once or twice."""
+def corrupted_inputs(draw: st.DrawFn, parser: Parser, valid: Sequence[bytes]) -> bytes:
+    """A valid input, corrupted once or twice."""
     data = draw(st.sampled_from(valid))
     if parser.is_json and draw(st.integers(0, 3)):
-        return spoilt_json(draw, data)
-    return spoilt_bytes(draw, spoilt_bytes(draw, data) if draw(st.booleans()) else data)
+        return corrupt_json(draw, data)
+    return corrupt_bytes(draw, corrupt_bytes(draw, data) if draw(st.booleans()) else data)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -279,7 +278,7 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
     valid = parser.seeds()
-    for data in valid:  # what is imported for a first call is no input's doing
+    for data in valid:  # imports of the first call are not due to the input
         with suppress(bt.BNetError) if parser.may_refuse else nullcontext():
             parser.read(_put(tmp_path / "input", data))
 
@@ -287,10 +286,10 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
         max_examples=25, derandomize=True, database=None, deadline=10_000,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate],
     )  # fmt: skip
-    @given(inputs(parser, valid))
+    @given(corrupted_inputs(parser, valid))
     def run(data: bytes) -> None:
         try:
-            with watched():
+            with forbid_execution():
                 parser.read(_put(tmp_path / "input", data))
         except bt.BNetError as error:
             assert 0 < len(str(error)) < 20_000
@@ -300,26 +299,26 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
 
 def test_what_is_forbidden_is_seen() -> None:
     for code in ("os.system('true')", "subprocess.Popen(['true'])", "pickle.loads(b'cos\\nsystem\\n(Vtrue\\ntR.')"):
-        with pytest.raises(Executed), watched():
+        with pytest.raises(Executed), forbid_execution():
             exec(f"import os, pickle, subprocess\n{code}")
-    with pytest.raises(Executed), watched():
+    with pytest.raises(Executed), forbid_execution():
         __import__(CANARY)
 
 
-# what was found
+# faults that were found
 
 
 def test_an_archive_or_a_broken_header_is_no_array_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(5))
-    full = path.read_bytes()
-    spoilt = [full.replace(old, new) for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"))]
-    for content in (*spoilt, seeds_stream()[1], b"PK\x03\x04"):
-        refused(lambda content=content: map_tokens(_put(path, content)), "tokens", bt.FileError)
+    content_ = path.read_bytes()
+    corrupted = [content_.replace(old, new) for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"))]
+    for content in (*corrupted, make_token_streams()[1], b"PK\x03\x04"):
+        check_refused(lambda content=content: map_tokens(_put(path, content)), "tokens", bt.FileError)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"activation_function": {"a": 1}}, "activation_function"),
         ({"n_layer": 10**30}, "n_layer"),
@@ -327,27 +326,27 @@ def test_an_archive_or_a_broken_header_is_no_array_of_tokens(tmp_path: Path) -> 
         ({"id2label": {"9" * 5000: "a"}}, "labels"),
     ],
 )
-def test_a_config_that_no_model_has(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_a_config_that_no_model_has(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = _put(tmp_path / "input", json.dumps({**GPT2, **change}).encode())
-    refused(lambda: read_folder(path, "config.json"), told)
+    check_refused(lambda: read_folder(path, "config.json"), message)
 
 
 @pytest.mark.parametrize("part", [["a"], {"a": 1}, None, "x" * 5000, "a\0b", "\ud800"])
 def test_an_index_that_names_no_file(part: object, tmp_path: Path) -> None:
-    path = _put(tmp_path / "input", json.dumps({"weight_map": dict.fromkeys(weights(), part)}).encode())
-    refused(lambda: read_folder(path, "model.safetensors.index.json", "part.safetensors"), "weight", bt.FileError)
+    path = _put(tmp_path / "input", json.dumps({"weight_map": dict.fromkeys(make_weights(), part)}).encode())
+    check_refused(lambda: read_folder(path, "model.safetensors.index.json", "part.safetensors"), "weight", bt.FileError)
 
 
 @pytest.mark.parametrize("path", ["os.system", "bt.tpm.Linear", "dataclasses.dataclass", "nothing"])
 def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Path) -> None:
     """A path was once followed through whatever a trusted module holds, and what stood there was made."""
-    head = json.loads(seeds_header()[0])
-    head["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
-    head["sha256"] = store._compute_sha256(head, load_bytes(store.to_bytes(net().network)))
-    tensors = load_bytes(store.to_bytes(net().network))
-    result = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.METADATA_KEY: json.dumps(head)}))
-    with watched():
-        refused(lambda: bt.load(result, trust=(__name__,)), "net.safetensors", bt.FileError)
+    header = json.loads(make_headers()[0])
+    header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
+    header["sha256"] = store._compute_sha256(header, load_bytes(store.to_bytes(tiny_net().network)))
+    tensors = load_bytes(store.to_bytes(tiny_net().network))
+    path_ = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.METADATA_KEY: json.dumps(header)}))
+    with forbid_execution():
+        check_refused(lambda: bt.load(path_, trust=(__name__,)), "net.safetensors", bt.FileError)
 
 
 def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
@@ -356,4 +355,4 @@ def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["L1/A/S"] = np.ones(1)
         file.create_dataset("L1/A/n", shape=[1], dtype="i8", external=[(str(_put(tmp_path / "other", bytes(8))), 0, 8)])
-    refused(lambda: bt.load_geometric(path), "in the file itself", bt.FileError)
+    check_refused(lambda: bt.load_geometric(path), "in the file itself", bt.FileError)

@@ -12,7 +12,7 @@ from torch.func import jacrev
 import bnet_transformer as bt
 from bnet_transformer.tpm import Categorical, Cayley, EvalContext, Given, Normal, Skew, Triangular, Weight
 from tests import numpy_geometric as columns
-from tests.cases import jolted
+from tests.cases import jitter
 
 D = torch.float64
 FORMS = ("skew", "arbitrary", None)
@@ -20,7 +20,7 @@ FORMS = ("skew", "arbitrary", None)
 
 def perturb(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
     """The net in float64, with noise on every parameter, so that biases are not zero."""
-    return jolted(net, spread).to(D)
+    return jitter(net, spread).to(D)
 
 
 def get_arrays(net: bt.BNet) -> dict[str, np.ndarray]:
@@ -54,7 +54,7 @@ def test_the_correlation_matrix_mixes_the_words_themselves(d, n, slices, blocks,
     p, Z = get_arrays(net), np.random.default_rng(d).normal(size=(d, n))
     expected = Z
     for t in range(slices):
-        expected = columns.correlated(expected, p[f"A_{t}.value"], add=add)
+        expected = columns.correlated_attention(expected, p[f"A_{t}.value"], add=add)
         expected = columns.resnet(expected, zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True))
     np.testing.assert_allclose(run_net(net, Z), expected, rtol=1e-10, atol=1e-10)
 
@@ -67,7 +67,7 @@ def test_the_standard_integrator_scales_by_the_full_width(d, heads, n, slices, b
     expected = Z
     for t in range(slices):
         P = [[W.T for W in p[f"W_{role}_{t}.value"]] for role in "qkv"]
-        expected = columns.standard(expected, *P, add=add)
+        expected = columns.standard_attention(expected, *P, add=add)
         expected = columns.resnet(expected, zip(p[f"resnet_{t}.weight"], p[f"resnet_{t}.bias"], strict=True))
         last = zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True)
         expected = columns.resnet(expected, last, lambda x: x)
@@ -82,7 +82,7 @@ def test_volume_preserving_nets_are_their_formulas(d, n, slices, blocks, form):
     expected = Z
     for t in range(slices):
         if form == "skew":
-            expected = columns.cayley(expected, columns.unpacked(p[f"A_{t}.packed"], d, "skew"), form)
+            expected = columns.cayley(expected, columns.unpack(p[f"A_{t}.packed"], d, "skew"), form)
         elif form == "arbitrary":
             expected = columns.cayley(expected, p[f"A_{t}.value"], form)
         pairs = 2 * blocks + 1

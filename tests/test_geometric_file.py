@@ -56,7 +56,7 @@ class JuliaFile:
                 self._write_group(group.create_group(name), value)
             elif isinstance(value, Packed) and self.style == "plain":
                 side = {"LowerTriangular": "lower", "UpperTriangular": "upper"}.get(value.kind, "skew")
-                group[name] = columns.unpacked(value.S, value.n, side).T
+                group[name] = columns.unpack(value.S, value.n, side).T
             elif isinstance(value, Packed):
                 self._write_packed(group.create_group(name), value)
             else:
@@ -119,11 +119,11 @@ def apply_layers(layers, Z, *, add=False):
     has_tanh = {id(layer): k % 4 in (2, 3) for k, layer in iter_triangular(layers)}
     for k, layer in enumerate(layers):
         if "PQ" in layer:
-            Z = columns.standard(Z, *(list(layer[role].values()) for role in ("PQ", "PK", "PV")), add=add)
+            Z = columns.standard_attention(Z, *(list(layer[role].values()) for role in ("PQ", "PK", "PV")), add=add)
         elif "A" in layer:
             A = layer["A"]
             if isinstance(A, Packed):
-                Z = columns.cayley(Z, columns.unpacked(A.S, A.n, "skew"), "skew")
+                Z = columns.cayley(Z, columns.unpack(A.S, A.n, "skew"), "skew")
             else:
                 Z = columns.cayley(Z, A, "arbitrary")
         elif isinstance(layer["weight"], Packed):
@@ -199,7 +199,7 @@ def test_the_skew_form_is_told_by_a_type_or_by_another_unit(tmp_path):
     for is_typed in (False, True):  # the first unit alone written out, then both
         with h5py.File(path, "a") as file:
             for k in (1, 8) if is_typed else (1,):
-                write(file, f"L{k}/A", columns.unpacked(layers[k - 1]["A"].S, 3, "skew").T)
+                write(file, f"L{k}/A", columns.unpack(layers[k - 1]["A"].S, 3, "skew").T)
             if is_typed:
                 file["L8/A"].attrs["gml_type"] = "GeometricMachineLearning.SkewSymMatrix"
         np.testing.assert_allclose(run_net(bt.load_geometric(path), Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)

@@ -20,7 +20,7 @@ from bnet_transformer.attention.heads.gate_posterior import (
 from bnet_transformer.attention.heads.head_inclusion import create_runs
 from bnet_transformer.attention.heads.head_tables import head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
-from tests.cases import HEADS, WORD, every, jolted, projections
+from tests.cases import HEADS, WORD, every, jitter, projections
 
 D = torch.float64
 
@@ -230,7 +230,7 @@ def compute_joint_table(runs, sigma):
 
 def make_net(heads, seed):
     net = bt.bayesuvius(8, heads=heads, slices=2, combine="concat", residual=True, seed=seed)
-    return jolted(net).to(D)
+    return jitter(net).to(D)
 
 
 @pytest.mark.parametrize("heads", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -6,7 +6,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
 from bnet_transformer.tpm import Categorical, Normal
-from tests.gate_helpers import BY_NAME, TEXTS, D, close, concat, inclusion
+from tests.gate_helpers import BY_NAME, TEXTS, D, close, concat_net, inclusion
 
 
 def apply_gates(net, x, group, gates, **options):
@@ -40,7 +40,7 @@ def test_gates_multiply_the_values_of_a_family(name, words):
 
 
 def test_gates_pass_gradients_and_one_sentence_takes_many():
-    net = concat(observe=Normal(0.5))
+    net = concat_net(observe=Normal(0.5))
     x, module = torch.randn(1, 3, 4, dtype=D), net.module()
     gates = torch.rand(5, 3, dtype=D).requires_grad_()
     batched = module(x, gates={"a_0": gates, "x_1": torch.ones(1, dtype=D)})
@@ -53,7 +53,7 @@ def test_gates_pass_gradients_and_one_sentence_takes_many():
 
 
 def test_gates_that_fit_no_family_are_refused():
-    module, x = concat(observe=Categorical(3)).module(), torch.randn(2, 3, 4, dtype=D)
+    module, x = concat_net(observe=Categorical(3)).module(), torch.randn(2, 3, 4, dtype=D)
     for gates, match in (
         ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\).*; got .*of shape \(2, 2\)"),
         ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\).*; got .*of shape \(\)"),
@@ -103,7 +103,7 @@ REFUSED = [
 
 
 def test_bad_input_is_told():
-    net = concat(observe=Categorical(3))
+    net = concat_net(observe=Categorical(3))
     for data, options, match in REFUSED:
         with pytest.raises(bt.BNetError, match=match):
             inclusion(net, data, **options)
@@ -118,14 +118,14 @@ def test_nets_that_have_no_gates_are_refused():
     assert inclusion(large, torch.randn(1, 2, 4), method="svi", rounds=3).log_bayes.shape == (1, 13)
     with pytest.raises(bt.BNetError, match="a net"):
         inclusion("minilm", TEXTS)
-    zeroed = concat(slices=1)
+    zeroed = concat_net(slices=1)
     zeroed = zeroed.replace({"W_o_0.value": torch.zeros(3, 4, 4, dtype=D)})
     with pytest.raises(bt.BNetError, match=r"output: .*a head moves when it is off; got x_1"):
         inclusion(zeroed, X)
 
 
 def test_damage_is_asked_of_sentences_like_those_of_the_measures():
-    net = concat(observe=Categorical(3))
+    net = concat_net(observe=Categorical(3))
     observed, around = inclusion(net, (X, Y)), inclusion(net, X)
     with pytest.raises(bt.BNetError, match=r"P\(y \| x\), as the measures"):
         damage(observed, X, progress=False)
@@ -137,7 +137,7 @@ def test_damage_is_asked_of_sentences_like_those_of_the_measures():
 
 
 def test_the_net_of_the_user_stays_as_it_was():
-    net = concat(observe=Categorical(3))
+    net = concat_net(observe=Categorical(3))
     before = {name: value.clone() for name, value in net.parameters.items()}
     module = net.module()
     inclusion(net, (X, Y))

@@ -13,20 +13,20 @@ from bnet_transformer.attention.heads.gate_posterior import gate_settings
 from bnet_transformer.attention.heads.head_inclusion import create_runs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
-from tests.cases import CASES, HEADS, WORD, every, jolted, projections
+from tests.cases import CASES, HEADS, WORD, every, jitter, projections
 from tests.gate_helpers import (
     BY_NAME,
     TEXTS,
     VOCABULARY,
     D,
     close,
-    concat,
+    concat_net,
+    get_names,
+    get_output,
     inclusion,
-    log_p,
-    nodes_of,
-    output_of,
-    quiet,
-    run_of,
+    log_prob,
+    no_progress,
+    run_without,
 )
 
 # the table, by a loop
@@ -38,12 +38,12 @@ def compute_table(net, sites, sentences, evidence, output=None):
     result = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
     for k, sentence in enumerate(sentences):
         s = net.sentence(x=sentence) if isinstance(sentence, torch.Tensor) else net.sentence(sentence)
-        full_run = run_of(s)
-        expected = None if evidence is not None else output_of(s, full_run, output)
+        full_run = run_without(s)
+        expected = None if evidence is not None else get_output(s, full_run, output)
         for site, setting in itertools.product(range(len(sites)), range(2**heads)):
             off = [(sites[site], h) for h in range(heads) if not setting >> h & 1]
-            run = run_of(s, *off) if off else full_run
-            result[site, k, setting] = log_p(s, run, None if evidence is None else evidence[k], output, expected)
+            run = run_without(s, *off) if off else full_run
+            result[site, k, setting] = log_prob(s, run, None if evidence is None else evidence[k], output, expected)
     return result
 
 
@@ -105,7 +105,7 @@ def check_table(net, data, sentences, evidence, output=None):
     """The table of `runs` equals that of the loop."""
     runs = create_runs(net.network, data, output, should_observe=evidence is not None)
     sites = [site.name for site in runs.sites]
-    table = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
+    table = runs.log_prob_table(gate_settings(runs.num_heads), no_progress)
     output = runs.targets[0] if evidence is None else None
     close(table, compute_table(net, sites, sentences, evidence, output))
     assert float((table - table[..., -1:]).abs().amax()) > 1e-3
@@ -127,7 +127,7 @@ def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
 
 def test_cases_without_summed_heads_are_refused():
     for case in CASES:
-        if case.name not in SUMMED and case.said is not None:
+        if case.name not in SUMMED and case.text is not None:
             net = case.net
             with pytest.raises(bt.BNetError, match="heads that are summed"):
                 inclusion(net, make_inputs(case, net)[0][:1])
@@ -145,7 +145,7 @@ def test_heads_that_no_word_decides_have_a_table():
     ]
     words = [bt.Node("x", Given(4), plates=WORD), bt.Node("place", Positions(8, 4), plates=WORD)]
     stack = bt.Stack(nodes, words, [bt.Node("y", Categorical(3), ["x"], plates=WORD)])
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="places")), 2.0).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="places")), 2.0).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 2, 3)]
     check_table(net, x, x, None)
 
@@ -159,19 +159,19 @@ def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
     ]
     readouts = [bt.Node("y", Categorical(3), ["x"], plates=WORD), bt.Node("z", Normal(0.5), ["x"], plates=WORD)]
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], readouts)
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="two readouts"))).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="two readouts"))).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 2)]
     evidence = [{"y": [1, None, 0], "z": torch.randn(3, 4).tolist()}, {"y": [2, 2], "z": torch.randn(2, 4).tolist()}]
     check_table(net, [merge_evidence(*pair) for pair in zip(x, evidence, strict=True)], x, evidence)
 
 
 def test_small_parts_change_nothing(monkeypatch):
-    net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
+    net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
-    expected = runs.log_prob_table(gate_settings(3), quiet)
+    expected = runs.log_prob_table(gate_settings(3), no_progress)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.MEMORY_BUDGET", 1)
-    close(runs.log_prob_table(gate_settings(3), quiet), expected, 1e-12)
+    close(runs.log_prob_table(gate_settings(3), no_progress), expected, 1e-12)
 
 
 # ablation
@@ -179,7 +179,7 @@ def test_small_parts_change_nothing(monkeypatch):
 
 def test_ablation_is_zero_before_the_output_projection():
     """Computed by surgery on the heads and by zero columns of W_o; around the output and of y."""
-    net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
+    net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)
     x, y = TEXTS, [[1, 0, 2], [0, 0, 1, 2, 1, 0], [2, 2, 1], [0, 1]]
     observed, around = inclusion(net, (x, y)), inclusion(net, x, sigma=0.7)
     for t, head in itertools.product(range(2), range(3)):
@@ -189,7 +189,7 @@ def test_ablation_is_zero_before_the_output_projection():
         drops, distances = [], []
         for words, states in zip(x, y, strict=True):
             s, zeroed = net.sentence(words), zeroed_net.sentence(words)
-            ablated = s.do({name: Zero() for name in nodes_of(s, f"a_{t}")[head]})
+            ablated = s.do({name: Zero() for name in get_names(s, f"a_{t}")[head]})
             logits = [[sentence.tpm(f"y_{i}").logits for i in range(len(states))] for sentence in (s, zeroed, ablated)]
             close(torch.stack(logits[1]), torch.stack(logits[2]))
             drops.append(sum(float(logits[0][i][k] - logits[1][i][k]) for i, k in enumerate(states)))
@@ -206,9 +206,9 @@ def test_ablation_is_zero_before_the_output_projection():
 @pytest.fixture(scope="module")
 def bert():
     """A BERT of random weights: the net of it, its own module, sentences of two lengths."""
-    from tests.huggingface_models import BERT, random_model
+    from tests.huggingface_models import BERT, init_model
 
-    model = random_model("BertModel", BERT)
+    model = init_model("BertModel", BERT)
     ids = [torch.tensor(row) for row in ([[3, 1, 7, 12], [5, 5, 2, 0]], [[9, 1, 4], [2, 8, 11], [6, 7, 3]])]
     return bt.from_pretrained(model), model, ids
 
@@ -248,7 +248,7 @@ def compute_importance(net, x, groups, loss):
 
 @pytest.mark.parametrize("observe", [Normal(0.5, dim=2), Categorical(4, pool="mean")], ids=str)
 def test_importance_is_its_published_definition_by_autograd(observe):
-    net = concat(observe=observe)
+    net = concat_net(observe=observe)
     discrete, pooled = observe.kind == "discrete", getattr(observe, "pool", None) is not None
     x, y = [torch.randn(n, 4, dtype=D) for n in (3, 2, 5, 3)], []
     for words in x:
@@ -268,7 +268,7 @@ def test_importance_is_its_published_definition_by_autograd(observe):
 
 
 def test_importance_of_next_words_is_that_of_the_sum_over_words():
-    net = jolted(bt.decoder(4, heads=2, slices=2, hidden=6, vocabulary=VOCABULARY)).to(D)
+    net = jitter(bt.decoder(4, heads=2, slices=2, hidden=6, vocabulary=VOCABULARY)).to(D)
     f = inclusion(net, TEXTS)
     ids = [torch.tensor([VOCABULARY.index(word) for word in text.split()]) for text in TEXTS]
 
@@ -313,16 +313,16 @@ def compute_drop(net, sentence, off, sigma):
     """The drop of `log P` of a sentence with these heads off, by the reference."""
     x, y = sentence if sigma is None else (sentence, None)
     s = net.sentence(x=x)
-    full_run, ablated = run_of(s), run_of(s, *off)
-    evidence, output = (None, output_of(s, full_run, "y")) if y is None else ({"y": y.tolist()}, None)
-    drop = log_p(s, full_run, evidence, "y", output) - log_p(s, ablated, evidence, "y", output)
+    full_run, ablated = run_without(s), run_without(s, *off)
+    evidence, output = (None, get_output(s, full_run, "y")) if y is None else ({"y": y.tolist()}, None)
+    drop = log_prob(s, full_run, evidence, "y", output) - log_prob(s, ablated, evidence, "y", output)
     return drop if sigma is None else drop / sigma**2
 
 
 @pytest.mark.parametrize("sigma", [None, 2.0])
 def test_damage_is_that_of_the_heads_off_together(sigma):
     """Of the sentences of the measures and of others, y observed or not; and 6 heads off are all gates off."""
-    net, counts = concat(observe=Normal(0.5)), (0, 2, 6)
+    net, counts = concat_net(observe=Normal(0.5)), (0, 2, 6)
     data = [torch.randn(n, 4, dtype=D) for n in (2, 1)], [torch.randn(n, 4, dtype=D) for n in (1, 2, 2)]
     if sigma is None:
         data = [[(x, torch.randn(len(x), 4, dtype=D)) for x in part] for part in data]
@@ -354,8 +354,8 @@ def test_damage_of_one_role_and_of_one_sentence():
     result = damage(f, data[:1], progress=False)
     assert result.values.shape == (3, 3) and bool(result.error.isnan().all())
     s = net.sentence(data[0])
-    off = run_of(s, ("dec_cross_a_0", 0), ("dec_cross_a_0", 1))
-    close(result.values[:, -1], -log_p(s, off, None, "dec_y", output_of(s, run_of(s), "dec_y")).expand(3))
+    off = run_without(s, ("dec_cross_a_0", 0), ("dec_cross_a_0", 1))
+    close(result.values[:, -1], -log_prob(s, off, None, "dec_y", get_output(s, run_without(s), "dec_y")).expand(3))
 
 
 def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
@@ -374,7 +374,7 @@ def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
     ]
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])
     plates = [bt.Plate("head", 2), bt.Plate("mate", 3)]
-    net = jolted(bt.BNet(bt.Declaration([stack], plates=plates, name="two roles"))).to(D)
+    net = jitter(bt.BNet(bt.Declaration([stack], plates=plates, name="two roles"))).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (2, 3)]
     with pytest.raises(bt.BNetError, match=r"a_0 2, b_0 3; allowed: a, b"):
         inclusion(net, x)
@@ -384,7 +384,7 @@ def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
         drops = []
         for words in x:
             s = net.sentence(x=words)
-            ablated = run_of(s, *((f"{role}_0", head) for head in range(count)))
-            drops.append(-log_p(s, ablated, None, "x_1", output_of(s, run_of(s), "x_1")))
+            ablated = run_without(s, *((f"{role}_0", head) for head in range(count)))
+            drops.append(-log_prob(s, ablated, None, "x_1", get_output(s, run_without(s), "x_1")))
         assert f.log_bayes.shape == (1, count)
         close(result.values[:, 1], torch.stack(drops).mean().expand(3))

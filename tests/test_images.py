@@ -11,7 +11,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
 from bnet_transformer.tpm import EvalContext, Given, Patches, Start
-from tests.huggingface_models import VIT, D, config, random_model
+from tests.huggingface_models import VIT, D, init_model, set_config
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5, "qkv_bias": False}
 MODELS = [
@@ -42,7 +42,7 @@ def run_module(net, module, pixels):
 @pytest.mark.parametrize(("dtype", "tolerance", "attention"), [(D, 1e-9, "eager"), (torch.float32, 1e-4, "sdpa")])
 @pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
 def test_states_attention_and_readout_are_transformers(name, options, attention, dtype, tolerance):
-    model = random_model(name, options, dtype, attention)
+    model = init_model(name, options, dtype, attention)
     net = from_pretrained(model)
     pixels = sample_images(net, dtype=dtype)
     peer = model(pixels, output_hidden_states=True, output_attentions=attention == "eager")
@@ -62,7 +62,7 @@ def test_states_attention_and_readout_are_transformers(name, options, attention,
 
 
 def test_gradients_are_transformers():
-    model = random_model(*MODELS[0])
+    model = init_model(*MODELS[0])
     net = from_pretrained(model)
     pixels, module = sample_images(net), net.module().eval()
     *_, readout, _ = run_module(net, module, pixels)
@@ -78,7 +78,7 @@ def test_gradients_are_transformers():
 
 
 def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
-    model = random_model("ViTForImageClassification", {**VIT, "num_labels": 3}, torch.float32)
+    model = init_model("ViTForImageClassification", {**VIT, "num_labels": 3}, torch.float32)
     model.save_pretrained(tmp_path)
     net, read = from_pretrained(model), from_pretrained(tmp_path)
     assert read.declaration == net.declaration
@@ -87,13 +87,13 @@ def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
     pixels = sample_images(net, dtype=torch.float32)
     again = bt.load(tmp_path / "net.safetensors").sentence(pixels[0])
     assert again["x_2_0"].equal(net.sentence(pixels[0])["x_2_0"])
-    config(tmp_path, patch_size=[3, 4])
+    set_config(tmp_path, patch_size=[3, 4])
     with pytest.raises(bt.BNetError, match=r"projection.weight of shape \(12, 3, 3, 4\).*got shape \(12, 3, 4, 3\)"):
         from_pretrained(tmp_path)
 
 
 def test_names_hold_what_our_nodes_hold():
-    model = random_model("ViTModel", VIT)
+    model = init_model("ViTModel", VIT)
     net, observed = from_pretrained(model), {}
     for name, module in model.named_modules():
         module.register_forward_hook(
@@ -132,7 +132,7 @@ def test_the_first_word_is_of_no_patch():
     x = torch.arange(6.0).reshape(3, 2)
     actual = Start().value(EvalContext({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
     assert actual.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
-    net = from_pretrained(random_model("ViTModel", VIT))
+    net = from_pretrained(init_model("ViTModel", VIT))
     sentence = net.sentence(sample_images(net)[0])
     patches = sentence.state.encoded.given["patch"].clone()
     patches[0] = 5.0
@@ -143,7 +143,7 @@ def test_the_first_word_is_of_no_patch():
 
 
 def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
-    model = random_model("ViTForMaskedImageModeling", {**VIT, "image_size": 12, "patch_size": 4})
+    model = init_model("ViTForMaskedImageModeling", {**VIT, "image_size": 12, "patch_size": 4})
     assert model.vit.embeddings.mask_token is not None
     pixels = torch.randn(1, 3, 12, 12, dtype=D)
     s = from_pretrained(model, readout=None).sentence(pixels[0])
@@ -152,7 +152,7 @@ def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
 
 
 def test_images_that_are_none_are_refused():
-    net = from_pretrained(random_model("ViTModel", VIT))
+    net = from_pretrained(init_model("ViTModel", VIT))
     pixels = sample_images(net)
     for wrong, match in (
         (["a", "cat"], "an image"),

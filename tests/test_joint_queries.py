@@ -19,7 +19,7 @@ from bnet_transformer.graph import GroundGraph
 from bnet_transformer.graph.d_separation import SeparationQuery, are_separated
 from bnet_transformer.graph.queries import find_active_trail, find_minimal_separator
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import case_of, close, doubled
+from tests.cases import close, get_case, two_head_net
 from tests.test_graph import as_networkx, make_ground_graph, plans
 
 D = torch.float64
@@ -63,7 +63,7 @@ def test_separation_in_the_template_graph_holds_in_every_ground_graph(plan, data
     ["codebook", "word, two slices", "encoder, pre-norm", "three stacks", "recurrences", "marginal", "hidden states"],
 )
 def test_structural_queries_of_a_net_are_of_its_template_graph(name):
-    net = case_of(name).net
+    net = get_case(name).net
     graph = nx.DiGraph(net.graph())
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     pick = random.Random(4)
@@ -164,7 +164,7 @@ def query_pgmpy(model, nodes, evidence):
 @pytest.mark.parametrize("options", NETS, ids=str)
 def test_every_posterior_and_every_do_is_pgmpys(options):
     """Joint and single posteriors given random evidence, and after `do`, which is surgery there too."""
-    s, pick = doubled(**options).sentence("the cat"), random.Random(str(options))
+    s, pick = two_head_net(**options).sentence("the cat"), random.Random(str(options))
     names = find_discrete(s)
     is_continuous = isinstance(options.get("observe"), Normal)
     for k in range(4):
@@ -190,7 +190,7 @@ def test_every_posterior_and_every_do_is_pgmpys(options):
     "options", [{"per": "word", "slices": 2}, {"atoms": (2, 1, 2), "slices": 2}, {"per": "corpus"}]
 )
 def test_many_states_at_once_are_what_they_are_one_by_one(options):
-    s = doubled(**options).sentence("the cat")
+    s = two_head_net(**options).sentence("the cat")
     slices = list(range(options.get("slices", 1)))
     for t in (s, s.do({"x_0_1": torch.ones(4, dtype=D)})):
         result = t.reads(evidence={"y_1": 2}, residual=0.0)
@@ -229,7 +229,7 @@ def _attention_row(s, name):
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(limit, options, monkeypatch):
     monkeypatch.setattr(import_module("bnet_transformer.inference.sampling"), "MAX_JOINT_STATES", limit)
-    s, n = doubled(**options).sentence("the cat"), 6000
+    s, n = two_head_net(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     samples = s.sample(n, evidence, seed=5)
     names = [*[name for name in find_discrete(s) if name != "y_0"][:2], "y_1"]
@@ -240,7 +240,7 @@ def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(limit
 
 
 def test_draws_of_choices_that_read_each_other_and_of_vectors():
-    s, n = case_of("hidden Markov").sentence, 4000
+    s, n = get_case("hidden Markov").sentence, 4000
     samples = s.sample(n, seed=2)
     expected = s.posterior(["z_0_0", "z_0_1"])
     actual = torch.bincount(samples["z_0_0"] * 2 + samples["z_0_1"], minlength=4) / n
@@ -304,14 +304,14 @@ def test_a_path_is_ranked_by_all_heads_together():
 
 
 def test_entropies_are_told_of_each_head_too():
-    s = doubled(combine="concat", heads=3, slices=2).sentence("the cat sat")
+    s = two_head_net(combine="concat", heads=3, slices=2).sentence("the cat sat")
     result = s.reads()
     for t in range(2):
         entropies = torch.distributions.Categorical(s.attention(t)).entropy()
         close(result.head_entropies[t], entropies)
         assert bool((result.entropies[t] > entropies.mean(0)).all())
     close(s.reads(head=1).head_entropies[:, 0], result.head_entropies[:, 1])
-    mixture = doubled(heads=3).sentence("the cat").reads(evidence={"y_0": 1})
+    mixture = two_head_net(heads=3).sentence("the cat").reads(evidence={"y_0": 1})
     close(mixture.head_entropies[:, 0], mixture.entropies)
 
 
@@ -320,7 +320,7 @@ def test_entropies_are_told_of_each_head_too():
 
 def test_the_partial_correlation_is_that_of_the_linear_net():
     """Against derivatives of the compiled net by its words, and the formula with a pseudo-inverse."""
-    net = doubled(combine="concat", slices=2, observe=None)
+    net = two_head_net(combine="concat", slices=2, observe=None)
     s = net.sentence("the cat sat")
     x0 = torch.stack([s[f"x_0_{i}"] for i in range(3)])[None]
     module = net.module().eval()
@@ -347,7 +347,7 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
 
 
 def test_ids_stand_for_the_vectors_that_they_choose():
-    s = case_of("encoder, post-norm").sentence
+    s = get_case("encoder, post-norm").sentence
     assert s.separated("token_1", "x_1_2", verify=True).dependence > 1e-3
     roots = [n for n in s.topological_order() if not s.parents(n) and n != "token_0"]
     assert s.separated("embed_0", "embed_1", roots, deterministic=True, verify=True).dependence == 0
@@ -374,7 +374,7 @@ def test_several_trees_are_a_forest_and_a_circle_no_tree():
 
 
 def test_boxes_of_a_stack():
-    s = case_of("encoder-decoder").sentence
+    s = get_case("encoder-decoder").sentence
     assert all(box == "class" or box.startswith("word_") for box in s.tan(stack="dec").quotient.boxes)
     assert {b.partition("_")[0] for b in s.tan("roles", stack="dec").quotient.boxes} == {"dec"}
     assert len(s.tan(stack="enc").quotient.boxes) == 1 + s.ground.word_counts["enc"]
@@ -385,7 +385,7 @@ def test_boxes_of_a_stack():
 
 
 def test_a_tree_hears_evidence():
-    s = doubled(heads=3, slices=1).sentence("the cat sat on a mat")
+    s = two_head_net(heads=3, slices=1).sentence("the cat sat on a mat")
     tree = s.tan_tree(0, {"c": 2})
     assert tree == s.do(c=2).tan_tree(0).__class__(**{**vars(s.do(c=2).tan_tree(0)), "head": tree.head})
     assert tree.weights != s.tan_tree(0).weights

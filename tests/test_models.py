@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 import bnet_transformer as bt
 from bnet_transformer.models import shift_right, weights_of
 from bnet_transformer.tpm import Categorical, Dropout, Normal, Positions, Sinusoid
-from tests.cases import jolted
+from tests.cases import jitter
 
 D = torch.float64
 PLAIN = {"dropout": 0.0, "positions": None}
@@ -241,7 +241,7 @@ def test_the_base_model_has_63_082_496_parameters():
 
 
 def test_one_table_serves_embeddings_and_readout():
-    net = jolted(bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS)).to(D)
+    net = jitter(bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS)).to(D)
     s = net.sentence({"enc": "the cat", "dec": "sat the"})
     table, x = net.parameters["W_embed.value"], s["dec_x_1_1"]
     readers = ["enc_embed_0", "enc_embed_1", "dec_embed_0", "dec_embed_1", "dec_logits_0", "dec_logits_1"]
@@ -279,14 +279,14 @@ def test_without_positions_words_have_no_order_and_with_them_they_do(norm):
     x = torch.randn(1, 5, 6, dtype=D)
     order = torch.randperm(5)
     for positions in (None, "sinusoidal"):
-        net = jolted(bt.encoder(6, norm=norm, positions=positions, **SIZES)).to(D)
+        net = jitter(bt.encoder(6, norm=norm, positions=positions, **SIZES)).to(D)
         module = net.module().eval()
         same = torch.allclose(module(x[:, order]), module(x)[:, order], rtol=0, atol=1e-10)
         assert same == (positions is None)
 
 
 def test_a_decoders_word_ignores_later_words_and_every_word_of_the_encoder_counts():
-    net = jolted(bt.encoder_decoder(4, heads=2, slices=2, vocabulary=WORDS)).to(D)
+    net = jitter(bt.encoder_decoder(4, heads=2, slices=2, vocabulary=WORDS)).to(D)
     module = net.module().eval()
     s = net.sentence({"enc": "the cat", "dec": "sat on mat"})
     assert "dec_token_2" not in s.ancestors("dec_y_1") and {"dec_token_1", "enc_token_1"} <= set(
@@ -328,7 +328,7 @@ def test_dropout_is_a_node_that_zero_leaves_out():
 
 
 def test_the_masked_word_of_an_encoder_with_its_transform():
-    net = jolted(bt.encoder(4, heads=2, slices=1, vocabulary=WORDS, readout="word", transform="gelu")).to(D)
+    net = jitter(bt.encoder(4, heads=2, slices=1, vocabulary=WORDS, readout="word", transform="gelu")).to(D)
     s, p = net.sentence("the cat"), net.parameters
     hidden = nn.functional.gelu(p["dense.weight"] @ s["x_1_1"] + p["dense.bias"])
     normed = nn.functional.layer_norm(hidden, (4,), p["transform_norm.gain"], p["transform_norm.bias"])
@@ -340,7 +340,7 @@ def test_the_masked_word_of_an_encoder_with_its_transform():
 @pytest.mark.parametrize("pool", ["first", "last", "mean", "sum"])
 def test_the_class_of_a_sentence(pool):
     readout = Categorical(2, labels=("good", "bad"))
-    net = jolted(bt.encoder(4, heads=2, slices=1, readout=readout, pool=pool, transform="tanh", norm="pre")).to(D)
+    net = jitter(bt.encoder(4, heads=2, slices=1, readout=readout, pool=pool, transform="tanh", norm="pre")).to(D)
     s, p = net.sentence("the cat sat"), net.parameters
     words = torch.stack([s[f"norm_{i}"] for i in range(3)])
     pooled = {"first": words[0], "last": words[-1], "mean": words.mean(0), "sum": words.sum(0)}[pool]

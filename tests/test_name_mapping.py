@@ -11,7 +11,7 @@ from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretr
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.weight_mapping import map_parameters
 from bnet_transformer.tpm import Given, Weight
-from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, random_model
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, init_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
 LENS = [
@@ -98,7 +98,7 @@ def bridge(request, tmp_path_factory):
     pytest.importorskip("transformer_lens", reason='the oracle of its names: pip install "bnet-transformer[peers]"')
     name, options, compatible = request.param
     folder = tmp_path_factory.mktemp("bridge")
-    model = random_model(name, options)
+    model = init_model(name, options)
     model.save_pretrained(folder)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -118,7 +118,7 @@ def bridge(request, tmp_path_factory):
         if compatible:
             lens_model.enable_compatibility_mode(no_processing=True)
         cache = lens_model.run_with_cache(IDS)[1]
-    return from_pretrained(random_model(name, options)), dict(cache.items())
+    return from_pretrained(init_model(name, options)), dict(cache.items())
 
 
 def test_a_hook_holds_what_our_nodes_hold(bridge):
@@ -171,7 +171,7 @@ def record_values(model):
 @pytest.fixture(scope="module", params=mark_slow(HUGGING_FACE, (0, 7, 9, 13, 15)), ids=make_ids(HUGGING_FACE))
 def pretrained(request):
     """A model of transformers, and our net of it."""
-    model = random_model(*request.param)
+    model = init_model(*request.param)
     return model, from_pretrained(model)
 
 
@@ -214,9 +214,9 @@ def test_a_key_holds_what_our_parameter_holds(pretrained):
 
 
 def test_names_that_nothing_has_are_refused():
-    bert = from_pretrained(random_model("BertForMaskedLM", BERT))
-    gpt2 = from_pretrained(random_model("GPT2LMHeadModel", GPT2))
-    distil = from_pretrained(random_model("DistilBertModel", DISTIL))
+    bert = from_pretrained(init_model("BertForMaskedLM", BERT))
+    gpt2 = from_pretrained(init_model("GPT2LMHeadModel", GPT2))
+    distil = from_pretrained(init_model("DistilBertModel", DISTIL))
     assert to_lens(bert, "q_1_2_*") == "blocks.1.attn.hook_q[..., 2, :]"
     assert from_lens(bert, "blocks.1.attn.hook_pattern[:, 2, 4, :]") == "j_1_2_4"
     assert (

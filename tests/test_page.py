@@ -31,8 +31,8 @@ from bnet_transformer.page import description as page_description
 from bnet_transformer.page.mathml import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
 from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
 from bnet_transformer.tpm import Categorical
-from tests.cases import CASES, hidden_states, jolted
-from tests.discrete_networks import PARENTS, in_pgmpy, textbook
+from tests.cases import CASES, hidden_states, jitter
+from tests.discrete_networks import PARENTS, textbook, to_pgmpy_model
 from tests.test_draw import HOSTILE
 
 FRONTEND = Path(page_description.__file__).parent / "frontend"
@@ -452,12 +452,12 @@ def test_large_pages_are_small(tmp_path):
 def test_without_words_every_discrete_node_has_its_posterior_and_states_stay_in_view(tmp_path):
     s = textbook().sentence().observe(dysp="yes")
     description, _ = explore_page(s, tmp_path)
-    oracle = VariableElimination(in_pgmpy(textbook()))
+    oracle = VariableElimination(to_pgmpy_model(textbook()))
     assert {posterior["node"] for posterior in description["posteriors"]} == set(PARENTS) - {"dysp"}
     for posterior in description["posteriors"]:
         probs = oracle.query([posterior["node"]], evidence={"dysp": 1}, show_progress=False).values
         np.testing.assert_allclose([state[2] for state in posterior["states"]], probs, atol=1e-6)
-    description, _ = explore_page(jolted(hidden_states()).sentence(), tmp_path)
+    description, _ = explore_page(jitter(hidden_states()).sentence(), tmp_path)
     assert {group["name"] for group in description["groups"] if group["is_state"]} == {"x_0", "x_1", "x_2", "x_3"}
     nodes = {item["node"] for item in description["posteriors"]}
     assert nodes == {f"x_{k}" for k in range(4)} | {f"y_{k}" for k in range(3)}

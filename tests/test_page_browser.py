@@ -18,8 +18,8 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.style import get_palette
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.tpm import Categorical
-from tests.browsing import downloaded, needs_chromium, watching
-from tests.cases import hidden_states, jolted
+from tests.browser_page import download_file, needs_chromium, open_browser_page
+from tests.cases import hidden_states, jitter
 
 pytestmark = needs_chromium
 
@@ -43,7 +43,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def watched():
-    with watching() as watched:
+    with open_browser_page() as watched:
         yield watched
 
 
@@ -55,7 +55,7 @@ def show(watched, tmp_path):
         inside = {name[3:]: options.pop(name) for name in list(options) if name.startswith("in_")}
         file = tmp_path / "page.html"
         sentence.explore(file, **options)
-        return watched.opened(file, **inside)
+        return watched.open_file(file, **inside)
 
     return showing
 
@@ -64,13 +64,13 @@ def show(watched, tmp_path):
 def heads(words=WORDS, **options):
     """A sentence in a net with a plate of heads, whose random parameters make its attention uneven."""
     net = bt.bayesuvius(6, slices=2, **{"heads": 3, "combine": "concat", "residual": True, **options})
-    return jolted(net, 0.3).sentence(words)
+    return jitter(net, 0.3).sentence(words)
 
 
 @cache
 def select(**options):
     """A sentence in a net whose heads are states of c."""
-    return jolted(bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5), **options), 0.3).sentence(WORDS)
+    return jitter(bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5), **options), 0.3).sentence(WORDS)
 
 
 def box(page, name):
@@ -276,7 +276,7 @@ def test_slices_and_heads_fold_and_unfold(show):
 
 
 def test_states_of_slices_without_words_stay_when_a_slice_is_folded(show):
-    s = jolted(hidden_states()).sentence()
+    s = jitter(hidden_states()).sentence()
     with show(s) as page:
         count = "all => all.reduce((sum, path) => sum + Number(path.dataset.count), 0)"
         assert page.locator(".back .lines").evaluate_all(count) == len(s.graph().edges)
@@ -404,14 +404,14 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
 def test_the_view_is_saved_as_svg_and_png(show):
     with show(heads(), detail="words") as page:
         box(page, "x_1_2").hover()
-        name, svg = downloaded(page, page.locator('[data-command="svg"]').click)
+        name, svg = download_file(page, page.locator('[data-command="svg"]').click)
         root = ElementTree.fromstring(svg)
         texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
         assert name.endswith(".svg") and {"cat", "mat"} <= texts
         paths = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("d")]
         assert paths and all(path.get("stroke", "").startswith(("rgb", "#")) for path in paths)
         assert not re.search(rb"var\(|class=|<script|foreignObject", svg)
-        name, png = downloaded(page, page.locator('[data-command="png"]').click)
+        name, png = download_file(page, page.locator('[data-command="png"]').click)
         assert name.endswith(".png") and png[:8] == b"\x89PNG\r\n\x1a\n"
         width, height = struct.unpack(">II", png[16:24])
         view = page.locator(".view").bounding_box()
@@ -437,7 +437,7 @@ def test_hostile_words_stay_text(show):
         assert page.locator(".word.match").count() == 1
         assert "hacked" in page.title() and page.title() != "hacked"  # the title is told, and not run
         assert not page.locator("img").count() and page.locator("script").count() == 3
-        _, svg = downloaded(page, page.locator('[data-command="svg"]').click)
+        _, svg = download_file(page, page.locator('[data-command="svg"]').click)
         assert not [e for e in ElementTree.fromstring(svg).iter() if e.tag.rpartition("}")[2] in ("img", "script")]
 
 

@@ -18,7 +18,7 @@ import bnet_transformer as bt
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Categorical
-from tests.browsing import needs_chromium, watching
+from tests.browser_page import needs_chromium, open_browser_page
 from tests.test_page import unpack_bit_table
 
 pytest.importorskip("anywidget", reason='the widget: pip install "bnet-transformer[notebook]"')
@@ -28,7 +28,7 @@ WORDS = "the cat sat on the mat"
 
 @pytest.fixture(scope="module")
 def watched():
-    with watching() as watched:
+    with open_browser_page() as watched:
         yield watched
 
 
@@ -246,7 +246,7 @@ def cell(watched, tmp_path, harness):
         answer = {**harness.answers[-1], "id": content["id"]}
         return {"answer": answer, "changed": {n: value for n, value in get_traits().items() if value != before[n]}}
 
-    with watched.opened(file, ready="#cell") as page:
+    with watched.open_file(file, ready="#cell") as page:
         if not hasattr(watched, "to_python"):
             page.expose_function("toPython", lambda content: watched.to_python(content))
         watched.to_python = to_python

@@ -47,17 +47,17 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
     """Training and a fit resume from their checkpoints; then all fits, and all queries of many sentences."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     process = subprocess.run(
-        [sys.executable, *command, str(ROOT / "tests/parallel_jobs.py"), "together", str(tmp_path)],
+        [sys.executable, *command, str(ROOT / "tests/parallel_jobs.py"), "run_all", str(tmp_path)],
         env=ENVIRONMENT, capture_output=True, timeout=600,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr.decode()[-3000:]
-    first, second = (torch.load(tmp_path / f"together{rank}") for rank in range(2))
+    first, second = (torch.load(tmp_path / f"run_all{rank}") for rank in range(2))
     assert first.pop("restarts") == second.pop("restarts") == [2]
     check_equal(second, first)
-    train, result = jobs.trained(), jobs.fitted()
+    train, result = jobs.run_training(), jobs.run_fit()
     check_equal(first.pop("train"), [train.losses, train.held_out, dict(train.net.parameters)])
     check_equal(first.pop("fit"), jobs.numbers(result))
-    check_equal(first, jobs.fits(7) | jobs.of_fits(7) | jobs.of_heads(7))
+    check_equal(first, jobs.run_fits(7) | jobs.query_fits(7) | jobs.analyze_heads(7))
 
 
 def run_three_ranks(job, folder):
@@ -82,12 +82,12 @@ def run_three_ranks(job, folder):
 
 @pytest.mark.slow
 def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
-    outputs, statuses = run_three_ranks("apart", tmp_path)
+    outputs, statuses = run_three_ranks("run_unequal", tmp_path)
     assert statuses == [0, 0, 1], "\n".join(outputs)
     assert "this rank fails" in outputs[2]
-    expected = jobs.fits(2) | jobs.of_fits(2) | jobs.of_heads(2)
+    expected = jobs.run_fits(2) | jobs.query_fits(2) | jobs.analyze_heads(2)
     for rank in range(2):
-        result = torch.load(tmp_path / f"apart{rank}")
+        result = torch.load(tmp_path / f"run_unequal{rank}")
         data, question, rate, selector, removed, closed = result.pop("refused")
         assert "torchrun, fit" in data and "other data on rank 1" in data
         assert "torchrun, responsibilities" in question and "log_likelihood on rank 2" in question
@@ -175,7 +175,7 @@ def test_by_itself_a_process_waits_for_nobody(monkeypatch):
 
 @pytest.mark.parametrize(("world_size", "total"), [("2", 2), ("1", 1)])
 def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world_size, total):
-    f, calls = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
+    f, calls = jobs.fit(jobs.mixture(), jobs.make_vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world_size)
     monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: calls.append(1) or torch.zeros(1))
     for context, count in (
@@ -208,7 +208,7 @@ def test_an_environment_that_is_not_torchruns(environment, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(bt.BNetError, match="torchrun: expected WORLD_SIZE, RANK below it, MASTER_ADDR and a free"):
-        jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
+        jobs.fit(jobs.mixture(), jobs.make_vectors(2), steps=1)
 
 
 def test_a_port_that_is_taken(monkeypatch):
@@ -219,7 +219,7 @@ def test_a_port_that_is_taken(monkeypatch):
         for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(bt.BNetError, match=r"torchrun: expected .* a free MASTER_PORT"):
-            jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
+            jobs.fit(jobs.mixture(), jobs.make_vectors(2), steps=1)
 
 
 def test_a_fit_seeds_no_generator_but_its_own(monkeypatch):
@@ -227,7 +227,7 @@ def test_a_fit_seeds_no_generator_but_its_own(monkeypatch):
         raise AssertionError("this seeds every device of the machine")
 
     monkeypatch.setattr(torch, "manual_seed", refuse_seed)
-    before, data = torch.get_rng_state(), jobs.vectors(3)
+    before, data = torch.get_rng_state(), jobs.make_vectors(3)
     word = jobs.mixture("word", slices=2)
     jobs.fit(word, data, method="svi", steps=1, draws=2, spread=1.0, choices="sampled")
     jobs.fit(jobs.mixture(), data, method="nuts", chains=1, draws=1, warmup=1, learn=["c.logits"]).check(data, draws=2)

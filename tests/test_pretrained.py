@@ -13,7 +13,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.source import wrap_state_dict
 from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters, weights_to_parameters
-from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, init_model, set_config
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
 LLAMA_3 = {
@@ -118,13 +118,13 @@ FUSED = {model.config_class.model_type: k for k, (name, _) in enumerate(MODELS) 
 @pytest.mark.parametrize("k", FUSED.values(), ids=FUSED)
 def test_states_in_single_precision_are_those_of_fused_attention(k):
     name, options = MODELS[k]
-    model = random_model(name, options, torch.float32, "sdpa")
+    model = init_model(name, options, torch.float32, "sdpa")
     check_states(model, from_pretrained(model), 1e-4)
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
 def test_states_attention_and_gradients_are_transformers(name, options):
-    model = random_model(name, options)
+    model = init_model(name, options)
     net, family = from_pretrained(model), FAMILIES[model.config.model_type]
     check_states(model, net, 1e-9)
     ids, mask = make_padded()
@@ -169,7 +169,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
 def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
     """In one file or several, in the half precision of the file; tensors are shared with the model, or mapped."""
     options = BERT if name[0] == "B" else GPT2
-    model = random_model(name, options).to(torch.bfloat16)
+    model = init_model(name, options).to(torch.bfloat16)
     net = from_pretrained(model)
     pointers = {parameter.data_ptr() for parameter in model.parameters()}
     starts = {value.untyped_storage().data_ptr() for value in net.parameters.values()}
@@ -185,7 +185,7 @@ def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
 
 def test_former_keys_and_prefixes_are_read(tmp_path):
     """Files of 2018 call gains gamma and biases beta; those of a bare model have no prefix, and some hold buffers."""
-    model = random_model("BertForMaskedLM", BERT)
+    model = init_model("BertForMaskedLM", BERT)
     net = from_pretrained(model)
     tensors = {}
     for key, value in model.state_dict().items():
@@ -356,7 +356,7 @@ def test_the_grammars_entropy_is_what_its_sentences_cost():
 @pytest.fixture
 def folder(tmp_path):
     """A valid folder of a small BERT."""
-    random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    init_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -385,7 +385,7 @@ def test_folders_that_are_not_sound_are_refused(folder):
         ({"position_embedding_type": "absolute", "model_type": "mamba"}, "a known family; got 'mamba'; .*bert.*gpt2"),
         ({"model_type": "bert", "hidden_size": "wide"}, "hidden_size"),
     ):
-        config(folder, **changes)
+        set_config(folder, **changes)
         check_refused(match)
     (folder / "config.json").write_text("{")
     check_refused("expected JSON")
@@ -437,12 +437,12 @@ def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
 
 
 def test_weights_that_no_node_reads_are_told(tmp_path):
-    model = random_model("BertForSequenceClassification", BERT, torch.float32)
+    model = init_model("BertForSequenceClassification", BERT, torch.float32)
     model.save_pretrained(tmp_path)
-    config(tmp_path, architectures=["BertModel"])
+    set_config(tmp_path, architectures=["BertModel"])
     with pytest.warns(UserWarning, match=r"no node reads 2 of its weights: classifier.bias, classifier.weight"):
         from_pretrained(tmp_path)
-    config(tmp_path, architectures=["BertForQuestionAnswering"])
+    set_config(tmp_path, architectures=["BertForQuestionAnswering"])
     assert "y" not in from_pretrained(tmp_path, readout=None).network.graph.by_stem
 
 
@@ -460,7 +460,7 @@ def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ c\n", encoding="utf-8")
     (tmp_path / "vocab.json").write_text(json.dumps({unit: k for k, unit in enumerate(units)}), encoding="utf-8")
     options = {**BERT, "vocab_size": len(units), "type_vocab_size": 1}
-    random_model("RobertaModel", options, torch.float32).save_pretrained(tmp_path)
+    init_model("RobertaModel", options, torch.float32).save_pretrained(tmp_path)
     s = from_pretrained(tmp_path).sentence("the cat")
     assert s.words == ("<s>", "the", "Ġc", "a", "t", "</s>")
     assert s.spans == (None, (0, 3), (4, 5), (5, 6), (6, 7), None)
@@ -469,7 +469,7 @@ def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
         text = (tmp_path / file).read_text(encoding="utf-8").replace("<s>", "<|endoftext|>")
         (tmp_path / "gpt2").mkdir(exist_ok=True)
         (tmp_path / "gpt2" / file).write_text(text, encoding="utf-8")
-    random_model("GPT2Model", {**GPT2, "vocab_size": len(units)}, torch.float32).save_pretrained(tmp_path / "gpt2")
+    init_model("GPT2Model", {**GPT2, "vocab_size": len(units)}, torch.float32).save_pretrained(tmp_path / "gpt2")
     s = from_pretrained(tmp_path / "gpt2").sentence("the cat<|endoftext|>")
     assert s.words == ("the", "Ġc", "a", "t", "<|endoftext|>") and s.special[-1]
     assert s.spans == ((0, 3), (4, 5), (5, 6), (6, 7), (7, 20))

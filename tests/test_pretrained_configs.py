@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.family import load_config
-from tests.huggingface_models import T, config, random_model
+from tests.huggingface_models import T, init_model, set_config
 from tests.test_families import TABLE
 
 ALIASED = ["gpt2", "distilbert", "bart", "marian", "t5"]
@@ -36,7 +36,7 @@ def check_logits(net, model, sentence, tolerance=1e-5):
 def save_model(name, folder, dtype=torch.float32):
     """A folder of the tiny model of a family, its class and a sentence."""
     kind, options, sentences = TABLE[name]
-    model = random_model(kind, options, dtype)
+    model = init_model(kind, options, dtype)
     model.save_pretrained(folder)
     sentence = sentences[0].to(dtype) if isinstance(sentences[0], torch.Tensor) else sentences[0]
     return getattr(T, kind), sentence
@@ -58,7 +58,7 @@ def test_alternative_names_of_settings_are_read(name, tmp_path):
         changes |= {alias: getattr(settings, canonical), canonical: getattr(settings, canonical) * 2}
     if name == "t5":  # the slices of its decoder are those of the own name
         changes["num_decoder_layers"] = settings.num_decoder_layers
-    config(tmp_path, **changes)
+    set_config(tmp_path, **changes)
     model = kind.from_pretrained(tmp_path).eval()
     check_logits(from_pretrained(tmp_path), model, sentence)
 
@@ -110,7 +110,7 @@ def test_alternative_names_are_those_of_the_config_classes():
 
 def test_a_folder_is_read_without_transformers(tmp_path, monkeypatch):
     kind, sentence = save_model("gpt2", tmp_path)
-    config(tmp_path, n_head=..., num_attention_heads=3)
+    set_config(tmp_path, n_head=..., num_attention_heads=3)
     model = kind.from_pretrained(tmp_path).eval()
     monkeypatch.setitem(sys.modules, "transformers", None)
     check_logits(from_pretrained(tmp_path), model, sentence)
@@ -122,9 +122,9 @@ def test_a_folder_is_read_without_transformers(tmp_path, monkeypatch):
 def test_an_explicit_activation_of_t5_is_read(projection, activation, tmp_path):
     kind, options, sentences = TABLE["t5"]
     options = {**options, "feed_forward_proj": projection, "dense_act_fn": activation}
-    model = random_model(kind, options)
+    model = init_model(kind, options)
     check_logits(from_pretrained(model), model, sentences[0], 1e-9)
-    random_model(kind, options, torch.float32).save_pretrained(tmp_path)
+    init_model(kind, options, torch.float32).save_pretrained(tmp_path)
     check_logits(from_pretrained(tmp_path), getattr(T, kind).from_pretrained(tmp_path).eval(), sentences[0])
 
 
@@ -132,7 +132,7 @@ def test_an_explicit_activation_of_t5_is_read(projection, activation, tmp_path):
 def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path):
     kind, options, _ = TABLE["t5"]
     explicit = {} if projection in ("gated-quick_gelu", "mish") else {"dense_act_fn": "quick_gelu"}
-    model = random_model(kind, {**options, "feed_forward_proj": projection, **explicit}, torch.float32)
+    model = init_model(kind, {**options, "feed_forward_proj": projection, **explicit}, torch.float32)
     model.save_pretrained(tmp_path)
     for source in (model, tmp_path):
         with pytest.raises(bt.BNetError, match="a known activation"):
@@ -145,9 +145,9 @@ def test_slices_that_differ_are_refused(name, tmp_path):
     kind, options, _ = TABLE[name]
     overrides = {"0": {next(key for key in ("hidden_act", "activation", "activation_function", "dense_act_fn")
                       if key in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
-    model = random_model(kind, options, torch.float32)
+    model = init_model(kind, options, torch.float32)
     model.save_pretrained(tmp_path)
-    config(tmp_path, per_layer_config=overrides)
+    set_config(tmp_path, per_layer_config=overrides)
     model.config.per_layer_config = overrides
     for source in (tmp_path, model):
         with pytest.raises(bt.BNetError):
@@ -173,16 +173,16 @@ def test_hostile_configs_are_refused(tmp_path):
     valid = (tmp_path / "config.json").read_text()
     for changes in HOSTILE:
         (tmp_path / "config.json").write_text(valid)
-        config(tmp_path, **changes)
+        set_config(tmp_path, **changes)
         with pytest.raises(bt.BNetError):
             print(changes, from_pretrained(tmp_path))
 
 
 def test_a_config_that_transformers_refuses_is_refused(tmp_path):
     save_model("llama", tmp_path)
-    config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": "far"})
+    set_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": "far"})
     with pytest.raises(bt.BNetError):
         from_pretrained(tmp_path)
-    config(tmp_path, rope_parameters=..., initializer_range="far")
+    set_config(tmp_path, rope_parameters=..., initializer_range="far")
     with pytest.raises(FileError):
         from_pretrained(tmp_path)

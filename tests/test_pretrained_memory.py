@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_pretrained
-from tests.huggingface_models import D, T, random_model
+from tests.huggingface_models import D, T, init_model
 from tests.test_families import TABLE
 from tests.test_pretrained_configs import check_logits, save_model
 
@@ -74,7 +74,7 @@ def read_or_refuse(model, sentence):
 def make_model(name):
     """The tiny model of a family and a sentence."""
     kind, options, sentences = TABLE[name]
-    return random_model(kind, options), sentences[0]
+    return init_model(kind, options), sentences[0]
 
 
 def test_every_family_is_changed():
@@ -144,10 +144,10 @@ def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
     kind, options, _ = TABLE[name]
     if name == "gpt_neox":
         options = {**options, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rotary_pct": 1.0}
-    model = CASTS[cast](random_model(kind, options, torch.float32))
+    model = CASTS[cast](init_model(kind, options, torch.float32))
     with pytest.raises(bt.BNetError, match="inv_freq"):
         from_pretrained(model)
-    exact = random_model(kind, options, torch.float32)
+    exact = init_model(kind, options, torch.float32)
     model.base_model.rotary_emb.inv_freq = exact.base_model.rotary_emb.inv_freq
     assert from_pretrained(model).check()
 
@@ -156,7 +156,7 @@ def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
 def test_types_that_leave_the_angles_are_read(name, tmp_path):
     """What the refusal of a cast advises: 1,500 words as `transformers` reads them, whose angles are in float32."""
     kind = getattr(T, TABLE[name][0])
-    random_model(TABLE[name][0], {**TABLE[name][1], "hidden_size": 64}, torch.float32).save_pretrained(tmp_path)
+    init_model(TABLE[name][0], {**TABLE[name][1], "hidden_size": 64}, torch.float32).save_pretrained(tmp_path)
     words = (torch.arange(1500) * 7 % 13).tolist()
     loaded, oracle = (kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval() for _ in range(2))
     net = from_pretrained(loaded, dtype=torch.float32)
@@ -193,7 +193,7 @@ def test_changes_that_compute_the_same_are_read(name):
     for dtype in (torch.float32,) if name in ROTARY else (torch.float32, torch.bfloat16):  # which rounds angles
         from_pretrained(model.to(dtype))
     if name != "vit":
-        model = random_model(*TABLE[name][:2], torch.float32)
+        model = init_model(*TABLE[name][:2], torch.float32)
         model.resize_token_embeddings(15, mean_resizing=False)
         check_logits(from_pretrained(model), model, sentence, 1e-4)
 
@@ -287,7 +287,7 @@ def test_a_plain_table_is_read_where_the_scale_is_one():
     model.set_input_embeddings(table)
     assert not read_or_refuse(model, sentence)
     kind, options, _ = TABLE["bart"]
-    model = random_model(kind, {**options, "scale_embedding": True})
+    model = init_model(kind, {**options, "scale_embedding": True})
     model.set_input_embeddings(table)
     assert read_or_refuse(model, sentence)
     model, sentence = make_model("bart")

@@ -14,7 +14,7 @@ from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.family import ACTIVATIONS
 from bnet_transformer.tpm import Activation, Categorical, EvalContext, Normal
-from tests.huggingface_models import BERT, DISTIL, GPT2, MPNET, D, T, config, random_model
+from tests.huggingface_models import BERT, DISTIL, GPT2, MPNET, D, T, init_model, set_config
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
 HEADED = [
@@ -42,14 +42,14 @@ def close(actual, peer, tolerance=1e-9):
 @pytest.mark.parametrize(("name", "options", "head"), HEADED, ids=HEADS)
 def test_a_model_in_memory_is_what_it_computes(name, options, head):
     """An untied head under a config that says tied, and a tied one under a config that says not."""
-    model = random_model(name, options)
+    model = init_model(name, options)
     model.get_output_embeddings().weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
     close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
-    model = random_model(name, {**options, "tie_word_embeddings": False})
+    model = init_model(name, {**options, "tie_word_embeddings": False})
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
     close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
     if options is not GPT2:
-        model = random_model(name, options)
+        model = init_model(name, options)
         model.get_output_embeddings().bias = torch.nn.Parameter(torch.randn(13, dtype=D))
         close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
 
@@ -60,7 +60,7 @@ def test_a_model_in_memory_is_what_it_computes(name, options, head):
 def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
     """With a table of the readout that equals that of the words or differs, with another bias, or as the only table."""
     name, options, head = HEADED[k]
-    model = random_model(name, options)
+    model = init_model(name, options)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     words = next(key for key in tensors if key.endswith(("word_embeddings.weight", "wte.weight")))
@@ -84,7 +84,7 @@ def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
 @pytest.mark.parametrize(("name", "options"), [("GPT2LMHeadModel", GPT2), ("BertForMaskedLM", BERT)])
 def test_answers_of_a_net_in_half_precision(name, options, dtype):
     """Probabilities are computed in float32 at least: they sum to one, and are the softmax of the logits."""
-    model = random_model(name, {**options, "vocab_size": 5000}, dtype)
+    model = init_model(name, {**options, "vocab_size": 5000}, dtype)
     net = from_pretrained(model)
     s = net.sentence(IDS[0])
     peer = torch.log_softmax(compute_logits(net)[0].double(), -1)
@@ -136,19 +136,19 @@ def test_a_readout_that_is_no_choice_of_one_class_is_refused():
         ({"num_labels": 3, "problem_type": "multi_label_classification"}, "do not exclude each other"),
     ):
         for name, options in (("BertForSequenceClassification", BERT), ("DistilBertForSequenceClassification", DISTIL)):
-            model = random_model(name, {**options, **changes})
+            model = init_model(name, {**options, **changes})
             with pytest.raises(bt.BNetError, match=match):
                 from_pretrained(model)
             assert "y" not in from_pretrained(model, readout=None).network.graph.by_stem
     settings = {**BERT, "num_labels": 3, "problem_type": "single_label_classification"}
-    assert from_pretrained(random_model("BertForSequenceClassification", settings)).sentence(IDS[0]).posterior(
+    assert from_pretrained(init_model("BertForSequenceClassification", settings)).sentence(IDS[0]).posterior(
         "y"
     ).shape == (3,)
 
 
 def test_labels_name_the_states_in_their_order():
     names = {2: "pos", 0: "neg", 1: "neither"}
-    model = random_model("BertForSequenceClassification", {**BERT, "id2label": names})
+    model = init_model("BertForSequenceClassification", {**BERT, "id2label": names})
     s = from_pretrained(model).sentence(IDS[0])
     peer = torch.log_softmax(model(IDS).logits[0].detach(), -1)
     for state, label in names.items():
@@ -156,7 +156,7 @@ def test_labels_name_the_states_in_their_order():
 
 
 def test_a_model_with_two_heads_keeps_its_words():
-    model = random_model("GPT2DoubleHeadsModel", GPT2)
+    model = init_model("GPT2DoubleHeadsModel", GPT2)
     with pytest.warns(UserWarning, match="no node reads 2 of its weights: multiple_choice_head"):
         net = from_pretrained(model)
     close(compute_logits(net), model(IDS).logits.detach())
@@ -191,13 +191,13 @@ def test_activations_are_those_of_transformers():
 )
 def test_settings_that_change_the_equations_are_refused(name, options, match):
     with pytest.raises(bt.BNetError, match=match):
-        from_pretrained(random_model(name, options))
+        from_pretrained(init_model(name, options))
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A valid folder of a small BERT."""
-    random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    init_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -213,13 +213,13 @@ def folder(tmp_path):
     ],
 )
 def test_configs_of_another_form_are_refused(folder, changes, match):
-    config(folder, **changes)
+    set_config(folder, **changes)
     with pytest.raises(bt.BNetError, match=match):
         from_pretrained(folder)
 
 
 def test_weights_in_types_that_nothing_computes_in_are_refused():
-    model = random_model("BertModel", BERT, torch.float32).to(torch.float8_e4m3fn)
+    model = init_model("BertModel", BERT, torch.float32).to(torch.float8_e4m3fn)
     with pytest.raises(FileError, match=r"torch.bfloat16; got torch.float8_e4m3fn"):
         from_pretrained(model)
 
@@ -250,7 +250,7 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
     """all-mpnet-base-v2 names the class that it was trained from, and has no weights of its readout."""
     from safetensors.torch import load_file, save_file
 
-    model = random_model("MPNetForMaskedLM", MPNET, torch.float32)
+    model = init_model("MPNetForMaskedLM", MPNET, torch.float32)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     plain = {key.removeprefix("mpnet."): value for key, value in tensors.items() if not key.startswith("lm_head")}
@@ -361,7 +361,7 @@ def bpe_folder(tmp_path):
     )
     tokenizer.save_model(str(tmp_path))
     options = {**GPT2, "vocab_size": tokenizer.get_vocab_size(), "n_positions": 64}
-    random_model("GPT2LMHeadModel", options).save_pretrained(tmp_path)
+    init_model("GPT2LMHeadModel", options).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -412,7 +412,7 @@ def test_do_computes_again_only_what_descends(monkeypatch):
         return original(plan, state)
 
     monkeypatch.setattr(compiler.module, "plan_to_values", record_and_plan)
-    net = from_pretrained(random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 4}))
+    net = from_pretrained(init_model("GPT2LMHeadModel", {**GPT2, "n_layer": 4}))
     s = net.sentence(IDS[0])
     s["x_4_4"]
     zero = torch.zeros(4, dtype=D)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.weight_mapping import map_parameters
-from tests.huggingface_models import BART, T5, D, T, config, random_model
+from tests.huggingface_models import BART, T5, D, T, init_model, set_config
 from tests.test_pretrained_configs import check_logits
 
 PREFIX = {"t5": "", "bart": "model.", "marian": "model."}
@@ -60,7 +60,7 @@ def test_a_model_in_memory_has_the_tables_that_it_computes_with(name):
     """Whatever `shared` holds, which no stack reads; each partition with one family and one tie."""
     kind, options = KINDS[name]
     for tie in (True, False):
-        model = random_model(kind, {**options, "tie_word_embeddings": tie})
+        model = init_model(kind, {**options, "tie_word_embeddings": tie})
         for letters in [*PARTITIONS[2 * list(KINDS).index(name) + tie :: 6], "abcd"]:
             check_tables(name, model, letters)
 
@@ -83,7 +83,7 @@ def check_tables(name, model, letters):
 
 def test_new_words_of_a_model_in_memory_are_none_of_its_stacks():
     """T5 sets `shared` alone, which nothing reads until tables are tied again."""
-    model = random_model(*KINDS["t5"])
+    model = init_model(*KINDS["t5"])
     model.set_input_embeddings(torch.nn.Embedding(13, 12, dtype=D))
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
 
@@ -116,9 +116,9 @@ def test_a_folder_has_the_tables_that_transformers_reads(part, tmp_path):
     """Every partition of the tables with every choice of tables that are missing, each with one family and one tie."""
     name, tie = list(itertools.product(KINDS, (True, False)))[part]
     kind, options = KINDS[name]
-    model = random_model(kind, {**options, "tie_word_embeddings": tie}, torch.float32)
+    model = init_model(kind, {**options, "tie_word_embeddings": tie}, torch.float32)
     model.save_pretrained(tmp_path)
-    config(tmp_path, tie_word_embeddings=tie)
+    set_config(tmp_path, tie_word_embeddings=tie)
     base = load_file(tmp_path / "model.safetensors")
     base = {key: value for key, value in base.items() if key not in {table_key(name, table) for table in TABLES}}
     assert len(CASES) == 52
@@ -154,10 +154,10 @@ def write(folder, tensors, *, sharded):
 def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
     """A Marian that shares nothing but, where its config ties, the decoder's words and the logits."""
     options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17, "tie_word_embeddings": tie}
-    model = random_model("MarianMTModel", options)
+    model = init_model("MarianMTModel", options)
     model.lm_head.weight = torch.nn.Parameter(torch.randn(17, 12, dtype=D))
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
-    random_model("MarianMTModel", options, torch.float32).save_pretrained(tmp_path)
+    init_model("MarianMTModel", options, torch.float32).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"].clone())
     for missing in (None, "lm_head", "model.decoder.embed_tokens", "model.encoder.embed_tokens"):

@@ -41,7 +41,7 @@ class InferenceProblem:
 
 
 def make_problem(case: Case, dtype: torch.dtype = D) -> InferenceProblem:
-    s = case.net.to(dtype).sentence(case.said).observe(case.evidence)
+    s = case.net.to(dtype).sentence(case.text).observe(case.evidence)
     y: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
     for node, value in s.state.evidence.items():

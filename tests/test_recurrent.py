@@ -11,7 +11,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.models import weights_of
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Normal, Recur, Weight
-from tests.cases import CASES, close, jolted
+from tests.cases import CASES, close, jitter
 
 D = torch.float64
 CELLS = {"rnn": nn.RNN, "lstm": nn.LSTM}
@@ -96,7 +96,7 @@ def test_a_copy_that_is_no_whole_one_is_refused():
 def test_a_word_knows_no_later_word(cell, n, slices, word):
     """In the graph and in the values; and it depends on all earlier words."""
     word = min(word, n - 2)
-    net = jolted(bt.recurrent(3, cell=cell, features=2, slices=slices)).to(D)
+    net = jitter(bt.recurrent(3, cell=cell, features=2, slices=slices)).to(D)
     module, x = net.module(), torch.randn(2, n, 2, dtype=D)
     changed = x.clone()
     changed[:, word + 1] += 1
@@ -111,7 +111,7 @@ def test_a_word_knows_no_later_word(cell, n, slices, word):
 def test_padding_changes_no_word(cell):
     """Nor does padding in front: the arrow from a word that is absent is absent, and the first that is there reads
     zeros."""
-    net = jolted(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
+    net = jitter(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x = net.module(), torch.randn(4, 5, 2, dtype=D)
     spans = ((0, 5), (0, 2), (3, 5), (4, 5))
     mask = torch.zeros(4, 5, dtype=torch.bool)
@@ -162,7 +162,7 @@ def test_setting_a_state_changes_what_comes_after_it(case):
 @pytest.mark.parametrize("cell", CELLS)
 def test_some_states_of_a_batch_are_set_within_the_scan(cell):
     """Each sentence equals that with the same `do` alone."""
-    net = jolted(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
+    net = jitter(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x, patch = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
     mask = torch.tensor([[False, True, False, False], [False, False, False, True]])
     state, plan = module.run(ExecutionRequest(("x_1", "x_2"), x, patched={"x_1": (patch, mask)}))
@@ -221,7 +221,7 @@ def test_its_sentences_answer():
     label = bt.recurrent(3, vocabulary=("a", "b"), readout=Categorical(2), pool="last", transform="tanh")
     assert label.sentence("a b b").parents("pool") == ["x_1_2"]
     torch.testing.assert_close(label.sentence("a b b").posterior("y").sum(), torch.tensor(1.0))
-    s = jolted(bt.recurrent(3, features=2, readout=Normal(0.5, dim=2))).sentence(x=torch.randn(3, 2))
+    s = jitter(bt.recurrent(3, features=2, readout=Normal(0.5, dim=2))).sentence(x=torch.randn(3, 2))
     assert s.tpm("y_2").mean.shape == (2,) and s.net.pyro() is not None
     assert r"\mathrm{cell}_{i-1}^t" in str(s.net.equations())
 
@@ -304,7 +304,7 @@ def test_the_shape_of_a_discrete_node_is_known():
     """A chain of states, and a codebook that is read at the word before, need no shape=; against products by hand."""
     before = bt.Arrow("z", "before")
     stack = bt.Stack([bt.Node("z", Categorical(3), [before], WORD)], [bt.Node("x", Given(2), plates=WORD)])
-    net = jolted(bt.BNet(bt.Declaration([stack])), 1.0).to(torch.float64)
+    net = jitter(bt.BNet(bt.Declaration([stack])), 1.0).to(torch.float64)
     table = net.parameters["z_0.logits"].softmax(-1)
     probs = table[0]  # state 0 stands before the first word
     for i in range(4):

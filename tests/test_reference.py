@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.tpm import Categorical
-from tests.cases import CASES, Case, case_of, close, jolted
+from tests.cases import CASES, Case, close, get_case, jitter
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -63,7 +63,7 @@ def test_attention_over_a_plate():
 
 def test_a_codebook_by_hand():
     """sum_c pi_c theta_q[c, m] ... : observed y, and W_q = m observed or set."""
-    net = jolted(bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(2))).to(D)
+    net = jitter(bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(2))).to(D)
     p = net.parameters
     x = torch.randn(2, 3, dtype=D)
     s = net.sentence(x=x)
@@ -122,7 +122,7 @@ def test_a_causal_word_ignores_later_words(mask, options):
 
 
 def test_a_dropout_is_a_delta_and_never_enumerated():
-    s = case_of("encoder, post-norm").sentence
+    s = get_case("encoder, post-norm").sentence
     assert s["drop_0_1"].equal(s["mix_0_1"])
     assert s.tpm("drop_0_1").log_prob(s["mix_0_1"]).item() == 0
 

@@ -15,7 +15,7 @@ from bnet_transformer.attention import learn_tan
 from bnet_transformer.interventions import Mean, Noise, Zero
 from bnet_transformer.interventions.counterfactual import gumbel_max
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import case_of, close, doubled
+from tests.cases import close, get_case, two_head_net
 
 D = torch.float64
 
@@ -24,7 +24,7 @@ D = torch.float64
 
 
 def test_a_chain_of_posteriors_is_normalised_and_bounded():
-    s = doubled(atoms=2).sentence("the cat sat")
+    s = two_head_net(atoms=2).sentence("the cat sat")
     result = s.posterior(["W_k_0", "c", "W_q_0"], {"y_0": 1})
     assert result.shape == (2, 2, 2)
     close(result.sum((0, 2)), s.posterior("c", {"y_0": 1}))
@@ -39,7 +39,7 @@ def test_a_chain_of_posteriors_is_normalised_and_bounded():
 
 
 def test_real_readouts_are_drawn_around_their_mean():
-    s = doubled(observe=Normal(0.5)).sentence("the cat").do(c=1)
+    s = two_head_net(observe=Normal(0.5)).sentence("the cat").do(c=1)
     samples = s.sample(4000)["y_0"]
     assert samples.shape == (4000, 4)
     assert (samples.mean(0) - s["x_1_0"]).abs().max() < 0.04 and (samples.std(0) - 0.5).abs().max() < 0.03
@@ -54,7 +54,7 @@ def test_real_readouts_are_drawn_around_their_mean():
 def test_marginal_attention_is_the_mixture_over_words_read(options):
     """p(y_i) = sum_j P(j | i) p(y_i | v_j + residual), for each state of the choices: by hand, from the soft net."""
     soft, hard = (
-        doubled(**options),
+        two_head_net(**options),
         bt.bayesuvius(4, **{"heads": 2, "observe": Categorical(3), **options}, attention="marginal"),
     )
     hard = hard.replace(dict(soft.parameters)).to(D)
@@ -81,7 +81,7 @@ def test_marginal_attention_is_the_mixture_over_words_read(options):
 
 
 def test_what_is_read_is_inferred_in_the_marginal_net_alone():
-    h = doubled(attention="marginal").sentence("the cat sat")
+    h = two_head_net(attention="marginal").sentence("the cat sat")
     assert not torch.allclose(h.posterior("j_1", {"y_1": 0}), h.posterior("j_1", {"y_1": 1}))
     close(h.log_prob({"j_1": 2, "y_1": 0}), (h.posterior("j_1", {"y_1": 0})[2]).log() + h.log_prob({"y_1": 0}))
     with pytest.raises(bt.BNetError, match="one head at a time"):
@@ -134,7 +134,7 @@ def test_patching_means_noise_and_undoing():
 @pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
 def test_separated_nodes_are_independent_in_the_numbers(name):
     """By d-separation and by D-separation (deterministic=True); some queries hold in the second sense alone."""
-    s = case_of(name).sentence
+    s = get_case(name).sentence
     pick, counts = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
     names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]
     for _ in range(30):
@@ -169,7 +169,7 @@ def rollout(attentions):
 
 @pytest.mark.parametrize("options", [{}, {"mask": "causal", "residual": True}])
 def test_rollout_is_the_published_one(options):
-    s = doubled(combine="concat", heads=3, slices=3, **options).sentence("the cat sat on")
+    s = two_head_net(combine="concat", heads=3, slices=3, **options).sentence("the cat sat on")
     result = s.reads()
     close(result.matrix, rollout([s.attention(t) for t in range(3)]))
     close(result.matrix.sum(-1), torch.ones(4))
@@ -181,7 +181,7 @@ def test_rollout_is_the_published_one(options):
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "slice"}])
 def test_under_a_selector_products_are_averaged(options):
-    s = doubled(slices=2, heads=3, **options).sentence("the cat")
+    s = two_head_net(slices=2, heads=3, **options).sentence("the cat")
     evidence, total = {"y_1": 2}, 0
     atoms = ["W_q_0", "W_k_0", "W_v_0", "W_q_1", "W_k_1"]
     names = ["c"] if not options else ["c_0", "c_1"] if "per" in options else atoms
@@ -196,17 +196,17 @@ def test_under_a_selector_products_are_averaged(options):
 
 
 def test_bad_readings():
-    s = doubled(slices=3).sentence("the cat")
+    s = two_head_net(slices=3).sentence("the cat")
     for wrong in ({"residual": 2}, {"head": 0}, {"method": "x"}, {"slices": [0, 2]}, {"slices": 3}, {"slices": "some"}):
         with pytest.raises(bt.BNetError):
             s.reads(**wrong)
     with pytest.raises(bt.BNetError, match="from 0 to 1"):
         s.reads().paths(2)
     with pytest.raises(bt.BNetError, match=r"P\(j"):
-        case_of("cayley").sentence.reads()
+        get_case("cayley").sentence.reads()
     with pytest.raises(bt.BudgetError, match="joint states"):
-        doubled(per="word", slices=2).sentence("a b c d").reads(budget=8)
-    pair = case_of("encoder-decoder").sentence
+        two_head_net(per="word", slices=2).sentence("a b c d").reads(budget=8)
+    pair = get_case("encoder-decoder").sentence
     assert pair.reads(role="dec_a").matrix.shape == (2, 2) and pair.reads(role="enc_a").matrix.shape == (3, 3)
     with pytest.raises(bt.BNetError, match="own stack"):
         pair.reads(role="dec_cross_a")
@@ -233,12 +233,12 @@ def test_what_a_slice_is_when_shrunk():
     with pytest.raises(bt.BNetError, match="class_box"):
         bt.bayesuvius(4).sentence("a b").tan(class_box="nobody")
     for case in ("concat", "encoder, pre-norm", "word"):
-        case_of(case).sentence.tan("words")
+        get_case(case).sentence.tan("words")
 
 
 @pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"combine": "concat"}])
 def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
-    s = doubled(**options).sentence("the cat sat on a mat")
+    s = two_head_net(**options).sentence("the cat sat on a mat")
     tree = s.tan_tree()
     A = s.reads(0, residual=0.0).matrix
     graph = nx.DiGraph()
@@ -247,7 +247,7 @@ def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
     assert sum(tree.weights) == pytest.approx(best.size("weight")) and tree.parents.count(-1) == 1
     assert tree.mass == pytest.approx(best.size("weight") / float((1 - A.diagonal()).sum()))
     assert 0 < tree.mass <= 1 and len(tree.to_dataframe()) == 6
-    isolated = doubled(mask=[[True, False], [False, True]]).sentence("a b").tan_tree()
+    isolated = two_head_net(mask=[[True, False], [False, True]]).sentence("a b").tan_tree()
     assert isolated.parents == (-1, -1) and isolated.mass == 1
 
 
@@ -284,7 +284,7 @@ def test_the_tree_of_a_corpus_is_pgmpys():
 
 
 def test_a_corpus_of_sentences():
-    net = doubled(heads=2, vocabulary=["a", "b", "c", "d"], observe=Categorical(4))
+    net = two_head_net(heads=2, vocabulary=["a", "b", "c", "d"], observe=Categorical(4))
     texts = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
     observed = [net.sentence(text).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, text in enumerate(texts)]
     result = net.tan(observed)
@@ -331,7 +331,7 @@ def test_gumbel_max_is_what_shared_noise_gives():
 
 
 def test_the_noise_of_a_normal_is_its_residual():
-    s = doubled(observe=Normal(0.5), heads=3).sentence("the cat")
+    s = two_head_net(observe=Normal(0.5), heads=3).sentence("the cat")
     y = torch.tensor([0.2, -0.4, 0.3, 1.0], dtype=D)
     new = torch.tensor([1.0, 0.5, -0.5, 0.1], dtype=D)
     result = s.counterfactual("y_1", {"x_0_1": new}, {"y_1": y})
@@ -349,7 +349,7 @@ def test_the_noise_of_a_normal_is_its_residual():
 
 
 def test_choices_below_what_is_set_are_told_by_convention():
-    s = doubled(atoms=2, heads=3).sentence("the cat")
+    s = two_head_net(atoms=2, heads=3).sentence("the cat")
     result = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
     posterior = s.posterior("c", {"W_q_0": 0})

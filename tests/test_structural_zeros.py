@@ -12,7 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical
 from tests import flat_options
-from tests.discrete_networks import PARENTS, D, check_posteriors, joint, marginal, sampled, tables, textbook
+from tests.discrete_networks import PARENTS, D, check_posteriors, draw_samples, get_tables, joint, marginal, textbook
 
 
 def test_posteriors_are_those_of_pgmpy():
@@ -41,7 +41,7 @@ def test_the_probability_of_evidence_is_a_sum_over_all_states():
 def test_samples_follow_the_joint_and_never_take_an_impossible_state():
     net = textbook()
     full = joint(net)
-    unconditional = sampled(net, 10_000)
+    unconditional = draw_samples(net, 10_000)
     conditioned = dict(net.sentence().sample(5_000, {"xray": 1}, seed=0).states)
     for result in (unconditional, conditioned):
         assert torch.equal(result["either"], result["tub"] | result["lung"])
@@ -95,21 +95,21 @@ def test_a_row_that_is_no_distribution_is_refused(row):
 
 @pytest.mark.parametrize("options", [{"method": "em", "steps": 1}, {"steps": 100, "rate": 0.3}])
 def test_a_fit_keeps_zeros_and_counts_the_rest(options):
-    net, data = textbook(), sampled(textbook(), 200)
+    net, data = textbook(), draw_samples(textbook(), 200)
     start = net.replace({k: v.clamp(min=-1) for k, v in net.parameters.items() if k != "either.logits"})
     result = flat_options.fit(start, data, restarts=1, progress=False, **options)
-    np.testing.assert_allclose(result.theta["either"], tables(net)["either"], atol=1e-12)
+    np.testing.assert_allclose(result.theta["either"], get_tables(net)["either"], atol=1e-12)
     for name in ("bronc", "smoke"):
         counts = np.zeros((2,) * (len(PARENTS[name]) + 1))
         np.add.at(counts, tuple(data[column].numpy() for column in (*PARENTS[name], name)), 1)
         np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-3)
     partial = {name: value for name, value in data.items() if name not in ("tub", "lung")}
     result = flat_options.fit(start, partial, restarts=2, progress=False, **{**options, "steps": 2})
-    np.testing.assert_allclose(result.theta["either"], tables(net)["either"], atol=1e-12)
+    np.testing.assert_allclose(result.theta["either"], get_tables(net)["either"], atol=1e-12)
 
 
 def test_a_fit_that_cannot_keep_zeros_is_refused():
-    net, data = textbook(), sampled(textbook(), 5)
+    net, data = textbook(), draw_samples(textbook(), 5)
     for method in ("svi", "nuts"):
         with pytest.raises(bt.BNetError, match="either"):
             flat_options.fit(net, data, method=method, progress=False)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import bnet_transformer as bt
 from bnet_transformer.figures.options import resolve_highlight
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
-from tests.sweep_oracle import refusal
+from tests.sweep_oracle import get_refusal
 from tests.test_plots import get_cells, get_heights, get_ticks
 
 WORDS = ("the", "cat", "<sat>")
@@ -299,4 +299,4 @@ def test_bad_input_says_what_is_allowed():
         (lambda: bt.plot(cube, intervals=True), "3 axes"),
         (lambda: bt.plot(make_mediation(), show="total"), "'direct', 'indirect', 'interaction'"),
     ]:
-        assert message in refusal(call), message
+        assert message in get_refusal(call), message

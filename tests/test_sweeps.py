@@ -10,8 +10,8 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
-from tests.cases import CASES, chapter, jolted
-from tests.sweep_oracle import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
+from tests.cases import CASES, chapter, get_case, jitter
+from tests.sweep_oracle import D, Oracle, get_axes, get_cells, get_outputs, make_metric, make_pair, set_rows, set_values
 
 CELLS, RUNS = 4, 20  # of a sweep that the reference computes at most; and its runs for these
 
@@ -23,7 +23,7 @@ def close(actual, expected, tolerance=1e-10):
 
 
 def make_net(**options):
-    return jolted(chapter(**{"heads": 2, "combine": "concat", "slices": 2, "residual": True, **options})()).to(D)
+    return jitter(chapter(**{"heads": 2, "combine": "concat", "slices": 2, "residual": True, **options})()).to(D)
 
 
 def make_sentences(net, corrupt="the cat sat", clean="dog cats sat"):
@@ -40,7 +40,7 @@ def choose(indices, states, key, count=2):
 def check(result, oracle, patches, tolerance=1e-10):
     """Check that cells of a sweep equal one intervention at a time."""
     for index, patch in patches.items():
-        close(result.outcomes[index][0], oracle.outcome(patch), tolerance)
+        close(result.outcomes[index][0], oracle.evaluate(patch), tolerance)
 
 
 def find_roles(net):
@@ -54,25 +54,25 @@ def find_roles(net):
 
 def test_the_oracle_is_do_and_the_posterior():
     """With open choices, at words that do not depend on them; with all choices set, at every node."""
-    clean, corrupt = pair(case("codebook"))
-    oracle = Slow(clean, corrupt, ("y_2",))
+    clean, corrupt = make_pair(get_case("codebook"))
+    oracle = Oracle(clean, corrupt, ("y_2",))
     fixed = corrupt.do(x_0_1=clean)
     model = fixed.state.model
     close(
-        oracle.told(setting([fixed.ground.id("x_0_1")]))[0][0].exp(),
+        oracle.inputs(set_values([fixed.ground.id("x_0_1")]))[0][0].exp(),
         reference.posterior(model, model.ground.id("y_2"), {}),
     )
-    clean, corrupt = pair(case("encoder-decoder"))
-    oracle = Slow(clean, corrupt, ("dec_y_1", "dec_x_2_0"))
+    clean, corrupt = make_pair(get_case("encoder-decoder"))
+    oracle = Oracle(clean, corrupt, ("dec_y_1", "dec_x_2_0"))
     for name in ("enc_x_1_2", "dec_cross_v_0_1", "dec_a_1_1", "dec_W_k_0"):
         fixed = corrupt.do({name: clean[name]})
-        log_probs, values = oracle.told(setting([fixed.ground.id(name)]))
+        log_probs, values = oracle.inputs(set_values([fixed.ground.id(name)]))
         close(log_probs[0], fixed.tpm("dec_y_1").logits)
         close(values[0], fixed["dec_x_2_0"])
 
 
 LARGE = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # many joint states: one role is enough
-CASES_WITH_WORDS = [case_ for case_ in CASES if case_.said is not None]
+CASES_WITH_WORDS = [case_ for case_ in CASES if case_.text is not None]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
 
 
@@ -112,29 +112,29 @@ ROLES = {
 
 def check_roles(case_, roles, count):
     """Sweep roles of a case; so many of the cells are compared with the oracle."""
-    clean, corrupt = pair(case_)
-    names = outcomes(corrupt)
-    oracle = Slow(clean, corrupt, tuple(names))
-    base = [oracle.outcome(base=0)], [oracle.outcome()]
+    clean, corrupt = make_pair(case_)
+    names = get_outputs(corrupt)
+    oracle = Oracle(clean, corrupt, tuple(names))
+    base = [oracle.evaluate(base=0)], [oracle.evaluate()]
     for number, role in enumerate(roles):
-        axes = axes_of(corrupt, role)
+        axes = get_axes(corrupt, role)
         subsets = [over for n in range(1, len(axes)) for over in itertools.combinations(axes, n)]
         if (case_.name, role) in REFUSED:
             with pytest.raises(bt.EvidenceError, match=r"one for each state of a choice.*do\("):
-                bt.sweep(clean, corrupt, at=role, metric=metric(names))
+                bt.sweep(clean, corrupt, at=role, metric=make_metric(names))
             continue
         joint = random.Random(f"{case_.name} {role}").choice(subsets) if subsets and len(oracle.runs) < RUNS else None
         for over in dict.fromkeys((None, joint)):
-            result = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=over)
-            expected = cells(corrupt, role, over)
+            result = bt.sweep(clean, corrupt, at=role, metric=make_metric(names), over=over)
+            expected = get_cells(corrupt, role, over)
             assert result.axes == (axes if over is None else over) and len(result.labels) == len(result.axes)
             assert set(itertools.product(*map(range, result.outcomes.shape[:-1]))) == set(expected)
             picked = choose(expected, len(oracle.runs), (case_.name, role, over), count)
-            check(result, oracle, {index: setting(expected[index]) for index in picked})
+            check(result, oracle, {index: set_values(expected[index]) for index in picked})
             for index in picked if over is None else ():
                 assert result.names[index] == corrupt.ground.name(expected[index][0])
             if over is None and number == 0:
-                f32 = bt.sweep(*pair(case_, torch.float32), at=role, metric=metric(names))
+                f32 = bt.sweep(*make_pair(case_, torch.float32), at=role, metric=make_metric(names))
                 close(f32.outcomes, result.outcomes, 1e-5)
                 close(f32.corrupt, result.corrupt, 1e-5)
         close(result.clean, base[0])
@@ -146,7 +146,7 @@ def check_roles(case_, roles, count):
 )
 def test_roles_of_every_kind_are_swept_as_one_node_is_set_at_a_time(name):
     """In double precision; and in single precision the same."""
-    check_roles(case(name), ROLES[name], 1)
+    check_roles(get_case(name), ROLES[name], 1)
 
 
 @pytest.mark.slow
@@ -159,18 +159,18 @@ def test_every_role_is_swept_as_one_node_is_set_at_a_time(case_):
 @pytest.mark.parametrize("name", ["marginal", "experts", "hidden Markov"])
 def test_choices_that_values_decide_are_set_first(name):
     """As the error advises: with these set in both runs, to equal values or not, every role is swept."""
-    clean, corrupt = pair(case(name))
+    clean, corrupt = make_pair(get_case(name))
     stem = {"marginal": "j", "experts": "r", "hidden Markov": "z"}[name]
     nodes = [n for n in corrupt.ground.names if n.startswith(f"{stem}_")]
     clean, corrupt = (
         s.do({n: (k + shift) % 2 if name != "marginal" else 0 for k, n in enumerate(nodes)})
         for shift, s in enumerate((clean, corrupt))
     )
-    names = outcomes(corrupt)
-    oracle = Slow(clean, corrupt, tuple(names))
+    names = get_outputs(corrupt)
+    oracle = Oracle(clean, corrupt, tuple(names))
     for role in (*find_roles(corrupt.net), stem):
-        result, expected = bt.sweep(clean, corrupt, at=role, metric=metric(names)), cells(corrupt, role)
-        check(result, oracle, {index: setting(expected[index]) for index in choose(expected, 1, (name, role))})
+        result, expected = bt.sweep(clean, corrupt, at=role, metric=make_metric(names)), get_cells(corrupt, role)
+        check(result, oracle, {index: set_values(expected[index]) for index in choose(expected, 1, (name, role))})
 
 
 READERS = {
@@ -187,9 +187,9 @@ READERS = {
 def test_rows_and_entries_of_attention(name):
     """Whole rows, rows set together, and single entries, whose row need then not sum to one."""
     role, reader = READERS[name]
-    clean, corrupt = pair(case(name))
-    names = outcomes(corrupt)
-    oracle = Slow(clean, corrupt, tuple(names))
+    clean, corrupt = make_pair(get_case(name))
+    names = get_outputs(corrupt)
+    oracle = Oracle(clean, corrupt, tuple(names))
     ground = corrupt.ground
     groups = [g for g in ground.template.by_stem[reader] if ground.template.in_edges[g.index]]
     rows = {}
@@ -197,16 +197,16 @@ def test_rows_and_entries_of_attention(name):
         for node in ground.select_nodes(group).tolist():
             if oracle.corrupt.net.network.specs[group.index].tpm.kind == "deterministic" and get_row(oracle, node):
                 rows[(k, *ground.unravel_index(node)[1])] = node
-    result = bt.sweep(clean, corrupt, at=role, metric=metric(names))
+    result = bt.sweep(clean, corrupt, at=role, metric=make_metric(names))
     assert result.axes[0] == "slice" and result.axes[-1] == "word" and set(rows) == all_indices(result)
-    check(result, oracle, {index: reading([rows[index]]) for index in choose(rows, len(oracle.runs), name)})
-    joined = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=result.axes[:-1])
+    check(result, oracle, {index: set_rows([rows[index]]) for index in choose(rows, len(oracle.runs), name)})
+    joined = bt.sweep(clean, corrupt, at=role, metric=make_metric(names), over=result.axes[:-1])
     for index in all_indices(joined):
-        close(joined.outcomes[index][0], oracle.outcome(reading([n for key, n in rows.items() if key[:-1] == index])))
-    entry = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*result.axes, "read"))
+        close(joined.outcomes[index][0], oracle.evaluate(set_rows([n for key, n in rows.items() if key[:-1] == index])))
+    entry = bt.sweep(clean, corrupt, at=role, metric=make_metric(names), over=(*result.axes, "read"))
     present = {(*index, word): node for index, node in rows.items() for word in get_row(oracle, node)[0]}
     assert {tuple(at) for at in (~entry.outcomes[..., 0].isnan()).nonzero().tolist()} == set(present)
-    check(entry, oracle, {at: reading([present[at]], [at[-1]]) for at in choose(present, len(oracle.runs), (name, 1))})
+    check(entry, oracle, {at: set_rows([present[at]], [at[-1]]) for at in choose(present, len(oracle.runs), (name, 1))})
 
 
 def get_row(oracle, node):
@@ -239,7 +239,7 @@ def test_several_examples_are_each_alone(name):
     options, words, sites = EXAMPLES[name]
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3), **options), 2, words=words)
     for at in sites:
-        query = {"at": at, "metric": metric(["y_0", f"y_{words - 1}"])}
+        query = {"at": at, "metric": make_metric(["y_0", f"y_{words - 1}"])}
         result = bt.sweep(clean, corrupt, **query)
         assert result.outcomes.shape[-1] == len(result.corrupt) == len(result.clean) == 2, at
         for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
@@ -259,26 +259,26 @@ PATH = "v_0_0_0 -> a_0_0_1 -> mix_0_1"
 
 @pytest.mark.parametrize("at", ["x", "W_q", "j", "v -> a", "token", ["x_1", "q_0_0_1", PATH]], ids=str)
 def test_chunks_give_the_same(at):
-    net = case("vanilla decoder, causal").net
+    net = get_case("vanilla decoder, causal").net
     clean, corrupt = (
         [net.sentence(text) for text in side] for side in (("the cat", "cat sat"), ("sat cat", "the sat"))
     )
-    query = {"at": at, "metric": metric(["y_0", "y_1"])}
+    query = {"at": at, "metric": make_metric(["y_0", "y_1"])}
     expected = bt.sweep(clean, corrupt, **query)
     for memory in (1, 2**13):
         check_same(bt.sweep(clean, corrupt, memory=memory, **query), expected)
 
 
 def test_a_metric_of_states_is_that_of_a_function():
-    net = case("vanilla decoder, causal").net
+    net = get_case("vanilla decoder, causal").net
     clean, corrupt = (
         [net.sentence(text) for text in side]
         for side in (["the cat sat", "sat sat cat"], ["cat cat sat", "the sat the"])
     )
     query = {"at": "x", "over": ("slice", "word")}
 
-    def run_sweep(metric):
-        return bt.sweep(clean, corrupt, metric=metric, **query).outcomes
+    def run_sweep(make_metric):
+        return bt.sweep(clean, corrupt, metric=make_metric, **query).outcomes
 
     y = [run_sweep({"y_2": k}) for k in range(3)]
     close(run_sweep({"y_2": "cat"}), y[net.network.vocabularies[""].index("cat")])
@@ -292,7 +292,7 @@ def test_a_metric_of_states_is_that_of_a_function():
 
 def test_open_choices_are_averaged_before_the_metric():
     """log of the mean of P(y | c), the same c in both runs: no mean of the metrics, and no clean value of another c."""
-    clean, corrupt = pair(case("slice"))
+    clean, corrupt = make_pair(get_case("slice"))
     result = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     states = list(itertools.product((0, 1), repeat=3))
     settings = [{f"c_{t}": c for t, c in enumerate(chosen)} for chosen in states]
@@ -306,15 +306,15 @@ def test_open_choices_are_averaged_before_the_metric():
 
 
 def test_past_the_budget_of_states_do_is_named():
-    net = jolted(bt.bayesuvius(4, heads=4, slices=9, per="slice", observe=bt.tpm.Categorical(2))).to(D)
+    net = jitter(bt.bayesuvius(4, heads=4, slices=9, per="slice", observe=bt.tpm.Categorical(2))).to(D)
     with pytest.raises(bt.BudgetError, match=r"do\("):
         bt.sweep(*make_sentences(net), at="x", metric={"y_2": 1})
     choices = {f"c_{t}": t % 4 for t in range(8)}
     clean, corrupt = (s.do(choices) for s in make_sentences(net))
     check(
-        bt.sweep(clean, corrupt, at="x", metric=metric(["y_2"])),
-        Slow(clean, corrupt, ("y_2",)),
-        {(8, 2): setting([corrupt.ground.id("x_8_2")])},
+        bt.sweep(clean, corrupt, at="x", metric=make_metric(["y_2"])),
+        Oracle(clean, corrupt, ("y_2",)),
+        {(8, 2): set_values([corrupt.ground.id("x_8_2")])},
     )
 
 
@@ -392,18 +392,18 @@ def test_a_choice_that_is_set_in_one_run_alone():
     """The corrupt run goes through its states, each with the same clean values; what both set is swept as it is."""
     net = make_net(combine="select", heads=3, observe=bt.tpm.Categorical(3))
     one, other = make_sentences(net)
-    query = {"metric": metric(["y_0", "y_2"])}
+    query = {"metric": make_metric(["y_0", "y_2"])}
     for clean, corrupt in ((one.do(c=0), other), (one.do(c=0), other.do(c=2))):
-        oracle = Slow(clean, corrupt, ("y_0", "y_2"))
+        oracle = Oracle(clean, corrupt, ("y_0", "y_2"))
         for role in ("x", "q"):
-            result, expected = bt.sweep(clean, corrupt, at=role, **query), cells(corrupt, role)
-            check(result, oracle, {index: setting(expected[index]) for index in choose(expected, 1, role)})
-            close(result.corrupt, [oracle.outcome()])
-            close(result.clean, [oracle.outcome(base=0)])
+            result, expected = bt.sweep(clean, corrupt, at=role, **query), get_cells(corrupt, role)
+            check(result, oracle, {index: set_values(expected[index]) for index in choose(expected, 1, role)})
+            close(result.corrupt, [oracle.evaluate()])
+            close(result.clean, [oracle.evaluate(base=0)])
     with pytest.raises(bt.EvidenceError, match=r"c: expected a choice open in both.*do\(c=...\)"):
         bt.sweep(one, other.do(c=1), at="x", metric={"y_2": 1})
     result = bt.sweep(clean, corrupt, at=["c", "x_0"], **query)
-    close(result.outcomes[0], [Slow(clean, corrupt.do(c=0), ("y_0", "y_2")).outcome()])
+    close(result.outcomes[0], [Oracle(clean, corrupt.do(c=0), ("y_0", "y_2")).evaluate()])
     close(bt.sweep(clean, corrupt, at="c", **query).outcomes.flatten(), result.outcomes[0])
 
 
@@ -411,10 +411,10 @@ def test_entries_of_rows_beside_what_is_set():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     row = Attend([0.2, 0.5, 0.3])
     clean, corrupt = clean.do({"a_1_0_1": row}), corrupt.do({"a_0_1_2": row, "x_1_1": Zero()})
-    oracle, expected = Slow(clean, corrupt, ("y_0", "y_2")), cells(corrupt, "a")
-    query = {"at": "j", "over": ("slice", "head", "word", "read"), "metric": metric(["y_0", "y_2"])}
+    oracle, expected = Oracle(clean, corrupt, ("y_0", "y_2")), get_cells(corrupt, "a")
+    query = {"at": "j", "over": ("slice", "head", "word", "read"), "metric": make_metric(["y_0", "y_2"])}
     result = bt.sweep(clean, corrupt, **query)
-    check(result, oracle, {(*at, 1): reading([expected[at][0]], [1]) for at in choose(expected, 1, "read")})
+    check(result, oracle, {(*at, 1): set_rows([expected[at][0]], [1]) for at in choose(expected, 1, "read")})
 
 
 def test_examples_in_which_other_nodes_are_set_are_refused():
@@ -426,7 +426,7 @@ def test_examples_in_which_other_nodes_are_set_are_refused():
 def test_a_treatment_is_a_clean_sentence():
     corrupt = make_sentences(make_net())[1]
     clean = corrupt.do(x_0_1=torch.ones(4, dtype=D))
-    result = bt.sweep(clean, corrupt, at="x", metric=metric(["x_2_2"]))
+    result = bt.sweep(clean, corrupt, at="x", metric=make_metric(["x_2_2"]))
     close(result.outcomes[0, 1], result.clean)
     for i in (0, 2):
         assert torch.equal(result.outcomes[0, i], result.corrupt)
@@ -438,19 +438,19 @@ def test_a_treatment_is_a_clean_sentence():
 def test_a_later_word_of_a_causal_net_moves_nothing():
     clean, corrupt = make_sentences(make_net(mask="causal"), clean="a dog ran")
     for at in ("x", "q", "k", "v", "a", "j", "v -> a", "x -> q"):
-        result = bt.sweep(clean, corrupt, at=at, metric=metric(["x_2_1"]))
+        result = bt.sweep(clean, corrupt, at=at, metric=make_metric(["x_2_1"]))
         later = result.outcomes.movedim(result.axes.index("word"), 0)[2]
         later = later[~later.isnan()]
         assert bool((later == result.corrupt).all())
         assert bool((result.outcomes[~result.outcomes.isnan()] != result.corrupt).any())
-    last = bt.sweep(clean, corrupt, at="q", metric=metric(["x_1_2"]))
+    last = bt.sweep(clean, corrupt, at="q", metric=make_metric(["x_1_2"]))
     assert bool((last.outcomes[1] == last.corrupt).all())
 
 
 def test_no_difference_has_no_effect():
     corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))[1]
     for at in ("W_v", "a", "j", "x -> q", "x -> x", "v -> a -> x"):
-        result = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+        result = bt.sweep(corrupt, corrupt, at=at, metric=make_metric(["y_0", "y_2"]))
         present = ~result.outcomes.isnan()
         close(result.outcomes[present], result.corrupt.expand(result.outcomes.shape)[present])
 

@@ -5,7 +5,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Noise, Zero
-from tests.sweep_oracle import D, case, curved, metric, outcomes, pair
+from tests.cases import get_case
+from tests.sweep_oracle import D, get_outputs, make_metric, make_pair, nonlinear
 from tests.test_sweeps import READERS, REFUSED, ROLES, close, find_roles, make_examples, make_net, make_sentences
 
 NOISE_SCALE = 1e-6
@@ -44,8 +45,8 @@ def check_effects(estimate, result):
 
 @pytest.mark.parametrize("name", [name for name in ROLES if name != "word"])
 def test_a_small_change_has_the_effect_that_the_slope_says(name):
-    _, corrupt = pair(case(name))
-    query = metric(outcomes(corrupt))
+    _, corrupt = make_pair(get_case(name))
+    query = make_metric(get_outputs(corrupt))
     largest, refused = 0.0, set()
     for role in ROLES[name]:
         if (name, role) in REFUSED:
@@ -66,9 +67,9 @@ def test_a_small_change_has_the_effect_that_the_slope_says(name):
 @pytest.mark.parametrize("name", READERS)
 def test_rows_of_attention_have_slopes_too(name):
     """Whole rows, and single entries."""
-    _, corrupt = pair(case(name))
+    _, corrupt = make_pair(get_case(name))
     sides = add_noise(corrupt), corrupt
-    query = {"at": READERS[name][0], "metric": metric(outcomes(corrupt))}
+    query = {"at": READERS[name][0], "metric": make_metric(get_outputs(corrupt))}
     rows = bt.sweep(*sides, **query)
     check_effects(bt.sweep(*sides, first_order=True, **query), rows)
     over = (*rows.axes, "read")
@@ -138,6 +139,6 @@ def test_parameters_are_as_they_were():
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
     before = {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()}
-    bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: curved(x_2_0, y_2), first_order=True)
+    bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: nonlinear(x_2_0, y_2), first_order=True)
     assert {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()} == before
     assert net.network.dtype == D

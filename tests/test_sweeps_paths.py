@@ -8,8 +8,20 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Add, Affine, Categorical, Given, Linear, Pool
-from tests.cases import WORD, every, jolted
-from tests.sweep_oracle import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting
+from tests.cases import WORD, every, get_case, jitter
+from tests.sweep_oracle import (
+    D,
+    Oracle,
+    by_index,
+    get_arrows,
+    get_cells,
+    get_outputs,
+    get_refusal,
+    make_metric,
+    make_pair,
+    patch_path,
+    set_values,
+)
 from tests.test_sweeps import all_indices, check, choose, close, make_examples, make_net, make_sentences
 
 ARROWS = {
@@ -45,30 +57,30 @@ PAIRS = [(name, arrow) for name, group in ARROWS.items() for arrow in group]
 )
 def test_an_arrow_is_two_forward_runs(name, arrow):
     """Run 1: the child with the clean value of that one parent; run 2: the corrupt run with the child set to it."""
-    clean, corrupt = pair(case(name))
-    names = outcomes(corrupt)
-    oracle = Slow(clean, corrupt, tuple(names))
-    result = bt.sweep(clean, corrupt, at=arrow, metric=metric(names))
-    expected = by_index(result, arrows(corrupt, *arrow.split(" -> ")))
+    clean, corrupt = make_pair(get_case(name))
+    names = get_outputs(corrupt)
+    oracle = Oracle(clean, corrupt, tuple(names))
+    result = bt.sweep(clean, corrupt, at=arrow, metric=make_metric(names))
+    expected = by_index(result, get_arrows(corrupt, *arrow.split(" -> ")))
     assert result.at == arrow and find_cells(result) == set(expected)
     for index, (parent, child) in expected.items():
         assert result.names[index] == f"{corrupt.ground.name(parent)} -> {corrupt.ground.name(child)}"
     picked = choose(expected, len(oracle.runs), (name, arrow))
-    check(result, oracle, {index: along(*expected[index]) for index in picked})
+    check(result, oracle, {index: patch_path(*expected[index]) for index in picked})
     if arrow != ARROWS[name][0]:
         return
-    f32 = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
+    f32 = bt.sweep(*make_pair(get_case(name), torch.float32), at=arrow, metric=make_metric(names))
     torch.testing.assert_close(f32.outcomes, result.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
 
 
 def test_arrows_set_together_are_set_together():
     """`over` joins arrows: into one child all its clean parents at once, into several each of them its own."""
     clean, corrupt = make_sentences(make_net())
-    names = outcomes(corrupt)
-    oracle = Slow(clean, corrupt, tuple(names))
-    every_arrow = arrows(corrupt, "v", "a")
+    names = get_outputs(corrupt)
+    oracle = Oracle(clean, corrupt, tuple(names))
+    every_arrow = get_arrows(corrupt, "v", "a")
     for over in (("slice", "head"), ("slice", "head", "word"), ("slice", "word", "read"), ("read",)):
-        result = bt.sweep(clean, corrupt, at="v -> a", metric=metric(names), over=over)
+        result = bt.sweep(clean, corrupt, at="v -> a", metric=make_metric(names), over=over)
         axes = ("slice", "head", "word", "read")
         groups = {}
         for index, arrow in every_arrow.items():
@@ -100,35 +112,35 @@ PATHS = {
 
 @pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in PATHS.items() for path in paths])
 def test_a_path_carries_the_clean_value_alone(name, path):
-    clean, corrupt = pair(case(name))
-    names, ground = outcomes(corrupt), corrupt.ground
-    oracle, (first, *remainder) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
+    clean, corrupt = make_pair(get_case(name))
+    names, ground = get_outputs(corrupt), corrupt.ground
+    oracle, (first, *remainder) = Oracle(clean, corrupt, tuple(names)), path.split(" -> ")
     routes = [(node,) for group in ground.template.by_stem[first] for node in ground.select_nodes(group).tolist()]
     for role in remainder:
         routes = [
             (*route, n) for route in routes for n in ground.children(route[-1]) if ground.group_of(n).stem == role
         ]
-    result = bt.sweep(clean, corrupt, at=path, metric=metric(names))
+    result = bt.sweep(clean, corrupt, at=path, metric=make_metric(names))
     by_name = {" -> ".join(map(ground.name, route)): route for route in routes}
     assert result.axes == ("path",) and sorted(result.names.values()) == sorted(by_name) and len(by_name) == len(routes)
     chosen = choose([index for (index,) in result.names], len(oracle.runs), path)
-    check(result, oracle, {(k,): along(*by_name[result.names[k,]]) for k in chosen})
+    check(result, oracle, {(k,): patch_path(*by_name[result.names[k,]]) for k in chosen})
 
 
 def test_patterns_and_paths_by_name():
     clean, corrupt = make_sentences(make_net(observe=Categorical(3)))
-    oracle, ground = Slow(clean, corrupt, ("y_2",)), corrupt.ground
+    oracle, ground = Oracle(clean, corrupt, ("y_2",)), corrupt.ground
     at = ["x_0_1 -> v_0_0_1 -> a_0_0_2", "q_0_*_2", "x_1", "v_1_1_0 -> a_1_1_2", "a_0_1_0", "x"]
-    result = bt.sweep(clean, corrupt, at=at, metric=metric(["y_2"]))
+    result = bt.sweep(clean, corrupt, at=at, metric=make_metric(["y_2"]))
     assert result.axes == ("cell",) and result.labels["cell"] == tuple(at) and list(result.names.values()) == at
     ids = lambda *names: [ground.id(name) for name in names]  # noqa: E731
     patches = [
-        along(*ids("x_0_1", "v_0_0_1", "a_0_0_2")),
-        setting(ids("q_0_0_2", "q_0_1_2")),
-        setting(ids("x_1_0", "x_1_1", "x_1_2")),
-        along(*ids("v_1_1_0", "a_1_1_2")),
-        setting(ids("a_0_1_0")),
-        setting([n for nodes in cells(corrupt, "x").values() for n in nodes]),
+        patch_path(*ids("x_0_1", "v_0_0_1", "a_0_0_2")),
+        set_values(ids("q_0_0_2", "q_0_1_2")),
+        set_values(ids("x_1_0", "x_1_1", "x_1_2")),
+        patch_path(*ids("v_1_1_0", "a_1_1_2")),
+        set_values(ids("a_0_1_0")),
+        set_values([n for nodes in get_cells(corrupt, "x").values() for n in nodes]),
     ]
     check(result, oracle, {(k,): patch for k, patch in enumerate(patches)})
 
@@ -139,17 +151,17 @@ BLOCKED = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder
 @pytest.mark.parametrize(("name", "arrow"), BLOCKED.items())
 def test_paths_leave_the_rest_as_it_was_set(name, arrow):
     """Interventions of the corrupt sentence hold along the path."""
-    clean, corrupt = pair(case(name))
-    names = outcomes(corrupt)
-    expected = arrows(corrupt, *arrow.split(" -> "))
+    clean, corrupt = make_pair(get_case(name))
+    names = get_outputs(corrupt)
+    expected = get_arrows(corrupt, *arrow.split(" -> "))
     index = sorted(expected)[-1]
     other = next(key for key in sorted(expected) if expected[key][1] != expected[index][1])
     patched = corrupt.do({corrupt.ground.name(expected[other][1]): Zero()})
-    oracle = Slow(clean, patched, tuple(names))
-    result = bt.sweep(clean, patched, at=arrow, metric=metric(names))
+    oracle = Oracle(clean, patched, tuple(names))
+    result = bt.sweep(clean, patched, at=arrow, metric=make_metric(names))
     removed = {key for key, (_, child) in expected.items() if child == expected[other][1]}
     assert find_cells(result) == set(expected) - removed
-    check(result, oracle, {index: along(*expected[index])})
+    check(result, oracle, {index: patch_path(*expected[index])})
 
 
 # mediation
@@ -166,7 +178,7 @@ def make_linear_net():
     stack = bt.Stack(
         nodes, [bt.Node("x", Given(4), plates=WORD)], [bt.Node("pool", Pool("mean"), [every("x")])], slices=2
     )
-    return jolted(bt.BNet(bt.Declaration([stack], name="linear"))).to(D)
+    return jitter(bt.BNet(bt.Declaration([stack], name="linear"))).to(D)
 
 
 def test_direct_and_indirect_sum_to_the_total_in_a_linear_net():
@@ -186,7 +198,7 @@ def test_mediation_is_two_sweeps():
     """Indirect: the corrupt run with the clean mediator; direct: the clean run with the corrupt one."""
     for options, through in (({}, "x"), ({}, "j"), ({"combine": "select"}, "v -> x"), ({}, ["x_1_*", "x_0_2"])):
         clean, corrupt = make_examples(make_net(observe=Categorical(3), **options), 2)
-        query = {"metric": metric(["y_0", "y_2"])}
+        query = {"metric": make_metric(["y_0", "y_2"])}
         result = bt.mediation(clean, corrupt, through=through, **query)
         one, other = bt.sweep(clean, corrupt, at=through, **query), bt.sweep(corrupt, clean, at=through, **query)
         for actual, peer in ((result.indirect_outcomes, one.outcomes), (result.direct_outcomes, other.outcomes)):
@@ -199,10 +211,10 @@ def test_mediation_is_two_sweeps():
 def test_a_mediator_on_every_way_has_no_direct_effect():
     corrupt = make_sentences(make_net(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})
-    result = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]), over=("slice",))
+    result = bt.mediation(clean, corrupt, through="x", metric=make_metric(["x_2_2"]), over=("slice",))
     close(result.indirect_outcomes[1], result.clean)
     close(result.direct_outcomes[1], result.corrupt)
-    per_word = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]))
+    per_word = bt.mediation(clean, corrupt, through="x", metric=make_metric(["x_2_2"]))
     close(per_word.direct_outcomes[0, 0], per_word.clean)
     close(per_word.indirect_outcomes[0, 0], per_word.corrupt)
 
@@ -244,10 +256,10 @@ INVALID_CELLS = [
 def test_a_metric_or_a_place_that_is_none_is_told(example):
     _, clean, corrupt = example
     for metric_, match in METRICS:
-        assert re.search(match, refusal(bt.sweep, clean, corrupt, metric=metric_)), match
+        assert re.search(match, get_refusal(bt.sweep, clean, corrupt, metric=metric_)), match
     for options, match in INVALID_CELLS:
-        assert re.search(match, refusal(bt.sweep, clean, corrupt, **{"metric": {"y_2": 1}, **options})), options
-    assert "xx" in refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
+        assert re.search(match, get_refusal(bt.sweep, clean, corrupt, **{"metric": {"y_2": 1}, **options})), options
+    assert "xx" in get_refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
 
 
 def test_sentences_that_do_not_fit_are_told(example):
@@ -264,7 +276,7 @@ def test_sentences_that_do_not_fit_are_told(example):
         (clean.observe(y_0=1), corrupt, "clean: expected a sentence without evidence"),
     ]:
         for call in (bt.sweep, bt.mediation):
-            assert re.search(match, refusal(call, one, other, metric={"y_2": 1})), match
+            assert re.search(match, get_refusal(call, one, other, metric={"y_2": 1})), match
 
 
 def test_a_metric_that_fails_says_how(example):
@@ -290,12 +302,12 @@ def test_what_cannot_be_ablated_or_mediated(example):
             bt.mediation(clean, corrupt, metric={"y_2": 1})
     with pytest.raises(bt.BNetError, match="W_q"):
         bt.sweep(Mean(), corrupt, at="W_q", metric={"y_2": 1})
-    ids = pair(case("vanilla decoder, learned"))[1]
+    ids = make_pair(get_case("vanilla decoder, learned"))[1]
     with pytest.raises(bt.BNetError, match="token"):
         bt.sweep(Zero(), ids, at="token", metric={"y_2": 1})
     for name in ("cayley", "marginal"):
-        clean, corrupt = pair(case(name))
-        assert "j" in refusal(bt.sweep, clean, corrupt, at="j", metric=metric(outcomes(corrupt)))
+        clean, corrupt = make_pair(get_case(name))
+        assert "j" in get_refusal(bt.sweep, clean, corrupt, at="j", metric=make_metric(get_outputs(corrupt)))
     open_ = make_net(combine="select", observe=Categorical(3))
     with pytest.raises(bt.BNetError, match="c"):
         bt.sweep(*make_sentences(open_), at="c", metric={"y_2": 1})

@@ -8,13 +8,14 @@ from bnet_transformer.inference import routing
 from bnet_transformer.inference.routing import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps import engine, explain_sweep
-from tests.sweep_oracle import case, metric, outcomes, pair
+from tests.cases import get_case
+from tests.sweep_oracle import get_outputs, make_metric, make_pair
 from tests.test_sweeps import close, make_net, make_sentences
 
 
 def make_query(name, at="x"):
-    clean, corrupt = pair(case(name))
-    return (clean, corrupt), {"at": at, "metric": metric(outcomes(corrupt))}
+    clean, corrupt = make_pair(get_case(name))
+    return (clean, corrupt), {"at": at, "metric": make_metric(get_outputs(corrupt))}
 
 
 def test_a_plain_net_shares_one_run():
@@ -62,7 +63,7 @@ def test_rows_of_a_node_that_is_set_run_alone():
 @pytest.mark.parametrize(("at", "blocked"), [("x", "all"), ("j", "all"), ("a", "some"), ("v -> a", "some")])
 def test_both_algorithms_give_the_same_numbers(monkeypatch, at, blocked):
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
-    options = {"at": at, "metric": metric(["y_0", "x_2_2"])}
+    options = {"at": at, "metric": make_metric(["y_0", "x_2_2"])}
     batched = bt.sweep(clean, corrupt, **options)
     obstacle = Obstacle("x_1", "in the way")
     obstacles = dict.fromkeys(range(3), obstacle), {}

@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_pretrained
-from tests.huggingface_models import GPT2, T, random_model
+from tests.huggingface_models import GPT2, T, init_model
 
 CLEAN = torch.tensor([[3, 4, 5, 6, 7], [1, 2, 3, 4, 5], [9, 9, 8, 2, 7]])
 CORRUPT = torch.tensor([[3, 8, 5, 6, 7], [6, 7, 8, 9, 10], [9, 9, 1, 1, 7]])
@@ -36,7 +36,7 @@ UNSWEPT = {"attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "
 
 def model():
     """A random GPT-2, its weights large enough that what is patched shows."""
-    net = random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
+    net = init_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
     for parameter in net.parameters():
         parameter.data.mul_(2.5)
     return net

@@ -5,8 +5,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Attend, Zero
-from tests.cases import jolted
-from tests.sweep_oracle import D, Slow, cells, metric, reading, setting
+from tests.cases import jitter
+from tests.sweep_oracle import D, Oracle, get_cells, make_metric, set_rows, set_values
 from tests.test_sweeps import close
 
 SURGERY = {
@@ -25,7 +25,7 @@ NAMES = ("y_3", "x_2_2")
 def net():
     words = ["the", "a", "cat", "dog", "sat"]
     options = {"heads": 3, "slices": 2, "norm": "pre", "vocabulary": words, "dropout": 0.0}
-    return jolted(bt.decoder(dim=6, **options)).to(D)
+    return jitter(bt.decoder(dim=6, **options)).to(D)
 
 
 SIDES = [("corrupt", 2**29), ("both", 1), ("clean", 2**29)]
@@ -36,16 +36,16 @@ def test_what_is_set_stays_set(net, label, side, memory):
     clean, corrupt = net.sentence("the cat sat a"), net.sentence("the dog a sat")
     clean = clean.do(SURGERY[label]) if side != "corrupt" else clean
     corrupt = corrupt.do(SURGERY[label]) if side != "clean" else corrupt
-    oracle = Slow(clean, corrupt, NAMES)
+    oracle = Oracle(clean, corrupt, NAMES)
     for role, over in (("x", None), ("a", None), ("k", ("head",))):
-        result = bt.sweep(clean, corrupt, at=role, over=over, metric=metric(NAMES), memory=memory)
-        for index, nodes in list(cells(corrupt, role, over).items())[1::13]:
-            close(result.outcomes[index][0], oracle.outcome(setting(nodes)))
+        result = bt.sweep(clean, corrupt, at=role, over=over, metric=make_metric(NAMES), memory=memory)
+        for index, nodes in list(get_cells(corrupt, role, over).items())[1::13]:
+            close(result.outcomes[index][0], oracle.evaluate(set_values(nodes)))
     if side == "corrupt" or not any(name.startswith("a") and isinstance(v, Zero) for name, v in SURGERY[label].items()):
         for over in (None, ("head",)):
-            result = bt.sweep(clean, corrupt, at="j", over=over, metric=metric(NAMES), memory=memory)
-            for index, nodes in list(cells(corrupt, "a", over).items())[2::13]:
-                close(result.outcomes[index][0], oracle.outcome(reading(nodes)))
+            result = bt.sweep(clean, corrupt, at="j", over=over, metric=make_metric(NAMES), memory=memory)
+            for index, nodes in list(get_cells(corrupt, "a", over).items())[2::13]:
+                close(result.outcomes[index][0], oracle.evaluate(set_rows(nodes)))
 
 
 def test_a_row_of_a_node_that_is_set_is_refused(net):

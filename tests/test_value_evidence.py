@@ -13,7 +13,7 @@ from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, posterior
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Attention, Dot, Given, Normal
-from tests.cases import case_of, close, doubled
+from tests.cases import close, get_case, two_head_net
 
 D = torch.float64
 
@@ -87,7 +87,7 @@ def test_the_rounding_is_of_the_node_itself_and_there_is_none_in_float64():
 @pytest.mark.parametrize("order", [("c", "W_q_0"), ("W_q_0", "c")])
 def test_a_matrix_that_several_atoms_are_leaves_each_of_them_its_share(order):
     """P(c, m | the matrix of atoms 0 and 1) = pi_c theta_cm over those two."""
-    net = doubled(heads=3, atoms=3)
+    net = two_head_net(heads=3, atoms=3)
     parameters = dict(net.parameters)
     atoms = parameters["W_q_0.atoms"].clone()
     atoms[1] = atoms[0]
@@ -109,7 +109,7 @@ def test_a_matrix_that_several_atoms_are_leaves_each_of_them_its_share(order):
 
 
 def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
-    s = doubled(combine="concat").sentence("the cat sat")
+    s = two_head_net(combine="concat").sentence("the cat sat")
     one, two = torch.ones(4, dtype=D), 2 * torch.ones(4, dtype=D)
     again = s.do(x_0_1=one).do(x_0_1=two)
     close(again["x_0_1"], two)
@@ -124,7 +124,7 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
 
 def test_what_was_done_before_holds_in_every_question():
     """Counterfactuals and rollout are of the sentence after `do`; samples follow its evidence."""
-    s = doubled(slices=2, heads=3).sentence("the cat sat")
+    s = two_head_net(slices=2, heads=3).sentence("the cat sat")
     closed = s.do(c=1)
     close(closed.counterfactual("x_2_1", {}).mean, closed["x_2_1"])
     patched = closed.do(q_0_1=Zero())
@@ -137,7 +137,7 @@ def test_what_was_done_before_holds_in_every_question():
 
 
 def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
-    s = doubled(combine="concat", slices=2, residual=True).sentence("the cat sat")
+    s = two_head_net(combine="concat", slices=2, residual=True).sentence("the cat sat")
     other = s.net.sentence("a dog ran")
     plain = {"x_1_0": other, "a_0_1_2": Attend([0, 0, 1.0])}
     first = s.do(plain)
@@ -166,7 +166,7 @@ def test_constants_are_set_whatever_is_open():
             plain.do(x_1_0=value)
     for name in ("c", "y_0"):
         with pytest.raises(bt.EvidenceError, match=f"{name}.*real numbers"):
-            doubled().sentence("the cat sat").do({name: Zero()})
+            two_head_net().sentence("the cat sat").do({name: Zero()})
     for name in ("W_q_0", "c"):
         with pytest.raises(bt.EvidenceError, match=f"{name}.*over words"):
             s.do({name: Mean()})
@@ -176,8 +176,8 @@ def test_constants_are_set_whatever_is_open():
 
 
 def test_do_of_a_choice_is_advised_only_where_one_is_open():
-    sums = doubled(combine="concat").sentence("the cat sat")
-    experts = case_of("experts").sentence
+    sums = two_head_net(combine="concat").sentence("the cat sat")
+    experts = get_case("experts").sentence
     values = torch.zeros(2, *sums["x_1_0"].shape)
     for value in (values, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
         with pytest.raises(bt.EvidenceError) as caught:
@@ -217,7 +217,7 @@ def make_row(s, name, seed=0):
 
 
 def test_a_row_changes_who_is_read_and_leaves_the_values_live():
-    s = doubled(combine="concat", slices=2).sentence("the cat sat")
+    s = two_head_net(combine="concat", slices=2).sentence("the cat sat")
     other, row = s.net.sentence("the dog sat"), Attend([0, 1.0, 0])
     first = s.do({"x_0_1": other, "a_0_0_2": row})
     for patched in (first, s.do(x_0_1=other).do(a_0_0_2=row), s.do(a_0_0_2=row).do(x_0_1=other)):
@@ -239,7 +239,7 @@ def test_a_row_changes_who_is_read_and_leaves_the_values_live():
 
 @pytest.mark.parametrize("options", [{}, {"residual": True}, {"mask": "causal"}, {"atoms": 2}])
 def test_a_row_is_the_same_for_every_open_choice(options):
-    s = doubled(slices=2, **options).sentence("the cat sat")
+    s = two_head_net(slices=2, **options).sentence("the cat sat")
     row = torch.tensor([0.25, 0.75, 0.0], dtype=D)
     patched = s.do(x_1_1=Attend(row))
     extra = s["x_0_1"] if options.get("residual") else 0
@@ -278,7 +278,7 @@ NETS = {
 
 
 def set_rows(name):
-    s = make_net_reading_neighbours() if name == "among others" else case_of(name).sentence
+    s = make_net_reading_neighbours() if name == "among others" else get_case(name).sentence
     return s, s.do({node: make_row(s, node, k) for k, node in enumerate(NETS[name])})
 
 
@@ -352,7 +352,7 @@ def test_separation_under_rows_is_networkxs(name):
 
 
 def test_rows_that_cannot_be():
-    s = doubled(combine="concat", mask="causal").sentence("the cat sat")
+    s = two_head_net(combine="concat", mask="causal").sentence("the cat sat")
     for node, row, match in (
         ("a_0_0_1", [0, 0, 1.0], r"words that it reads, \[0, 1\]"),
         ("a_0_0_2", [0.5, 0.5], "3 probabilities"),
@@ -363,7 +363,7 @@ def test_rows_that_cannot_be():
             s.do({node: Attend(row)})
     close(s.do(a_0_0_1=Attend([0.5, 0.5]))["a_0_0_1"], (s["v_0_0_0"] + s["v_0_0_1"]) / 2)
     with pytest.raises(bt.EvidenceError, match="without picks"):
-        doubled(per="word").sentence("a b").do(x_1_0=Attend([1.0, 0]))
+        two_head_net(per="word").sentence("a b").do(x_1_0=Attend([1.0, 0]))
 
 
 # the chain that reads follows
@@ -375,7 +375,7 @@ CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": Non
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
     """Just nodes on a path from the first state to the last that avoids q and k are refused."""
-    s = case_of(name).sentence
+    s = get_case(name).sentence
     stack = "enc" if role else ""
     start = "enc_" if role else ""
     graph = s.graph()
@@ -402,7 +402,7 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
 
 
 def test_what_was_seen_may_be_set_otherwise():
-    s = doubled(atoms=2).sentence("the cat sat")
+    s = two_head_net(atoms=2).sentence("the cat sat")
     observed, given = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
     result = observed.counterfactual("y_2", {"W_q_0": 1})
     close(result.probabilities, given.probabilities)
@@ -417,11 +417,11 @@ def test_what_was_seen_may_be_set_otherwise():
 
 
 def test_a_set_query_is_what_it_was_set_to():
-    s = doubled(heads=3).sentence("the cat sat")
+    s = two_head_net(heads=3).sentence("the cat sat")
     result = s.counterfactual("c", {"c": 1}, {"y_2": 1})
     close(result.probabilities, torch.tensor([0.0, 1.0, 0.0]))
     assert len(result.to_dataframe()) == 3 and "<table" in result._repr_html_()
-    ids = case_of("encoder, post-norm").sentence
+    ids = get_case("encoder, post-norm").sentence
     token = ids.counterfactual("token_1", {"token_1": 3})
     assert float(token.mean) == 3 and len(token.to_dataframe()) == len(token.weights) and token._repr_html_()
 
@@ -430,7 +430,7 @@ def test_a_set_query_is_what_it_was_set_to():
 
 
 def test_a_budget_that_is_advised_can_be_given():
-    s = doubled(per="word", slices=2).sentence("a b")
+    s = two_head_net(per="word", slices=2).sentence("a b")
     for call in (
         lambda **options: s.separated("x_1_0", "x_2_1", verify=True, **options),
         lambda **options: s.sample(2, {"y_0": 1}, **options),

@@ -20,8 +20,8 @@ from bnet_transformer.cli import main
 from bnet_transformer.figures.row_order import minimize_crossings
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
-from tests.cases import hidden_states, jolted, no_slices, sites
-from tests.discrete_networks import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
+from tests.cases import hidden_states, jitter, no_slices, sites
+from tests.discrete_networks import PARENTS, D, asia, check_posteriors, draw_samples, joint, marginal, site_density
 
 # declarations
 
@@ -41,7 +41,7 @@ def test_a_stack_without_slices_is_its_prologue_and_epilogue():
     net = bt.BNet(bt.Declaration([bt.Stack(prologue=[x])]))
     vectors = torch.randn(2, 5, 3)
     assert net.declaration.stacks[0].slices == 0 and torch.equal(net.module()(vectors), vectors)
-    net = jolted(no_slices()).to(D)
+    net = jitter(no_slices()).to(D)
     s = net.sentence("cat the")
     assert s.parents("y_1") == ["x_1"] and list(s.ground.word_counts.values()) == [2]
     trained = bt.train(net, [("the cat", [0, 1]), ("sat", [1])], steps=30, optimizer=bt.AdamW(rate=0.1), progress=False)
@@ -93,14 +93,14 @@ def test_separation_is_that_of_networkx():
 
 def test_samples_follow_the_joint():
     net = asia()
-    states = torch.stack([sampled(net, 20_000)[name] for name in PARENTS], 1)
+    states = torch.stack([draw_samples(net, 20_000)[name] for name in PARENTS], 1)
     flat = (states * 2 ** torch.arange(len(PARENTS) - 1, -1, -1)).sum(1)
     frequencies = torch.bincount(flat, minlength=2 ** len(PARENTS)) / len(flat)
     assert np.abs(frequencies.numpy() - joint(net).reshape(-1)).sum() < 0.1
 
 
 def test_a_plate_and_a_real_readout_have_their_closed_form():
-    net = jolted(sites(), 1.0).to(D)
+    net = jitter(sites(), 1.0).to(D)
     y = torch.randn(5, 2, 2, dtype=D)
     actual = log_evidence(net.module(), {"y": Evidence(y)})
     torch.testing.assert_close(actual, site_density(net, y))
@@ -132,7 +132,7 @@ def test_a_batch_follows_from_evidence_do_and_given_nodes():
 def test_pyro_sums_what_elimination_sums():
     for net, y in (
         (asia(), {"dysp": torch.tensor([0, 1, 1]), "asia": torch.tensor([1, 1, 0])}),
-        (jolted(sites()).to(D), {"y": torch.randn(3, 2, 2, dtype=D)}),
+        (jitter(sites()).to(D), {"y": torch.randn(3, 2, 2, dtype=D)}),
     ):
         model = net.pyro()
         elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
@@ -192,7 +192,7 @@ def test_advice_past_the_limit_of_arrows_can_be_followed(tmp_path):
 def test_advice_over_budget_answers_the_question():
     nodes = [bt.Node(f"a{k}", Categorical(4)) for k in range(10)]
     nodes.append(bt.Node("y", Categorical(2), [node.role for node in nodes[:6]]))
-    s = jolted(bt.BNet(bt.Declaration(nodes=nodes))).sentence()
+    s = jitter(bt.BNet(bt.Declaration(nodes=nodes))).sentence()
     for call in (
         lambda **options: s.posterior("a0", {"y": 1}, **options),
         lambda **options: s.log_prob({"y": 1}, **options),
@@ -206,7 +206,7 @@ def test_advice_over_budget_answers_the_question():
 
 
 def test_a_saved_net_is_the_same(tmp_path):
-    for net in (asia(), jolted(sites()), jolted(hidden_states()), jolted(no_slices())):
+    for net in (asia(), jitter(sites()), jitter(hidden_states()), jitter(no_slices())):
         net.save(tmp_path / "net.safetensors")
         loaded = bt.load(tmp_path / "net.safetensors")
         assert loaded.declaration == net.declaration
@@ -234,7 +234,7 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
         bt.Node("b", Add(), ["m", "v"]),
         bt.Node("y", Normal(1.0), ["b"]),
     ]
-    net, path = jolted(bt.BNet(bt.Declaration(nodes=nodes)), 1.0), str(tmp_path / "net.safetensors")
+    net, path = jitter(bt.BNet(bt.Declaration(nodes=nodes)), 1.0), str(tmp_path / "net.safetensors")
     net.save(path)
     inputs = ["--input", "u=1,2,3", "--input", "v=0.5", "--model", path]
     s = net.sentence(given={"u": [1.0, 2.0, 3.0], "v": [0.5]})

@@ -1,4 +1,4 @@
-"""Shared by the tests in a browser: an installed Chromium, and a page in it whose console and requests are checked."""
+"""A headless Chromium for tests of HTML pages, whose console messages and requests are checked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ needs_chromium = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Any]:
-    """A browser without a window."""
+def launch_chromium() -> Iterator[Any]:
+    """A headless browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -30,40 +30,40 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-class Watched:
+class BrowserPage:
     """One page of a browser for all files, since a new page takes a second.
 
-    A file must not complain, ask the reader, or send for anything.
+    A file must not log errors, open dialogs or request anything.
     """
 
     def __init__(self, browser: Any) -> None:
         self.page = browser.new_context(accept_downloads=True).new_page()
         self.faults: list[str] = []
-        self.sent: list[str] = []
-        self.page.on("console", lambda message: self._fault(message.type in ("error", "warning"), message.text))
-        self.page.on("pageerror", lambda error: self._fault(True, str(error)))
-        self.page.on("dialog", lambda dialog: (self._fault(True, f"dialog {dialog.message}"), dialog.dismiss()))
-        self.page.on("popup", lambda popup: self._fault(True, f"popup {popup.url}"))
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self._add_fault(message.type in ("error", "warning"), message.text))
+        self.page.on("pageerror", lambda error: self._add_fault(True, str(error)))
+        self.page.on("dialog", lambda dialog: (self._add_fault(True, f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("popup", lambda popup: self._add_fault(True, f"popup {popup.url}"))
         self.page.route("**/*", self._handle_request)
 
-    def _fault(self, is_fault: bool, text: str) -> None:
+    def _add_fault(self, is_fault: bool, text: str) -> None:
         if is_fault:
             self.faults.append(text)
 
     def _handle_request(self, route: Any) -> None:
-        self.sent.append(route.request.url)
+        self.requests.append(route.request.url)
         if route.request.url.startswith("file:"):
             route.continue_()
         else:
             route.abort()
 
     @contextlib.contextmanager
-    def opened(
+    def open_file(
         self, file: Path, ready: str = ".node", size: tuple[int, int] = (1280, 800), **media: str
     ) -> Iterator[Any]:
-        """The page with a file from disk, its `ready` there; `media` are a colour scheme and reduced motion."""
+        """Open a file from disk and wait for the selector `ready`; `media` are a colour scheme and reduced motion."""
         self.faults.clear()
-        self.sent.clear()
+        self.requests.clear()
         self.page.mouse.move(0, 0)
         self.page.set_viewport_size({"width": size[0], "height": size[1]})
         self.page.emulate_media(**{"color_scheme": "light", "reduced_motion": "no-preference", **media})
@@ -74,18 +74,18 @@ class Watched:
         finally:
             if self.faults:
                 print("the page said:", *self.faults, sep="\n  ")
-        assert not self.faults and self.sent == [file.as_uri()], (self.faults, self.sent)
+        assert not self.faults and self.requests == [file.as_uri()], (self.faults, self.requests)
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[Watched]:
-    """A page for the tests of a module, one after another."""
-    with chromium() as browser:
-        yield Watched(browser)
+def open_browser_page() -> Iterator[BrowserPage]:
+    """One page for all tests of a module."""
+    with launch_chromium() as browser:
+        yield BrowserPage(browser)
 
 
-def downloaded(page: Any, press: Callable[[], object]) -> tuple[str, bytes]:
-    """The name and the bytes of the file that a button saves."""
-    with page.expect_download() as waiting:
-        press()
-    return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
+def download_file(page: Any, click: Callable[[], object]) -> tuple[str, bytes]:
+    """The name and the bytes of the file that a click downloads."""
+    with page.expect_download() as download:
+        click()
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
