@@ -119,7 +119,7 @@ def render_tikzpicture(picture: Picture) -> Iterator[str]:
 def escape_tex(text: str) -> str:
     r"""Text that TeX shows literally, in ASCII.
 
-    >>> escape_latex("50% of \\input{x}"), escape_latex("é ш")
+    >>> escape_tex("50% of \\input{x}"), escape_tex("é ш")
     ('50\\% of \\textbackslash{}input\\{x\\}', "\\'{e} \\bnetletter{0448}")
     """
     return "".join(map(_escape_letter, text))
