@@ -201,7 +201,9 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 @pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
     """rho is sampled from the prior, gates from rho, and y from the gates: 90% intervals cover rho 90% of the time."""
-    monkeypatch.setattr("bnet_transformer.attention.heads.gate_posterior._log_bayes_factor", lambda *args: torch.zeros(2, dtype=D))
+    monkeypatch.setattr(
+        "bnet_transformer.attention.heads.gate_posterior._log_bayes_factor", lambda *args: torch.zeros(2, dtype=D)
+    )
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):
