@@ -16,11 +16,11 @@ MAX_HEADS = 12
 
 def gated_runs() -> list[Figure]:
     """MiniLM (6 slices of 12 heads), 8 sentences, 32 random settings of the gates of each slice, the other slices on:
-    1,536 runs to the last state. Ours: `Runs.table`, the table of log P that the exact method sums (sentences of one
-    length at a time, what the gates do not change once). Theirs: a loop of `transformers` forward passes, one for
-    each sentence and setting, with the head mask put on what goes into the output projection (transformers 5 has no
-    `head_mask=`); then the same loop with the 32 settings as one batch. Distances from the full output agree to
-    1e-4. The target is at least 4 times the runs of the loop: a ratio of at most 1/4."""
+    1,536 runs to the last state. Ours: `GatedRuns.log_prob_table`, the table of log P that the exact method sums
+    (sentences of one length at a time, what the gates do not change once). Theirs: a loop of `transformers` forward
+    passes, one for each sentence and setting, with the head mask put on what goes into the output projection
+    (transformers 5 has no `head_mask=`); then the same loop with the 32 settings as one batch. Distances from the
+    full output agree to 1e-4. The target is at least 4 times the runs of the loop: a ratio of at most 1/4."""
     import torch
 
     model, tokenizer = _load_transformers()
@@ -143,7 +143,7 @@ def _measure_peak(subject: str) -> float:
     if subject == "exact":
         from dataclasses import replace
 
-        replace(runs, sites=runs.sites[-1:]).table(gate_settings(MAX_HEADS), lambda count: None)
+        replace(runs, sites=runs.sites[-1:]).log_prob_table(gate_settings(MAX_HEADS), lambda count: None)
     elif subject == "svi":
         relaxed_gate_posterior(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
     else:
