@@ -261,7 +261,7 @@ def _measure_peak(owner: str, subject: str) -> tuple[float, float]:
 def _list_nodes(net: Any) -> list[str]:
     """The groups of deterministic nodes over words: all but the tokens and the readout."""
     specs = [spec for spec in net.network.specs if spec.tpm.kind == "deterministic"]
-    return [spec.group.name for spec in specs if spec.group.words is not None and spec.group.role != "token"]
+    return [spec.group.name for spec in specs if spec.group.word_stack is not None and spec.group.role != "token"]
 
 
 def _compare(
