@@ -156,7 +156,8 @@ def main(folders: list[str]) -> int:
     ]
     faults = [fault for path in paths for fault in check_file(path)]
     faults += find_repeated_classes(Path("bnet_transformer"))
-    print("\n".join([*faults, f"{len(faults)} names to change"] if faults else []), end="\n" if faults else "")
+    if faults:
+        print(*faults, f"{len(faults)} names to change", sep="\n")
     return bool(faults)
 
 

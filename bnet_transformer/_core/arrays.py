@@ -9,6 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # types of which torch can hold numbers and hardly do more
 

@@ -1,7 +1,7 @@
 """A registry of figures by type: `make_picture` and `write_picture` dispatch on the class of a result.
 
-The packages of results are below `figures` in the import order. `figures` registers its functions here, so results have
-the methods of `Drawable` and do not import `figures`.
+Packages of results are below `figures` in the import order. `bnet_transformer.drawing` registers its functions here,
+so results have the methods of `Drawable` and do not import `figures`.
 """
 
 from __future__ import annotations
@@ -92,5 +92,5 @@ class Drawable:
 
 
 def _load_figures() -> None:
-    """Register the figures: after unpickling a result, `figures` may not have been imported."""
+    """Register the figures: after unpickling a result, `drawing` may not have been imported."""
     importlib.import_module("bnet_transformer.drawing")

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import IntArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
@@ -222,7 +222,6 @@ def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str)
     return TanTree(tuple(parents), tuple(weights), mass, tokens, slice_, head)
 
 
-IntArray = NDArray[np.int64]
 MIN_SENTENCES_PER_STATE = 10  # sentences for each observed joint state: the bias is then below 1/20 nat
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.checks import check_choice, check_sequence
 from bnet_transformer._core.naming import SLICE, WORD
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
@@ -20,9 +20,6 @@ from bnet_transformer.graph import GroundGraph, ancestors, descendants
 from bnet_transformer.graph.template_graph import EdgeTemplate
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
-
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
@@ -26,7 +27,6 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.interventions.circuits.arrows import (
-    BoolArray,
     CircuitArrows,
     IncomingArrows,
     get_node_slice,

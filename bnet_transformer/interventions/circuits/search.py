@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.naming import format_label
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.arrows import (
-    BoolArray,
     CircuitArrows,
     find_circuit_arrows,
     iter_active_arrows,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
@@ -26,7 +27,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.interventions.sweeps.ablation import Ablation
-from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells, parse_cells
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, parse_cells
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, estimate_cells, run_cells
 from bnet_transformer.interventions.sweeps.examples import (
     DEFAULT_MEMORY,

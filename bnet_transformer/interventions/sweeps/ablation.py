@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import IntArray
 from bnet_transformer.inference.intervention_values import (
     Mean,
     Noise,
@@ -20,7 +21,6 @@ from bnet_transformer.inference.intervention_values import (
     resolve_value,
     sample_noise,
 )
-from bnet_transformer.interventions.sweeps.cell_spec import IntArray
 from bnet_transformer.interventions.sweeps.examples import Examples, get_batch_key, get_sentence_state, parse_examples
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, gather_nodes
 from bnet_transformer.interventions.sweeps.routing import find_run_obstacle

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import SLICE, WORD, split_name
@@ -30,7 +30,6 @@ from bnet_transformer.tpm import Attention
 READ = "read"
 ARROW = "->"
 PATH_BYTES = 2_500  # memory of one path: its name, its nodes, the values along it
-IntArray = NDArray[np.int64]
 RoleArrows = list[tuple[NodeGroup, NodeGroup, IntArray, IntArray]]  # parent, child, and the ids of both ends
 
 

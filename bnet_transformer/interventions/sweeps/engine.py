@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.routing import Obstacle
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
-from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells, PatchSites
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites
 from bnet_transformer.interventions.sweeps.examples import EnumeratedChoices, Examples, Metric, enumerate_choices
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, build_patch, gather_nodes, select_cells
 from bnet_transformer.interventions.sweeps.routing import find_obstacles, find_shared_obstacle, find_source_groups

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.cell_spec import IntArray, NodePath, PatchSites
+from bnet_transformer.interventions.sweeps.cell_spec import NodePath, PatchSites
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.sparse_update import (
-    BoolArray,
     GroupPatch,
     GroupUpdate,
     NeededPositions,

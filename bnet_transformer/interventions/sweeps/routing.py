@@ -23,12 +23,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.inference.query import find_set_groups
 from bnet_transformer.inference.routing import Obstacle, find_mixed_type_fault
-from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells
 from bnet_transformer.interventions.sweeps.examples import Examples
-from bnet_transformer.interventions.sweeps.sparse_update import BoolArray, NeededPositions, find_changed_positions
+from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, find_changed_positions
 from bnet_transformer.reference import GroundModel
 
 MAX_TABLE_ENTRIES = 2**24  # entries of all tables of changed words at once

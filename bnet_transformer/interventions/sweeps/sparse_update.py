@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
@@ -29,7 +30,6 @@ from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm.base import broadcast_shapes
 
-BoolArray = NDArray[np.bool_]
 PEAK_COPIES = 8  # an upper bound of the copies of a cell's largest value that exist at once
 CELL_AXIS = -1  # the dim of the cells, among the leading dims of a layout
 
