@@ -65,6 +65,8 @@ lint: $(DEV)
 	@$(BIN)/mypy bnet_transformer
 	@echo "== lint: names"
 	@$(BIN)/python .ci/check_names.py
+	@echo "== lint: the phrases of docs/style.md"
+	@$(BIN)/python .ci/check_prose.py
 	@echo "== lint: the order of the packages"
 	@$(BIN)/lint-imports --no-cache
 

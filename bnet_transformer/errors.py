@@ -6,14 +6,25 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 INVISIBLE_CHARACTERS = re.compile(
     r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 )
 
 
+NOT_GIVEN: Any = ...  # there is no value: the message has no "got"
+
+
 class BNetError(ValueError):
-    """Invalid input; the message has the form "subject: expected ...; got ...; allowed: ...".
+    """Invalid input; the message has the form "subject: expected ...; got ...; allowed: .... What to do."
+
+    Args:
+        subject: The argument, node or file; without `expected`, the whole first sentence of the message.
+        expected: What is valid, as a noun phrase.
+        actual: The invalid value, or a description of it; without it the message has no "got".
+        allowed: The valid values, or the near matches.
+        hint: What to do instead, as a sentence without its full stop.
 
     >>> raise BNetError("slices", expected="a whole number of at least 1", actual=0)
     Traceback (most recent call last):
@@ -22,17 +33,24 @@ class BNetError(ValueError):
     """
 
     def __init__(
-        self, subject: str, *, expected: str | None = None, actual: object = None, allowed: str | None = None
+        self,
+        subject: str,
+        *,
+        expected: str | None = None,
+        actual: object = NOT_GIVEN,
+        allowed: str | None = None,
+        hint: str | None = None,
     ) -> None:
         self.subject = subject
         self.expected = expected
         self.actual = actual
         self.allowed = allowed
-        tail = f"; allowed: {allowed}" if allowed else ""
-        if expected is None:  # the whole message: Pyro's trace makes an error anew from its text
-            super().__init__(subject)
-            return
-        super().__init__(f"{subject}: expected {expected}; got {format_value(actual)}{tail}")
+        self.hint = hint
+        # Pyro's trace builds an error again from its text alone: then `expected` is None.
+        message = subject if expected is None else f"{subject}: expected {expected}"
+        message += "" if actual is NOT_GIVEN else f"; got {format_value(actual)}"
+        message += f"; allowed: {allowed}" if allowed else ""
+        super().__init__(f"{message}. {hint}." if hint else message)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickle, (type(self), self.args, self.__dict__)
@@ -40,14 +58,20 @@ class BNetError(ValueError):
 
 @dataclass(frozen=True)
 class DeclarationFault:
-    """One thing that is wrong with one node of a declaration."""
+    """One fault of a declaration.
+
+    Attributes:
+        node: The name of the node.
+        expected: What is valid.
+        actual: What the declaration has; empty where something is missing.
+    """
 
     node: str
     expected: str
-    actual: str
+    actual: str = ""
 
     def __str__(self) -> str:
-        return f"{self.node}: expected {self.expected}; got {self.actual}"
+        return f"{self.node}: expected {self.expected}" + (f"; got {self.actual}" if self.actual else "")
 
 
 class DeclarationError(BNetError):
@@ -64,7 +88,7 @@ class DeclarationError(BNetError):
     def __init__(self, faults: Iterable[DeclarationFault]) -> None:
         self.faults = tuple(faults)
         count = f"{len(self.faults)} fault" + ("s" if len(self.faults) != 1 else "")
-        super().__init__("declaration", expected="a sound declaration", actual=count)
+        super().__init__("declaration", expected="a valid declaration", actual=count)
         self.args = ("\n  ".join([f"the declaration has {count}:", *map(str, self.faults)]),)
 
 

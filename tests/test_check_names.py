@@ -1,4 +1,4 @@
-"""The guard of names: what it refuses in Python, JavaScript and module names, and what it allows."""
+"""The checks of names and of prose: what they refuse, and what they allow."""
 
 import importlib.util
 from pathlib import Path
@@ -49,3 +49,21 @@ def test_a_class_name_is_that_of_one_class(guard, tmp_path):
         (tmp_path / f"{name}.py").write_text(f"class Run: pass\nclass Run{name}: pass")
     (fault,) = guard.find_repeated_classes(tmp_path)
     assert fault.startswith("class Run ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "phrases"),
+    [
+        ("docs/a.md", 'It hangs\non x. `is told`, "is told".\n```\nis told\n```\nThat stands for x.', "hangs on"),
+        ("bnet_transformer/a.py", '"""Is told."""\nx = "got none"  # depends, hangs on\n', "got none,hangs on,is told"),
+        ("tests/test_a.py", 'x = "got none"', ""),
+    ],
+)
+def test_phrases_of_the_word_list_are_found(monkeypatch, tmp_path, name, text, phrases):
+    monkeypatch.syspath_prepend(PATH.parent)
+    check_prose = importlib.import_module("check_prose")
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(text)
+    pattern = check_prose.compile_phrases(["is told", "hangs on", "got none"])
+    matches = {phrase.lower() for *_, phrase in check_prose.iter_phrases(tmp_path, pattern)}
+    assert matches == set(filter(None, phrases.split(",")))

@@ -118,6 +118,13 @@ def test_every_public_function_has_an_example():
     assert missing == []
 
 
+def test_docstrings_document_every_argument(scripts):
+    public_objects = importlib.import_module("public_objects")
+    faults = {name: public_objects.find_undocumented(obj) for name, obj in public_objects.iter_public_objects()}
+    assert len(faults) > 380
+    assert {name: missing for name, missing in faults.items() if missing} == {}
+
+
 @pytest.fixture
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(DOCS / "scripts")

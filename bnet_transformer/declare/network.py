@@ -19,7 +19,7 @@ from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
-from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, DeclarationFault, format_value
+from bnet_transformer.errors import NOT_GIVEN, BNetError, BudgetError, DeclarationError, DeclarationFault, format_value
 from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
@@ -293,9 +293,8 @@ def _build_specs(
         try:
             shape, parameters = _infer_shape_and_parameters(node.tpm, tpm_parents)
         except BNetError as error:
-            faults.append(
-                DeclarationFault(template.name, f"for {error.subject}, {error.expected}", format_value(error.actual))
-            )
+            actual = "" if error.actual is NOT_GIVEN else format_value(error.actual)
+            faults.append(DeclarationFault(template.name, f"for {error.subject}, {error.expected}", actual))
             continue
         has_word_states = node.tpm.kind == "discrete" and node.tpm.states is None
         if has_word_states and not any(WORD in parent.over for parent in parents):

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer.cost.net_cost import count_plan_flops
-from bnet_transformer.errors import UnsupportedError
+from bnet_transformer.errors import NOT_GIVEN, UnsupportedError
 from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
 from bnet_transformer.inference.query import (
     Query,
@@ -151,7 +151,8 @@ def format_fault(fault: Fault) -> str:
     """A fault in words, for the reason of a route."""
     if isinstance(fault, Obstacle):
         return str(fault)
-    return f"{fault.subject} would need {fault.expected}, and there is {fault.actual}"
+    actual = "" if fault.actual is NOT_GIVEN else f", and there is {fault.actual}"
+    return f"{fault.subject} would need {fault.expected}{actual}"
 
 
 def find_tpm_fault(query: Query) -> Fault | None:

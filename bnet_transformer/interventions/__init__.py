@@ -6,3 +6,5 @@ node would have been under other interventions, given the evidence.
 """
 
 from bnet_transformer.inference.intervention_values import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero
+
+__all__ = ["Attend", "Mean", "Noise", "Zero"]

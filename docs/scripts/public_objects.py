@@ -1,0 +1,117 @@
+"""The public objects of the package, and what their docstrings leave undocumented.
+
+Public is what `bnet_transformer`, its `tpm`, its `models` and its `interventions` export, the classes that these
+return, and the public methods and properties of all these classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import bnet_transformer as bt
+
+_MODULES = {"bt": "", "bt.tpm": ".tpm", "bt.models": ".models", "bt.interventions": ".interventions"}
+_SPECIAL_METHODS = ("__call__", "__getitem__")
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$", re.MULTILINE)
+_ARGUMENT = re.compile(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*):")
+
+
+def collect_classes() -> dict[str, type]:
+    """All classes that the package defines, by name; the names are unique."""
+    classes = {}
+    for info in pkgutil.walk_packages(bt.__path__, "bnet_transformer."):
+        if not info.name.endswith("__main__"):
+            module = importlib.import_module(info.name)
+            classes |= {
+                name: obj for name, obj in vars(module).items() if inspect.isclass(obj) and obj.__module__ == info.name
+            }
+    return classes
+
+
+def unwrap(obj: Any) -> Any:
+    """The function of a property, a cached property, a class method or a static method."""
+    for attribute in ("fget", "func", "__func__"):
+        obj = getattr(obj, attribute, obj)
+    return inspect.unwrap(obj) if callable(obj) else obj
+
+
+def iter_members(owner: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties of a class that do not override one of a base class, and their functions."""
+    for name in dir(owner):
+        if name.startswith("_") and name not in _SPECIAL_METHODS:
+            continue
+        function = unwrap(inspect.getattr_static(owner, name))
+        overrides = any(hasattr(base, name) for base in owner.__mro__[1:])
+        if inspect.isfunction(function) and function.__module__.startswith("bnet_transformer") and not overrides:
+            yield name, function
+
+
+def iter_public_objects() -> Iterator[tuple[str, Any]]:
+    """Each public function, class, method and property once: its name and the class or function."""
+    classes, roots = collect_classes(), {}
+    for prefix, path in _MODULES.items():
+        module = importlib.import_module(f"bnet_transformer{path}")
+        roots |= {f"{prefix}.{name}": getattr(module, name) for name in module.__all__}
+    objects: dict[str, Any] = {}
+    for name, obj in roots.items():
+        if not inspect.ismodule(obj) and not any(obj is known for known in objects.values()):
+            objects[name] = obj
+            objects |= {f"{name}.{key}": value for key, value in (iter_members(obj) if inspect.isclass(obj) else ())}
+    returned = [word for obj in objects.values() for word in _find_returned(obj)]
+    for name in dict.fromkeys(returned):
+        if name in classes and not any(classes[name] is known for known in objects.values()):
+            objects |= {name: classes[name]} | {f"{name}.{key}": value for key, value in iter_members(classes[name])}
+    yield from objects.items()
+
+
+def _find_returned(obj: Any) -> list[str]:
+    """The identifiers in the annotation of what a function returns."""
+    return (
+        [] if inspect.isclass(obj) else re.findall(r"\w+", str(getattr(obj, "__annotations__", {}).get("return", "")))
+    )
+
+
+def list_arguments(obj: Any) -> list[str]:
+    """The arguments that a user passes, in their order, with the stars of `*arguments` and `**options`."""
+    if inspect.isclass(obj) and issubclass(obj, BaseException):
+        return []
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    parameters = inspect.signature(obj).parameters.values()
+    return [stars.get(p.kind, "") + p.name for p in parameters if p.name not in ("self", "cls")]
+
+
+def list_documented(obj: Any) -> list[str]:
+    """The names in the sections `Args:` and `Attributes:` of a docstring."""
+    names, section = [], ""
+    for line in (inspect.getdoc(obj) or "").splitlines():
+        if line and not line.startswith(" "):
+            section = match[1] if (match := _SECTION.fullmatch(line)) else ""
+        elif section in ("Args", "Attributes") and (match := _ARGUMENT.match(line)):
+            names += match[1].split(", ")
+    return names
+
+
+def find_undocumented(obj: Any) -> list[str]:
+    """What a docstring lacks: its summary, arguments, or the section `Returns:`; and entries that name no argument.
+
+    The fields of a class are its arguments. A property needs no `Returns:`, for its summary says what it is.
+    """
+    docstring = inspect.getdoc(obj) or ""
+    if not docstring:
+        return ["docstring"]
+    arguments, documented = list_arguments(obj), list_documented(obj)
+    missing = [name for name in arguments if name not in documented]
+    if inspect.isclass(obj):
+        known = {*arguments, *dir(obj), *getattr(obj, "__annotations__", {})}
+    else:
+        known = {*arguments}
+        returned = str(obj.__annotations__.get("return", "None"))
+        sections = set(_SECTION.findall(docstring))
+        if arguments and returned != "None" and not sections & {"Returns", "Yields"}:
+            missing.append("Returns")
+    return missing + [f"{name}, which is no argument" for name in documented if name not in known]
