@@ -46,7 +46,7 @@ def iter_members(owner: type) -> Iterator[tuple[str, Any]]:
         if name.startswith("_") and name not in _SPECIAL_METHODS:
             continue
         function = unwrap(inspect.getattr_static(owner, name))
-        overrides = any(hasattr(base, name) for base in owner.__mro__[1:])
+        overrides = any(name in vars(base) for base in owner.__mro__[1:])
         if inspect.isfunction(function) and function.__module__.startswith("bnet_transformer") and not overrides:
             yield name, function
 
