@@ -1,4 +1,4 @@
-"""Rows of the compiled reading: the same job as a peer does it, with the same weights and equal results."""
+"""Rows of the compiled net: the same work as in another library, with the same weights and equal results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PER_HEAD = ["head", "word"]
 
 
 def encoder_forward() -> list[Figure]:
-    """Forward of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) at 8 x 128 words, against
-    `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
+    """Forward pass of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) on 8 x 128 words, compared
+    with `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
     module, peer, x = _create_pair()
     with torch.no_grad():
         torch.testing.assert_close(module(x), peer(x), rtol=1e-4, atol=1e-4)
@@ -29,7 +29,7 @@ def encoder_forward() -> list[Figure]:
 
 
 def encoder_training() -> list[Figure]:
-    """Forward and backward of the same pair."""
+    """Forward and backward pass of the same two modules."""
     module, peer, x = _create_pair()
     run = {"ours": lambda: module(x).sum().backward(), "theirs": lambda: peer(x).sum().backward()}
     return _compare(time_calls(run, runs=11), run["ours"])
@@ -52,7 +52,7 @@ def _create_pair() -> tuple[nn.Module, nn.Module, Tensor]:
 
 
 def convert_encoder(encoder: nn.TransformerEncoder) -> bt.BNet:
-    """The bnet of a torch encoder, with its weights."""
+    """Return the bnet of a torch encoder, with its weights."""
     first: Any = encoder.layers[0]
     dim, heads, hidden = first.self_attn.embed_dim, first.self_attn.num_heads, first.linear1.out_features
     width = dim // heads

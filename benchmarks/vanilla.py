@@ -1,4 +1,4 @@
-"""Rows of training and decoding: the vanilla transformer against `torch.nn.Transformer` with the same weights."""
+"""Rows of training and decoding: the vanilla transformer compared with `torch.nn.Transformer` with the same weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 
 
 class TorchTransformer(nn.Module):
-    """torch's transformer with one table for both embeddings and the readout, and no positions."""
+    """torch's transformer with one table for both embeddings and the readout, and without positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class TorchTransformer(nn.Module):
 
 def training_step() -> list[Figure]:
     """A step of `bt.train` (loss, gradients, clipping, AdamW) on 16 pairs of 32 words, 3 and 3 slices, 256 wide, 8
-    heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
+    heads, compared with the same step written for `torch.nn.Transformer` with the same weights."""
     net, peer, source, target = _create_pair()
     adam = torch.optim.AdamW(peer.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
@@ -73,8 +73,9 @@ def training_step() -> list[Figure]:
 
 
 def decoding() -> list[Figure]:
-    """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with k and v kept, against
-    `torch.nn.Transformer`, which keeps its memory and no k and v; the same weights, and the words are the same."""
+    """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with cached k and v, compared with
+    `torch.nn.Transformer`, which caches its memory but not k and v; with the same weights, and the same resulting
+    words."""
     net, peer, source, _ = _create_pair()
     source = source[:8]
 
