@@ -1,4 +1,4 @@
-"""Nets and sentences as users call them: values, graphs, devices, and errors on invalid input."""
+"""Nets and sentences as users call them: values, graphs, devices, and errors for invalid input."""
 
 import importlib
 import subprocess

@@ -23,7 +23,7 @@ MACHINE = Machine(rate=1e9, bandwidth=1e6, where="a slow one")
 def _known_machine(monkeypatch):
     monkeypatch.setattr(limits, "measure_machine", lambda *_: MACHINE)
     monkeypatch.setattr(gpu, "measure_machine", lambda *_: MACHINE)
-    gc.freeze()  # so that each collection looks at little
+    gc.freeze()  # so that each collection scans few objects
     yield
     gc.unfreeze()
 
@@ -124,7 +124,7 @@ def test_the_peak_of_a_job_is_what_it_holds_at_most():
 
 
 def find_reached(function):
-    """The functions of `benchmarks` that a function's code names, and so on."""
+    """Return the functions of `benchmarks` that a function refers to, recursively."""
     functions, pending = set(), [inspect.unwrap(function)]
     while pending:
         function_ = pending.pop()
@@ -137,7 +137,7 @@ def find_reached(function):
 
 
 def list_codes(code):
-    """A code object and those within it."""
+    """Return a code object and the code objects inside it."""
     return [code, *itertools.chain(*(list_codes(c) for c in code.co_consts if isinstance(c, CodeType)))]
 
 

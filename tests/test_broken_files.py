@@ -30,7 +30,7 @@ def run_fit():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A file of each kind, and how it is read."""
+    """Return a file of each kind, and its reader."""
     folder = tmp_path_factory.mktemp("saved")
     bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(2, labels=("no", "yes"))).save(folder / "net")
     run_fit().save(folder / "fit")
@@ -54,7 +54,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["net", "fit", "checkpoint"])
 def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
-    """Cut at a byte, or with a bit flipped: at the edges, in the header and in the tensors."""
+    """The file is truncated at a byte, or has a flipped bit: at the ends, in the header and in the tensors."""
     path, read = saved[kind]
     content, expected, damaged, rng = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
     header = 8 + int.from_bytes(content[:8], "little")
@@ -118,7 +118,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, t
     first, second = (bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1))
     first.save(path)
 
-    def replace_file(*arguments, **options):  # as safetensors maps a file that it has opened before
+    def replace_file(*arguments, **options):  # safetensors maps a file that it opened before
         second.save(path)
         return from_file(*arguments, **options)
 
@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
 @pytest.mark.skipif(sys.platform == "win32", reason="the system bounds no file")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
-    """No file may be longer than some bytes, for a disk with as many left."""
+    """A limit on the file size simulates a full disk."""
     import resource
 
     net = bt.bayesuvius(16, heads=2, vocabulary=WORDS, observe=Categorical(2))

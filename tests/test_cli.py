@@ -88,7 +88,7 @@ HEADS = ["the cat sat", "sat the", "cat cat the sat"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A net that sums heads, of which one is dead, in a file; and sentences in another."""
+    """A net that sums heads, one of them dead, in a file; and sentences in another file."""
     folder = tmp_path_factory.mktemp("heads")
     net = bt.encoder(6, slices=2, heads=3, vocabulary=["the", "cat", "sat"], seed=1)
     dead = net.parameters["W_o_1.value"].clone()
@@ -136,7 +136,7 @@ def test_heads_prints_the_first_heads_or_all(folder):
     assert "... and 4 more (--all)" in top and "more (--all)" not in full
     assert "3 sentences" in top and "nothing hangs on: a_1_2" in top and "rank correlations: log Bayes" in top
     (row, *_) = json.loads(run_heads(folder, *HEADS, "--limit", 1, "--json"))["table"]
-    assert row["ablation_error"] is None  # of one sentence nothing is known of others
+    assert row["ablation_error"] is None  # one sentence gives no variance between sentences
     for row in bt.roles(bt.load(folder / "net.safetensors"), HEADS).by_head().itertuples():
         (line,) = [item for item in full.splitlines() if item.split()[:2] == [row.slice, str(row.head)]]
         assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]

@@ -1,4 +1,4 @@
-"""Command line: ask, sweep, fit, train and cost print the numbers of Python, whatever the source of the text."""
+"""Command line: ask, sweep, fit, train and cost print the numbers of Python, for any source of the text."""
 
 import json
 import math
@@ -132,7 +132,7 @@ def test_sweep_is_that_of_python(tiny, folder):
     close(result["values"], zero.values)
     assert result["clean"] is None and result["table"][0]["name"] == "v_0_1"
     one = query("sweep", *pairs[0], "--answer", "cat")["table"][0]
-    assert one["error"] is None and one["name"] == "x_0_0"  # of one example nothing is known of others
+    assert one["error"] is None and one["name"] == "x_0_0"  # one example gives no variance between examples
 
 
 def test_numerals_are_states_and_in_quotes_words(folder):

@@ -72,7 +72,7 @@ def test_x_fills_what_given_leaves_open():
     output = module(X + 2, given={"x_0": X + 1})
     assert output.equal(module(given={"x_0": X + 1, "k": X + 2})) and output.equal(module(X + 1, given={"k": X + 2}))
     with pytest.raises(bt.BNetError, match=r"x and given\['x_0'\]: expected one value for x_0; got two"):
-        module(X, given={"x_0": X + 1, "k": X + 2})  # s, which has a default, is not meant
+        module(X, given={"x_0": X + 1, "k": X + 2})  # not s, which has a default
 
 
 def test_one_sentence_for_many_values_of_do():
@@ -110,7 +110,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     real = bt.bayesuvius(4, heads=5, mask=rows, observe=Normal(1.0)).module()
     with pytest.raises(bt.BNetError, match="mask, sentence 1, word 0 of x_1"):
         log_evidence(real, {"y": Evidence(X)}, X, mask)
-    absent = torch.tensor([[True] * 3, [False, False, True]])  # an absent word may be left with nothing
+    absent = torch.tensor([[True] * 3, [False, False, True]])  # an absent word may attend to no word
     assert net.module()(X, absent).isfinite().all()
     with pytest.raises(bt.BNetError, match="word 0 of x_1: expected at least one word of k_0 to read"):
         bt.bayesuvius(4, mask="earlier").module()(X)
@@ -187,7 +187,7 @@ def test_what_is_no_number_is_named_where_it_stands():
             fn(net.module(), {"y": Evidence(y)}, x, present, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
         assert fn(net.module(), {"y": Evidence(y)}, x, present).isfinite().all()
         broken = copy.deepcopy(net.module())
-        broken.store["W_v_0/values"].data.fill_(torch.nan)  # by a step of training that went wrong
+        broken.store["W_v_0/values"].data.fill_(torch.nan)  # as after a training step that diverged
         with pytest.raises(bt.BNetError, match=r"parameter W_v_0\.values: expected numbers; got NaN"):
             fn(broken, {"y": Evidence(y)}, x, present)
 
@@ -247,7 +247,7 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
 
 
 def test_evidence_that_settles_a_choice_is_the_references():
-    """A group observed at all nodes: its state is known to its descendants, and its own factor counts."""
+    """A group observed at all nodes: its descendants use its state, and its factor counts."""
     s = get_case("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
     observed = {name: Evidence(item.value) if name != "y" else item for name, item in batch_evidence(s).items()}

@@ -1,4 +1,4 @@
-"""Data in every accepted form give the same results; batches are sliced, repeated and sharded by sentence."""
+"""Data in every accepted form give equal results; batches are sliced, repeated and sharded by sentence."""
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ def mixture(combine: str = "select") -> bt.BNet:
 
 
 def make_forms(net: bt.BNet) -> list[object]:
-    """The same two sentences, in every form that data have."""
+    """Return the same two sentences in every accepted form."""
     texts = ["a b c", "d c b"]
     pairs = list(zip(texts, Y, strict=True))
     task = infer_fit_task(net.network)

@@ -48,7 +48,8 @@ def read_rotary(kind, given):
 
 @pytest.mark.parametrize(("kind", "settings", "expected"), KNOWN)
 def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, settings, expected):
-    """From a file and from a config of transformers, with the angles of transformers."""
+    """Current and former key names, from a file and from a config of transformers; the angles equal those of
+    transformers."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     sizes |= {"num_key_value_heads": 4} if kind == "Qwen2Config" else {}
     config = getattr(T, kind)(**sizes, **settings)
@@ -79,7 +80,7 @@ def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, setti
 )
 def test_what_no_equation_says_is_refused(kind, settings, match):
     sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **settings}
-    if match is None:  # heads of a width of their own, an odd one, which cannot be paired
+    if match is None:  # a separate head width; an odd width, which rotary pairs cannot use
         net = BlockBuilder(8, bias=False, heads=2, hidden=4, norm="pre", key_dim=5, score=Dot(None, Rotary()))
         stack = bt.Stack(net.build_slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
         with pytest.raises(bt.BNetError, match="an even width"):
@@ -125,8 +126,8 @@ def test_windows(kind, settings, reach):
     ],
 )
 def test_who_reads_whom_is_as_transformers_has_it(name, options):
-    """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
-    the types of slices for Qwen2; and names of ours are none of a config's."""
+    """Some settings apply only to some families: `is_causal` to all decoders, `is_decoder` to BERT and RoBERTa, the
+    types of slices to Qwen2; the library's names are not accepted in a config."""
     model = init_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
     ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
     module = from_pretrained(model).module().eval()
@@ -189,7 +190,7 @@ def test_words_are_generated_as_transformers_does(name, options):
 
 
 def test_former_files_are_read(tmp_path):
-    """Files of Pythia hold masks and angles, and name the readout `embed_out`."""
+    """Files of Pythia contain masks and angles, and name the readout `embed_out`."""
     model = init_model("GPTNeoXForCausalLM", NEOX, torch.float32)
     model.save_pretrained(tmp_path)
     from safetensors.torch import load_file, save_file
@@ -235,7 +236,7 @@ def test_names_of_grouped_heads():
         s.reads(head=4)
 
 
-# the parts
+# the TPMs
 
 
 def test_a_turn_is_a_complex_product():

@@ -35,7 +35,7 @@ WORD, HEAD_WORD = ["word"], ["head", "word"]
 
 
 def make_attention_net(score: Attention, reach: str, extra: tuple = (), nodes: tuple = ()) -> bt.BNet:
-    """One causal slice whose attention is of some kind, two heads."""
+    """Return one causal slice with attention of some kind and two heads."""
     maps = [bt.Node(f"W_{r}", Weight((4, 6)), plates=["head"]) for r in "qkv"]
     maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], HEAD_WORD) for r in "qkv"]
     slice_ = [
@@ -52,7 +52,8 @@ def make_attention_net(score: Attention, reach: str, extra: tuple = (), nodes: t
 
 
 def make_recurrent_net() -> bt.BNet:
-    """Reads the word before, the first word and the mean of all so far, and itself at the word before."""
+    """Return a net whose word depends on the word before, the first word, the mean of all so far, and its value at the
+    word before."""
     slice_ = [
         bt.Node("before", Linear(5), [bt.Arrow("x", "before")], WORD),
         bt.Node("first", Linear(5), [bt.Arrow("x", "first")], WORD),
@@ -142,7 +143,7 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_a_causal_table_is_causal(method):
-    """A table of the causal mask chooses the causal net's words; any other those of the reference."""
+    """A table of the causal mask generates the words of the causal net; any other table those of the reference."""
     kwargs = {"heads": 2, "slices": 2, "vocabulary": 7, "tie": False}
     causal = sharpen(bt.decoder(8, **kwargs).to(D))
     table = sharpen(bt.decoder(8, mask=np.tri(9, dtype=bool), **kwargs).to(D))
@@ -183,12 +184,12 @@ def net() -> bt.BNet:
 
 
 def sharpen(net: bt.BNet) -> bt.BNet:
-    """The net with logits scaled by 3, so that it prefers some words."""
+    """Return the net with logits scaled by 3, so that it prefers some words."""
     return net.replace({name: 3 * value for name, value in net.parameters.items() if "logits" in name})
 
 
 def log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
-    """The log probability of words after a prompt, by the reference: one TPM for each word."""
+    """Return the log probability of words after a prompt, by the reference: one TPM for each word."""
     s = net.sentence([*prompt, *words])
     positions = range(len(prompt) - 1, len(prompt) + len(words) - 1)
     return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(positions, words, strict=True))
@@ -216,7 +217,7 @@ def test_as_many_beams_as_sentences_find_the_likeliest(seed):
 
 @pytest.mark.parametrize(("seed", "penalty"), [(3, 0.0), (17, 1.0), (23, 4.0), (31, 1.0)])
 def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
-    """All sentences of at most 4 words, ended by `e` or by the length, weighed as Wu et al. do."""
+    """All sentences of at most 4 words, ended by `e` or by the length, weighted as in Wu et al."""
     net, stop = make_net(seed), 4
     ended = [(*words, stop) for n in range(4) for words in itertools.product(range(4), repeat=n)]
     log_probs = log_probs_of(net, [*ended, *itertools.product(range(4), repeat=4)])
@@ -227,7 +228,7 @@ def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
 
 
 def log_probs_of(net: bt.BNet, sentences: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
-    """The log probability of words after the prompt [1], all sentences at once."""
+    """Return the log probability of words after the prompt [1], for all sentences at once."""
     padded = torch.tensor([[1, *words] + [0] * (4 - len(words)) for words in sentences])
     logits = net.module().eval()(padded).detach().log_softmax(-1)[:, :-1]
     word_log_probs = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()

@@ -1,4 +1,4 @@
-"""Figures: they show the graph, in every format and with any words; errors propose options that work."""
+"""Figures show the graph, in every format and with any words; errors propose options that work."""
 
 import io
 import itertools
@@ -52,7 +52,7 @@ HOSTILE = [
 
 
 def parse_svg(text):
-    """The graph that an SVG shows: nodes with their text, and arrows."""
+    """Return the graph in an SVG: nodes with their text, and arrows."""
     root = ElementTree.fromstring(text)
     graph = nx.MultiDiGraph()
     for group in root.iter(f"{SVG}g"):
@@ -64,7 +64,7 @@ def parse_svg(text):
 
 
 def parse_dot(text):
-    """The graph that a DOT file holds, its nodes with the names of their clusters, outermost first."""
+    """Return the graph in a DOT file, its nodes with the names of their clusters, outermost first."""
     graph = nx.MultiDiGraph()
 
     def read_part(part, clusters):
@@ -87,7 +87,7 @@ def unquote(text):
 
 
 def same_graph(picture_graph, graph):
-    """Whether two graphs have the same nodes, and the same arrows as often."""
+    """Return whether two graphs have the same nodes, and the same arrows with equal multiplicity."""
     pairs = [sorted((a, b) for a, b, *_ in g.edges) for g in (picture_graph, graph)]
     return set(picture_graph) == set(graph) and pairs[0] == pairs[1]
 
@@ -99,7 +99,7 @@ def draw_bytes(tmp_path, obj, suffix, **options):
 
 
 def find_overlaps(picture):
-    """The pairs of boxes that overlap, and the boxes that arrows cross."""
+    """Return the pairs of boxes that overlap, and the boxes that arrows cross."""
     result = []
     for one, other in itertools.combinations(picture.boxes, 2):
         a, b = one.bounds, other.bounds
@@ -113,7 +113,7 @@ def find_overlaps(picture):
     return result
 
 
-# what is drawn is the graph
+# the figure equals the graph
 
 
 EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, case in enumerate(CASES)]
@@ -377,7 +377,7 @@ def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
     a = s.do(x_1_2=torch.zeros(4)).state.model
     assert compute_read_mask(a, find_attention_spec(a, 0, None)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
     b = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.model
-    assert compute_read_mask(b, find_attention_spec(b, 0, None)).all()  # the other head still reads
+    assert compute_read_mask(b, find_attention_spec(b, 0, None)).all()  # the other head still attends
 
 
 def test_top_of_the_nodes_counts_reads():
@@ -423,7 +423,8 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
 
 
 def apply_advice(error, options):
-    """The options, changed by each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
+    """Return the options, changed by each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`.
+    """
     for advice in error.allowed.replace("; or ", "; ").split("; "):
         changes, _, without = re.sub(r" \(\d+ \w+\)$", "", advice).partition(" without ")
         yield {k: v for k, v in options.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({changes})")
@@ -438,7 +439,7 @@ INNER, STATES, FAMILIES = ["q_0_1_3", "a_1_0_2"], ["x_1_3", "x_2_9"], ["q_0", "x
 
 @pytest.fixture(scope="module")
 def long():
-    """Ten words, with more arrows than are drawn by default."""
+    """Ten words, with more arrows than the default limit of a figure."""
     words = [f"w{i}" for i in range(10)]
     return bt.encoder(4, heads=2, slices=2, vocabulary=words).sentence(words)
 
@@ -450,13 +451,13 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
             net.picture(highlight=name, **options)
         assert get_unfaded(net.picture(highlight=name, **options | eval(f"dict({error.value.allowed})"))) == {name}
     with pytest.raises(BNetError, match="weights=True"):
-        get_case("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
+        get_case("three stacks").net.picture(weights=False, highlight="c")  # a node group without a stack
 
 
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     assert get_unfaded(long.picture(highlight=INNER)) == set(INNER)
     assert get_unfaded(long.picture(highlight=STATES)) == set(STATES)
-    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the reading grid
+    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the grid of reads
     assert get_unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
 
 
@@ -503,7 +504,7 @@ def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
         assert {a.has_head for a in picture.arrows} == {e.handle.has_head for e in picture.legend} == {head}
 
 
-# answers
+# results
 
 
 def test_answers_stand_out():
@@ -615,7 +616,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, make_fonts = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: make_fonts(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which caches its result
+    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # it caches its result
     s.draw(tmp_path / "without.png")
     counts = [count_dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert counts[1] == pytest.approx(counts[0], rel=0.05) and counts[0] > 1000
@@ -632,7 +633,7 @@ def test_a_letter_that_no_font_has_is_warned_of(tmp_path):
 
 
 def test_a_word_beyond_latin_is_printed_as_text_of_its_own():
-    """typst sets a whole element in the font of its rarest letter, and x would no longer be an italic of the serif."""
+    """typst sets a whole element in the font of its rarest letter, and x would no longer be a serif italic."""
     picture = bt.bayesuvius(dim=4).sentence(["中文", "the"]).picture()
     counts = {is_print: to_svg(picture, is_print=is_print).count("<text ") for is_print in (True, False)}
     num_foreign = sum("中文" in label_to_text(box.label) for box in picture.boxes)

@@ -1,4 +1,4 @@
-"""Encoder-decoders (T5, BART, Marian) equal those of transformers; names, text, and what is refused."""
+"""Encoder-decoders (T5, BART, Marian) equal those of transformers; names, text, and errors."""
 
 import re
 
@@ -47,7 +47,7 @@ def run_peer(model, ids, present, **options):
 
 
 def run_net(net, module, ids, present):
-    """The states of both stacks from the first to the last slice, and the logits, of a net."""
+    """Return the states of both stacks from the first to the last slice, and the logits, of a net."""
     graph, names_of = net.network.graph, {}
     for stack, slices in graph.slices.items():
         last = f"{stack}_norm" if f"{stack}_norm" in graph.by_name else f"{stack}_x_{slices}"
@@ -199,7 +199,7 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
     unmatched = {re.sub(r"_\d+$", "", name) for name in values if name not in matched}
     scaled = {"enc_embed", "dec_embed"} if model.config.to_dict().get("scale_embedding") else set()
     sinusoids = {"enc_position", "dec_position"} if model.config.model_type == "marian" else set()
-    biased = {"dec_logits"} if "dec_logits.bias" in net.parameters else set()  # theirs is added outside of the module
+    biased = {"dec_logits"} if "dec_logits.bias" in net.parameters else set()  # added outside the module
     assert unmatched == scaled | sinusoids | biased and len(matched) > 20
 
 
@@ -280,7 +280,7 @@ def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
 
 
 def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
-    """A Marian whose stacks have a vocabulary each comes with the tokenizer of the first."""
+    """A Marian with separate vocabularies for its stacks comes with the tokenizer of the first stack."""
     for states in (13, 17):
         options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": states}
         init_model("MarianMTModel", options).save_pretrained(folder)

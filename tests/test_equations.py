@@ -81,7 +81,7 @@ MATRICES = {
 
 @pytest.mark.parametrize(("score", "over", "form"), MATRICES)
 def test_the_matrix_of_scores_is_what_the_tpm_computes(score: Score, over: str, form: str) -> None:
-    """Each matrix formula and its transcription in torch equal the attention TPM word by word."""
+    """Each matrix formula, transcribed in torch, equals the attention TPM word by word."""
     formula, scores = MATRICES[score, over, form]
     extra = ["A"] if isinstance(score, Bilinear) else []
     arrows = ["q", every("k")] if over == "keys" else [every("q"), "k"]

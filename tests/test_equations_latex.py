@@ -44,7 +44,7 @@ from bnet_transformer.tpm.symbols import FORMS, Symbols
 from tests.cases import CASES, every
 from tests.equation_nets import WORD, make_net, mixed, right
 
-# what pdflatex with amsmath and amssymb, MathJax and KaTeX (strict) all know
+# the commands of pdflatex with amsmath and amssymb, MathJax and KaTeX (strict)
 PORTABLE_COMMANDS = r"""
     \! \, \; \Big \\ \_ \alpha \bar \begin \beta \cdot \cdots \circ \cos \delta \end \exp \frac \ge \hat \in \infty
     \lambda \ldots \le \left \lfloor \ln \mathbb \mathbf \mathcal \mathrm \max \mid \min \odot \operatorname \overline
@@ -227,7 +227,7 @@ def test_labels_and_vocabulary_stay_out(form: str) -> None:
 
 
 def list_variants() -> list[tuple[str, bt.BNet]]:
-    """The cases, and the chapter's net with every position of the selector, codebook and mask."""
+    """Return the cases, and the chapter's net with every position of the selector, codebook and mask."""
     result = [(case.name, case.net) for case in CASES]
     real, categorical = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", prior=0.5, affine=False)
     masks = (None, "causal", bt.Reach("window", 1))

@@ -1,4 +1,4 @@
-"""Exact elimination: batches by hand, choices of words that meet, evidence, advice (cases: `test_equivalence`)."""
+"""Exact elimination: batches by hand, interacting choices of words, evidence, advice (cases: `test_equivalence`)."""
 
 import itertools
 
@@ -53,11 +53,11 @@ def test_past_the_budget_it_refuses_with_the_count():
         log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
 
 
-# a sentence is answered by elimination, and state by state where words meet
+# elimination answers for a sentence, and for interacting words state by state
 
 
 def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
-    """Words whose choices meet in a state that is carried from word to word."""
+    """Words whose choices interact in a state that is passed from word to word."""
     step = [
         bt.Node("u", Linear(), [weight.role, "x"], plates=["word"]),
         bt.Node("h", Recur(3), ["u", bt.Arrow("h", "before")], plates=["word"], shape=(3,)),
@@ -74,7 +74,7 @@ def per_word_choices() -> bt.BNet:
 
 
 def switching_recurrence() -> bt.BNet:
-    """Each choice reads the one before, and the carried state before."""
+    """Each choice depends on the one before, and on the passed state before."""
     arrows = [bt.Arrow("z", "before"), bt.Arrow("h", "before")]
     selector = bt.Node("z", Categorical(2), arrows, plates=["word"])
     return recurrence(selector, bt.Node("W", Codebook(2, (3, 3)), ["z"], plates=["word"]))
@@ -188,7 +188,7 @@ def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node,
 
 
 def test_many_words_are_no_burden(forbid_reference):
-    """3^12 joint states, of which each word depends on three."""
+    """There are 3^12 joint states, but each word depends on only three."""
     s = bt.bayesuvius(4, heads=3, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijkl"))
     with forbid_reference():
         assert s.posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}, budget=9).shape == (3,)
@@ -218,7 +218,7 @@ def test_a_selector_of_the_corpus_has_one_posterior(options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D], ids=str)
 def test_a_net_recognises_its_own_values(dtype):
-    """Rounding differs with the query and the number of sentences, but not beyond that of the dtype."""
+    """Rounding differs between queries and numbers of sentences, but only within the precision of the dtype."""
     for seed in range(5):
         module = bt.bayesuvius(16, heads=3, seed=seed).to(dtype).module()
         x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -234,7 +234,7 @@ def test_dropout_is_a_delta_in_inference():
 
 
 def test_what_is_advised_where_a_plates_choice_meets_words_answers():
-    """Random experts of a sentence, each read by some words: a batch refuses, a sentence sums."""
+    """Random experts of a sentence, each used by some words: a batch raises an error, a sentence sums."""
     word, expert = ["word"], ["expert"]
     nodes = [
         bt.Node("e", Categorical(2), plates=expert),

@@ -13,7 +13,8 @@ HEAVY = {"codebook, two slices", "slice, codebook"}
 
 
 def make_meeting_words() -> bt.Sentence:
-    """A choice of each word, decided by its word, whose weights other words read: in the second slice words meet."""
+    """Return a net with a choice for each word that depends on the word; other words use its weights, so words interact
+    in the second slice."""
     every = bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("W", Select((3, 3)), ["c"], WORD)]
     nodes.append(bt.Node("v", Linear(), ["W", "x"], WORD))
@@ -37,7 +38,7 @@ def runs(monkeypatch):
 
 
 def check_route(make, runs, question, answer, *arguments, **options):
-    """Assert that `explain` answers where the query does, and names the reference where it runs."""
+    """Assert that `explain` succeeds where the query does, and names the reference where it runs."""
     runs.clear()
     try:
         answer(make())

@@ -125,7 +125,7 @@ def test_weights() -> None:
     filtered = ground_graph_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
     assert set(graph.edges) - set(filtered.edges) == {("v_0_0", "x_1_0")} and set(filtered) == set(graph)
     unweighted = ground_graph_to_networkx(net.network, ground, min_weight=0.25)
-    assert set(unweighted.edges) == set(graph.edges)  # an arrow without a weight says nothing
+    assert set(unweighted.edges) == set(graph.edges)  # an arrow without a weight has no attribute
 
 
 def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ TRUST = ("tests.custom_tpms",)
 
 
 def test_parameters_are_read_in_the_order_of_the_net(tmp_path: Path) -> None:
-    """Draws of NUTS and SVI follow it; a file holds them by name."""
+    """Draws of NUTS and SVI depend on this order; a file stores parameters by name."""
     net = bt.bayesuvius(3, heads=2, observe=Categorical(2))
     net.save(tmp_path / "net.safetensors")
     assert list(bt.load(tmp_path / "net.safetensors").parameters) == list(net.parameters)
@@ -81,7 +81,7 @@ def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
     io.save(net, tmp_path / "a")
     result = io.load(tmp_path / "a")
     assert_same(result, net)
-    assert os.path.getsize(tmp_path / "a") < 6000  # the view's own numbers, not the storage behind it
+    assert os.path.getsize(tmp_path / "a") < 6000  # the numbers of the view, not its storage
     assert not any(value.requires_grad for value in result.parameters.values())
     negated = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
     io.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": negated}), tmp_path / "a")
@@ -227,7 +227,7 @@ def test_a_trusted_path_must_lead_to_a_dataclass(saved: Path, name: object) -> N
 
 
 def test_models_lend_no_classes_of_others(saved: Path) -> None:
-    """A class of a model file needs no consent, but only the class that is defined there."""
+    """A class of a model file needs no consent, but only if that file defines it."""
 
     def lent(header: dict[str, Any]) -> None:
         header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = "bnet_transformer.models.bayesuvius:Select"
@@ -328,7 +328,7 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
                 temporary.write_bytes(b"half")
                 raise ZeroDivisionError
             assert not reader.read()
-    pipe_ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
+    pipe_ends = os.pipe()  # the standard output of a shell's pipe has no path
     with _core.files.atomic_write(f"/dev/fd/{pipe_ends[1]}") as temporary:
         temporary.write_bytes(b"whole")
     assert os.read(pipe_ends[0], 9) == b"whole"

@@ -81,7 +81,7 @@ def test_a_device_that_is_not_there_is_refused(device):
 
 
 def run_adam(net, x, y, names, *, steps, batch, rate, spread, clip):
-    """The same by torch's Adam: bounds, and the parameters at the end."""
+    """Run the same steps with torch's Adam: bounds, and the parameters at the end."""
     leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
     optimizer = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
     rates, bounds, prior_rows = create_schedule("cosine", rate, max(1, steps // 20), steps, None), [], 2.0

@@ -18,7 +18,7 @@ D = Categorical(2)
 
 
 def choices_net(*choices: bt.Node, of: str = "c", seed: int = 0) -> bt.BNet:
-    """Choices of words, and a readout that nearly determines one of them; x is given."""
+    """Return a net with choices of words, and a readout that nearly determines one of them; x is given."""
     readout = bt.Node("y", Categorical(3), [of], plates=WORD)
     stack = bt.Stack(prologue=[bt.Node("x", Given(2), plates=WORD)], slice=list(choices), epilogue=[readout])
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("side", 3)], name="choices"), seed=seed).to(torch.float64)
@@ -109,7 +109,7 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
 
 @pytest.mark.parametrize("name", ["before and x", "rest"])
 def test_the_bound_of_drawn_choices_lies_below_the_evidence(name):
-    """At the parameters that are fixed: any guide of the choices gives a bound, and a fitted one comes near."""
+    """With fixed parameters: any guide of the choices gives a bound, and a fitted guide a tight one."""
     net, data = NETS[name], make_sentences(4, 3, 2)
     options = {"method": "svi", "choices": "sampled", "progress": False, "batch": len(data)}
     f = flat_options.fit(net, data, steps=120, rate=0.2, learn=["y.logits"], spread=1e-3, **options)
@@ -136,7 +136,7 @@ def test_a_markov_table_is_found_again_from_its_chain():
 
 
 def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words():
-    """As many sides as words: a state [word] and one [side, word] have a right axis alone in common."""
+    """As many sides as words: a state [word] and one [side, word] share only their last axis."""
     side = bt.Node("d", D, ["b"], plates=SIDES)
     read = bt.Node("c", D, [bt.Arrow("d", pick={"side": "e"})], plates=WORD)
     net = choices_net(bt.Node("b", D, plates=WORD), side, bt.Node("e", Categorical(3), plates=WORD), read)

@@ -33,7 +33,7 @@ def translator() -> bt.BNet:
 
 
 def linear(reach: str) -> bt.BNet:
-    """A map of one word, read by some reach."""
+    """Return a map of one word with some reach."""
     slices = [bt.Node("x", Linear(2), [bt.Arrow("x", reach)], WORD)]
     readout = bt.Node("y", Normal(0.5), ["x"], WORD)
     return bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(2), plates=WORD)], [readout])])).to(D)
@@ -120,7 +120,7 @@ def test_draws_are_around_the_mean_by_the_seed(net) -> None:
 
 
 def test_draws_of_words_that_share_a_mean_are_apart() -> None:
-    """All words read the first one alone, and so have one mean."""
+    """All words depend only on the first, so they have the same mean."""
     samples = linear("first").iterate(vectors(3, 2).expand(4000, 3, 2), 3, ahead=3, sample=True).flatten(1)
     assert_close(samples.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
 
@@ -132,14 +132,14 @@ def test_a_float_net_takes_any_real_numbers() -> None:
 
 
 def adding_net(readouts: list[bt.Node], *given: bt.Node) -> bt.BNet:
-    """One slice that adds something to its words."""
+    """Return a net with one slice that adds something to its words."""
     states = [bt.Node("x", Given(4), plates=WORD), *given]
     slices = [bt.Node("x", Add(), ["x", *(node.role for node in given)], WORD)]
     return bt.BNet(bt.Declaration([bt.Stack(slices, states, readouts)]))
 
 
 def scaling_net(times: float) -> bt.BNet:
-    """Each word is the one before it, times a number."""
+    """Return a net in which each word is the previous word times a number."""
     slices = [bt.Node("x", Linear(1), ["x"], WORD)]
     net = bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
     return net.replace({name: torch.full_like(value, times) for name, value in net.parameters.items()})
@@ -222,7 +222,7 @@ def test_windows_are_all_there_are() -> None:
 
 
 def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
-    """The whole at once, and one example after another: the same steps, to the bit; faults name their example."""
+    """As a whole, and one example after another: bitwise equal steps; errors name their example."""
     net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3, 1)
     y[0, 1] = torch.nan
     options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
@@ -244,7 +244,7 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     [("tensors", torch.inf), ("arrays", torch.nan), ("two stacks", torch.nan), ("held out", torch.inf)],
 )
 def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, value: float) -> None:
-    """One row of many, which the first batch may not have."""
+    """In one row of many, which may not be in the first batch."""
     net = (translator() if kind == "two stacks" else forecaster()).to(torch.float32)
     x, y = windows(vectors(2, 40, 4), 3, 1)
     bad = x.clone()

@@ -1,4 +1,4 @@
-"""Gates of a module multiply the values of a node group; bad gates and bad options of inclusion are refused."""
+"""Gates of a module multiply the values of a node group; invalid gates and options of inclusion raise errors."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.gate_helpers import BY_NAME, TEXTS, D, close, concat_net, inclusion
 
 
 def apply_gates(net, x, group, gates, **options):
-    """The output where the values of a node group are computed, multiplied by gates, and set by `do`."""
+    """Return the output where the values of a node group are computed, multiplied by gates, and set by `do`."""
     module = net.module()
     values = module(x, want=[group], **options)[group]
     ndim = values.dim() - gates.dim()
@@ -20,7 +20,7 @@ def apply_gates(net, x, group, gates, **options):
 
 @pytest.mark.parametrize(("name", "words"), [("concat", 40), ("codebook", 2), ("shared slices", 3), ("experts", 2)])
 def test_gates_multiply_the_values_of_a_family(name, words):
-    """Also where linear maps of many words would be fused into attention, which gates forbid."""
+    """Also where linear maps of many words would be fused into attention; gates prevent this."""
     net = BY_NAME[name].net
     x, module = torch.randn(2, words, 4, dtype=D), net.module()
     specs = net.network.specs

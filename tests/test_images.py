@@ -31,7 +31,8 @@ def sample_images(net, count=2, dtype=D):
 
 
 def run_module(net, module, pixels):
-    """Our states but the last, the output of the final norm, the readout or pooled output, and attention weights."""
+    """Return our states except the last, the output of the final norm, the readout or pooled output, and attention
+    weights."""
     batch = net.batch(list(pixels))
     readout = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
     names = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", readout]

@@ -1,4 +1,4 @@
-"""Names of TransformerLens and Hugging Face: the tensor under a name equals the value of our nodes of that name."""
+"""Names of TransformerLens and Hugging Face: the tensor with a name equals the value of our nodes of that name."""
 
 import re
 import warnings
@@ -88,7 +88,7 @@ def index_tensor(tensor, index):
 
 
 def mark_slow(models, chosen):
-    """All models; those that are not chosen are marked slow."""
+    """Return all models; those that are not chosen are marked slow."""
     return [pytest.param(model, marks=[pytest.mark.slow] * (k not in chosen)) for k, model in enumerate(models)]
 
 
@@ -134,7 +134,7 @@ def test_a_hook_holds_what_our_nodes_hold(bridge):
 
 
 def test_ours_for_a_hook_holds_what_it_holds(bridge):
-    """Of all hooks that a bridge has, those that have a name here; each of our groups is among them."""
+    """All hooks of a bridge that have a name here; each of our groups is among them."""
     net, cache = bridge
     values, names = dict(iter_names(net)), set()
     for hook, expected in cache.items():
@@ -191,7 +191,7 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
     if FAMILIES[net.declaration.name].shared and net.network.graph.slices[""] > 1:  # a module is called for each slice
         unnamed = {actual for actual in unnamed if not re.search(r"_\d+_", actual)}
         assert to_hugging_face(net, "x_1_*") == "hidden_states[1]"
-    if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads do not lie side by side
+    if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads are not adjacent
         interleaved = {actual for actual in unnamed if re.match(r"[qkv]_\d+_\*_", actual)}
         assert interleaved == {actual for actual, _ in iter_names(net) if re.match(r"[qkv]_\d+_\*_", actual)}
         unnamed -= interleaved
@@ -201,7 +201,7 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
 
 
 def test_a_key_holds_what_our_parameter_holds(pretrained):
-    """Every parameter has a key that the model has, whose tensor is ours; every weight that is read has ours."""
+    """Every parameter has a key of the model, whose tensor is ours; every weight that is read has a name here."""
     model, net = pretrained
     state = model.state_dict()
     views = {entry.name: entry.view for entry in map_parameters(net.network, FAMILIES[net.declaration.name])}

@@ -1,4 +1,5 @@
-"""Declarations: valid ones build; an invalid one reports every fault at once, each with node, expected, got."""
+"""Declarations: valid ones build; an invalid one reports every fault at once, each with node, expected and actual
+value."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Several processes give the results of one: fits, queries of many sentences, runs of which a rank was killed."""
+"""Several processes give the results of one: fits, queries of many sentences, runs in which a rank was killed."""
 
 import os
 import socket
@@ -61,7 +61,7 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
 
 
 def run_three_ranks(job, folder):
-    """The outputs and exit statuses of three processes, without torchrun."""
+    """Return the outputs and exit statuses of three processes, without torchrun."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -239,5 +239,5 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
     assert {name: tuple(value.shape) for name, value in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
-    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
+    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # without the additions of Pyro's trace
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

@@ -55,7 +55,7 @@ def fits():
 
 
 def get_cells(figure, k=0):
-    """The numbers of the k-th panel's colours."""
+    """Return the numbers of the k-th panel's colours."""
     artists = [*figure.axes[k].collections, *figure.axes[k].images]
     array = artists[0].get_array()
     return np.ma.filled(array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, np.nan)
@@ -418,7 +418,7 @@ def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
     assert bt.plot(s.do(c=1), slice=0, ax=left) is outer and bt.plot(fits[0], ax=right) is outer
     assert [bar.get_height() for bar in right.patches] == pytest.approx(fits[0].pi.tolist())
     assert left.get_title(loc="left") == "Slice 0" and tuple(outer.get_size_inches()) == (7, 3)
-    assert "Blank" in left.get_xlabel()  # notes go beneath
+    assert "Blank" in left.get_xlabel()  # notes are below
     render(outer)
     with pytest.raises(bt.BNetError, match="a plot of one panel; got 3 panels"):
         bt.plot(s, slice=0, ax=left)

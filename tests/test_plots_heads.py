@@ -169,7 +169,7 @@ def test_a_net_of_many_slices_and_heads_is_drawn(inclusion):
     )
     for show in ("rho", "log_bayes", "intervals"):
         figure = bt.plot(large, show=show)
-        assert not (show in MEASURES and get_ax_texts(figure.axes[0]))  # no room for numbers
+        assert not (show in MEASURES and get_ax_texts(figure.axes[0]))  # no space for numbers
         assert show != "log_bayes" or render(figure)
 
 

@@ -1,4 +1,4 @@
-"""Progress bars are for terminals, unless progress= says otherwise; the rest of the library prints nothing."""
+"""Progress bars are only for terminals, unless progress= is set; the rest of the library prints nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of users: each has one clear error, and none a wrong result."""
+"""Typical mistakes of users: each raises one clear error, and none gives a wrong result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Laplace(TPM):
 
 
 class LocalLaplace(torch.distributions.Laplace):
-    """A distribution that Pyro does not have under this name."""
+    """A distribution with a name that Pyro does not have."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
 
 
 def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
-    """`net.pyro()` is advised where it draws: a Laplace of variance 2, and not a class that Pyro does not have."""
+    """The error advises `net.pyro()` only where it can draw: for a Laplace of variance 2, not for a class that Pyro
+    does not have."""
     laplace = build(make_linear(), epilogue=[bt.Node("y", Laplace(), ["x"], W)]).sentence("a b")
     with pytest.raises(bt.BNetError, match="a Categorical or a Normal"):
         laplace.sample(3)
@@ -162,7 +163,7 @@ def test_a_node_has_one_value():
 
 @dataclass(frozen=True)
 class Bad(TPM):
-    """A TPM with one thing wrong."""
+    """A TPM with one defect."""
 
     wrong: str = ""
     slots: ClassVar[tuple[str, ...]] = ("x",)

@@ -18,7 +18,8 @@ PLANTED = ("same", "previous", "next", "first", "separator", "same token")
 
 
 def plant_net(order=PLANTED, slices: int = 1) -> bt.BNet:
-    """A net whose heads read by one relation each: a state is a token, a position and a constant, each one-hot."""
+    """Return a net whose heads attend by one relation each: a state is a token, a position and a constant, each
+    one-hot."""
     v, n = len(WORDS), 10
     heads, over, dim = ["head"], ["head", "word"], v + n + 1
     nodes = [
@@ -74,7 +75,7 @@ def test_planted_heads_are_told_by_what_they_read():
 
 
 def name_relations(tokens, read, special, one_stack=True):
-    """The default relation of each pair of words, by a chain of conditions."""
+    """Return the default relation of each pair of words, by a chain of conditions."""
 
     def relate(i, j):
         if one_stack and j - i in (0, -1, 1):
@@ -89,7 +90,8 @@ def name_relations(tokens, read, special, one_stack=True):
 
 
 def count_loop(net, corpus, get_attention, relations, *, stacks=("", ""), special=lambda s: None):
-    """Counts by a loop over sentences, words and words read; `get_attention(s)` is `[slice, head, word, word]`."""
+    """Return counts by a loop over sentences, words and attended words; `get_attention(s)` is `[slice, head, word,
+    word]`."""
     counts = 0
     for text in corpus:
         s = net.sentence(text)
@@ -134,7 +136,7 @@ def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
 
 def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
     def mean(s, head, slice_, selector, remaining):
-        """`sum P(others | head) P(j | i)`, one choice after another."""
+        """Return `sum P(others | head) P(j | i)`, one choice after another."""
         if selector:
             return mean(s.do({selector: head}), head, slice_, "", remaining)
         if not remaining:
@@ -267,7 +269,7 @@ def test_relations_of_ones_own():
 
 
 def make_statistics(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
-    """Statistics of attention `[sentence, relation]` of sentences of one word: word j is read by relation j."""
+    """Return statistics of attention `[sentence, relation]` of sentences of one word: relation j attends to word j."""
     y = y[:, None]
     sentences, words, relations = y.shape
     result = RelationStatistics((1, 1, relations), alpha, draws, 0)
@@ -313,7 +315,7 @@ def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
 
 @pytest.mark.parametrize("sentences", [1, 20])
 def test_intervals_hold_what_they_say_of_sentences(sentences):
-    """A planted theta of the prior; sentences that attend by one sampled relation, or softly by several."""
+    """A theta drawn from the prior; sentences that attend by one sampled relation, or softly by several."""
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": []}
     for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))

@@ -28,7 +28,7 @@ def test_held_out_futures_are_behind_all_that_is_trained_on():
 
 @pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda forecaster: forecaster.name)
 def test_every_forecaster_forecasts(forecaster, monkeypatch):
-    """One step of each; its forecasts and draws have the form of what follows."""
+    """One step of each; its forecasts and draws have the shape of the future."""
     monkeypatch.setattr(series, "STEPS", 1)
     monkeypatch.setattr(series, "DRAWS", 3)
     windows, future = series.cut_windows(series.sample_series(2, 80, seed=1), series.WINDOW, 80)

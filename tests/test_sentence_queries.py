@@ -133,7 +133,7 @@ def test_patching_means_noise_and_undoing():
 
 @pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
 def test_separated_nodes_are_independent_in_the_numbers(name):
-    """By d-separation and by D-separation (deterministic=True); some queries hold in the second sense alone."""
+    """By d-separation and by D-separation (deterministic=True); some pairs are separated only in the second sense."""
     s = get_case(name).sentence
     pick, counts = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
     names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]
@@ -146,7 +146,7 @@ def test_separated_nodes_are_independent_in_the_numbers(name):
         if closed or counts["dependent"] < 2:
             try:
                 result = s.separated(x, y, observed, deterministic=True, verify=True)
-            except bt.BNetError:  # real readouts, and choices past the budget
+            except bt.BNetError:  # real readouts, and choices above the budget
                 continue
             assert result.dependence == pytest.approx(0, abs=1e-9) or not result
             counts["dependent"] += result.dependence > 1e-6
@@ -274,7 +274,7 @@ def test_the_tree_of_a_corpus_is_pgmpys():
     counts = [[len(np.unique(x[label == k], axis=0)) for x in (a, b, np.stack([a, b], 1))] for k in (0, 1)]
     bias = sum((n_ab - 1) - (n_a - 1) - (n_b - 1) for n_a, n_b, n_ab in counts) / (2 * 2400)
     assert result.corrected[0, 1] == pytest.approx(expected - bias) and bias > 0
-    # the divergence is that of the counts from the product of their own conditionals along the tree
+    # the divergence of the counts from the product of their conditionals along the tree
     p = np.zeros((2, 3, 3, 3, 3))
     np.add.at(p, (label, a, b, c, d), 1 / 2400)
     ab, bc, bd, B = p.sum((3, 4)), p.sum((1, 4)), p.sum((1, 3)), p.sum((1, 3, 4))
@@ -314,7 +314,7 @@ def test_gumbel_max_keeps_the_marginal_and_is_what_noise_says(n, seed):
     close(torch.stack([gumbel_max(p, p, k) for k in range(n)]), torch.eye(n))
     for k, m in itertools.product(
         range(n), repeat=2
-    ):  # stability: a state whose odds did not rise over k's is not taken
+    ):  # stability: a state whose odds did not rise above those of k is not chosen
         if m != k and q[m] / p[m] <= q[k] / p[k]:
             assert table[k, m] == 0
 

@@ -1,4 +1,5 @@
-"""The pins are those of what is installed, all of it; the table of licences is that of the pins; builds repeat."""
+"""The pins are the installed versions, and complete; the table of licences matches the pins; builds are reproducible.
+"""
 
 import importlib.util
 import re
@@ -29,7 +30,7 @@ def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
     known = licences.list_installed()
     groups = {
         name: expected for name, expected in licences.read_requirements().items() if name != licences.BUILD
-    }  # lives elsewhere
+    }  # is in another place
     expected = {name for group in groups.values() for name in licences.resolve_requirements(known, group)}
     versions = {name: INSTALLED[name] for name in expected if name in INSTALLED}
     assert versions and {name: PINS.get(name) for name in versions} == versions
@@ -86,7 +87,8 @@ def test_every_install_that_the_pages_tell_is_held_to_the_pins():
 
 @pytest.mark.slow
 def test_a_second_build_has_the_same_bytes(tmp_path):
-    """Of the wheel and of the source archive; the archive holds what these tests read, and no file of a megabyte."""
+    """Of the wheel and of the source archive; the archive contains the files that these tests read, and no file of a
+    megabyte."""
     pytest.importorskip("hatchling", reason="it builds the library")
     command = [sys.executable, "-m", "hatchling", "build", "-d"]
     for folder in ("one", "two"):
@@ -109,7 +111,7 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
 
 
 def test_what_wheels_carry_under_another_licence_is_told():
-    """Shared libraries inside the wheels that are installed here: each under a copyleft licence has a row."""
+    """Each shared library with a copyleft licence inside an installed wheel has a row."""
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`lib" in line]
     documented = {

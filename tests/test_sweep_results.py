@@ -22,7 +22,7 @@ WORDS = ("the", "cat", "<sat>")
 
 
 def make_sweep(axes=("slice", "word"), sizes=(2, 3), examples=5, *, hole=False, seed=0, clean=True, scale=1.0):
-    """A sweep of random outcomes; with a hole its first cell is missing."""
+    """Return a sweep of random outcomes; with a hole its first cell is missing."""
     generator = torch.Generator().manual_seed(seed)
     outcomes = scale * torch.randn(*sizes, examples, generator=generator, dtype=torch.float64)
     totals = scale * torch.randn(2, examples, generator=generator, dtype=torch.float64)

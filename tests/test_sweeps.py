@@ -1,4 +1,5 @@
-"""Sweeps equal one intervention at a time, by the reference: every role, rows of attention, ablations, open choices."""
+"""Sweeps equal one intervention at a time, by the reference: every role, rows of attention, ablations, latent choices.
+"""
 
 import itertools
 import random
@@ -13,7 +14,7 @@ from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, get_case, jitter
 from tests.sweep_oracle import D, Oracle, get_axes, get_cells, get_outputs, make_metric, make_pair, set_rows, set_values
 
-CELLS, RUNS = 4, 20  # of a sweep that the reference computes at most; and its runs for these
+CELLS, RUNS = 4, 20  # maximum number of cells of a sweep for the reference; and its runs for these
 
 
 def close(actual, expected, tolerance=1e-10):
@@ -31,7 +32,7 @@ def make_sentences(net, corrupt="the cat sat", clean="dog cats sat"):
 
 
 def choose(indices, states, key, count=2):
-    """Random cells of a sweep, as many as the oracle has time for, and the last one."""
+    """Return random cells of a sweep, as many as the oracle can compute in time, and the last one."""
     indices = sorted(indices)
     picked = random.Random(str(key)).sample(indices, min(len(indices), count, RUNS // states))
     return dict.fromkeys([indices[-1], *picked])
@@ -44,7 +45,7 @@ def check(result, oracle, patches, tolerance=1e-10):
 
 
 def find_roles(net):
-    """The roles that a sweep may be over: nodes that are functions, and words that are given."""
+    """Return the roles over which a sweep may run: nodes that are functions, and words that are given."""
     kinds = {m.group.stem: m.tpm.kind for m in net.network.specs}
     return [role for role, kind in kinds.items() if kind == "deterministic"]
 
@@ -53,7 +54,7 @@ def find_roles(net):
 
 
 def test_the_oracle_is_do_and_the_posterior():
-    """With open choices, at words that do not depend on them; with all choices set, at every node."""
+    """With latent choices, at words that do not depend on them; with all choices set, at every node."""
     clean, corrupt = make_pair(get_case("codebook"))
     oracle = Oracle(clean, corrupt, ("y_2",))
     fixed = corrupt.do(x_0_1=clean)
@@ -111,7 +112,7 @@ ROLES = {
 
 
 def check_roles(case_, roles, count):
-    """Sweep roles of a case; so many of the cells are compared with the oracle."""
+    """Sweep the roles of a case; this number of cells is compared with the oracle."""
     clean, corrupt = make_pair(case_)
     names = get_outputs(corrupt)
     oracle = Oracle(clean, corrupt, tuple(names))
@@ -185,7 +186,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_rows_and_entries_of_attention(name):
-    """Whole rows, rows set together, and single entries, whose row need then not sum to one."""
+    """Whole rows, rows set together, and single entries, whose row need not sum to one afterwards."""
     role, reader = READERS[name]
     clean, corrupt = make_pair(get_case(name))
     names = get_outputs(corrupt)
@@ -291,7 +292,8 @@ def test_a_metric_of_states_is_that_of_a_function():
 
 
 def test_open_choices_are_averaged_before_the_metric():
-    """log of the mean of P(y | c), the same c in both runs: no mean of the metrics, and no clean value of another c."""
+    """log of the mean of P(y | c), with the same c in both runs: no mean of the metrics, and no clean value of another
+    c."""
     clean, corrupt = make_pair(get_case("slice"))
     result = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     states = list(itertools.product((0, 1), repeat=3))
@@ -338,8 +340,8 @@ def test_ablations_are_what_do_says(options):
 
 
 def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
-    """Sentences of other lengths, set or observed, of another net: against means computed by hand; all heads of a word
-    together, and in parts where there is little memory."""
+    """Sentences of other lengths, set or observed, of another net: compared with means computed by hand; all heads of a
+    word together, and in parts where memory is short."""
     net = make_net(observe=bt.tpm.Categorical(3))
     (first, second), (corrupt, second_corrupt) = make_examples(net, 2)
     longer, other = net.sentence("a dog sat on the mat"), make_net(observe=bt.tpm.Categorical(3)).sentence("a dog ran")
@@ -363,7 +365,7 @@ def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
     "clean", [lambda references: Mean(references), lambda references: Mean(), lambda references: Noise(0.3)]
 )
 def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
-    """A mean over sentences takes one run of the net more than zeros do, whatever is set and however many examples."""
+    """A mean over sentences takes one run of the net more than zeros do, for any nodes and any number of examples."""
     net, runs = make_net(observe=bt.tpm.Categorical(3)), []
     run = CompiledModule.run
     monkeypatch.setattr(CompiledModule, "run", lambda self, request: runs.append(1) or run(self, request))
@@ -389,7 +391,8 @@ def test_open_choices_are_ablated_state_by_state():
 
 
 def test_a_choice_that_is_set_in_one_run_alone():
-    """The corrupt run goes through its states, each with the same clean values; what both set is swept as it is."""
+    """The corrupt run goes through its states, each with the same clean values; a choice set in both runs keeps its
+    value."""
     net = make_net(combine="select", heads=3, observe=bt.tpm.Categorical(3))
     one, other = make_sentences(net)
     query = {"metric": make_metric(["y_0", "y_2"])}

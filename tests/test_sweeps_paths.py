@@ -1,4 +1,4 @@
-"""Arrows and paths equal their definition by two forward runs, mediation its own by two sweeps; what is refused."""
+"""Arrows and paths equal their definition by two forward runs, mediation its definition by two sweeps; and errors."""
 
 import re
 
@@ -74,7 +74,7 @@ def test_an_arrow_is_two_forward_runs(name, arrow):
 
 
 def test_arrows_set_together_are_set_together():
-    """`over` joins arrows: into one child all its clean parents at once, into several each of them its own."""
+    """`over` joins arrows: a single child gets all its clean parents at once, several children get each of theirs."""
     clean, corrupt = make_sentences(make_net())
     names = get_outputs(corrupt)
     oracle = Oracle(clean, corrupt, tuple(names))
@@ -168,7 +168,7 @@ def test_paths_leave_the_rest_as_it_was_set(name, arrow):
 
 
 def make_linear_net():
-    """Two linear slices: each word adds the sum of earlier words."""
+    """Return two linear slices: each word adds the sum of earlier words."""
     nodes = [
         bt.Node("v", Linear(4), ["x"], plates=WORD),
         bt.Node("a", Pool("sum"), [bt.Arrow("v", "earlier")], plates=WORD),
@@ -219,7 +219,7 @@ def test_a_mediator_on_every_way_has_no_direct_effect():
     close(per_word.indirect_outcomes[0, 0], per_word.corrupt)
 
 
-# bad questions
+# invalid queries
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_sentences_that_do_not_fit_are_told(example):
 
 
 def test_a_metric_that_fails_says_how(example):
-    """Its own error is not hidden: it is the cause of ours."""
+    """Its error is not hidden: it is the cause of ours."""
 
     def raise_error(y_2):
         raise RuntimeError("a metric of somebody else")

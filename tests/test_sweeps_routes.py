@@ -1,4 +1,4 @@
-"""Which algorithm computes the cells of a sweep: chosen from the structure, explained beforehand, equal results."""
+"""The algorithm for the cells of a sweep: chosen from the structure, explained beforehand, with equal results."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_a_plain_net_shares_one_run():
 
 
 def test_each_kind_of_cell_has_its_route():
-    """Cells below the recurrence share a run, those above it run alone; the node is named."""
+    """Cells below the recurrence share a run, each cell above it has a separate run; the node is named."""
     sentences, options = make_query("recurrent")
     plan = explain_sweep(*sentences, **options)
     assert plan.algorithm == "sequential"

@@ -90,7 +90,7 @@ def test_a_default_device_is_not_that_of_a_run():
 
 
 def run_in_threads(calls):
-    """The results of several calls, each in its own thread."""
+    """Return the results of several calls, each in a separate thread."""
     result, threads = {}, []
     for name, call in calls.items():
         threads.append(threading.Thread(target=lambda name=name, call=call: result.update({name: call()})))

@@ -1,4 +1,4 @@
-"""Each TPM against torch's own modules or the formula written out in numpy, and its laws."""
+"""Each TPM compared with torch's modules or the formula in numpy, and its laws."""
 
 import math
 
@@ -139,7 +139,7 @@ def test_relative_bias_and_normalisers():
 
 @pytest.mark.parametrize("two_sided", [True, False])
 def test_buckets_widen_with_the_distance(two_sided):
-    """Each small distance has its own bucket, then bucket widths grow by a constant ratio; the last is unbounded."""
+    """Each small distance has a separate bucket, then bucket widths grow by a constant ratio; the last is unbounded."""
     count, furthest = 16 if two_sided else 8, 64
     table, j = torch.arange(float(count)), torch.arange(-200, 201)
     result = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()
@@ -293,7 +293,7 @@ BATCHED = [
 
 @pytest.mark.parametrize("tpm, slots", BATCHED, ids=lambda x: repr(x) if isinstance(x, bt.tpm.TPM) else "")
 def test_one_definition_serves_a_batch(tpm, slots):
-    """Batch [b] of plates [h]: each entry of the output is that of the entry alone."""
+    """Batch [b] of plates [h]: each entry of the output equals that of a separate call."""
     b, h, m = 2, 3, 4
     parents, values = [], []
     for k, slot in enumerate(slots):

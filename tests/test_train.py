@@ -1,4 +1,4 @@
-"""Training: the loss is the reference's, steps are torch's, resume is exact, two processes are as one."""
+"""Training: the loss is the reference's, steps are torch's, resume is exact, two processes equal one."""
 
 import math
 import os
@@ -201,7 +201,7 @@ def test_seeds_decide_order_and_dropout():
     one, same, other = (bt.train(net, SENTENCES, steps=4, batch=2, seed=seed) for seed in (1, 1, 2))
     assert one.losses == same.losses != other.losses
     constant = bt.train(net, ["a b c d e f g a b"], steps=3, optimizer=bt.AdamW(rate=1e-12))
-    assert len({round(loss, 6) for loss in constant.losses}) == 3  # each step drops out anew
+    assert len({round(loss, 6) for loss in constant.losses}) == 3  # each step draws new dropout
     torch.manual_seed(99)
     assert bt.train(net, SENTENCES, steps=4, batch=2, seed=1).losses == one.losses
 
@@ -230,7 +230,7 @@ def test_forms_of_data_are_one(tmp_path):
     expected = bt.train(net, rows, steps=3, batch=2).losses
     for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
         assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
-    windows = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
+    windows = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the remaining words
     assert (
         bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses
         == bt.train(net, windows, epochs=2, batch=2).losses
@@ -359,10 +359,10 @@ def _run_until_divergence(folder, **options):
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["on the way", "after the last step"])
 def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, is_last):
-    """Parameters are saved after their own loss is computed, not after that of the step before."""
+    """Parameters are saved after their loss is computed, not after that of the step before."""
     net, ids, message = _run_until_divergence(tmp_path / "a")
     num_steps = int(message.split()[1].rstrip(":")) - 1
-    if is_last:  # the step that diverges is the last: no later batch tells
+    if is_last:  # the step that diverges is the last: no later batch shows it
         net, ids, message = _run_until_divergence(tmp_path / "b", steps=num_steps)
     loaded = training.load_checkpoint(net, tmp_path / ("b" if is_last else "a"))
     assert loaded.steps == num_steps - 1 == len(loaded.losses) and f"of step {loaded.steps}" in message

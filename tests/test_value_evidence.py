@@ -19,7 +19,7 @@ D = torch.float64
 
 
 def compute_both(s, name, evidence):
-    """A posterior by elimination and by the reference."""
+    """Return a posterior by elimination and by the reference."""
     observed = s.observe(evidence).state.evidence
     yield s.posterior(name, evidence)
     yield reference.posterior(s.state.model, s.ground.id(name), observed)
@@ -29,7 +29,7 @@ def compute_both(s, name, evidence):
 
 
 def test_what_another_word_or_sentence_is_does_not_blur_evidence():
-    """In float32 a word that is not read, or another sentence of the batch, may be arbitrarily large."""
+    """In float32 a word outside the attention, or another sentence of the batch, may be arbitrarily large."""
     net = bt.bayesuvius(dim=4, heads=3, mask="causal")
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     large = torch.cat([x[:2], 1e5 * x[2:]])
@@ -56,7 +56,7 @@ def test_a_nets_own_values_fit_again(dim):
     fits.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
         fits.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
-    partial = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
+    partial = s.do(x_1_0=torch.zeros(dim))  # the reference computes these
     for sentence, values in ((s, fits), (partial, [partial["x_3_1"][2]])):
         for value in values:
             for result in compute_both(sentence, "c", {"x_3_1": value}):
@@ -123,7 +123,7 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
 
 
 def test_what_was_done_before_holds_in_every_question():
-    """Counterfactuals and rollout are of the sentence after `do`; samples follow its evidence."""
+    """Counterfactuals and rollout refer to the sentence after `do`; samples follow its evidence."""
     s = two_head_net(slices=2, heads=3).sentence("the cat sat")
     closed = s.do(c=1)
     close(closed.counterfactual("x_2_1", {}).mean, closed["x_2_1"])
@@ -147,7 +147,7 @@ def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
     close(s.do({**plain, "x_1_2": Mean()})["x_1_2"], torch.stack([first[f"x_1_{i}"] for i in range(3)]).mean(0))
     noisy = s.do({"x_1": Noise(0.1), "x_2": Noise(0.1), **{"q_0_0_0": Zero()}})
     base = s.do(q_0_0_0=Zero())
-    for name in ("x_1_2", "x_2_1"):  # each around its own value, not around what the noise of others makes of it
+    for name in ("x_1_2", "x_2_1"):  # each around its value without the noise of others
         close(noisy[name], base.do({name: Noise(0.1)})[name])
 
 
@@ -207,7 +207,7 @@ def find_spec(s, name):
 
 
 def make_row(s, name, seed=0):
-    """A random row of attention over the words that a node reads."""
+    """Return a random row of attention over the words to which a node attends."""
     spec, index = find_spec(s, name)
     values = next(parent for parent in spec.parents if parent.slot == "v.")
     words = reference.find_slot_parents(s.state.model, spec, index, values, {})[2]
@@ -258,7 +258,8 @@ def test_a_row_is_the_same_for_every_open_choice(options):
 
 
 def make_net_reading_neighbours():
-    """Words read the others, never themselves, by x in every slot: with a row, x_i is no parent any more."""
+    """Return a net whose words attend to the others, never to themselves, by x in every slot: with a row, x_i is no
+    longer a parent."""
     mask = bt.Reach("mask", table=((False, True, True), (True, False, True), (True, True, False)))
     read, every, word = bt.Arrow("x", mask), bt.Arrow("a", "every"), ["word"]
     a = bt.Node("a", Attention(Dot()), ["x", read, read], plates=word)
@@ -366,7 +367,7 @@ def test_rows_that_cannot_be():
         two_head_net(per="word").sentence("a b").do(x_1_0=Attend([1.0, 0]))
 
 
-# the chain that reads follows
+# the chain that reads follow
 
 
 CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": None, "encoder-decoder": "enc_a"}
@@ -374,7 +375,7 @@ CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": Non
 
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
-    """Just nodes on a path from the first state to the last that avoids q and k are refused."""
+    """Only nodes on a path from the first state to the last that avoids q and k are refused."""
     s = get_case(name).sentence
     stack = "enc" if role else ""
     start = "enc_" if role else ""

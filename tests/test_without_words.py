@@ -253,7 +253,7 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
     assert CliRunner().invoke(main, ["ask", "posterior", "z", "--model", path]).exit_code
 
 
-# what needs words
+# features that need words
 
 
 @pytest.mark.parametrize(
