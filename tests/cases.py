@@ -338,8 +338,7 @@ def positioned() -> bt.BNet:
 
 
 def grouped() -> bt.BNet:
-    """Keys and values for groups of heads, partly rotary positions in bands, and attention only to the previous words.
-    """
+    """Keys and values for groups of heads, partly rotary positions in bands, attention only to previous words."""
     heads, reach = ["group", "head"], bt.Reach("recent", 1)
     rotary = tpm.Rotary(50.0, width=2, factor=4.0, bands=(0.5, 2.0, 9))
     nodes = [

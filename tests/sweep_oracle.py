@@ -16,8 +16,7 @@ AXES = ("slice", "plates", "word", "read")
 
 
 def rotate_words(net, text, stack=""):
-    """Return a text of the same length: the words rotated, or new words except the last where the vocabulary is open.
-    """
+    """Return a text of the same length: the words rotated, or new words except the last if the vocabulary is open."""
     if isinstance(text, dict):
         return {stack: rotate_words(net, words, stack) for stack, words in text.items()}
     if not isinstance(text, str):
@@ -65,8 +64,7 @@ def get_refusal(call, *arguments, **options):
 
 @dataclass(frozen=True)
 class Oracle:
-    """One example: the run of each sentence in each joint state of the latent choices, and the outputs after surgery.
-    """
+    """One example: the run of each sentence in each joint state of latent choices, and the outputs after surgery."""
 
     clean: bt.Sentence
     corrupt: bt.Sentence

@@ -259,8 +259,7 @@ def test_arrows_that_are_no_candidates_stay():
 
 @pytest.mark.slow
 def test_surgery_counts():
-    """Nodes that are set, or that have an intervened row of attention: in both sentences, in one, to different values.
-    """
+    """Nodes that are set, or have an intervened row of attention: in both sentences, in one, to different values."""
     clean, corrupt, nodes = examples("chapter, two slices")
     row, other_row = Attend([0.2, 0.5, 0.3]), Attend([0.6, 0.1, 0.3])
     clean_s, corrupt_s = clean[0], corrupt[0]

@@ -423,8 +423,7 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
 
 
 def apply_advice(error, options):
-    """Return the options, changed by each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`.
-    """
+    """Return options with each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
     for advice in error.allowed.replace("; or ", "; ").split("; "):
         changes, _, without = re.sub(r" \(\d+ \w+\)$", "", advice).partition(" without ")
         yield {k: v for k, v in options.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({changes})")

@@ -21,7 +21,7 @@ D, L = torch.float64, torch.long
 IDS = {"ids": lambda case: case.name}
 LONG = ("word, codebook", "codebook, two slices", "slice, codebook")  # many joint states for the sums
 MEET = {"word, two slices": ("x_2", "y"), "hidden Markov": ("z_0",)}  # only a sentence answers, not a batch
-FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # nets with a fixed number of words
+FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # fixed word counts
 LARGE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 
 

@@ -97,8 +97,7 @@ def softmax(scores):
 
 
 def test_what_its_equations_say_is_what_it_computes():
-    """By hand, from the text of the equation and the values of the parents: two norms, a gated map, three attentions.
-    """
+    """By hand, from the equation and the values of the parents: two norms, a gated map, three attentions."""
 
     def evaluate(name, equation, *nodes):
         net, s, _ = make_case(name)
@@ -259,8 +258,7 @@ def test_an_unknown_family_is_refused_with_the_list(tmp_path):
 
 
 def test_a_strangers_family_needs_no_change(monkeypatch):
-    """ELECTRA is BERT under another name, with optionally narrower words: a family that the package does not contain.
-    """
+    """ELECTRA is BERT under another name, with optionally narrower words: a family outside the package."""
     monkeypatch.delitem(FAMILIES, "electra", raising=False)
     bert = FAMILIES["bert"]
     electra = ModelFamily(

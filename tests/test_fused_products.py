@@ -184,8 +184,7 @@ class CallCounter(TorchDispatchMode):
 
 @pytest.mark.parametrize("words, is_copied", [(2, False), (40, True)])
 def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, is_copied):
-    """The copy of the weights pays only where x would be read again for each map; in both cases each map is `W x + b`.
-    """
+    """A copy of the weights pays only if x would be read again for each map; each map is `W x + b` in both cases."""
     weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
     x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
     with CallCounter() as calls:

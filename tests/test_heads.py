@@ -133,8 +133,7 @@ def test_one_head_is_a_beta_where_each_sentence_is_sure():
 
 
 def make_planted_net(strengths, seed, duplicates=None, squash="identity"):
-    """Return one slice whose heads have these output strengths; two may be duplicates; an activation bounds the state.
-    """
+    """Return one slice with heads of these output strengths; two may be duplicates; an activation bounds the state."""
     dim, count = 8, len(strengths)
     nodes = [
         *projections(heads=True, width=dim, dim=dim),

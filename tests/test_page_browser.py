@@ -1,5 +1,4 @@
-"""The page in a real Chromium: the DOM agrees with the sentence; pointer, keys and screen reader work; words stay text.
-"""
+"""The page in Chromium: the DOM agrees with the sentence; pointer, keys and screen reader work; words are text."""
 
 import base64
 import itertools

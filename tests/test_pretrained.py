@@ -184,8 +184,7 @@ def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
 
 
 def test_former_keys_and_prefixes_are_read(tmp_path):
-    """Files of 2018 call gains gamma and biases beta; those of a bare model have no prefix, and some contain buffers.
-    """
+    """Files of 2018 call gains gamma and biases beta; a bare model has no prefix, and some contain buffers."""
     model = init_model("BertForMaskedLM", BERT)
     net = from_pretrained(model)
     tensors = {}
@@ -232,8 +231,7 @@ def test_minilm_on_real_sentences_is_transformers(minilm):
 
 
 def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
-    """`do` of a head's vectors, compared with a hook that zeroes its columns of the input of transformers' output map.
-    """
+    """`do` of a head's vectors, compared with a hook that zeroes its columns in the input of the output map."""
     from bnet_transformer.pretrained.source import find_package_folder
 
     model = T.AutoModel.from_pretrained(find_package_folder("minilm")).eval()

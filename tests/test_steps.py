@@ -142,8 +142,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
 
 
 def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(tmp_path):
-    """A step uses parameters, gradients and their means in their memory layout: transposed ones give the same result.
-    """
+    """A step uses parameters, gradients and means in their memory layout: transposed ones give the same result."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     transposed = net.replace({k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in net.parameters.items()})
     assert not all(value.is_contiguous() for value in transposed.parameters.values())

@@ -1,5 +1,4 @@
-"""The pins are the installed versions, and complete; the table of licences matches the pins; builds are reproducible.
-"""
+"""The pins are complete and installed; the table of licences matches the pins; builds are reproducible."""
 
 import importlib.util
 import re

@@ -1,5 +1,4 @@
-"""Sweeps equal one intervention at a time, by the reference: every role, rows of attention, ablations, latent choices.
-"""
+"""Sweeps equal one intervention at a time, by the reference: roles, rows of attention, ablations, latent choices."""
 
 import itertools
 import random
