@@ -75,7 +75,7 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
                 assert same(result, expected), f"byte {position}"
 
 
-def test_what_is_no_net(tmp_path):
+def test_files_without_a_net_are_refused(tmp_path):
     path = tmp_path / "a"
     os.mkfifo(tmp_path / "fifo")
     for name, message in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
     assert train(run / "checkpoint.safetensors").steps == 4
 
 
-def test_memory_is_counted_before_it_is_taken():
+def test_memory_is_counted_before_allocation():
     memory.check_memory("draws", 1, "fewer draws=")
     with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* allowed: fewer draws="):
         memory.check_memory("draws", 10**30, "fewer draws=")
@@ -186,7 +186,7 @@ def test_memory_is_counted_before_it_is_taken():
             raise error
 
 
-def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
+def test_too_large_requests_are_refused_before_allocation(tmp_path):
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
     s = net.sentence(["a", "b"] * 4_000)
     restarts = bt.MAP(restarts=10**9)

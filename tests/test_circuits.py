@@ -230,7 +230,7 @@ def test_the_batched_search_at_both_thresholds(name):
     check(clean, corrupt, nodes[-1:], 0.3)
 
 
-def test_memory_changes_nothing():
+def test_the_memory_limit_does_not_change_the_result():
     clean, corrupt, nodes = examples("concat")
     kwargs = {"metric": metric_of(clean[0], nodes), "threshold": 0.1}
     expected = bt.circuit(clean, corrupt, **kwargs)
@@ -308,7 +308,7 @@ def test_the_circuit_as_a_graph():
         assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
 
-def test_the_circuit_is_drawn_and_told(tmp_path):
+def test_the_circuit_is_drawn_and_printed(tmp_path):
     clean, corrupt, nodes = examples("encoder, pre-norm")
     result = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
     s = clean[0]

@@ -48,7 +48,7 @@ def test_draw_takes_a_part(tmp_path):
     assert names == set(expected)
 
 
-def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
+def test_draw_accepts_split_words_and_a_limit(tmp_path):
     words = ["7", "cats", ",", "sat"]
     net = bt.bayesuvius(4, vocabulary=words)
     net.save(tmp_path / "net.safetensors")
@@ -68,7 +68,7 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
     assert refused.exit_code == 2 and f"limit={count}" in refused.output
 
 
-def test_draw_hands_its_options_on(tmp_path):
+def test_draw_passes_its_options_on(tmp_path):
     s, out = bt.from_pretrained("tiny").sentence("the cat sat"), tmp_path / "cat.svg"
     result = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
     assert result.exit_code == 0, result.output
@@ -107,7 +107,7 @@ def run_heads(folder, *arguments, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "svi"])
-def test_heads_tells_what_inclusion_finds(folder, method):
+def test_heads_prints_the_result_of_inclusion(folder, method):
     net = bt.load(folder / "net.safetensors")
     count = 3 if method == "exact" else 2
     expected = bt.inclusion(net, HEADS[:count], method=method, interval=0.8, sigma=0.7, seed=3, progress=False)

@@ -26,7 +26,7 @@ def test_a_batch_is_its_sentences():
     close(module(x), one_by_one)
 
 
-def test_what_comes_before_the_selector_is_shared_by_its_states():
+def test_states_of_a_selector_share_the_values_before_it():
     module = bt.bayesuvius(4, slices=2, heads=3, vocabulary=["a", "b"]).module()
     result = module(torch.tensor([[0, 1]]), want=["x_0", "q_0", "x_2"])
     assert [tuple(result[name].shape) for name in ("x_0", "q_0", "x_2")] == [(1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4)]
@@ -162,7 +162,7 @@ def test_it_compiles_for_sentences_of_any_length():
         close(compiled(ids), module(ids), 1e-05)
 
 
-def test_a_question_is_worked_out_once_and_told_from_others():
+def test_cached_plans_are_distinguished_by_query():
     torch.manual_seed(0)
     net = bt.bayesuvius(4, heads=2, observe=Categorical(3)).to(D)
     module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randint(3, (5, 3))
@@ -176,7 +176,7 @@ def test_a_question_is_worked_out_once_and_told_from_others():
 
 
 @pytest.mark.parametrize("roles", ["k", "qkv"])
-def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
+def test_weights_of_each_word_are_not_folded_across_the_attention(roles):
     word, every = ["word"], bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), plates=word)]
     for role in "qkv":

@@ -108,7 +108,7 @@ def test_polynomials_hold_for_other_numbers_of_words(case):
 
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
-def test_parameters_and_values_are_those_that_there_are(case):
+def test_numbers_of_parameters_and_values_are_exact(case):
     net = case.net
     words = count_words(net, 3)
     cost = net.cost(words, batch=2)
@@ -221,7 +221,7 @@ def test_shared_weights_are_counted_once_and_products_in_each_slice():
     assert one.flops == three.flops == 3 * 2 * 5 * 64
 
 
-def test_every_score_both_ways():
+def test_every_score_over_keys_and_over_queries():
     for score, over, n in itertools.product((Bilinear(), Dot(rotary=10.0)), ("keys", "queries"), (5, 19)):
         extra = ["A"] if isinstance(score, Bilinear) else []
         pair = ["x", every("x")] if over == "keys" else [every("x"), "x"]
@@ -426,7 +426,7 @@ class Wordless(TPM):
         return parents[0].sum(-2) @ parents[1]
 
 
-def test_a_strangers_product_is_told_as_unknown_and_not_as_zero():
+def test_flops_of_a_user_defined_tpm_are_unknown_and_not_zero():
     mix = bt.Node("x", Wordless(), [every("x"), "A"], plates=WORD)
     nodes = [bt.Node("A", Weight((4, 4))), mix]
     cost = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])])).cost(4)
@@ -437,7 +437,7 @@ def test_a_strangers_product_is_told_as_unknown_and_not_as_zero():
     assert cost.to_dataframe()["flops"].isna().sum() == 1
 
 
-def test_the_table_is_told_in_three_ways():
+def test_the_table_is_printed_in_three_forms():
     cost = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5).cost({"enc": 4, "dec": 3})
     frame = cost.to_dataframe()
     assert frame["parameters"].sum() == cost.parameters and frame["flops"].sum() == cost.flops
@@ -455,7 +455,7 @@ def test_polynomials():
     assert str(p * p) == "4 n^2 + 4 n + 1" and str(Polynomial()) == "0"
 
 
-def test_bad_input_is_told():
+def test_bad_input_is_refused():
     net = bt.encoder_decoder(4, heads=2, slices=1)
     for words, options, message in [
         (0, {}, "words: expected a whole number of at least 1; got 0"),

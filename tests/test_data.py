@@ -34,7 +34,7 @@ def make_forms(net: bt.BNet) -> list[object]:
     ]
 
 
-def test_every_form_says_the_same_to_every_question():
+def test_every_form_of_data_gives_equal_results():
     net = mixture()
     trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
     first, *remaining = make_forms(net)

@@ -122,7 +122,7 @@ class FullDecoder:
 
 @pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", NETS)
-def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
+def test_cached_decoding_equals_full_runs(name, dtype, tolerance):
     net = NETS[name]().to(dtype)
     task, module = infer_trainable_task(net.network), net.module().eval()
     x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
@@ -164,7 +164,7 @@ def test_a_causal_table_is_causal(method):
         bt.decoder(8, mask=pairs, **kwargs).generate([1, 2], length=2)
 
 
-def test_what_generate_cannot_do_is_not_told_as_training():
+def test_errors_of_generate_do_not_mention_training():
     for net in (bt.bayesuvius(4, heads=2, **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
         with pytest.raises(bt.BNetError) as error:
             net.generate([1])
@@ -294,7 +294,7 @@ def test_the_whole_net_is_computed_once(net, monkeypatch):
     assert len(calls) == 1
 
 
-def test_what_generate_gives_back(net):
+def test_the_result_of_generate(net):
     result = net.generate(["a b", "c"], length=3, stop="e")
     assert result.texts == tuple(" ".join(words) for words in result.words) and len(result) == 2
     assert result.words == tuple(tuple("abcde"[k] for k in row) for row in result.ids)
@@ -304,7 +304,7 @@ def test_what_generate_gives_back(net):
     assert "<b>" not in odd._repr_html_() and "log P" in odd._repr_html_() and str(odd) == odd.texts[0]
 
 
-def test_a_prompt_may_be_the_start_word_alone(net):
+def test_a_prompt_may_be_only_the_start_word(net):
     assert net.generate(start="b", length=3).ids == net.generate("b", length=3).ids
 
 
@@ -346,7 +346,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told(name):
+def test_bad_input_is_refused(name):
     make, prompt, options, match = BAD[name]
     with pytest.raises(bt.BNetError, match=match):
         make().generate(prompt, **options)

@@ -68,7 +68,7 @@ def test_a_device_map_is_respected(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart", "gpt_neox", "vit"])
-def test_a_map_names_modules_as_transformers_has_them(name, tmp_path):
+def test_a_map_uses_the_module_names_of_transformers(name, tmp_path):
     """For any names in the file (GPT-NeoX's readout, a ViT's slices), the map accepts the name of every module of the
     model, also of one without weights, and of every module of the bare model."""
     model = init_model(*TABLE[name][:2], torch.float32)

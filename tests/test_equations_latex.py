@@ -165,7 +165,7 @@ class Additive(Score):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_strangers_tpm_is_told_in_every_form(form: str) -> None:
+def test_a_user_defined_tpm_has_every_form(form: str) -> None:
     def get_right_side(tpm: TPM) -> str:
         parents = ["x", every("x")] if len(tpm.get_slots()) == 2 else ["x"]
         return right(make_net(bt.Node("x", tpm, parents, plates=WORD)), "x_(t+1)", form)
@@ -186,7 +186,7 @@ def test_a_strangers_tpm_is_told_in_every_form(form: str) -> None:
     assert r"\operatorname{Additive}(x_i^t, x_{j'}^t)" in right(mixed(Attention(Additive())), "x_(t+1)", form)
 
 
-def test_a_stranger_that_tells_nothing_is_an_error_that_names_it() -> None:
+def test_a_tpm_without_an_equation_is_named_in_an_error() -> None:
     class Wrong(EveryForm):
         def latex(self, s: Symbols) -> str:
             return None  # type: ignore[return-value]

@@ -116,7 +116,7 @@ def test_answers_are_the_references(case: Case):
 
 
 @pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal", "hidden Markov"])
-def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
+def test_answers_with_a_choice_of_one_word_set_or_observed_are_the_references(name):
     s = get_case(name).sentence
     for spec in s.net.network.specs:
         if spec.tpm.kind == "discrete" and spec.group.word_stack is not None:

@@ -319,7 +319,7 @@ def test_tables_of_a_notebook(words: list[str]) -> None:
 # a terminal
 
 
-def test_a_terminal_is_told_no_more_than_text(tmp_path: Path) -> None:
+def test_a_terminal_gets_only_text(tmp_path: Path) -> None:
     """Labels can come with a file from another author: they must not set a title, clear the screen or turn the line."""
     words = ["\x1b]0;x\x07", "\x1b[2J", "\u202eb", "a\rb", "\x9bc"]
     observe = bt.tpm.Categorical(5, labels=words)

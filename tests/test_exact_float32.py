@@ -71,7 +71,7 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
 
 @pytest.mark.parametrize("kind", ["sentence", "word", "slices", "codebook"])
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4, 1e-6])
-def test_heads_that_are_alike_keep_their_prior(kind, sigma):
+def test_equal_heads_keep_their_prior(kind, sigma):
     """Observations carry no information on equal heads: the posterior is the prior, for any log p."""
     net = equalize_heads(make_mixture(sigma, **KINDS[kind]))
     x, y = make_data()
@@ -133,7 +133,7 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
     assert abs(float(result[torch.float32].detach().sum())) < 1e-3
 
 
-def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
+def test_em_in_float32_keeps_shares_without_information_in_the_data():
     """Data carry no information on equal heads: EM leaves their probabilities unchanged."""
     net, (x, y) = equalize_heads(make_mixture(1e-3)), make_data(40)
     f = bt.fit(net, (x, y), method=bt.EM(steps=5), learn=["c.logits"], progress=False)
@@ -163,7 +163,7 @@ def test_second_derivatives_are_those_of_differences():
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
-def test_a_joint_posterior_of_selectors_of_heads_that_are_alike_is_their_prior(sigma):
+def test_the_joint_posterior_of_selectors_of_equal_heads_is_the_prior(sigma):
     s = equalize_heads(make_mixture(sigma, per="slice", slices=2)).sentence(x=make_data(1, 3)[0][0])
     result = s.posterior(["c_0", "c_1"], {f"y_{i}": torch.ones(4) for i in range(3)})
     expected = PRIOR.double()[:, None] * PRIOR.double()

@@ -64,7 +64,7 @@ def test_some_nodes_of_every_third_case(case, runs):
     check_route(make, runs, "sample", lambda s: s.sample(3, case.evidence), 3, case.evidence)
 
 
-def test_where_words_meet(runs):
+def test_interacting_words(runs):
     net = make_meeting_words().net
     make = lambda: net.sentence("the cat")  # noqa: E731
     for name in make().topological_order():
@@ -134,7 +134,7 @@ def test_every_question_has_an_explainer_of_its_name():
     assert all(callable(getattr(bt.Sentence, name)) for name in names)
 
 
-def test_a_slow_question_says_so_before_it_starts(monkeypatch):
+def test_a_slow_query_warns_before_it_starts(monkeypatch):
     from bnet_transformer.inference import PerformanceWarning, routing
 
     monkeypatch.setattr(routing, "WARN_EVALUATIONS", 0)

@@ -274,7 +274,7 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
     assert to_pgmpy(two_words, limit=51, runs=10).check_model()
 
 
-def test_bad_input_is_told() -> None:
+def test_bad_input_is_refused() -> None:
     sentence = bt.bayesuvius(4, combine="concat").sentence("a b")
     with pytest.raises(bt.BNetError, match=r"at least one discrete random node; got none$"):
         to_pgmpy(get_model(sentence))

@@ -174,7 +174,7 @@ def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
     assert set(graph.edges()) == edges
 
 
-def test_folded_says_reach_and_pick() -> None:
+def test_the_folded_graph_has_reach_and_pick() -> None:
     graph = bt.bayesuvius(4, per="word", mask="causal", residual=True).graph()
     incoming = {(u, data["slot"]): data for u, _, data in graph.in_edges("x_1", data=True)}
     assert incoming["k_0", "k."] == {"role": "k", "slot": "k.", "reach": "causal", "pick": {"head": "c_0"}}

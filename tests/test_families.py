@@ -83,7 +83,7 @@ def test_it_is_drawn(name, tmp_path):
 
 
 @ALL
-def test_it_tells_its_equations(name):
+def test_equations(name):
     net, *_ = make_case(name)
     for form in ("word", "row", "column", "einstein"):
         text = net.equations(form).latex
@@ -96,7 +96,7 @@ def softmax(scores):
     return np.exp(scores) / np.exp(scores).sum()
 
 
-def test_what_its_equations_say_is_what_it_computes():
+def test_its_equations_give_its_values():
     """By hand, from the equation and the values of the parents: two norms, a gated map, three attentions."""
 
     def evaluate(name, equation, *nodes):
@@ -167,7 +167,7 @@ def test_it_is_swept(name):
 
 
 @ALL
-def test_it_tells_what_was_read(name):
+def test_reads(name):
     _, s, _ = make_case(name)
     for role in (None,) if find_states(s) == "x" else ("enc_a", "dec_a"):
         result = s.reads(role=role)
@@ -178,7 +178,7 @@ def test_it_tells_what_was_read(name):
 
 
 @pytest.mark.parametrize("name", ["llama"])
-def test_it_tells_which_heads_are_in(name):
+def test_inclusion(name):
     net, *_ = make_case(name)
     result = bt.inclusion(net, list(TABLE[name][2]), progress=False)
     assert ((result.rho >= 0) & (result.rho <= 1)).all()
@@ -257,7 +257,7 @@ def test_an_unknown_family_is_refused_with_the_list(tmp_path):
         from_pretrained(tmp_path)
 
 
-def test_a_strangers_family_needs_no_change(monkeypatch):
+def test_a_user_defined_family_needs_no_change(monkeypatch):
     """ELECTRA is BERT under another name, with optionally narrower words: a family outside the package."""
     monkeypatch.delitem(FAMILIES, "electra", raising=False)
     bert = FAMILIES["bert"]

@@ -88,7 +88,7 @@ def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
     assert io.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
 
 
-def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
+def test_a_loaded_net_does_not_depend_on_its_file(saved: Path) -> None:
     net = io.load(saved)
     before = {name: value.clone() for name, value in net.parameters.items()}
     with saved.open("r+b") as opened:  # in place: a mapped file would show through
@@ -97,7 +97,7 @@ def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
     net.parameters["c.logits"].add_(1)
 
 
-def test_every_tpm_of_the_package_comes_back() -> None:
+def test_every_tpm_of_the_package_is_restored() -> None:
     """With fields that are not the default."""
     mask = bt.Reach("mask", table=((True, False), (True, True)))
     objects = [
@@ -159,7 +159,7 @@ def make_odd(**fields: Any) -> Declaration:
     return Declaration([stack], name="odd")
 
 
-def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
+def test_a_user_defined_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
     path = tmp_path / "odd"
     net = declare(make_odd(extra=Odd.Inner(4)))
     io.save(net, path)
@@ -226,7 +226,7 @@ def test_a_trusted_path_must_lead_to_a_dataclass(saved: Path, name: object) -> N
         io.load(rewrite(saved, other, signed=True), trust=True)
 
 
-def test_models_lend_no_classes_of_others(saved: Path) -> None:
+def test_model_files_give_no_classes_of_other_modules(saved: Path) -> None:
     """A class of a model file needs no consent, but only if that file defines it."""
 
     def lent(header: dict[str, Any]) -> None:
@@ -236,7 +236,7 @@ def test_models_lend_no_classes_of_others(saved: Path) -> None:
         io.load(rewrite(saved, lent, signed=True))
 
 
-def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
+def test_save_refuses_values_that_cannot_be_restored(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Local(Add):  # type: ignore[misc]
         pass

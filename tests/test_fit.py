@@ -71,7 +71,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_expected_counts_are_the_posteriors_summed_and_sets_at_once_are_sets_one_by_one(name):
+def test_expected_counts_are_summed_posteriors_also_for_batched_parameters(name):
     make_net, data = NETS[name]
     nets, (x, y) = [randomize(make_net(), seed) for seed in range(2)], data(12)
     objective, corpus = make_objective(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
@@ -264,7 +264,7 @@ def test_a_fit_compared_with_its_heads_in_another_order():
         f.compare(permuted)
 
 
-def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
+def test_the_last_phase_returns_no_worse_parameters(monkeypatch):
     """With a rate that is far too large, the first measurement is the best."""
     start, run_last_phase = {}, ascent._continue_on_all
 
@@ -380,7 +380,7 @@ def test_a_corpus_has_one_draw_and_warns():
 
 
 @pytest.mark.parametrize("method", ["map", "em", "svi"])
-def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path, monkeypatch):
+def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(method, tmp_path, monkeypatch):
     restarts = {} if method == "svi" else {"restarts": 4}
     options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **restarts}
     options = options | ({"held_out": None} if method == "svi" else {})
@@ -438,7 +438,7 @@ def test_what_a_point_has_not_is_refused():
         f.compare(3, (X, Y))
 
 
-def test_a_choice_that_hangs_on_its_word_has_no_table():
+def test_a_choice_that_depends_on_its_word_has_no_table():
     word, heads = ["word"], ["head", "word"]
     picked = bt.Arrow("v", "causal", pick={"head": "c"})
     slice_ = [

@@ -102,7 +102,7 @@ def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
+def test_intervals_contain_the_mean_and_are_approximate_for_svi(fits):
     for method in ("svi", "nuts"):
         low, high = fits[method].interval("c.logits")
         assert bool((low < fits[method].pi).all() and (fits[method].pi < high).all())
@@ -145,7 +145,7 @@ def test_exact_posteriors_are_calibrated():
 
 
 @pytest.mark.slow
-def test_nuts_ranks_are_not_far_from_even():
+def test_nuts_ranks_are_nearly_uniform():
     """A quick version; benchmarks/calibration.py has the full one."""
     (ranks,) = nuts_ranks(12, thin=2, warmup=40, learn=["c.logits"])
     assert abs(sum(rank / 19 for rank in ranks) / 12 - 0.5) < 3.5 * (1 / 12 / 12) ** 0.5
@@ -153,7 +153,7 @@ def test_nuts_ranks_are_not_far_from_even():
 
 
 @pytest.mark.parametrize("atoms", [None, pytest.param(2, marks=pytest.mark.slow)])
-def test_drawn_choices_come_near_to_summed_ones(atoms, data):
+def test_sampled_choices_approximate_summed_ones(atoms, data):
     """On a net where both methods apply: the bound is below the evidence, the choices near their posterior."""
     from bnet_transformer.inference import Evidence, posterior
 

@@ -108,7 +108,7 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
 
 
 @pytest.mark.parametrize("name", ["before and x", "rest"])
-def test_the_bound_of_drawn_choices_lies_below_the_evidence(name):
+def test_the_bound_of_sampled_choices_is_below_the_evidence(name):
     """With fixed parameters: any guide of the choices gives a bound, and a fitted guide a tight one."""
     net, data = NETS[name], make_sentences(4, 3, 2)
     options = {"method": "svi", "choices": "sampled", "progress": False, "batch": len(data)}
@@ -135,7 +135,7 @@ def test_a_markov_table_is_found_again_from_its_chain():
     torch.testing.assert_close(f.theta["c_0"], table, atol=0.08, rtol=0)
 
 
-def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words():
+def test_a_choice_of_words_is_aligned_with_a_choice_on_plates_and_words():
     """As many sides as words: a state [word] and one [side, word] share only their last axis."""
     side = bt.Node("d", D, ["b"], plates=SIDES)
     read = bt.Node("c", D, [bt.Arrow("d", pick={"side": "e"})], plates=WORD)
@@ -158,7 +158,7 @@ def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words(
 
 
 @pytest.mark.parametrize("name", ["x", "x as logits", "same", "rest"])
-def test_choices_that_do_not_meet_are_summed_as_by_enumeration(name):
+def test_independent_choices_are_summed_as_by_enumeration(name):
     net, data = NETS[name], make_sentences(1, 3, 2)
     result = make_objective(net).log_evidence(net.parameters, read_batch(net.network, data))
     expected = torch.stack([enumerate_log_prob(name, net, x, y) for x, y in data])

@@ -259,7 +259,7 @@ def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
         torch.testing.assert_close(value, nets[int(distances.argmin())].parameters[name])
 
 
-def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypatch):
+def test_chunks_give_equal_results_within_the_memory_limit(monkeypatch):
     f, nets, _, A = make_known_fit()
     objective, full = make_objective(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
     sizes, evidences = [], FitObjective.log_evidences
@@ -298,7 +298,7 @@ def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior()
     assert float(theta[:, 0].std()) == pytest.approx(0.9 / 12**0.5, rel=0.15)
 
 
-def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_alone():
+def test_chains_have_separate_starts_and_do_not_change_the_global_random_state():
     net = mixture(heads=1)
     data = draw_xy(net)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -333,7 +333,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
 
 
 @ARVIZ
-def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
+def test_sampler_statistics_of_nuts_are_in_arviz_and_in_the_file(tmp_path):
     net = mixture()
     f = fit_nuts(net, draw_xy(net), learn=["c.logits"], draws=3)
     stats = f.to_arviz().sample_stats

@@ -24,7 +24,7 @@ def count_states(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
     return result
 
 
-def test_em_of_complete_data_is_the_share_of_what_was_seen():
+def test_em_of_complete_data_gives_the_observed_shares():
     net, data = asia(), draw_samples(asia(), 500)
     result = bt.fit(jitter(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
@@ -112,7 +112,7 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
     assert float(result.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
 
 
-def test_a_table_below_observed_nodes_is_learned_alone():
+def test_a_table_below_observed_nodes_is_learned_separately():
     """The likelihoods are cached, and the rows of the table differ by sentence."""
     net, data = asia(), draw_samples(asia(), 80)
     del data["lung"]
@@ -210,7 +210,7 @@ def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     torch.testing.assert_close(site_density(flipped, y), site_density(net, y))
 
 
-def test_data_that_are_none_are_refused():
+def test_invalid_data_are_refused():
     for data, match in (
         ([], "a mapping from"),
         ({"rain": [1]}, "rain"),

@@ -199,7 +199,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told(name: str) -> None:
+def test_bad_input_is_refused(name: str) -> None:
     net, arguments, options, message = BAD[name]
     with pytest.raises(bt.BNetError, match=message):
         net().iterate(*arguments, **options)
@@ -243,7 +243,7 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     ("kind", "value"),
     [("tensors", torch.inf), ("arrays", torch.nan), ("two stacks", torch.nan), ("held out", torch.inf)],
 )
-def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, value: float) -> None:
+def test_a_number_that_is_not_finite_is_named_before_the_first_step(kind: str, value: float) -> None:
     """In one row of many, which may not be in the first batch."""
     net = (translator() if kind == "two stacks" else forecaster()).to(torch.float32)
     x, y = windows(vectors(2, 40, 4), 3, 1)
@@ -262,12 +262,12 @@ def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, va
             bt.train(net, (x, infinite), steps=1, batch=1)
 
 
-def test_windows_must_be_told_how_far_ahead() -> None:
+def test_windows_require_the_forecast_length() -> None:
     with pytest.raises(TypeError, match="ahead"):
         windows(vectors(2, 7, 3), 3)  # type: ignore[call-arg]
 
 
-def test_a_module_of_the_net_may_be_told() -> None:
+def test_a_module_of_the_net_may_be_passed() -> None:
     net = integrator()
     module = net.module().eval()
     assert_close(net.iterate(vectors(3, 4), 4, module=module), net.iterate(vectors(3, 4), 4), rtol=0, atol=0)
@@ -277,7 +277,7 @@ def test_a_module_of_the_net_may_be_told() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator, lambda: bt.volume_preserving(4).to(D)])
-def test_a_net_on_another_device_goes_on_there(net) -> None:
+def test_a_net_on_another_device_is_rolled_out_there(net) -> None:
     on_cpu, words = net(), vectors(2, 3, 4)
     on_gpu = on_cpu.to("cuda")
     for options in ({}, {"compile": True}):

@@ -142,7 +142,7 @@ def test_gram_matrices_are_used_where_they_pay(monkeypatch):
     assert len(calls) == 0
 
 
-def test_what_else_is_asked_keeps_the_attention():
+def test_evidence_on_the_attention_counts():
     """Evidence on the value of the attention counts as well as evidence on the readout."""
     net = make_net({"atoms": 3})
     module, x = net.module(), torch.randn(1, 3, 4, dtype=D)
@@ -153,7 +153,7 @@ def test_what_else_is_asked_keeps_the_attention():
     assert result.max() == 1
 
 
-def test_heads_of_unlike_widths_are_made_together():
+def test_heads_of_different_widths_share_one_product():
     """q, k and v of one vector, with different plates, by one product."""
     nodes = [bt.Node(f"W_{r}", Weight((3 if r == "v" else 2, 4)), plates=["head"] if r != "k" else []) for r in "qkv"]
     nodes += [bt.Node(r, Linear(), [f"W_{r}", "x"], ["head", "word"] if r != "k" else ["word"]) for r in "qkv"]
@@ -183,7 +183,7 @@ class CallCounter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("words, is_copied", [(2, False), (40, True)])
-def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, is_copied):
+def test_weights_are_concatenated_only_for_many_vectors(words, is_copied):
     """A copy of the weights pays only if x would be read again for each map; each map is `W x + b` in both cases."""
     weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
     x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)

@@ -299,7 +299,7 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
     run()
 
 
-def test_what_is_forbidden_is_seen() -> None:
+def test_forbidden_operations_are_detected() -> None:
     for code in ("os.system('true')", "subprocess.Popen(['true'])", "pickle.loads(b'cos\\nsystem\\n(Vtrue\\ntR.')"):
         with pytest.raises(Executed), forbid_execution():
             exec(f"import os, pickle, subprocess\n{code}")
@@ -340,7 +340,7 @@ def test_an_index_that_names_no_file(part: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["os.system", "bt.tpm.Linear", "dataclasses.dataclass", "nothing"])
-def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Path) -> None:
+def test_trust_in_a_module_does_not_extend_to_its_imports(path: str, tmp_path: Path) -> None:
     """An earlier version followed a path through the names of a trusted module, and created the object there."""
     header = json.loads(make_headers()[0])
     header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
@@ -351,7 +351,7 @@ def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Pa
         check_refused(lambda: bt.load(path_, trust=(__name__,)), "net.safetensors", bt.FileError)
 
 
-def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
+def test_numbers_of_a_julia_file_are_read_only_from_it(tmp_path: Path) -> None:
     """An earlier version waited for a width in a pipe."""
     h5py, path = pytest.importorskip("h5py"), tmp_path / "net.h5"
     with h5py.File(path, "w") as file:

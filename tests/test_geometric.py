@@ -110,7 +110,7 @@ def test_the_nets_of_the_rigid_body_have_their_parameters(count, net):
     assert net().cost(3).parameters == count
 
 
-def test_packed_matrices_lie_as_in_the_julia_package():
+def test_packed_matrices_have_the_layout_of_the_julia_package():
     """The examples of its documentation."""
     context = EvalContext({"packed": torch.arange(1.0, 7.0)})
     skew = [[0, -1, -2, -4], [1, 0, -3, -5], [2, 3, 0, -6], [4, 5, 6, 0]]
@@ -219,7 +219,7 @@ def test_large_words_in_single_precision_are_as_in_double(form, scale):
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 @pytest.mark.parametrize("scale", [1e10, 1e30])
-def test_words_without_a_solution_are_told_where_numbers_must_be_finite(form, scale):
+def test_words_without_a_solution_are_named_where_numbers_must_be_finite(form, scale):
     net = bt.volume_preserving(3, attention=form, slices=1, observe=Normal(0.1))
     x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     x[0] *= scale
@@ -252,7 +252,7 @@ def test_the_compiled_net_is_one_graph_with_its_gradient():
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_nets_can_be_observed_and_asked():
+def test_the_nets_support_evidence_and_queries():
     s = bt.volume_preserving(3, observe=Categorical(2, pool="mean")).sentence("a b c")
     assert s.parents("y") == ["x_2_0", "x_2_1", "x_2_2"]
     s = bt.geometric(3, heads=3).sentence("a b c")
@@ -264,7 +264,7 @@ def test_the_nets_can_be_observed_and_asked():
 # unsupported queries, and bad input
 
 
-def test_a_cayley_net_has_no_attention_distribution_and_says_why():
+def test_a_cayley_net_has_no_attention_distribution():
     s = bt.volume_preserving(3).sentence("a b c")
     for call in (lambda: s.attention(0), lambda: s.reads()):
         with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are no distributions"):
@@ -304,7 +304,7 @@ def test_cayley_asks_for_every_word_and_a_square_matrix(reach, A, message):
 # equations
 
 
-def test_equations_are_told_in_columns_and_say_who_is_the_key():
+def test_equations_are_in_column_form_and_name_the_key():
     texts = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
     assert all("q and k have changed roles" in text for text in texts.values())
     assert r"(Q^{t,h})^\top K^{t,h}" in texts["column"]

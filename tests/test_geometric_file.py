@@ -178,7 +178,7 @@ SKEW = np.array([[0, 0.3, -0.2], [-0.3, 0, 0.5], [0.2, -0.5, 0]])
 
 
 @pytest.mark.parametrize("first", [SKEW, np.zeros((3, 3))], ids=["skew numbers", "zeros"])
-def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_path):
+def test_a_full_matrix_is_the_arbitrary_form_for_any_numbers(first, tmp_path):
     """For all units, unless the file or `attention=` declares skew matrices."""
     layers = make_volume(3, 2, 1, False)
     layers[0]["A"] = first
@@ -193,7 +193,7 @@ def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_pa
         bt.load_geometric(path, attention="skew")
 
 
-def test_the_skew_form_is_told_by_a_type_or_by_another_unit(tmp_path):
+def test_the_skew_form_follows_from_a_type_or_another_unit(tmp_path):
     layers = make_volume(3, 2, 1, True)
     path, Z = JuliaFile(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
     for is_typed in (False, True):  # only the first unit written out, then both
@@ -237,7 +237,7 @@ def test_many_layers_keep_their_order(tmp_path):
     np.testing.assert_allclose(run_net(net, Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
 
-def test_what_the_file_does_not_hold_is_told(tmp_path):
+def test_missing_content_is_named(tmp_path):
     layers = make_standard(4, 2, 1, heads=2)
     path = str(JuliaFile(layers).write(tmp_path / "net.h5"))
     Z = RNG.normal(size=(4, 3))

@@ -107,7 +107,7 @@ def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off,
     assert float((result.log_bayes - bayes).abs().max()) < 2.5 and float(result.error.min()) > 0.01
 
 
-def test_heads_on_which_nothing_hangs_keep_their_prior():
+def test_heads_without_effect_keep_their_prior():
     """While other settings differ by thousands of nats."""
     live = torch.tensor([-4000.0, 3.0, 0.0, 2500.0], dtype=D) * torch.randn(20, 1, generator=seeded(), dtype=D).abs()
     table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are equal
@@ -175,7 +175,7 @@ def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation():
     assert f.rank[0].argsort().tolist() == f.log_bayes[0].argsort(descending=True).tolist()
 
 
-def test_planted_duplicates_are_found_where_ablation_sees_nothing():
+def test_planted_duplicates_are_found_where_ablation_has_no_effect():
     """The features to which they write are saturated: one of the two heads is enough, and removing either has no
     effect."""
     seed = 1
@@ -200,7 +200,7 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 
 
 @pytest.mark.slow
-def test_intervals_hold_planted_shares(monkeypatch):
+def test_intervals_contain_planted_shares(monkeypatch):
     """rho is sampled from the prior, gates from rho, and y from the gates: 90% intervals cover rho 90% of the time."""
     monkeypatch.setattr(
         "bnet_transformer.attention.heads.gate_posterior._log_bayes_factor", lambda *args: torch.zeros(2, dtype=D)
@@ -254,7 +254,7 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     assert float((f.inclusion.flatten(1) - exact.inclusion).abs().max()) < 0.25
 
 
-def test_svi_of_one_slice_is_exact_but_for_drawing():
+def test_svi_of_one_slice_is_exact_up_to_monte_carlo_error():
     """Where gates do not interact (heads write to disjoint features), only Monte Carlo error remains."""
     net = make_net(3, 0)
     W_o = torch.zeros(3, 8, 8, dtype=D)

@@ -72,7 +72,7 @@ def test_gates_that_fit_no_family_are_refused():
     [("recurrent", "h_0", "word"), ("hidden Markov", "z_0", "word"), ("vanilla encoder", "y", "random"),
      ("encoder, pre-norm", "token", "states")],
 )  # fmt: skip
-def test_gates_on_what_is_no_vector_of_its_parents_are_refused(name, group, match):
+def test_unsupported_gates_are_refused(name, group, match):
     net = BY_NAME[name].net
     x = torch.randn(1, 3, 4, dtype=D) if name != "encoder, pre-norm" else torch.tensor([[0, 1, 2]])
     with pytest.raises(bt.UnsupportedError, match=match):
@@ -102,7 +102,7 @@ REFUSED = [
 ]
 
 
-def test_bad_input_is_told():
+def test_bad_input_is_refused():
     net = concat_net(observe=Categorical(3))
     for data, options, match in REFUSED:
         with pytest.raises(bt.BNetError, match=match):
@@ -124,7 +124,7 @@ def test_nets_that_have_no_gates_are_refused():
         inclusion(zeroed, X)
 
 
-def test_damage_is_asked_of_sentences_like_those_of_the_measures():
+def test_damage_requires_sentences_like_those_of_the_measures():
     net = concat_net(observe=Categorical(3))
     observed, around = inclusion(net, (X, Y)), inclusion(net, X)
     with pytest.raises(bt.BNetError, match=r"P\(y \| x\), as the measures"):

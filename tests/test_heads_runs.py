@@ -133,7 +133,7 @@ def test_cases_without_summed_heads_are_refused():
                 inclusion(net, make_inputs(case, net)[0][:1])
 
 
-def test_heads_that_no_word_decides_have_a_table():
+def test_heads_that_depend_on_no_word_have_a_table():
     """Queries, keys and values only of positions: the output of heads is the same for all sentences."""
     maps = [bt.Node(n.role, n.tpm, [{"x": "place"}.get(a.role, a.role) for a in n.arrows], n.plates)
             for n in projections(heads=True)]  # fmt: skip
@@ -150,7 +150,7 @@ def test_heads_that_no_word_decides_have_a_table():
     check_table(net, x, x, None)
 
 
-def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
+def test_several_readouts_are_summed_and_unobserved_ones_do_not_count():
     nodes = [
         *projections(heads=True),
         bt.Node("a", Attention(Dot(None)), ["q", every("k"), every("v")], plates=HEADS),

@@ -103,7 +103,7 @@ def test_names_of_the_template_graph():
 
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
-def test_a_trail_that_passes_nothing_determined_is_there_unless_separated(plan, data):
+def test_a_trail_without_determined_nodes_exists_unless_separated(plan, data):
     ground = make_ground_graph(plan)
     assume(len(ground) > 2)
     nodes = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=5, unique=True))
@@ -303,7 +303,7 @@ def test_a_path_is_ranked_by_all_heads_together():
     assert str(best).endswith(f"of it with c={best.choices['c']})")
 
 
-def test_entropies_are_told_of_each_head_too():
+def test_entropies_are_also_reported_per_head():
     s = two_head_net(combine="concat", heads=3, slices=2).sentence("the cat sat")
     result = s.reads()
     for t in range(2):
@@ -346,7 +346,7 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
         assert result.dependence == result.over_roots > 0.05
 
 
-def test_ids_stand_for_the_vectors_that_they_choose():
+def test_ids_represent_the_vectors_that_they_select():
     s = get_case("encoder, post-norm").sentence
     assert s.separated("token_1", "x_1_2", verify=True).dependence > 1e-3
     roots = [n for n in s.topological_order() if not s.parents(n) and n != "token_0"]
@@ -384,7 +384,7 @@ def test_boxes_of_a_stack():
         s.tan(stack="decoder")
 
 
-def test_a_tree_hears_evidence():
+def test_a_tree_uses_evidence():
     s = two_head_net(heads=3, slices=1).sentence("the cat sat on a mat")
     tree = s.tan_tree(0, {"c": 2})
     assert tree == s.do(c=2).tan_tree(0).__class__(**{**vars(s.do(c=2).tan_tree(0)), "head": tree.head})
@@ -394,7 +394,7 @@ def test_a_tree_hears_evidence():
 # corpora
 
 
-def test_a_divergence_is_told_only_where_the_sentences_bear_it():
+def test_a_divergence_is_reported_only_for_enough_sentences():
     """Independent codes have zero divergence: the estimate is near zero, and nearer with the bias correction."""
     rng = np.random.default_rng(0)
     for sentences, n, is_reported in ((1000, 3, True), (1000, 6, False)):
@@ -460,7 +460,7 @@ def make_corpus_net(**options):
 
 
 @pytest.mark.parametrize("name", ["c", "W_q_0", "y_1"])
-def test_words_are_coded_given_the_class_that_is_seen(name):
+def test_words_are_coded_given_the_observed_class(name):
     net = make_corpus_net(atoms=2)
     observed = [s.observe(y_0=k % 4, y_2=(k // 4) % 4) for k, s in enumerate(make_sentences(net))]
     result = net.tan(observed, name)

@@ -121,7 +121,7 @@ def bridge(request, tmp_path_factory):
     return from_pretrained(init_model(name, options)), dict(cache.items())
 
 
-def test_a_hook_holds_what_our_nodes_hold(bridge):
+def test_tensors_of_hooks_equal_our_nodes(bridge):
     net, cache = bridge
     hooks = set()
     for name, value in iter_names(net):
@@ -133,7 +133,7 @@ def test_a_hook_holds_what_our_nodes_hold(bridge):
     assert len(hooks) == len(compute_values(net))
 
 
-def test_ours_for_a_hook_holds_what_it_holds(bridge):
+def test_our_nodes_for_a_hook_equal_its_tensor(bridge):
     """All hooks of a bridge that have a name here; each of our groups is among them."""
     net, cache = bridge
     values, names = dict(iter_names(net)), set()
@@ -175,7 +175,7 @@ def pretrained(request):
     return model, from_pretrained(model)
 
 
-def test_hugging_face_holds_what_our_nodes_hold(pretrained):
+def test_tensors_of_hugging_face_names_equal_our_nodes(pretrained):
     model, net = pretrained
     observed, unnamed = record_values(model), set()
     for actual, value in iter_names(net):
@@ -200,7 +200,7 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
         assert from_hugging_face(net, f"hidden_states[{model.config.n_layer}][:, 2, :]") == ("norm_2",)
 
 
-def test_a_key_holds_what_our_parameter_holds(pretrained):
+def test_tensors_of_keys_equal_our_parameters(pretrained):
     """Every parameter has a key of the model, whose tensor is ours; every weight that is read has a name here."""
     model, net = pretrained
     state = model.state_dict()
@@ -213,7 +213,7 @@ def test_a_key_holds_what_our_parameter_holds(pretrained):
     assert names == {name for name in net.parameters if not name.startswith("pooler")}
 
 
-def test_names_that_nothing_has_are_refused():
+def test_unknown_names_are_refused():
     bert = from_pretrained(init_model("BertForMaskedLM", BERT))
     gpt2 = from_pretrained(init_model("GPT2LMHeadModel", GPT2))
     distil = from_pretrained(init_model("DistilBertModel", DISTIL))

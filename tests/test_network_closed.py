@@ -74,7 +74,7 @@ def test_the_closed_network_is_closed(tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_asks_the_network(tmp_path):
+def test_nothing_uses_the_network(tmp_path):
     """All in one process, because importing every module takes longer than the rest."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

@@ -106,7 +106,7 @@ def average_attention(s, description, step, role):
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
-def test_what_is_read_is_what_attention_says(case):
+def test_reads_of_the_page_equal_the_attention(case):
     s, description, buffer = explore_case(case.name)
     results = unpack_attention(description, buffer)
     for name, (item, table) in results.items():
@@ -213,7 +213,7 @@ def small(words="the cat sat", **options):
     return bt.bayesuvius(4, heads=3, slices=2, combine="concat", seed=2, **options).sentence(words)
 
 
-def test_do_empties_the_rows_of_what_is_set_and_tells_how_far_states_moved(tmp_path):
+def test_do_empties_the_rows_of_set_nodes_and_shows_changes_of_states(tmp_path):
     s = small()
     description, buffer = explore_page(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
     results = unpack_attention(description, buffer)
@@ -246,7 +246,7 @@ def test_slices_and_heads_keep_a_part_of_what_is_read(tmp_path):
     assert len(description["groups"]) == len(s.ground.template.groups)  # the structure is still there
 
 
-def test_what_is_given_is_told(tmp_path):
+def test_given_values_are_shown(tmp_path):
     net = bt.bayesuvius(4, heads=2, slices=2, vocabulary=["a", "b"], observe=Categorical(2))
     s = net.sentence("a b").observe(y_1="b")
     description, _ = explore_page(
@@ -261,7 +261,7 @@ def test_what_is_given_is_told(tmp_path):
     assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
 
 
-def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
+def test_the_posterior_of_heads_has_its_intervals(tmp_path):
     for net, words in (
         (bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),
         (bt.encoder_decoder(4, heads=2, slices={"enc": 1, "dec": 2}, vocabulary=["a", "b"]), {"enc": "a", "dec": "b"}),
@@ -292,7 +292,7 @@ def test_the_posterior_of_other_heads_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_states_the_most_probable_are_told(tmp_path):
+def test_only_the_most_probable_of_many_states_are_shown(tmp_path):
     net = bt.bayesuvius(4, heads=2, vocabulary=[f"w{k}" for k in range(60)], observe=Categorical(60))
     s = net.sentence("w1 w2")
     (posterior, _) = explore_page(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
@@ -374,7 +374,7 @@ def test_formulas_are_lists_of_known_tags():
 # bad input
 
 
-def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monkeypatch):
+def test_a_sentence_above_the_limit_is_refused_with_advice(tmp_path, monkeypatch):
     long = bt.bayesuvius(2, heads=1).sentence(["w"] * (page_description.MAX_WORDS + 1))
     limit = page_description.MAX_WORDS
     with pytest.raises(BudgetError, match=f"at most {limit} words; got {limit + 1} words"):

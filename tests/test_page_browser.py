@@ -117,7 +117,7 @@ def row(table, i):
 
 
 @pytest.mark.slow
-def test_the_panel_tells_what_a_word_reads_in_each_head(show):
+def test_the_panel_shows_the_attention_of_a_word_in_each_head(show):
     s = heads(mask="causal")
     with show(s, detail="words") as page:
         for head, slice_, word in (("mean", 0, 0), ("mean", 1, 5), (2, 0, 4), (2, 1, 3)):
@@ -131,7 +131,7 @@ def test_the_panel_tells_what_a_word_reads_in_each_head(show):
 
 
 @pytest.mark.slow
-def test_the_heads_that_are_in_are_told_with_their_intervals(show):
+def test_inclusion_of_heads_is_shown_with_intervals(show):
     s = heads()
     posterior = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)
     for inclusion, has_interval in ((posterior, True), (posterior.mean, False)):
@@ -180,7 +180,7 @@ def test_the_panel_lists_relatives_as_the_graph_has_them(show):
 
 
 @pytest.mark.slow
-def test_what_is_known_of_a_node_is_what_the_graph_says(show):
+def test_details_of_a_node_agree_with_the_graph(show):
     s = select().observe(y_1=1).do(x_1_0=Zero())
     graph = s.graph()
     with show(s, detail="nodes") as page:
@@ -199,7 +199,7 @@ def test_what_is_known_of_a_node_is_what_the_graph_says(show):
 # interaction
 
 
-def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
+def test_hover_shows_the_reads_from_and_to_a_word(show):
     s = heads()
     first, second = (np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2))
     with show(s, detail="words") as page:
@@ -221,7 +221,7 @@ def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
         assert not lines(page, "line")
 
 
-def test_what_is_set_reads_nothing_and_is_still_read(show):
+def test_a_set_node_has_no_reads_but_is_still_attended_to(show):
     s = heads().do(x_1_2=Zero())
     with show(s, detail="words") as page:
         drag(page.locator('[name="min_weight"]'), 0.0)
@@ -494,7 +494,7 @@ def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
             assert colours(page, "#bnet")[1] == rgb(palette["paper"])
 
 
-def test_what_is_asked_for_comes_before_what_the_reader_likes_and_nothing_moves_for_who_wants_it_still(show):
+def test_options_precede_preferences_and_reduced_motion_stops_movement(show):
     moving = """() => [...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);
       return /[1-9]/.test(s.transitionDuration) || s.animationName !== 'none'; }).length"""
     with show(heads(), theme="dark", in_color_scheme="light", in_reduced_motion="reduce") as page:
@@ -502,7 +502,7 @@ def test_what_is_asked_for_comes_before_what_the_reader_likes_and_nothing_moves_
         assert page.evaluate(moving) == 0
 
 
-def test_a_screen_reader_is_told_what_there_is(show):
+def test_a_screen_reader_gets_all_content(show):
     s = heads()
     with show(s, detail="words") as page:
         assert page.get_by_role("grid").count() == page.get_by_role("toolbar").count() == 1
@@ -525,7 +525,7 @@ def test_a_screen_reader_is_told_what_there_is(show):
 
 
 @pytest.mark.slow
-def test_keys_are_heard_at_once_and_every_control_is_reached_by_tab(show):
+def test_keys_work_at_once_and_tab_reaches_every_control(show):
     with show(heads(), detail="words") as page:
         page.keyboard.press("/")
         page.keyboard.type("mat")

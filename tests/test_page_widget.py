@@ -131,7 +131,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
+def test_failed_actions_are_reported_and_change_nothing(select, monkeypatch):
     harness = WidgetHarness(select, monkeypatch)
     before = harness.widget.description, harness.widget.buffer
     for content in REFUSED:
@@ -140,7 +140,7 @@ def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
         assert (harness.widget.description, harness.widget.buffer) == before, content
 
 
-def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
+def test_an_error_is_sent_to_the_page_and_raised(select, monkeypatch):
     harness = WidgetHarness(select, monkeypatch)
 
     def fails(sentence):
@@ -162,7 +162,7 @@ def test_without_a_kernel_a_sentence_shows_its_figure(select):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
-def test_a_terminal_is_told_in_a_line(select, monkeypatch):
+def test_a_terminal_gets_one_line(select, monkeypatch):
     import IPython
 
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace())

@@ -412,7 +412,7 @@ def test_sentences_that_do_not_fit_are_refused(folder, minilm):
         minilm.batch(["a", "b"], pairs=["c"])
 
 
-def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
+def test_invalid_sources_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "hub" / "models--me--mine").mkdir(parents=True)
     hub = pytest.importorskip("huggingface_hub")
@@ -436,7 +436,7 @@ def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
         from_pretrained("tiny", readout=None)
 
 
-def test_weights_that_no_node_reads_are_told(tmp_path):
+def test_unused_weights_are_named(tmp_path):
     model = init_model("BertForSequenceClassification", BERT, torch.float32)
     model.save_pretrained(tmp_path)
     set_config(tmp_path, architectures=["BertModel"])
@@ -446,7 +446,7 @@ def test_weights_that_no_node_reads_are_told(tmp_path):
     assert "y" not in from_pretrained(tmp_path, readout=None).network.graph.by_stem
 
 
-def test_vocabulary_files_alone_make_a_tokenizer(folder):
+def test_vocabulary_files_suffice_for_a_tokenizer(folder):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat"]
     (folder / "vocab.txt").write_text("\n".join(words))
     s = from_pretrained(folder).sentence("The cats sat")
@@ -454,7 +454,7 @@ def test_vocabulary_files_alone_make_a_tokenizer(folder):
     assert from_pretrained(folder).network.vocabularies[""][-1] == "[id 12]"
 
 
-def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
+def test_byte_level_files_suffice_for_a_tokenizer(tmp_path):
     """Tokens of GPT-2 include the space before them, spans do not; RoBERTa adds `<s>` and `</s>`."""
     units = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "c", "a", "Ġ", "th", "the", "Ġc", "<mask>"]
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ c\n", encoding="utf-8")

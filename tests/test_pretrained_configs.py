@@ -88,7 +88,7 @@ def iter_configs():
     yield "marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17}
 
 
-def test_configs_are_read_alike_without_transformers(monkeypatch):
+def test_configs_are_read_equally_without_transformers(monkeypatch):
     """The oracle is the config class; without it, the family's table of names and defaults gives the same result."""
     cases = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in iter_configs()]
     expected = []

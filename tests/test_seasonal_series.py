@@ -37,7 +37,7 @@ def test_every_forecaster_forecasts(forecaster, monkeypatch):
     assert forecaster.draws(net, windows).shape == (3, *future.shape)
 
 
-def test_an_lstm_has_no_more_parameters_than_the_transformer_beside_it():
+def test_an_lstm_has_at_most_the_parameters_of_its_transformer():
     sizes = [sum(value.numel() for value in f.build(0).parameters.values()) for f in series.FORECASTERS]
     for transformer, lstm in ((sizes[0], sizes[2]), (sizes[1], sizes[3])):
         assert 0.98 * transformer < lstm <= transformer

@@ -80,7 +80,7 @@ def test_marginal_attention_is_the_mixture_over_words_read(options):
     assert "j_1" in h.parents("z_1") and not torch.allclose(h.log_prob(observed), s.log_prob(observed))
 
 
-def test_what_is_read_is_inferred_in_the_marginal_net_alone():
+def test_attention_is_inferred_only_in_the_marginal_net():
     h = two_head_net(attention="marginal").sentence("the cat sat")
     assert not torch.allclose(h.posterior("j_1", {"y_1": 0}), h.posterior("j_1", {"y_1": 1}))
     close(h.log_prob({"j_1": 2, "y_1": 0}), (h.posterior("j_1", {"y_1": 0})[2]).log() + h.log_prob({"y_1": 0}))
@@ -348,7 +348,7 @@ def test_the_noise_of_a_normal_is_its_residual():
     close(predicted.sigma, torch.full((3, 4), 0.5), 1e-8)
 
 
-def test_choices_below_what_is_set_are_told_by_convention():
+def test_choices_below_set_nodes_follow_a_convention():
     s = two_head_net(atoms=2, heads=3).sentence("the cat")
     result = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
@@ -365,6 +365,6 @@ def test_choices_below_what_is_set_are_told_by_convention():
         s.counterfactual("y_9", {"c": 0})
 
 
-def test_a_posterior_of_an_input_says_so():
+def test_a_posterior_of_an_input_is_refused_with_a_reason():
     with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input one \(Given\)"):
         bt.bayesuvius(3).sentence("the cat").posterior("x_0_0")

@@ -97,7 +97,7 @@ REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "las
 
 
 @pytest.mark.parametrize("kind", REACHES)
-def test_many_words_agree_whatever_the_reach(kind, heads=5):
+def test_many_words_agree_for_any_reach(kind, heads=5):
     """Two slices, and sentences long enough that thinning drops words and heads."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
@@ -248,7 +248,7 @@ def test_what_is_set_is_known():
 
 
 @pytest.mark.parametrize("words, between", [(3, True), (2, False)])
-def test_a_word_that_no_question_names_is_a_way_round(words, between):
+def test_a_word_outside_the_query_can_open_a_trail(words, between):
     """Slices share no weight here, so only a word between the given states of both ends connects them."""
     net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, mask="causal")
     s, end = net.sentence(["the", "cat", "sat"][:words]), words - 1

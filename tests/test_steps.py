@@ -43,7 +43,7 @@ class NoSynchronisation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_waits_is_noticed():
+def test_synchronising_operations_are_detected():
     for wait in (float, bool, torch.nonzero, lambda x: x[x > 0], lambda x: torch.tensor([2.0])):
         with pytest.raises(AssertionError, match="waits"), NoSynchronisation():
             wait(torch.ones(1))
@@ -91,7 +91,7 @@ def can_train(case) -> bool:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if can_train(case)], ids=lambda case: case.name)
-def test_a_step_of_training_reads_nothing(case):
+def test_a_training_step_reads_nothing_from_the_device(case):
     trainer, batch = make_trainer(case.net), None
     for _ in range(2):
         batch = trainer.prepare_batch(make_batch(case.net))
@@ -106,7 +106,7 @@ def test_a_step_of_training_reads_nothing(case):
 
 
 @pytest.mark.parametrize("lag", [3, 50])
-def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
+def test_deferred_losses_are_equal(lag, tmp_path, monkeypatch):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
     immediate = train(net, TEXT, **options)
@@ -141,7 +141,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     )
 
 
-def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(tmp_path):
+def test_parameters_with_another_memory_layout_give_equal_steps(tmp_path):
     """A step uses parameters, gradients and means in their memory layout: transposed ones give the same result."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     transposed = net.replace({k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in net.parameters.items()})

@@ -235,7 +235,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_several_examples_are_each_alone(name):
+def test_several_examples_equal_separate_sweeps(name):
     options, words, sites = EXAMPLES[name]
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3), **options), 2, words=words)
     for at in sites:
@@ -306,7 +306,7 @@ def test_open_choices_are_averaged_before_the_metric():
     assert bool((closed.outcomes != result.outcomes).any())
 
 
-def test_past_the_budget_of_states_do_is_named():
+def test_above_the_budget_of_states_the_error_names_do():
     net = jitter(bt.bayesuvius(4, heads=4, slices=9, per="slice", observe=bt.tpm.Categorical(2))).to(D)
     with pytest.raises(bt.BudgetError, match=r"do\("):
         bt.sweep(*make_sentences(net), at="x", metric={"y_2": 1})
@@ -389,7 +389,7 @@ def test_open_choices_are_ablated_state_by_state():
         close(result.outcomes[index][0].exp(), ablated.posterior("y_2")[1])
 
 
-def test_a_choice_that_is_set_in_one_run_alone():
+def test_a_choice_that_is_set_in_only_one_run():
     """The corrupt run goes through its states, each with the same clean values; a choice set in both runs keeps its
     value."""
     net = make_net(combine="select", heads=3, observe=bt.tpm.Categorical(3))
@@ -409,7 +409,7 @@ def test_a_choice_that_is_set_in_one_run_alone():
     close(bt.sweep(clean, corrupt, at="c", **query).outcomes.flatten(), result.outcomes[0])
 
 
-def test_entries_of_rows_beside_what_is_set():
+def test_entries_of_rows_with_other_nodes_set():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     row = Attend([0.2, 0.5, 0.3])
     clean, corrupt = clean.do({"a_1_0_1": row}), corrupt.do({"a_0_1_2": row, "x_1_1": Zero()})

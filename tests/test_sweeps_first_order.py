@@ -44,7 +44,7 @@ def check_effects(estimate, result):
 
 
 @pytest.mark.parametrize("name", [name for name in ROLES if name != "word"])
-def test_a_small_change_has_the_effect_that_the_slope_says(name):
+def test_a_small_change_has_the_first_order_effect(name):
     _, corrupt = make_pair(get_case(name))
     query = make_metric(get_outputs(corrupt))
     largest, refused = 0.0, set()

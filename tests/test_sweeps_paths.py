@@ -111,7 +111,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in PATHS.items() for path in paths])
-def test_a_path_carries_the_clean_value_alone(name, path):
+def test_a_path_propagates_only_the_clean_value(name, path):
     clean, corrupt = make_pair(get_case(name))
     names, ground = get_outputs(corrupt), corrupt.ground
     oracle, (first, *remainder) = Oracle(clean, corrupt, tuple(names)), path.split(" -> ")
@@ -208,7 +208,7 @@ def test_mediation_is_two_sweeps():
         assert float(torch.as_tensor(result.interaction).nan_to_num().abs().max()) > 1e-3
 
 
-def test_a_mediator_on_every_way_has_no_direct_effect():
+def test_a_mediator_on_every_path_has_no_direct_effect():
     corrupt = make_sentences(make_net(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})
     result = bt.mediation(clean, corrupt, through="x", metric=make_metric(["x_2_2"]), over=("slice",))
@@ -253,7 +253,7 @@ INVALID_CELLS = [
 ]
 
 
-def test_a_metric_or_a_place_that_is_none_is_told(example):
+def test_an_invalid_metric_or_position_is_refused(example):
     _, clean, corrupt = example
     for metric_, match in METRICS:
         assert re.search(match, get_refusal(bt.sweep, clean, corrupt, metric=metric_)), match
@@ -262,7 +262,7 @@ def test_a_metric_or_a_place_that_is_none_is_told(example):
     assert "xx" in get_refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
 
 
-def test_sentences_that_do_not_fit_are_told(example):
+def test_sentences_that_do_not_fit_are_refused(example):
     net, clean, corrupt = example
     short = net.sentence("a b")
     for one, other, match in [
@@ -279,7 +279,7 @@ def test_sentences_that_do_not_fit_are_told(example):
             assert re.search(match, get_refusal(call, one, other, metric={"y_2": 1})), match
 
 
-def test_a_metric_that_fails_says_how(example):
+def test_an_error_of_a_metric_is_the_cause(example):
     """Its error is not hidden: it is the cause of ours."""
 
     def raise_error(y_2):

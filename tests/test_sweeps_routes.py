@@ -51,7 +51,7 @@ def test_the_node_that_forbids_one_run_is_named(name, at, node):
     assert (plan.parts or (plan,))[0].node == node and plan.flops is None and plan.evaluations > 0
 
 
-def test_rows_of_a_node_that_is_set_run_alone():
+def test_rows_of_a_set_node_run_separately():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     corrupt = corrupt.do({"a_0_1_2": Attend([0.2, 0.5, 0.3]), "a_1_0_0": Zero()})
     plan = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})

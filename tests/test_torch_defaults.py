@@ -228,7 +228,7 @@ def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
     assert all(np.isfinite(result.scores))
 
 
-def test_what_overflows_is_told_once(recwarn):
+def test_an_overflow_is_reported_once(recwarn):
     net, x = bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)), torch.full((3, 4), 1e30)
     with pytest.raises(bt.BNetError, match="expected a finite bound"):
         bt.fit(net, [(x, torch.zeros(3, 4))], method=bt.SVI(steps=2), spread=1.0, progress=False)

@@ -111,7 +111,7 @@ def test_bilinear_is_the_correlation_matrix_of_seed_000(over):
         close(tpm.value(make_ctx(tpm.get_slots(), i, mask), *pair, Z, A), row @ Z)
 
 
-def test_rotary_scores_depend_on_distance_alone_and_keep_length():
+def test_rotary_scores_depend_only_on_distance_and_keep_length():
     score, q, k = Dot(rotary=50.0), rand(6), rand(1, 6, seed=3)
     scores = [score.score_keys(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
     for other in scores[1:]:
@@ -335,7 +335,7 @@ def test_one_definition_serves_a_batch(tpm, slots):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10**6), st.floats(-3, 3))
-def test_softmax_attention_is_a_distribution_and_its_output_lies_in_the_hull(n, d, seed, scale):
+def test_softmax_attention_is_a_distribution_and_its_output_is_in_the_hull(n, d, seed, scale):
     q, k, v = rand(d, seed=seed), rand(n, d, seed=seed + 1), rand(n, d, seed=seed + 2)
     tpm = Attention(Dot(scale))
     context = make_ctx(tpm.get_slots(), 0, torch.ones(n, dtype=torch.bool))

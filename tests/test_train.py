@@ -179,7 +179,7 @@ def test_rates():
     assert [cosine(s) for s in (2, 4, 14, 24)] == pytest.approx([0.05, 0.1, 0.05, 0.0], abs=1e-12)
 
 
-def test_training_learns_and_leaves_the_callers_net_alone():
+def test_training_learns_without_changing_the_callers_net():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
     before = {name: value.clone() for name, value in net.parameters.items()}
     state = torch.get_rng_state()
@@ -269,7 +269,7 @@ def test_it_stops_early_and_gives_the_best():
     assert last_loss == pytest.approx(min(losses), abs=1e-9)
 
 
-def test_what_training_gives_back():
+def test_the_result_of_training():
     result = bt.train(make_net(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
     frame = result.to_dataframe()
     assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(result.losses)
@@ -358,7 +358,7 @@ def _run_until_divergence(folder, **options):
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["on the way", "after the last step"])
-def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, is_last):
+def test_a_checkpoint_has_parameters_with_a_finite_loss(tmp_path, is_last):
     """Parameters are saved after their loss is computed, not after that of the step before."""
     net, ids, message = _run_until_divergence(tmp_path / "a")
     num_steps = int(message.split()[1].rstrip(":")) - 1
@@ -369,7 +369,7 @@ def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, is_last):
     assert loaded.steps > 0 and first_loss(loaded.net, ids) < 3
 
 
-def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
+def test_a_diverged_run_resumes_with_other_rates(tmp_path):
     net, ids, message = _run_until_divergence(tmp_path)
     assert "resume='changed') with a rate= below 40" in message
     options = {"steps": 60, "folder": tmp_path, **GROWING}
@@ -413,7 +413,7 @@ def test_a_resumed_run_has_the_same_aim(run_path):
     assert flat_options.train(make_net(), SENTENCES, steps=4, **options).steps == 4
 
 
-def test_a_loss_of_the_users_is_known_again(tmp_path):
+def test_a_user_defined_loss_is_recognised(tmp_path):
     def make_loss(factor: float, form: str = ""):
         if form == "less":
             return lambda module, batch: factor - module(batch.x).square().mean()
@@ -432,7 +432,7 @@ def test_a_loss_of_the_users_is_known_again(tmp_path):
             flat_options.train(net, SENTENCES, steps=8, loss=make_loss(1.0, form), **options)
 
 
-def test_a_loss_may_leave_parameters_alone(tmp_path):
+def test_a_loss_may_ignore_parameters(tmp_path):
     def loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return module.store["W_q_0/value"].square().mean()
 
@@ -495,14 +495,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "match"), BAD, ids=lambda value: str(value).partition(" at 0x")[0])
-def test_bad_options_are_told(options, match):
+def test_bad_options_are_refused(options, match):
     options = {"steps": 1, **options} if options and "epochs" not in options else options
     with pytest.raises(bt.BNetError, match=match):
         flat_options.train(make_net(), SENTENCES, **options)
 
 
 @pytest.mark.parametrize("option", ["start", "stop"])
-def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
+def test_boundary_words_are_refused_without_next_words(option):
     x = torch.randn(4, 3, 4, dtype=torch.float64)
     for net, data in (
         (make_real_net().to(torch.float64), (x, x)),
@@ -553,13 +553,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_data_is_told(name):
+def test_bad_data_is_refused(name):
     make, data, match = WRONG[name]
     with pytest.raises(bt.BNetError, match=match):
         bt.train(make(), data, steps=1)
 
 
-def test_a_strange_token_is_told_with_its_place(tmp_path):
+def test_an_unknown_token_is_named_with_its_position(tmp_path):
     stream = np.arange(40).astype(np.uint16) % 7
     stream[33] = 9
     np.save(tmp_path / "a.npy", stream)

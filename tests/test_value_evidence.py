@@ -28,7 +28,7 @@ def compute_both(s, name, evidence):
 # evidence on values
 
 
-def test_what_another_word_or_sentence_is_does_not_blur_evidence():
+def test_other_words_and_sentences_do_not_change_evidence():
     """In float32 a word outside the attention, or another sentence of the batch, may be arbitrarily large."""
     net = bt.bayesuvius(dim=4, heads=3, mask="causal")
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -122,7 +122,7 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
     close(fixed.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
 
 
-def test_what_was_done_before_holds_in_every_question():
+def test_earlier_interventions_apply_to_every_query():
     """Counterfactuals and rollout refer to the sentence after `do`; samples follow its evidence."""
     s = two_head_net(slices=2, heads=3).sentence("the cat sat")
     closed = s.do(c=1)
@@ -136,7 +136,7 @@ def test_what_was_done_before_holds_in_every_question():
     assert set(samples["y_1"].tolist()) == {2} and set(samples["c"].tolist()) == {1}
 
 
-def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
+def test_noise_and_means_over_words_use_the_sentence_after_do():
     s = two_head_net(combine="concat", slices=2, residual=True).sentence("the cat sat")
     other = s.net.sentence("a dog ran")
     plain = {"x_1_0": other, "a_0_1_2": Attend([0, 0, 1.0])}
@@ -151,7 +151,7 @@ def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
         close(noisy[name], base.do({name: Noise(0.1)})[name])
 
 
-def test_constants_are_set_whatever_is_open():
+def test_constants_are_set_with_any_latent_choice():
     s = bt.bayesuvius(dim=4, heads=2, slices=2, atoms=3, observe=Normal(0.5)).sentence("the cat sat")
     for name, shape in (("q_1_0", 4), ("W_q_0", (4, 4)), ("y_1", 4)):
         cut = s.do({name: Zero()})
@@ -216,7 +216,7 @@ def make_row(s, name, seed=0):
     return Attend(row / row.sum())
 
 
-def test_a_row_changes_who_is_read_and_leaves_the_values_live():
+def test_a_row_changes_the_weights_and_keeps_the_values():
     s = two_head_net(combine="concat", slices=2).sentence("the cat sat")
     other, row = s.net.sentence("the dog sat"), Attend([0, 1.0, 0])
     first = s.do({"x_0_1": other, "a_0_0_2": row})
@@ -284,7 +284,7 @@ def set_rows(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_the_graph_keeps_the_arrows_of_values_alone(name):
+def test_the_graph_keeps_only_the_arrows_of_values(name):
     s, patched = set_rows(name)
     before, graph = s.graph(), patched.graph()
     for node in NETS[name]:
@@ -402,7 +402,7 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
 # counterfactuals
 
 
-def test_what_was_seen_may_be_set_otherwise():
+def test_observed_nodes_may_be_set_to_other_values():
     s = two_head_net(atoms=2).sentence("the cat sat")
     observed, given = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
     result = observed.counterfactual("y_2", {"W_q_0": 1})
@@ -417,7 +417,7 @@ def test_what_was_seen_may_be_set_otherwise():
         observed.do(W_q_0=1)
 
 
-def test_a_set_query_is_what_it_was_set_to():
+def test_a_query_of_a_set_node_is_its_set_value():
     s = two_head_net(heads=3).sentence("the cat sat")
     result = s.counterfactual("c", {"c": 1}, {"y_2": 1})
     close(result.probabilities, torch.tensor([0.0, 1.0, 0.0]))
