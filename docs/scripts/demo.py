@@ -47,7 +47,7 @@ def main() -> None:
     for path, subject in files.items():
         print(f"  {path!s:28} {subject}")
     print(f"\nOpen first: {folder / 'cat.html'} in a browser, then {folder / 'cat.png'} and {folder / 'heads.png'}.")
-    print("Then: the fifteen lines in README.md, and docs/getting_started.md")
+    print("Then: the example in README.md, and docs/getting_started.md")
 
 
 def print_step(number: int, subject: str) -> None:
@@ -120,17 +120,17 @@ def print_inclusion(net: bt.BNet) -> Inclusion:
     """Print which heads matter: the top of a stored table that took minutes, if it exists; and a small new one."""
     entry = json.loads(RESULTS.read_text(encoding="utf-8")).get("minilm-inclusion") if RESULTS.exists() else None
     if entry is not None:
-        print("\nWhich heads of MiniLM matter: computed before, by `python -m experiments minilm-inclusion`")
+        print("\nWhich heads of MiniLM matter: stored result of `python -m experiments minilm-inclusion`")
         print(f"  {entry['summary']}")
         rows = [entry["head"], *entry["rows"][:NUM_ROWS]]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
-        print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has them all")
+        print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has all rows")
     start = time.perf_counter()
     result = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
-    print(f"\nFresh, of {len(FRESH)} sentences, in {seconds:.0f} s: so few say little, and the intervals tell")
+    print(f"\nComputed now, from {len(FRESH)} sentences, in {seconds:.0f} s: few sentences, so the intervals are wide")
     columns = ["slice", "head", "rho", "low", "high", "log_bayes", "error", "importance", "ablation"]
     table = result.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
     print("\n".join(f"  {line}" for line in table.splitlines()))
@@ -141,7 +141,7 @@ def write_files(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, s
     """Write figures, the graph with its strongest reads, and the equations."""
     files = {}
     figures = {
-        "cat.svg": ("the reading grid: every word in every slice, and the strongest reads", {"theme": "auto"}),
+        "cat.svg": ("the grid of reads: every word in every slice, and the strongest reads", {"theme": "auto"}),
         "cat.png": ("the same as an image", {}),
         "ground.png": (
             "every node of head 3 in slice 2",
