@@ -80,6 +80,7 @@ def _fit_ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str]
 
 
 def _to_natural(name: str, value: Tensor) -> Tensor:
+    """Return a parameter of a fit in its natural form."""
     return value.softmax(-1) if name.endswith("logits") else value
 
 
@@ -92,6 +93,7 @@ def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Measure, print and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--replications", type=int, default=200)
     count = parser.parse_args().replications

@@ -36,6 +36,7 @@ def encoder_training() -> list[Figure]:
 
 
 def _compare(spent: dict[str, list[float]], job: Callable[[], object]) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     return [
         figure("compiled net", spent["ours"], "s"),
         figure("torch.nn.TransformerEncoder", spent["theirs"], "s"),
@@ -45,6 +46,7 @@ def _compare(spent: dict[str, list[float]], job: Callable[[], object]) -> list[F
 
 
 def _create_pair() -> tuple[nn.Module, nn.Module, Tensor]:
+    """Return a torch encoder, its bnet as a module, and input."""
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, dropout=0.0, batch_first=True)
     peer = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()

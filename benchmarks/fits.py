@@ -62,6 +62,7 @@ def _create_case(
     sentences: int = SENTENCES,
     device: str = "cpu",
 ) -> tuple[FitObjective, Batch, Sets]:
+    """Return a mixture or a codebook with parameters of all restarts, and data."""
     torch.manual_seed(0)
     net = bt.bayesuvius(dim, heads=heads, key_dim=4, atoms=atoms, observe=Normal(1.0))
     data = torch.randn(sentences, words, dim), torch.randn(sentences, words, dim)

@@ -53,6 +53,7 @@ class DeviceSetup:
 
     @property
     def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
         return self.device.startswith("cuda")
 
     def measure_peak(self) -> float:
@@ -301,6 +302,7 @@ def _compute_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _compute_loss(module: nn.Module, x: Tensor, setup: DeviceSetup) -> Tensor:
+    """Return a loss of the output of a module."""
     with setup.autocast:
         loss: Tensor = (module(x).float() - x).square().mean()
     return loss
@@ -384,6 +386,7 @@ def _create_relation_tables(words: int, lengths: Tensor, present: Tensor) -> Ten
 
 
 def _create_geometric() -> bt.BNet:
+    """Return a geometric net."""
     return bt.geometric(3, slices=3, blocks=2, heads=1, observe=Normal(0.01))
 
 

@@ -97,6 +97,7 @@ def _fit_slopes(subject: str, jobs: Mapping[int, Job], maximum: float, runs: int
 
 
 def _fit_net_slopes(job: Callable[..., Job]) -> list[Figure]:
+    """Fit the slopes of a job of the concat net over words, slices, heads and sentences."""
     return [
         *_fit_slopes("words", {n: job(words=n, sentences=1) for n in (256, 512, 1024, 2048)}, 2),
         *_fit_slopes("slices", {t: job(slices=t) for t in (2, 4, 8, 16)}, 1),
@@ -112,21 +113,25 @@ def _create_net(heads: int, slices: int) -> bt.BNet:
 
 
 def _create_forward(*, words: int = 64, slices: int = 2, heads: int = 4, sentences: int = 16) -> Job:
+    """Return a forward pass of the concat net."""
     module, x = _create_net(heads, slices).module().eval(), torch.randn(sentences, words, 128)
     return lambda: module(x)
 
 
 def _create_training(**sizes: int) -> Job:
+    """Return a forward and backward pass of the concat net."""
     forward: Callable[[], Any] = _create_forward(**sizes)
     return lambda: forward().sum().backward()
 
 
 def _create_arrows(*, words: int = 128, slices: int = 6, heads: int = 12) -> Job:
+    """Return a job that makes all arrow arrays of a ground graph."""
     graph = bt.bayesuvius(24, slices=slices, heads=heads, combine="concat", key_dim=2, value_dim=2).network.graph
     return lambda: list(GroundGraph(graph, {"": words}).arrows())
 
 
 def _create_sweep(*, words: int = 32, slices: int = 4, heads: int = 4, sentences: int = 1, at: str = "x") -> Job:
+    """Return a sweep of a decoder."""
     torch.manual_seed(0)
     net = bt.decoder(128, heads=heads, slices=slices, vocabulary=64, dropout=0.0)
     clean = torch.randint(64, (sentences, words))

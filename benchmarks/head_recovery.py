@@ -72,6 +72,7 @@ def create_planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) ->
 
 
 def create_mixture(per: str, sigma: float, heads: int, seed: int = 0) -> bt.BNet:
+    """Return a net to be fitted, with random weights."""
     return bt.bayesuvius(DIM, heads=heads, key_dim=KEY, per=per, observe=Normal(sigma), seed=seed)
 
 
@@ -312,6 +313,7 @@ def measure_page(restarts: int, steps: int, only: str | None, report: Callable[[
 
 
 def main() -> None:
+    """Parse the arguments, measure, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--restarts", type=int, default=RESTARTS)
     parser.add_argument("--steps", type=int, default=STEPS)

@@ -128,6 +128,7 @@ def _load_transformers() -> tuple[Any, Any]:
 
 
 def _create_runs(sentences: list[str]) -> Any:
+    """Return the gated runs of MiniLM on sentences."""
     import bnet_transformer as bt
     from bnet_transformer.attention.heads.head_inclusion import create_runs
 

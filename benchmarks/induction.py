@@ -118,6 +118,7 @@ class Prompts:
 
     @classmethod
     def sample(cls, p: int, count: int, seed: int = 0) -> Prompts:
+        """Sample prompts with the earlier A at word p."""
         words = _sample_permutations(count, torch.Generator().manual_seed(seed))
         clean = torch.cat([words[:, : WORDS - 1], words[:, p : p + 1]], 1)
         corrupt = clean.clone()
@@ -247,6 +248,7 @@ def planted_by_training() -> list[Figure]:
 
 
 def _figures(net: bt.BNet) -> list[Figure]:
+    """Return the figures of a net."""
     result = [figure(subject, values, "") for subject, values in measure_areas(net).items()]
     return [
         *result,

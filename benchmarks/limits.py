@@ -76,6 +76,7 @@ _measured: dict[tuple[int, str, str], Machine] = {}
 
 @functools.cache
 def _measure_machine(threads: int, device: str, dtype: Any) -> Machine:
+    """Measure the rates for a number of threads, a device and a dtype."""
     import torch
 
     clock = get_clock(device)
@@ -245,4 +246,5 @@ def _count_bytes(item: Tensor) -> int:
 
 
 def _cap(maximum: int, parts: Iterable[int]) -> int:
+    """Return the sum of the parts, but at most the maximum."""
     return min(maximum, sum(parts))

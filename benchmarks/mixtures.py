@@ -98,10 +98,12 @@ def head_posteriors() -> list[Figure]:
 
 
 def _query(model: Any, observed: dict[str, str]) -> Tensor:
+    """Return the posterior of a pgmpy model."""
     return torch.as_tensor(model.query(["c"], observed, show_progress=False).values, dtype=torch.float64)
 
 
 def _compare(actual: Loss, peer: Loss, runs: int, target: float, of_limit: float | None = None) -> list[Figure]:
+    """Return the figures of our steps, Pyro's steps, their ratio and the limit."""
     torch.testing.assert_close(actual(), peer(), rtol=1e-4, atol=1e-2)
     spent = time_calls({"ours": actual, "theirs": peer}, runs=runs)
     return [
@@ -125,6 +127,7 @@ def use_one_thread() -> Iterator[None]:
 
 
 def _create_mixture(heads: int = HEADS) -> Step:
+    """Return the steps of the mixture, ours and Pyro's."""
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate
@@ -147,6 +150,7 @@ def _create_mixture(heads: int = HEADS) -> Step:
 
 
 def _create_steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callable[[], None]) -> Step:
+    """Return the training steps, ours and Pyro's."""
     from pyro.infer import TraceEnum_ELBO
 
     elbo = TraceEnum_ELBO(max_plate_nesting=1)
@@ -168,6 +172,7 @@ def _create_steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callabl
 
 
 def _create_codebook(readout: Normal | Categorical, sentences: int = SENTENCES, heads: int = HEADS) -> Step:
+    """Return the steps of the codebook, ours and Pyro's."""
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate

@@ -137,6 +137,7 @@ def _create_llama(attention: str) -> Any:
 
 
 def _create_llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return calls of the random Llama, theirs and ours."""
     model = _create_llama(attention)
     module = bt.from_pretrained(model).module().eval()
     x, lengths = torch.randint(4000, (8, 128)), torch.linspace(64, 128, 8)
@@ -159,6 +160,7 @@ def _create_llama_pair(attention: str, *, padded: bool = False) -> tuple[Callabl
 
 
 def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
+    """Load the random Llama from a folder, and run a sentence."""
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 937, 2938, 102]])
     if owner == "ours":
@@ -189,6 +191,7 @@ def _create_t5(attention: str) -> Any:
 
 
 def _create_t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return calls of the random T5, theirs and ours."""
     model = _create_t5(attention)
     module = bt.from_pretrained(model).module().eval()
     words = {"enc": 128, "dec": 64}
@@ -214,6 +217,7 @@ def _create_t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[
 
 
 def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
+    """Load the random T5 from a folder, and run a sentence."""
     torch.set_num_threads(1)
     ids = {"enc": torch.tensor([[101, 1996, 937, 2938, 102]]), "dec": torch.tensor([[0, 7]])}
     if owner == "ours":
@@ -236,6 +240,7 @@ def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
 
 
 def _load(owner: str, folder: Path) -> tuple[float, float]:
+    """Load MiniLM from a folder, and run a sentence."""
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 4937, 2938, 102]])
     if owner == "ours":
@@ -265,6 +270,7 @@ def _load(owner: str, folder: Path) -> tuple[float, float]:
 def _create_pair(
     attention: str, outputs: list[str], *, long: bool = False, attentions: bool = False
 ) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return a call of MiniLM in `transformers`, and the input of ours."""
     from transformers import AutoModel
 
     net = bt.from_pretrained("minilm")
@@ -294,6 +300,7 @@ def _create_pair(
 
 
 def _compare(name: str, peer: Callable[[], object], actual: Callable[[], object], target: float) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     spent = time_calls({"ours": actual, "theirs": peer}, runs=41, warm=5)
     return [
         figure("compiled net", spent["ours"], "s"),

@@ -25,6 +25,7 @@ def separations_of_512_words() -> list[Figure]:
 
 
 def _measure_separations(mask: str | None) -> list[Figure]:
+    """Return the figures of separations with a mask."""
     import torch
 
     import bnet_transformer as bt
@@ -69,6 +70,7 @@ def _select_low(ground: GroundGraph, group_index: int) -> list[int]:
 
 
 def _time_queries(call: Callable[[Query], object], queries: list[Query]) -> list[float]:
+    """Return the seconds of each query."""
     spent = []
     for query in queries[: limit_runs(len(queries))]:
         start = time.perf_counter()
@@ -89,6 +91,7 @@ def posteriors_of_1000_sentences() -> list[Figure]:
 
 
 def _measure_posteriors(atoms: int | None, query: str) -> list[Figure]:
+    """Return the figures of a posterior query."""
     import torch
 
     import bnet_transformer as bt
@@ -123,6 +126,7 @@ def posteriors_after_an_ablation() -> list[Figure]:
 
 
 def _measure_ablated() -> list[Figure]:
+    """Return the figures of queries after an ablation."""
     import bnet_transformer as bt
     from bnet_transformer.interventions import Zero
     from bnet_transformer.tpm import Categorical

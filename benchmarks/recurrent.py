@@ -34,11 +34,13 @@ def lstm_training() -> list[Figure]:
 
 
 def _measure_forward(cell: str) -> list[Figure]:
+    """Return the figures of the forward passes of a cell."""
     with torch.inference_mode():
         return _measure_calls(cell, _create_calls(cell))
 
 
 def _measure_calls(cell: str, calls: Mapping[str, Callable[[], object]]) -> list[Figure]:
+    """Return the figures of calls that are compared."""
     actual, fused, loop = time_calls(calls, RUNS, warm=2).values()
     return [
         figure("net.module()", actual, "s"),
@@ -66,6 +68,7 @@ def _create_calls(cell: str) -> dict[str, Callable[[], Tensor]]:
 
 
 def _with_gradients(call: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a call with its backward pass."""
     return lambda: call().sum().backward()
 
 
@@ -84,10 +87,12 @@ def _run_loop(peer: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State],
 
 
 def _step_rnn(raw: Tensor, state: State) -> State:
+    """Return the next state of an RNN."""
     return raw.tanh(), state[1]
 
 
 def _step_lstm(raw: Tensor, state: State) -> State:
+    """Return the next state of an LSTM."""
     i, f, g, o = raw.chunk(4, -1)
     cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell

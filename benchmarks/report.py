@@ -38,6 +38,7 @@ def describe_conditions() -> dict[str, str]:
 
 
 def _get_processor() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -121,6 +122,7 @@ def to_json(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str
 
 
 def _to_record(item: Figure) -> dict[str, object]:
+    """Return a figure as a record of the JSON file."""
     fields = asdict(item)
     return {"what": fields.pop("subject"), **fields, "verdict": item.verdict}
 
@@ -141,6 +143,7 @@ def format_cells(item: Figure) -> tuple[str, str, str, str, str, str]:
 
 
 def _format_number(value: float) -> str:
+    """Return a number with three significant digits, or as an integer."""
     if math.isfinite(value) and float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

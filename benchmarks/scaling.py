@@ -83,6 +83,7 @@ JOBS: dict[str, Callable[[int], float]] = {
 
 
 def _create_mixture(count: int) -> tuple[bt.BNet, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the mixture and its data."""
     g = torch.Generator().manual_seed(count)
     data = torch.randn(count, 16, 32, generator=g), torch.randn(count, 16, 32, generator=g)
     return bt.bayesuvius(32, heads=4, slices=2, observe=Normal(1.0), seed=1), data

@@ -39,6 +39,7 @@ def arrows_of_512_words() -> list[Figure]:
 
 
 def _measure_large(template: TemplateGraph) -> tuple[list[Figure], int, float]:
+    """Return the figures of a large ground graph."""
     assert "torch" not in sys.modules
     before = peak_memory()
     selection = NodeSelection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
@@ -80,6 +81,7 @@ def _count_bytes(arrows: list[Any]) -> int:
 
 
 def _count(ground: GroundGraph) -> tuple[int, int]:
+    """Return the numbers of nodes and arrows."""
     return ground.count_nodes(), ground.count_arrows()
 
 
@@ -130,6 +132,7 @@ def networkx_of_128_words() -> list[Figure]:
 
 
 def _create_net(slices: int) -> Any:
+    """Return a concat net with this number of slices."""
     import bnet_transformer as bt
 
     return bt.bayesuvius(24, slices=slices, heads=12, combine="concat", key_dim=2, value_dim=2)

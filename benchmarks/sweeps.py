@@ -83,6 +83,7 @@ def sweep_of_slices_and_words_small() -> list[Figure]:
 
 
 def _slices_and_words(vocabulary: int) -> list[Figure]:
+    """Return the figures of a sweep over slices and words."""
     if is_lens_missing():
         return []
     calls: dict[str, Callable[[], Any]] = {}
@@ -240,6 +241,7 @@ def memory_of_a_sweep() -> list[Figure]:
 
 
 def _measure_peak(owner: str, subject: str) -> tuple[float, float]:
+    """Return the peak memory before and after a call."""
     import torch
 
     is_bnet = owner == "ours"
@@ -274,6 +276,7 @@ def _compare(
     target: float | None,
     name: str = "TransformerLens",
 ) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     return [
         figure(f"{subject}: ours", seconds, "s"),
         figure(f"{subject}: {name}", peer_seconds, "s"),

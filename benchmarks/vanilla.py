@@ -29,13 +29,16 @@ class TorchTransformer(nn.Module):
         self.core = nn.Transformer(DIM, HEADS, SLICES, SLICES, 4 * DIM, 0.0, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the logits of the target."""
         return self.decode(self.core.encoder(self.embed(source)), target)
 
     def embed(self, ids: Tensor) -> Tensor:
+        """Return the scaled embeddings of ids."""
         result: Tensor = self.table(ids) * DIM**0.5
         return result
 
     def decode(self, memory: Tensor, target: Tensor) -> Tensor:
+        """Return the logits of the target, given the memory."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         last = self.core.decoder(self.embed(target), memory, tgt_mask=mask, tgt_is_causal=True)
         logits: Tensor = last @ self.table.weight.mT
@@ -93,6 +96,7 @@ def decoding() -> list[Figure]:
 
 
 def _create_pair() -> tuple[bt.BNet, TorchTransformer, Tensor, Tensor]:
+    """Return the net and torch's transformer with the same weights."""
     torch.manual_seed(0)
     peer = TorchTransformer().train()
     net = bt.encoder_decoder(
@@ -104,6 +108,7 @@ def _create_pair() -> tuple[bt.BNet, TorchTransformer, Tensor, Tensor]:
 
 
 def _compare(name: str, calls: Mapping[str, Callable[[], object]], runs: int, target: float) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     spent = time_calls(calls, runs)
     return [
         figure(name, spent["ours"], "s"),

@@ -74,12 +74,14 @@ def _write_page(folder: Path, page: str, name: str, entry: Mapping[str, Any]) ->
 
 
 def _describe_environment(threads: int) -> str:
+    """Return the date, the system, the versions and the number of threads."""
     used = f"{threads} thread{'s' if threads > 1 else ''}"
     today = datetime.date.today()
     return f"{today}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, {used}"
 
 
 def _format_section(result: Mapping[str, Any]) -> str:
+    """Return the section of an experiment in its page."""
     selected = result.get("shown") or range(len(result["rows"]))
     rows = [result["head"], ["---"] * len(result["head"]), *(result["rows"][k] for k in selected)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

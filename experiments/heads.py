@@ -109,6 +109,7 @@ def roles() -> Result:
 
 @functools.cache
 def _load_net() -> bt.BNet:
+    """Return MiniLM, loaded once."""
     return bt.from_pretrained("minilm")
 
 
@@ -121,10 +122,12 @@ def _fit_jointly(count: int) -> tuple[Inclusion, float]:
 
 
 def _read_sentences() -> list[str]:
+    """Return the committed sentences."""
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:200]
 
 
 def _correlate_ranks(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Spearman's rank correlation."""
     import pandas as pd
 
     return float(pd.Series(a).corr(pd.Series(b), method="spearman"))

@@ -63,12 +63,14 @@ class Standardization:
 
     @classmethod
     def fit(cls, windows: Tensor) -> Standardization:
+        """Return the means and standard deviations of windows."""
         return cls(windows.mean(1, keepdim=True), windows.std(1, keepdim=True))
 
     def __call__(self, words: Tensor) -> Tensor:
         return (words - self.mean) / self.spread
 
     def invert(self, words: Tensor) -> Tensor:
+        """Return words in their original scale."""
         return words * self.spread + self.mean
 
 
@@ -112,22 +114,26 @@ def _target_next_words(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _forecast_vector(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return the mean forecast of a net that predicts the future as a vector."""
     with torch.inference_mode():
         result: Tensor = net.module().eval()(windows)
     return result[..., None]
 
 
 def _sample_vector(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return samples of a net that predicts the future as a vector."""
     mean = _forecast_vector(net, windows)
     generator = torch.Generator().manual_seed(0)
     return mean + net.parameters["y.log_sigma"].exp() * torch.randn(DRAWS, *mean.shape, generator=generator)
 
 
 def _iterate(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return the mean forecast, word by word."""
     return net.iterate(windows, AHEAD, grow=True)
 
 
 def _sample_paths(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return samples, word by word."""
     return net.iterate(windows.expand(DRAWS, *windows.shape), AHEAD, grow=True, sample=True)
 
 
@@ -218,6 +224,7 @@ def _compute_errors(forecasts: Sequence[Tensor], truth: Tensor, unit: Tensor) ->
 
 
 def _format_spread(values: Sequence[float]) -> str:
+    """Return the mean with the least and the greatest value."""
     mean = f"{statistics.mean(values):.3f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
 

@@ -62,6 +62,7 @@ def sorting() -> Result:
 
 
 def _run_symbols(name: str, task: Task, steps: int, rate: float) -> Result:
+    """Train the vanilla transformer on a task of symbols, and test it."""
     net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=11, dropout=0.1)
     start = time.perf_counter()
     result = bt.train(
@@ -104,6 +105,7 @@ def list_letters() -> list[str]:
 
 
 def _format_day(day: datetime.date, form: int) -> str:
+    """Return a day in one of the notations."""
     month, name, d, y = MONTHS[day.month - 1], DAYS[day.weekday()], day.day, day.year
     return (
         f"{d} {month} {y}",
@@ -165,6 +167,7 @@ def heads(seeds: Sequence[int] = range(20)) -> Result:
 
 
 def _train_final_loss(count: int, seed: int) -> float:
+    """Return the final loss of one seed with this number of heads."""
     net = bt.encoder_decoder(32, heads=count, slices=1, hidden=128, vocabulary=11, dropout=0.0, seed=seed)
     result = bt.train(
         net,
@@ -181,6 +184,7 @@ HEAD = ("final loss", "exact", "share", "steps", "parameters", "seconds")
 
 
 def _format_row(result: Any, spent: float, exact: int) -> tuple[str, ...]:
+    """Return the row of the table."""
     final = statistics.mean(result.losses[-20:])
     size = sum(value.numel() for value in result.net.parameters.values())
     share = f"{100 * exact / COUNT:.1f}%"
@@ -188,6 +192,7 @@ def _format_row(result: Any, spent: float, exact: int) -> tuple[str, ...]:
 
 
 def _count_exact(generated: Generated, targets: list[list[int]]) -> int:
+    """Return the number of outputs that equal their targets."""
     return sum(list(row) == target for row, target in zip(generated.ids, targets, strict=True))
 
 

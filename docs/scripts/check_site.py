@@ -30,6 +30,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collect the anchors, links and resources of a tag."""
         attributes = {name: value for name, value in attrs if value}
         self.ids.update(value for name, value in attributes.items() if name == "id" or (name == "name" and tag == "a"))
         if tag == "a" and "href" in attributes:
@@ -46,10 +47,12 @@ class Page(HTMLParser):
             self.left.append(r"\\")
 
     def handle_endtag(self, tag: str) -> None:
+        """Track the end of code and formulas."""
         if self.inside:
             self.inside.pop()
 
     def handle_data(self, data: str) -> None:
+        """Collect unconverted LaTeX of the text."""
         if self.inside and ("\\" in data or (data.strip() == "&" and self.inside[-1] != "mtext")):
             self.left.append(data.strip())
 

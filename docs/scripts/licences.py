@@ -137,6 +137,7 @@ def resolve_requirements(known: Mapping[str, Package], requirements: Sequence[Re
 
 
 def _parse_extras(by: str) -> list[str]:
+    """Return the extras of a requirement."""
     return by.partition("[")[2].rstrip("]").split(",")
 
 
