@@ -218,5 +218,5 @@ def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _slow(frames: list[float]) -> float:
-    """Return the slowest frame of a hundred."""
+    """Return the 99th percentile of the frames."""
     return sorted(frames)[int(0.99 * (len(frames) - 1))]

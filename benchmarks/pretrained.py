@@ -270,7 +270,7 @@ def _load(owner: str, folder: Path) -> tuple[float, float]:
 def _create_pair(
     attention: str, outputs: list[str], *, long: bool = False, attentions: bool = False
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return a call of MiniLM in `transformers`, and the input of ours."""
+    """Return calls of MiniLM in `transformers` and here, on the same sentences."""
     from transformers import AutoModel
 
     net = bt.from_pretrained("minilm")

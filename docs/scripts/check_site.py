@@ -47,7 +47,7 @@ class Page(HTMLParser):
             self.left.append(r"\\")
 
     def handle_endtag(self, tag: str) -> None:
-        """Track the end of code and formulas."""
+        """Track the end of elements inside formulas."""
         if self.inside:
             self.inside.pop()
 

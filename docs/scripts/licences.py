@@ -137,7 +137,7 @@ def resolve_requirements(known: Mapping[str, Package], requirements: Sequence[Re
 
 
 def _parse_extras(by: str) -> list[str]:
-    """Return the extras of a requirement."""
+    """Return the extras in the name of a dependent."""
     return by.partition("[")[2].rstrip("]").split(",")
 
 
