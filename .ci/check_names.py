@@ -3,8 +3,8 @@
     python .ci/check_names.py            of the whole project
     python .ci/check_names.py FOLDER...  of these folders
 
-A name is the term of the field that a reader would search for. The words below say that something was told, found or
-kept, and not what it is. Names of test functions are sentences, and are not checked.
+A name is the term of the field for which a reader would search. The words below describe an action on a value ("found",
+"kept") and not the value. Names of test functions are sentences, and are not checked.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ there thing things tired together told turns unseen untaken untold want wanted w
 whose why wide widest worth
 """
 WORDS = frozenset(EVERYDAY.split())
-# Identifiers that hold such a word, because it is the technical term or because users type it.
+# Identifiers that contain such a word, because it is the technical term or because users type it.
 ALLOWED = {"held_out": "data that training does not use", "want": "the public argument of modules and costs"}
 # The same in one file: names of other libraries, public fields and commands.
 ALLOWED_IN = {
     "bnet_transformer/cli/questions.py": {"ask"},  # a command
     "bnet_transformer/tpm/roots.py": {"wide"},  # a field of Patches, stored in saved nets
 }
-JAVASCRIPT = frozenset(("forEach", "some"))  # methods of its arrays
+JAVASCRIPT = frozenset(("forEach", "some"))  # methods of JavaScript's arrays
 FOLDERS = ("bnet_transformer", "tests", "benchmarks", "experiments", "docs/scripts", "notebooks", ".ci")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _JS_SKIPPED = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)

@@ -1,1 +1,1 @@
-"""Measured figures: `python -m benchmarks [row ...]`. Targets are printed beside them, never asserted."""
+"""Benchmarks: rows that compare this library with other libraries on equal work; `python -m benchmarks`."""

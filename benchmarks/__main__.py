@@ -1,4 +1,4 @@
-"""`python -m benchmarks [row or page ...] [--runs N] [--json FILE] [--markdown FILE]`: measures rows, prints tables."""
+"""`python -m benchmarks [row or page ...] [--runs N] [--json FILE] [--markdown FILE]`: measure rows, print tables."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from benchmarks import (
 from benchmarks.harness import MAX_RUNS, Row
 
 GRAPHS = "networkx objects and names, no tensor work"
-IMPORTS = "what a process reads and runs to import"
+IMPORTS = "the files that a process reads and executes for an import"
 SEARCH = "a search in a graph of integers"
-MEMORY = "memory is told, not time"
-ACCURACY = "what is found is told, not how fast"
+MEMORY = "the row measures memory, not time"
+ACCURACY = "the row measures accuracy, not speed"
 STRINGS = "string work and gzip"
-BROWSER = "a browser draws"
-RATIO = "questions are compared with each other"
-SLOPES = "growth is told, not how fast"
+BROWSER = "drawing by a browser"
+RATIO = "the row compares queries with each other"
+SLOPES = "the row measures growth, not speed"
 
 ROWS = (
     Row("arrows-128", "structure", structure.arrows_of_128_words),
     Row("arrows-512", "structure", structure.arrows_of_512_words),
     Row("networkx-128", "structure", structure.networkx_of_128_words, GRAPHS),
     Row("import-over-torch", "structure", imports.import_over_torch, IMPORTS),
-    Row("import-alone", "structure", imports.import_package, IMPORTS),
+    Row("import-package", "structure", imports.import_package, IMPORTS),
     Row("encoder-forward", "compiled", compiled.encoder_forward),
     Row("encoder-training", "compiled", compiled.encoder_training),
     Row("mixture-step", "compiled", mixtures.mixture_step),
@@ -95,11 +95,11 @@ ROWS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the rows that are named, or all."""
+    """Measure the named rows, or all rows."""
     pages = list(dict.fromkeys(row.page for row in ROWS))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
-    parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
+    parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call, for a quick check")
     args = report.parse_arguments(parser, known, f"a row or a page of rows: {', '.join(known)}", argv)
     if args.runs is not None and args.runs < 1:
         parser.error(f"--runs: expected at least 1; got {args.runs}")

@@ -1,11 +1,12 @@
-"""Simulation-based calibration of posteriors (Talts et al. 2018): are the ranks of the truth even?
+"""Simulation-based calibration of posteriors (Talts et al. 2018): are the ranks of the true values uniform?
 
     python -m benchmarks.calibration [--replications 200]
 
-Writes docs/benchmarks/calibration.md. A tiny model: two heads whose W_q, W_k are known, pi ~ Dirichlet(2, 2), entries
-of W_v ~ N(0, 1), 20 sentences of 2 words of width 2, sigma 1; the two features of a word are correlated (0.95), so the
-entries of a row of W_v are, in the posterior, which a mean-field guide cannot say. Each replication draws parameters
-from the prior and sentences from them; the rank of the truth among draws of the posterior is even if it is right.
+Writes docs/benchmarks/calibration.md. The model is tiny: two heads with known W_q and W_k, pi ~ Dirichlet(2, 2),
+entries of W_v ~ N(0, 1), 20 sentences of 2 words of width 2, sigma 1. The two features of a word are correlated (0.95),
+so the entries of a row of W_v are correlated in the posterior, which a mean-field guide cannot represent. Each
+replication draws parameters from the prior and sentences from them. If the posterior is correct, the rank of the true
+value among posterior draws is uniform.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "calibration.md"
 SENTENCES, WORDS, DIM = 20, 2, 2
-CORRELATION = 0.95  # of a word's two features
+CORRELATION = 0.95  # correlation of a word's two features
 LEARN = ["c.logits", "W_v_0.values"]
 
 
 def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
-    """A net with parameters sampled from their prior, sentences sampled from the net, and their heads."""
+    """Return a net with parameters drawn from their prior, sentences drawn from the net, and their heads."""
     net = bt.bayesuvius(DIM, heads=2, observe=Normal(1.0), prior=2.0, seed=11).to(torch.float64)
     torch.manual_seed(seed)
     pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
@@ -43,7 +44,7 @@ def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
 
 
 def exact_ranks(replications: int, draws: int = 19) -> list[int]:
-    """Ranks of the true head among samples of its exact posterior, ties broken at random."""
+    """Return the ranks of the true head among draws of its exact posterior, with ties broken at random."""
     ranks: list[int] = []
     for seed in range(-(-replications // SENTENCES)):
         net, (x, y), c = simulate(seed)
@@ -57,17 +58,17 @@ def exact_ranks(replications: int, draws: int = 19) -> list[int]:
 def nuts_ranks(
     replications: int, draws: int = 19, thin: int = 3, warmup: int = 100, learn: Sequence[str] = LEARN
 ) -> list[list[int]]:
-    """Ranks of the truth among thinned draws of NUTS, of each number by itself."""
+    """Return the ranks of the true values among thinned draws of NUTS, separately for each number."""
     return _fit_ranks(bt.NUTS(chains=1, draws=draws * thin, warmup=warmup), replications, learn, thin)
 
 
 def svi_ranks(replications: int, draws: int = 19) -> list[list[int]]:
-    """The same among draws of the mean-field guide."""
+    """Return the ranks of the true values among draws of the mean-field guide."""
     return _fit_ranks(bt.SVI(draws=draws, steps=1000, rate=0.03), replications, LEARN, 1)
 
 
 def _fit_ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str], thin: int) -> list[list[int]]:
-    """The share of the first head, and the first entry of its W_v where that is learned: the rank of each."""
+    """Return the rank of the share of the first head and, where W_v is learned, of the first entry of its W_v."""
     ranks: list[list[int]] = [[] for _ in learn]
     for seed in range(replications):
         net, data, _ = simulate(1000 + seed)
@@ -79,11 +80,12 @@ def _fit_ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str]
 
 
 def _to_natural(name: str, value: Tensor) -> Tensor:
+    """Return a parameter of a fit in its natural form."""
     return value.softmax(-1) if name.endswith("logits") else value
 
 
 def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
-    """The statistic of even ranks from 0 to bins - 1, and its p."""
+    """Return the chi-square statistic for uniform ranks from 0 to bins - 1, and its p value."""
     counts = torch.bincount(torch.tensor(ranks), minlength=bins).double()
     even = len(ranks) / bins
     statistic = float(((counts - even).square() / even).sum())
@@ -91,6 +93,7 @@ def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Measure, print and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--replications", type=int, default=200)
     count = parser.parse_args().replications
@@ -110,15 +113,15 @@ def main() -> None:
         grouped = [rank // 2 for rank in ranks]
         statistic, p = chi_square(grouped, 10)
         ends = sum(g in (0, 9) for g in grouped) / len(grouped)
-        verdict = ("met" if p > 0.01 else "**not met**") if has_target else "shown, no target"
+        verdict = ("met" if p > 0.01 else "**not met**") if has_target else "no target"
         lines.append(
-            f"| {name} | {len(ranks)} | 10 | {statistic:.1f} | {p:.2g} | {ends:.2f} (even: 0.20) | {verdict} |"
+            f"| {name} | {len(ranks)} | 10 | {statistic:.1f} | {p:.2g} | {ends:.2f} (uniform: 0.20) | {verdict} |"
         )
         print(lines[-1], flush=True)
     text = (__doc__ or "").split("\n\n", 2)[2]
-    text = text[text.index("A tiny model") :]
+    text = text[text.index("The model is tiny") :]
     when = f"{datetime.date.today()}, torch {torch.__version__}, one thread"
-    head = "# Are the posteriors calibrated?\n\n"
+    head = "# Calibration of posteriors\n\n"
     head += f"Measured on {when}, by `python -m benchmarks.calibration`; target p > 0.01."
     PAGE.write_text(f"{head}\n\n{text}\n" + "\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Rows of the compiled reading: the same job as a peer does it, with the same weights and equal results."""
+"""Rows of the compiled net: the same work as in another library, with the same weights and equal results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PER_HEAD = ["head", "word"]
 
 
 def encoder_forward() -> list[Figure]:
-    """Forward of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) at 8 x 128 words, against
-    `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
+    """Forward pass of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) on 8 x 128 words, compared
+    with `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
     module, peer, x = _create_pair()
     with torch.no_grad():
         torch.testing.assert_close(module(x), peer(x), rtol=1e-4, atol=1e-4)
@@ -29,13 +29,14 @@ def encoder_forward() -> list[Figure]:
 
 
 def encoder_training() -> list[Figure]:
-    """Forward and backward of the same pair."""
+    """Forward and backward pass of the same two modules."""
     module, peer, x = _create_pair()
     run = {"ours": lambda: module(x).sum().backward(), "theirs": lambda: peer(x).sum().backward()}
     return _compare(time_calls(run, runs=11), run["ours"])
 
 
 def _compare(spent: dict[str, list[float]], job: Callable[[], object]) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     return [
         figure("compiled net", spent["ours"], "s"),
         figure("torch.nn.TransformerEncoder", spent["theirs"], "s"),
@@ -45,6 +46,7 @@ def _compare(spent: dict[str, list[float]], job: Callable[[], object]) -> list[F
 
 
 def _create_pair() -> tuple[nn.Module, nn.Module, Tensor]:
+    """Return a torch encoder, its bnet as a module, and input."""
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, dropout=0.0, batch_first=True)
     peer = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()
@@ -52,7 +54,7 @@ def _create_pair() -> tuple[nn.Module, nn.Module, Tensor]:
 
 
 def convert_encoder(encoder: nn.TransformerEncoder) -> bt.BNet:
-    """The bnet of a torch encoder, with its weights."""
+    """Return the bnet of a torch encoder, with its weights."""
     first: Any = encoder.layers[0]
     dim, heads, hidden = first.self_attn.embed_dim, first.self_attn.num_heads, first.linear1.out_features
     width = dim // heads

@@ -1,4 +1,4 @@
-"""The row of fitting: restarts at once against one by one; and the step whose growth `growth.py` measures."""
+"""The row of fits: batched restarts compared with a loop; and the step whose growth `growth.py` measures."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Gradients = Callable[[], list[Tensor]]
 
 
 def batched_restarts() -> list[Figure]:
-    """A gradient of the exact marginal of 16 restarts (4 heads, 8 words, d=8, d_k=4, 256 sentences), on all threads:
-    as one batched dimension, against a loop over them; the gradients are asserted equal first."""
+    """A gradient of the exact marginal of 16 restarts (4 heads, 8 words, d=8, d_k=4, 256 sentences), on all threads: as
+    one batched dimension, compared with a loop over them. The gradients are first asserted to be equal."""
     batched, looped = create_restarts(RESTARTS, heads=4, words=8, dim=8)
     torch.testing.assert_close(batched(), looped(), rtol=1e-3, atol=1e-3)
     spent = time_calls({"at once": batched, "one by one": looped}, runs=15, warm=2)
@@ -35,7 +35,7 @@ def batched_restarts() -> list[Figure]:
 
 
 def create_restarts(count: int, *, device: str = "cpu", **sizes: int) -> tuple[Gradients, Gradients]:
-    """Functions that compute the gradients of all restarts: as one batched dimension, and in a loop."""
+    """Return functions that compute the gradients of all restarts: as one batched dimension, and in a loop."""
     objective, corpus, sets = _create_case(count, device=device, **sizes)
 
     def compute_batched() -> list[Tensor]:
@@ -62,6 +62,7 @@ def _create_case(
     sentences: int = SENTENCES,
     device: str = "cpu",
 ) -> tuple[FitObjective, Batch, Sets]:
+    """Return a mixture or a codebook with parameters of all restarts, and data."""
     torch.manual_seed(0)
     net = bt.bayesuvius(dim, heads=heads, key_dim=4, atoms=atoms, observe=Normal(1.0))
     data = torch.randn(sentences, words, dim), torch.randn(sentences, words, dim)
@@ -73,7 +74,7 @@ def _create_case(
 
 
 def create_step(*, heads: int, words: int, atoms: int | None = None, sentences: int = 128) -> Callable[[], object]:
-    """A gradient of the exact marginal of a mixture, or of codebooks."""
+    """Return a gradient of the exact marginal of a mixture, or of codebooks."""
     objective, corpus, sets = _create_case(1, heads=heads, words=words, dim=8, atoms=atoms, sentences=sentences)
 
     def run() -> object:

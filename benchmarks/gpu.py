@@ -1,8 +1,9 @@
-"""What one GPU does: `python -m benchmarks.gpu [row ...] [--device cuda] [--small] [--json FILE] [--markdown FILE]`.
+"""Benchmarks of one GPU: `python -m benchmarks.gpu [row ...] [--device cuda] [--small] [--json FILE] [--markdown
+FILE]`.
 
-Every row first holds its results against the CPU's, at small sizes in float32 without TF32; then it measures, at the
-sizes of its target, with the device's work done before a clock is read. `--device cpu --small` runs all of it without a
-GPU, as a check of the script: its figures mean nothing.
+Every row first compares its results with those of the CPU, at small sizes in float32 without TF32. Then it measures at
+the sizes of its target; a clock is read after the work of the device is done. `--device cpu --small` runs everything
+without a GPU, to check the script: its figures have no meaning.
 """
 
 from __future__ import annotations
@@ -31,35 +32,36 @@ from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Normal
 
 SENTENCES = (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
-RELATIONS = ("same", "previous", "next", "first", "last")  # the relations of the words read
-STEPS = 500_000  # of the geometric nets
+RELATIONS = ("same", "previous", "next", "first", "last")  # relations between a word and the word to which it attends
+STEPS = 500_000  # training steps of the geometric nets
 
 
 @dataclass(frozen=True)
 class DeviceSetup:
-    """The device, and whether sizes are those of the target or of a quick look."""
+    """The device, and whether sizes are those of the target or of a quick check."""
 
     device: str
     is_small: bool
 
     def pick(self, full: int, small: int) -> int:
-        """One of two sizes."""
+        """Return one of two sizes."""
         return small if self.is_small else full
 
     def time_calls(self, calls: dict[str, Callable[[], object]], runs: int, warm: int = 3) -> dict[str, list[float]]:
-        """Interleaved runs by the device's clock."""
+        """Time interleaved runs by the device's clock."""
         return time_calls(calls, 1 if self.is_small else runs, 1 if self.is_small else warm, get_clock(self.device))
 
     @property
     def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
         return self.device.startswith("cuda")
 
     def measure_peak(self) -> float:
-        """MB that were held at most: of the GPU since the last `anew`, of the process on a CPU."""
+        """Return the maximum memory in MB: of the GPU since the last reset, of the process on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) / 1e6 if self.is_cuda else peak_memory()
 
     def reset_peak(self) -> None:
-        """Count the peaks from here on."""
+        """Reset the peaks."""
         reset_peak()
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
@@ -67,14 +69,14 @@ class DeviceSetup:
 
     @property
     def autocast(self) -> Any:
-        """bf16 autocast."""
+        """Return bf16 autocast."""
         return torch.autocast(self.device.partition(":")[0], torch.bfloat16)
 
 
 def concat_training(setup: DeviceSetup) -> list[Figure]:
     """Training steps (bf16 autocast, AdamW) of a 6-slice, 512-wide, 8-head concat net with feed-forward, 32 sentences
-    of 512 words, compiled, against `nn.TransformerEncoder` of the same weights, compiled, with flash attention. At
-    least 0.95 of its throughput: at most 1/0.95 of its time."""
+    of 512 words, compiled, compared with `nn.TransformerEncoder` of the same weights, compiled, with flash attention.
+    Target: at least 0.95 of its throughput, i.e. at most 1/0.95 of its time."""
     dim, slices = setup.pick(512, 32), setup.pick(6, 2)
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(dim, 8, 4 * dim, dropout=0.0, batch_first=True)
@@ -111,8 +113,8 @@ def concat_training(setup: DeviceSetup) -> list[Figure]:
 
 def mixture_step(setup: DeviceSetup) -> list[Figure]:
     """A training step of the sentence mixture (8 heads, 256 sentences of 128 words, d=512, Normal readout, float32 with
-    TF32 products): the exact marginal by elimination, forward and backward. At most 1/0.7 of the time that the matrix
-    products of eight heads take at the device's own rate, of the same type."""
+    TF32 products): the exact marginal by elimination, forward and backward. Target: at most 1/0.7 of the time of the
+    matrix products of eight heads at the device's measured rate for the same type."""
     with _allow_tf32(False):
         _check_close(
             _create_mixture_step(setup.device, 4, 8, 16)(),
@@ -136,8 +138,8 @@ def mixture_step(setup: DeviceSetup) -> list[Figure]:
 
 def sweep(setup: DeviceSetup) -> list[Figure]:
     """`bt.sweep` over every (slice, word) of a GPT-2-shaped net (12 slices, 768 wide, 12 heads, 64 words, vocabulary
-    50,257, float32), against `get_act_patch_resid_pre` of TransformerLens on the same weights and device: at most 1/30
-    of its time. Then a cell at a time."""
+    50,257, float32), compared with `get_act_patch_resid_pre` of TransformerLens on the same weights and device. Target:
+    at most 1/30 of its time. Then one cell at a time."""
     small: dict[str, Any] = {"words": 8, "slices": 2, "dim": 48, "vocabulary": 1000, "has_lens": False}
     actual = sweeps.create_pair(**small, device=setup.device).create_sweep("x")().outcomes
     _check_close([actual], [sweeps.create_pair(**small).create_sweep("x")().outcomes], "the device and the CPU")
@@ -169,11 +171,11 @@ def sweep(setup: DeviceSetup) -> list[Figure]:
 
 
 def responsibilities(setup: DeviceSetup) -> list[Figure]:
-    """Which head is responsible where a word is read, in MiniLM (6 slices of 12 heads), of a million sentences of up to
-    32 words in one run: `P(head | relation, sentence)`, with heads alike beforehand, so each head's share of what a
-    sentence's words read by a relation (same, previous, next, first, last), and its mean over the sentences. MiniLM
-    draws no head, so there is no other posterior of one. Words are drawn from those of real sentences, on the device,
-    part by part. Memory after a tenth of the sentences is the memory at the end."""
+    """The responsibilities of heads for the word relations in MiniLM (6 slices of 12 heads), for a million sentences of
+    up to 32 words in one run: `P(head | relation, sentence)` with a uniform prior over heads, that is, each head's
+    share of the attention between words in a relation (same, previous, next, first, last), and its mean over the
+    sentences. MiniLM samples no head, so no other posterior of heads exists. Words are drawn from those of real
+    sentences, on the device, part by part. Memory after a tenth of the sentences should equal memory at the end."""
     net = bt.from_pretrained("minilm")
     with torch.no_grad():
         (result, _), (cpu, _) = (
@@ -191,7 +193,7 @@ def responsibilities(setup: DeviceSetup) -> list[Figure]:
     return [
         figure("sentences", total, ""),
         figure("time", spent, "s"),
-        figure("sentences a second", total / spent, "/s"),
+        figure("sentences per second", total / spent, "/s"),
         figure("peak memory after a tenth", tenth, "MB"),
         figure("peak memory at the end", end, "MB"),
         figure("the end over a tenth", end / tenth, "", target=1.05),
@@ -201,7 +203,7 @@ def responsibilities(setup: DeviceSetup) -> list[Figure]:
 
 def geometric_steps(setup: DeviceSetup) -> list[Figure]:
     """Steps of `bt.train` on a geometric net (3 wide, 3 slices, 2 blocks; windows of 3 words, batches of 512), and the
-    minutes of 500,000. They must be minutes."""
+    minutes of 500,000 steps. Target: minutes."""
     small: dict[str, Any] = {"steps": 20, "optimizer": bt.AdamW(rate=0.01), "batch": 64, "progress": False}
     data = _create_rotated(1024)
     expected = bt.train(_create_geometric(), data, device="cpu", **small).losses
@@ -213,14 +215,14 @@ def geometric_steps(setup: DeviceSetup) -> list[Figure]:
     )  # fmt: skip
     rate = _measure_step_rate(run, setup.pick(500, 10), setup.pick(2500, 30), setup)
     return [
-        figure("steps a second", rate, "/s"),
+        figure("steps per second", rate, "/s"),
         figure(f"minutes of {STEPS:,} steps", [STEPS / item / 60 for item in rate], "min"),
     ]
 
 
 def batched_restarts(setup: DeviceSetup) -> list[Figure]:
     """A gradient of the exact marginal of 64 restarts of a mixture (8 heads, 16 words, d=32, d_k=4, 256 sentences) as
-    one batched dimension, against a loop over them."""
+    one batched dimension, compared with a loop over them."""
     small = {"heads": 2, "words": 4, "dim": 4, "sentences": 8}
     sizes = small if setup.is_small else {"heads": 8, "words": 16, "dim": 32, "sentences": 256}
     _check_close(
@@ -251,10 +253,10 @@ ROWS: dict[str, Callable[[DeviceSetup], list[Figure]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the rows that are named, or all."""
+    """Measure the named rows, or all rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda by default, or one of them: cuda:1; cpu with --small")
-    parser.add_argument("--small", action="store_true", help="small sizes, one run: does the script run?")
+    parser.add_argument("--small", action="store_true", help="small sizes and one run, to check the script")
     args = report.parse_arguments(parser, ROWS, f"of {', '.join(ROWS)}; all by default", argv)
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu --small tries the script")
@@ -273,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _allow_tf32(is_allowed: bool) -> Iterator[None]:
-    """Products of float32 by TF32 where the device has it, or none of them."""
+    """Allow TF32 for float32 products if the device supports it, or forbid it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if is_allowed else "highest")
     try:
@@ -283,7 +285,7 @@ def _allow_tf32(is_allowed: bool) -> Iterator[None]:
 
 
 def _check_close(actual: Sequence[Tensor], expected: Sequence[Tensor], subject: str) -> None:
-    """Stop where results differ by more than a thousandth of the greatest number."""
+    """Raise an error if results differ by more than a thousandth of the greatest number."""
     for one, other in zip(actual, expected, strict=True):
         difference = float((one.detach().cpu() - other.detach().cpu()).abs().max())
         maximum = float(other.detach().abs().max())
@@ -292,7 +294,7 @@ def _check_close(actual: Sequence[Tensor], expected: Sequence[Tensor], subject: 
 
 
 def _compute_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
-    """The output, and the gradient of the words, of a loss that looks at every number."""
+    """Return the output, and the gradient of the words, of a loss that depends on every number."""
     x = x.clone().requires_grad_()
     y = module(x)
     (grad,) = torch.autograd.grad((y * torch.linspace(-1, 1, y.shape[-1], device=y.device)).sum(), [x])
@@ -300,6 +302,7 @@ def _compute_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _compute_loss(module: nn.Module, x: Tensor, setup: DeviceSetup) -> Tensor:
+    """Return a loss of the output of a module."""
     with setup.autocast:
         loss: Tensor = (module(x).float() - x).square().mean()
     return loss
@@ -308,7 +311,7 @@ def _compute_loss(module: nn.Module, x: Tensor, setup: DeviceSetup) -> Tensor:
 def _create_training_step(
     module: nn.Module, x: Tensor, setup: DeviceSetup, create_context: Callable[[], Any]
 ) -> Callable[[], None]:
-    """A training step: the loss in bf16, gradients, AdamW; on a GPU the module is compiled."""
+    """Return a training step: the loss in bf16, gradients, AdamW; on a GPU the module is compiled."""
     run = torch.compile(module) if setup.is_cuda else module
     adam = torch.optim.AdamW(module.parameters(), 1e-4, fused=setup.is_cuda)
 
@@ -322,7 +325,7 @@ def _create_training_step(
 
 
 def _create_mixture_step(device: str, sentences: int, words: int, dim: int) -> Callable[[], list[Tensor]]:
-    """A step: the log evidences; their gradient is added to the parameters, and given as well."""
+    """Return a step that computes the log evidences; their gradient is added to the parameters, and also returned."""
     torch.manual_seed(0)
     net = bt.bayesuvius(dim, heads=8, observe=Normal(1.0))
     x, y = torch.randn(sentences, words, dim), torch.randn(sentences, words, dim)
@@ -342,8 +345,9 @@ def _create_mixture_step(device: str, sentences: int, words: int, dim: int) -> C
 def _compute_responsibilities(
     net: bt.BNet, total: int, part: int, setup: DeviceSetup
 ) -> tuple[Tensor, list[tuple[float, float]]]:
-    """The mean of `P(head | relation)` over `total` sentences, `[slice, relation, head]`; the peaks of memory (of the
-    device, of the process) after a tenth and at the end. A part of the sentences is all that is ever held."""
+    """Return the mean of `P(head | relation)` over `total` sentences, `[slice, relation, head]`, and the memory peaks
+    (of the device, of the process) after a tenth and at the end. Only one part of the sentences is in memory at a time.
+    """
     module, pool = net.module().eval(), net.batch(SENTENCES)
     ids, present = pool.x[""], (pool.mask or {})[""]
     known, ends = ids[present].cpu(), [int(ids[0][present[0]][k]) for k in (0, -1)]
@@ -372,7 +376,7 @@ def _compute_responsibilities(
 
 
 def _create_relation_tables(words: int, lengths: Tensor, present: Tensor) -> Tensor:
-    """Whether a word is in a relation to its reader, padding left out: `[sentence, relation, word, read]`."""
+    """Return whether a word is in a relation to its reader, without padding: `[sentence, relation, word, read]`."""
     idx = torch.arange(words, device=present.device)
     i, j = idx[:, None], idx[None, :]
     last = (j == lengths[:, :, None] - 1).expand(-1, words, -1)
@@ -382,11 +386,12 @@ def _create_relation_tables(words: int, lengths: Tensor, present: Tensor) -> Ten
 
 
 def _create_geometric() -> bt.BNet:
+    """Return a geometric net."""
     return bt.geometric(3, slices=3, blocks=2, heads=1, observe=Normal(0.01))
 
 
 def _create_rotated(count: int) -> tuple[Tensor, Tensor]:
-    """Windows of three points, and the same turned."""
+    """Return windows of three points, and the same windows rotated."""
     x = torch.randn(count, 3, 3, generator=torch.Generator().manual_seed(0))
     angle = torch.tensor(0.3)
     rotation = torch.eye(3)
@@ -396,7 +401,7 @@ def _create_rotated(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _measure_step_rate(run: Callable[..., object], num_short: int, num_long: int, setup: DeviceSetup) -> list[float]:
-    """Steps a second, from the difference of two runs of unequal length: the cost of starting a run cancels."""
+    """Return steps per second from the difference of two runs of unequal length: the cost of starting a run cancels."""
     rates = []
     for _ in range(1 if setup.is_small else 3):
         times = [time.perf_counter()]

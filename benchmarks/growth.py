@@ -1,8 +1,8 @@
-"""Rows of growth: how time and memory grow with words, slices, heads, atoms and sentences, as slopes in logs.
+"""Rows of growth: how time and memory grow with words, slices, heads, atoms and sentences, as slopes of logarithms.
 
-A slope of 1 is growth in proportion, 2 with the square. The time of a size is the least of its runs, the memory what a
-run holds at most beyond what was there before; all on one thread. Targets are what the theory says at most, and a
-tenth for the fit.
+A slope of 1 is proportional growth, 2 is quadratic. The time at a size is the minimum of its runs. The memory is the
+maximum that a run holds in addition to earlier memory. All rows use one thread. A target is the maximum of the theory
+plus 0.1 for the fit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.mixtures import use_one_thread
 from bnet_transformer.graph import GroundGraph
 
 Job = Callable[[], object]
-TOLERANCE = 0.1  # of a slope over what the theory says
+TOLERANCE = 0.1  # added to the slope of the theory
 
 
 def of_the_forward_pass() -> list[Figure]:
-    """The forward pass of a concat net (2 slices, 4 heads of 32, 128 wide, 16 sentences of 64 words where a size does
-    not vary; words of one sentence), no gradients, one thread. Attention is a square in words, and each head that is
-    added has maps of its own."""
+    """The forward pass of a concat net (2 slices, 4 heads of 32, 128 wide, 16 sentences of 64 words unless a size
+    varies; words of one sentence), no gradients, one thread. Attention is quadratic in words, and each added head adds
+    its own maps."""
     with torch.no_grad(), use_one_thread():
         return _fit_net_slopes(_create_forward)
 
@@ -38,8 +38,8 @@ def of_a_training_step() -> list[Figure]:
 
 def of_elimination() -> list[Figure]:
     """A gradient of the exact marginal of a mixture (8 heads, 16 words, d=8, d_k=4, 256 sentences, one thread), and of
-    codebooks (4 heads) with so many atoms a role. By Gram matrices the q and k of atoms meet in pairs, and with the v
-    only as numbers: their cube is left to what is cheap. 32 heads share the atoms of 4 at no cost."""
+    codebooks (4 heads) with a varying number of atoms per role. With Gram matrices, the q and k of atoms are combined
+    in pairs, and with v only as numbers: only cheap operations are cubic. 32 heads share the atoms of 4 at no cost."""
     with use_one_thread():
         rows = [
             *_fit_slopes("heads", {k: fits.create_step(heads=k, words=16, sentences=256) for k in (8, 16, 32, 64)}, 1),
@@ -47,7 +47,7 @@ def of_elimination() -> list[Figure]:
             *_fit_slopes(
                 "sentences", {n: fits.create_step(heads=8, words=16, sentences=n) for n in (256, 512, 1024, 2048)}, 1
             ),
-            *_fit_slopes("atoms a role", {m: fits.create_step(heads=4, words=16, atoms=m) for m in (4, 8, 16)}, 2),
+            *_fit_slopes("atoms per role", {m: fits.create_step(heads=4, words=16, atoms=m) for m in (4, 8, 16)}, 2),
         ]
         width = {k: fits.create_step(heads=k, words=16, atoms=8) for k in (4, 32)}
         spent = time_calls({str(k): call for k, call in width.items()}, runs=5)
@@ -55,8 +55,8 @@ def of_elimination() -> list[Figure]:
 
 
 def of_the_ground_graph() -> list[Figure]:
-    """All arrow arrays of a sentence's ground graph (128 words, 6 slices, 12 heads, concat), made and kept. Every word
-    reads every word."""
+    """All arrow arrays of a sentence's ground graph (128 words, 6 slices, 12 heads, concat), created and kept. Every
+    word attends to every word."""
     return [
         *_fit_slopes("words", {n: _create_arrows(words=n) for n in (64, 128, 256, 512)}, 2),
         *_fit_slopes("slices", {t: _create_arrows(slices=t) for t in (4, 8, 16, 32)}, 1),
@@ -66,8 +66,9 @@ def of_the_ground_graph() -> list[Figure]:
 
 def of_a_sweep() -> list[Figure]:
     """`bt.sweep` over every (slice, word) of a decoder (4 slices, 4 heads, 128 wide, 32 words, one pair of sentences;
-    every word differs), and over every (slice, head); one thread. Cells grow with words and with slices, and the work
-    of each with both, where words are too few for their square to tell; a head more is a cell more in each slice."""
+    every word differs), and over every (slice, head); one thread. The number of cells grows with words and slices, and
+    so does the work of each cell, while words are too few for their square to matter. Each added head adds a cell in
+    each slice."""
     with use_one_thread():
         return [
             *_fit_slopes("words", {n: _create_sweep(words=n) for n in (16, 32, 64, 128)}, 2, 3),
@@ -78,7 +79,7 @@ def of_a_sweep() -> list[Figure]:
 
 
 def _fit_slopes(subject: str, jobs: Mapping[int, Job], maximum: float, runs: int = 5) -> list[Figure]:
-    """The slopes of time and memory over a size; `most` is the slope that the theory allows."""
+    """Return the slopes of time and memory over a size; `most` is the slope that the theory allows."""
     sizes = list(jobs)
     spent = time_calls({str(size): job for size, job in jobs.items()}, runs=runs)
     peaks = [measure_peak(job) for job in jobs.values()]
@@ -96,6 +97,7 @@ def _fit_slopes(subject: str, jobs: Mapping[int, Job], maximum: float, runs: int
 
 
 def _fit_net_slopes(job: Callable[..., Job]) -> list[Figure]:
+    """Fit the slopes of a job of the concat net over words, slices, heads and sentences."""
     return [
         *_fit_slopes("words", {n: job(words=n, sentences=1) for n in (256, 512, 1024, 2048)}, 2),
         *_fit_slopes("slices", {t: job(slices=t) for t in (2, 4, 8, 16)}, 1),
@@ -105,27 +107,31 @@ def _fit_net_slopes(job: Callable[..., Job]) -> list[Figure]:
 
 
 def _create_net(heads: int, slices: int) -> bt.BNet:
-    """A concat net whose heads are 32 wide however many they are."""
+    """Return a concat net whose heads are 32 wide, for any number of heads."""
     torch.manual_seed(0)
     return bt.bayesuvius(128, slices=slices, heads=heads, combine="concat", key_dim=32, value_dim=32)
 
 
 def _create_forward(*, words: int = 64, slices: int = 2, heads: int = 4, sentences: int = 16) -> Job:
+    """Return a forward pass of the concat net."""
     module, x = _create_net(heads, slices).module().eval(), torch.randn(sentences, words, 128)
     return lambda: module(x)
 
 
 def _create_training(**sizes: int) -> Job:
+    """Return a forward and backward pass of the concat net."""
     forward: Callable[[], Any] = _create_forward(**sizes)
     return lambda: forward().sum().backward()
 
 
 def _create_arrows(*, words: int = 128, slices: int = 6, heads: int = 12) -> Job:
+    """Return a job that makes all arrow arrays of a ground graph."""
     graph = bt.bayesuvius(24, slices=slices, heads=heads, combine="concat", key_dim=2, value_dim=2).network.graph
     return lambda: list(GroundGraph(graph, {"": words}).arrows())
 
 
 def _create_sweep(*, words: int = 32, slices: int = 4, heads: int = 4, sentences: int = 1, at: str = "x") -> Job:
+    """Return a sweep of a decoder."""
     torch.manual_seed(0)
     net = bt.decoder(128, heads=heads, slices=slices, vocabulary=64, dropout=0.0)
     clean = torch.randint(64, (sentences, words))

@@ -1,8 +1,8 @@
-"""What every row needs: interleaved timings, ratios with their spread, slopes, memory.
+"""Common functions of all rows: interleaved timings, ratios with their spread, slopes, memory.
 
-A row is a function that returns figures. A figure is the median of its runs; its spread is their least and
-greatest. What is compared runs side by side in one process (or in processes that alternate), so that both
-meet the same machine. How far a job is from what the machine could do is in `limits.py`, the tables in `report.py`.
+A row is a function that returns figures. A figure is the median of its runs; its spread is their minimum and maximum.
+Compared jobs run in turn in one process (or in processes that alternate), so the state of the machine is the same for
+both. `limits.py` computes the distance of a job from the limit of the machine, `report.py` the tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_RUNS = "BNET_BENCHMARK_RUNS"  # of the environment, so that fresh processes know it: at most so many runs of a call
+MAX_RUNS = (
+    "BNET_BENCHMARK_RUNS"  # environment variable, inherited by fresh processes: the maximum number of runs of a call
+)
 STATUS = Path("/proc/self/status")
 LIMIT = "time over the limit"
 
@@ -35,9 +37,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number: the median of its runs, their least and greatest, and a target (at most) or none.
+    """One measured number: the median of its runs, their minimum and maximum, and a target (at most) or None.
 
-    A slope has its standard error in place of them.
+    A slope has its standard error instead of minimum and maximum.
     """
 
     subject: str
@@ -51,7 +53,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """`met`, `not met`, or nothing where there is no target."""
+        """`met`, `not met`, or an empty string without a target."""
         if self.target is None:
             return ""
         return "met" if self.value <= self.target else "not met"
@@ -61,7 +63,7 @@ class Figure:
 class Row:
     """A named benchmark and the function that measures it; `page` is its page of the docs.
 
-    `unlimited` says why its job has no limit in FLOPs and bytes; every other row tells how far it is from it.
+    `unlimited` states why its job has no limit in FLOPs and bytes. Every other row reports its distance from the limit.
     """
 
     name: str
@@ -78,12 +80,12 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What is measured, and how: the docstring of the function that measures."""
+        """What is measured, and how: the docstring of the measuring function."""
         return " ".join((self.measure.__doc__ or self.name).split())
 
 
 def figure(subject: str, values: float | Sequence[float], unit: str, target: float | None = None) -> Figure:
-    """The figure of one run or of several."""
+    """Return the figure of one run or of several."""
     runs = [values] if isinstance(values, int | float) else list(values)
     return Figure(subject, statistics.median(runs), unit, min(runs), max(runs), len(runs), target)
 
@@ -91,9 +93,11 @@ def figure(subject: str, values: float | Sequence[float], unit: str, target: flo
 def time_calls(
     calls: Mapping[str, Callable[[], object]], runs: int, warm: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of each call, `runs` times in turn, the order reversed every other time; `warm` runs do not count.
+    """Return the seconds of each call, `runs` times in turn, in reversed order every other time; `warm` runs do not
+    count.
 
-    What a call returns is dropped, and the garbage collected, outside the timed span. `--runs` makes them fewer.
+    The result of a call is dropped, and the garbage is collected, outside the timed span. `--runs` reduces the number
+    of runs.
     """
     runs = limit_runs(runs)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -110,17 +114,17 @@ def time_calls(
 
 
 def ratios(values: Sequence[float], peer_values: Sequence[float]) -> list[float]:
-    """Ours over theirs, run by run."""
+    """Return our times over the other times, run by run."""
     return [actual / other for actual, other in zip(values, peer_values, strict=True)]
 
 
 def differences(values: Sequence[float], peer_values: Sequence[float]) -> list[float]:
-    """Ours less theirs, run by run."""
+    """Return our times minus the other times, run by run."""
     return [actual - other for actual, other in zip(values, peer_values, strict=True)]
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The slope of log value over log size by least squares, and its standard error.
+    """Return the slope of log value over log size by least squares, and its standard error.
 
     >>> estimate, error = slope([8, 16, 32], [3, 12, 48])
     >>> round(estimate, 6), round(error, 6)
@@ -135,23 +139,23 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float
 
 
 def growth_figure(subject: str, sizes: Sequence[float], values: Sequence[float], target: float | None = None) -> Figure:
-    """The slope of values over sizes as a figure, with its standard error."""
+    """Return the slope of values over sizes as a figure, with its standard error."""
     result, error = slope(sizes, values)
     return Figure(subject, result, "", result, result, len(sizes), target, error)
 
 
 def limit_runs(count: int) -> int:
-    """The number of runs, or what `--runs` allows if that is smaller."""
+    """Return the number of runs, or the limit of `--runs` if that is smaller."""
     return min(count, int(os.environ.get(MAX_RUNS, count)))
 
 
 def make_python_call(code: str) -> Callable[[], object]:
-    """A call that runs `python -c code` as a process of its own, and fails if it fails."""
+    """Return a call that runs `python -c code` as a separate process, and raises an error if it fails."""
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def measure_python_peak(code: str) -> float:
-    """The peak memory, in MB, of a process that runs this code."""
+    """Return the peak memory, in MB, of a process that runs this code."""
     print_status = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
     if not STATUS.exists():
         return math.nan
@@ -162,23 +166,23 @@ def measure_python_peak(code: str) -> float:
 
 
 def children_cpu_time() -> float:
-    """The processor time, in seconds, of the processes that this one has run: a clock for `time_calls`."""
+    """Return the processor time, in seconds, of the child processes of this process: a clock for `time_calls`."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
 
 def run_in_process(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """The result of a function in a fresh process, which imports only what the function's module imports."""
+    """Return the result of a function in a fresh process, which imports only the imports of the function's module."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *args, **options).result()
 
 
 def peak_memory() -> float:
-    """The greatest resident memory of this process so far, in MB of 10**6 bytes.
+    """Return the maximum resident memory of this process so far, in MB of 10**6 bytes.
 
-    From `VmHWM` of /proc/self/status where there is one (`ru_maxrss` counts on Linux what the process that
-    forked this one held), else from `getrusage`.
+    The source is `VmHWM` of /proc/self/status if it exists, otherwise `getrusage` (on Linux `ru_maxrss` includes the
+    memory of the process that forked this one).
     """
     if STATUS.exists():
         return _read_status("VmHWM")
@@ -187,10 +191,10 @@ def peak_memory() -> float:
 
 
 def measure_peak(job: Callable[[], object]) -> float:
-    """The peak memory in MB of a run of a job, over the memory of the process before it.
+    """Return the peak memory in MB of a run of a job, minus the memory of the process before it.
 
-    Free memory is returned to the system first, and the peak is reset. Where the system cannot (no
-    /proc/self/clear_refs) it is NaN.
+    Free memory is first returned to the system, and the peak is reset. The result is NaN where the system cannot reset
+    it (no /proc/self/clear_refs).
     """
     if not reset_peak():
         return math.nan
@@ -202,7 +206,7 @@ def measure_peak(job: Callable[[], object]) -> float:
 
 
 def reset_peak() -> bool:
-    """Give free memory back, and have `peak_memory` count from here on; False where the system cannot."""
+    """Return free memory to the system, and reset `peak_memory`; False where the system cannot reset it."""
     clear_refs = Path("/proc/self/clear_refs")
     if not clear_refs.exists():
         return False
@@ -214,7 +218,7 @@ def reset_peak() -> bool:
 
 
 def _read_status(field: str, text: str | None = None) -> float:
-    """A line of /proc/self/status, in MB of 10**6 bytes."""
+    """Return a line of /proc/self/status, in MB of 10**6 bytes."""
     lines = (STATUS.read_text() if text is None else text).splitlines()
     line = next(line for line in lines if line.startswith(field))
     return int(line.split()[1]) * 1024 / 1e6

@@ -1,11 +1,12 @@
-"""Are planted heads found again? Each row of the table beside its oracle, which knows the true parameters.
+"""Recovery of planted heads: each row of the table next to its oracle, which knows the true parameters.
 
     python -m benchmarks.head_recovery [--restarts 16] [--steps 400] [--only "word 0.3"]
 
 Writes docs/benchmarks/head_recovery.md. Data: d=8, d_k=4, 8 words, 4 heads, pi=(.4, .3, .2, .1), x ~ N(0, I), entries
-of W_q and W_k with standard deviation sqrt(2/d), of W_v 1/sqrt(d), y = attention + sigma noise; 2000 sentences to
-learn from, 1000 to be judged by. The fits of the first table know the true sigma, and have a Normal(0, 0.5) prior on
-every weight, about the spread of the planted ones: it is told, not found. "Restarts" are those that pruning left.
+of W_q and W_k with standard deviation sqrt(2/d), of W_v 1/sqrt(d), y = attention + sigma noise; 2000 training
+sentences, 1000 test sentences. The fits of the first table know the true sigma, and have a Normal(0, 0.5) prior on
+every weight, close to the spread of the planted weights: the prior is given, not learned. "Restarts" are those that
+remain after pruning.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bnet_transformer.tpm import Normal
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"
 DIM, KEY, WORDS, HEADS, LEARN, JUDGE = 8, 4, 8, 4, 2000, 1000
 RESTARTS, STEPS = 16, 400
-SPREAD = 0.5  # of the Normal prior on the weights, about that of the planted ones
+SPREAD = 0.5  # standard deviation of the Normal prior on the weights, close to that of the planted weights
 PI = torch.tensor([0.4, 0.3, 0.2, 0.1])
 ROWS: list[tuple[str, float, float | None, float | None]] = [
     ("sentence", 1.0, 0.02, 0.005),
@@ -48,7 +49,7 @@ ROWS: list[tuple[str, float, float | None, float | None]] = [
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     cells: tuple[str, ...]
     is_reached: bool | None
@@ -58,7 +59,7 @@ class Row:
 
 
 def create_planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) -> bt.BNet:
-    """The net that makes the data."""
+    """Return the net that makes the data."""
     generator = torch.Generator().manual_seed(seed)
     net = create_mixture(per, sigma, heads)
     spread = {"q": math.sqrt(2 / DIM), "k": math.sqrt(2 / DIM), "v": 1 / math.sqrt(DIM)}
@@ -71,11 +72,12 @@ def create_planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) ->
 
 
 def create_mixture(per: str, sigma: float, heads: int, seed: int = 0) -> bt.BNet:
+    """Return a net to be fitted, with random weights."""
     return bt.bayesuvius(DIM, heads=heads, key_dim=KEY, per=per, observe=Normal(sigma), seed=seed)
 
 
 def sample_sentences(net: bt.BNet, selector: str, sentences: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sentences x, observations y, and the sampled heads."""
+    """Return sentences x, observations y, and the sampled heads."""
     torch.manual_seed(seed)
     x = torch.randn(sentences, WORDS, DIM)
     sample = net.pyro(parameters="own")(x)
@@ -83,7 +85,7 @@ def sample_sentences(net: bt.BNet, selector: str, sentences: int, seed: int) -> 
 
 
 def evaluate_parameters(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tuple[float, float]:
-    """The ARI and the test NLL per dim of the true parameters."""
+    """Return the ARI and the test NLL per dim of the true parameters."""
     from bnet_transformer.inference import Evidence, log_evidence, posterior
 
     module, observed = net.module(), {"y": Evidence(y)}
@@ -93,9 +95,9 @@ def evaluate_parameters(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector:
 
 
 def evaluate_restarts(per: str, sigma: float, restarts: int, steps: int) -> list[tuple[float, float]]:
-    """The held-out log likelihood per dim and the test ARI of every restart (none pruned), the best first.
+    """Return the held-out log likelihood per dim and the test ARI of every restart (none pruned), the best first.
 
-    Both are those at which the best restart is chosen, before it is trained further with the held-out sentences.
+    Both are the values at which the best restart is chosen, before it is trained further with the held-out sentences.
     """
     selector = "c_0" if per == "word" else "c"
     true, net = create_planted(per, sigma), create_mixture(per, sigma, HEADS)
@@ -114,7 +116,7 @@ def evaluate_restarts(per: str, sigma: float, restarts: int, steps: int) -> list
 
 
 def measure_restarts(per: str, sigma: float, restarts: int, steps: int) -> Row:
-    """All restarts of one row."""
+    """Return the measured row of all restarts."""
     scores = ", ".join(f"{score:.4f} ({ari:.3f})" for score, ari in evaluate_restarts(per, sigma, restarts, steps))
     subject = f"{per} {sigma:g}, all {restarts} restarts: held-out log likelihood per dim (ARI)"
     return Row((subject, "", scores, "report"), None)
@@ -123,7 +125,7 @@ def measure_restarts(per: str, sigma: float, restarts: int, steps: int) -> Row:
 def measure_heads(
     per: str, sigma: float, ari_gap: float | None, nll_gap: float | None, restarts: int, steps: int
 ) -> Row:
-    """Fit one row; the row lists every restart that was not pruned."""
+    """Fit one row; it lists every restart that was not pruned."""
     selector = "c_0" if per == "word" else "c"
     true = create_planted(per, sigma)
     x, y, _ = sample_sentences(true, selector, LEARN, seed=1)
@@ -163,7 +165,8 @@ def measure_heads(
 
 
 def measure_sum(steps: int) -> Row:
-    """The deterministic sum of four heads, trained on the same sentences, against the mixture (sentence, sigma 1)."""
+    """Measure the deterministic sum of four heads, trained on the same sentences, next to the mixture (sentence, sigma
+    1)."""
     true = create_planted("sentence", 1.0)
     x, y, _ = sample_sentences(true, "c", LEARN, seed=1)
     tx, ty, _ = sample_sentences(true, "c", JUDGE, seed=2)
@@ -182,13 +185,13 @@ def measure_sum(steps: int) -> Row:
 
 
 def fit_sigma(predicted: Tensor, y: Tensor) -> tuple[float, float]:
-    """The maximum-likelihood sigma of a Normal readout around the predictions, and its NLL per dim."""
+    """Return the maximum-likelihood sigma of a Normal readout around the predictions, and its NLL per dim."""
     square = float((y - predicted).double().square().mean())
     return math.sqrt(square), 0.5 * math.log(2 * math.pi * math.e * square)
 
 
 def measure_offered(restarts: int, steps: int) -> Row:
-    """Eight heads offered where four exist."""
+    """Fit eight heads to data of four heads."""
     true = create_planted("sentence", 1.0)
     x, y, _ = sample_sentences(true, "c", LEARN, seed=1)
     tx, ty, tc = sample_sentences(true, "c", JUDGE, seed=2)
@@ -201,7 +204,7 @@ def measure_offered(restarts: int, steps: int) -> Row:
 
 
 def create_codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
-    """A net whose heads draw from atoms by planted rows, Dirichlet(0.3)."""
+    """Return a net whose heads draw from atoms by planted rows, Dirichlet(0.3)."""
     net = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     parameters = {"c.logits": PI.log()}
@@ -217,7 +220,8 @@ def create_codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
 
 
 def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
-    """The pi-weighted total variation between planted and fitted rows, heads matched, mean over the roles."""
+    """Return the pi-weighted total variation between planted and fitted rows, with matched heads: the mean over the
+    roles."""
     weights = true.parameters["c.logits"].softmax(-1)
     planted_rows = [true.parameters[f"W_{role}_0.logits"].softmax(-1) for role in "qkv"]
     distances = torch.stack(
@@ -230,7 +234,7 @@ def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
 def fit_observed_atoms(
     states: list[Tensor], atoms: int, restarts: int = 20, steps: int = 500
 ) -> tuple[Tensor, list[Tensor]]:
-    """EM where the atoms of each sentence are observed and only its head is latent: the floor."""
+    """Fit by EM with observed atoms in each sentence, so that only its head is latent: the lower bound."""
     observed = [functional.one_hot(s, atoms).double() for s in states]
     best: tuple[float, Tensor, list[Tensor]] | None = None
     for r in range(restarts):
@@ -252,7 +256,7 @@ def fit_observed_atoms(
 
 
 def measure_codebook(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) -> Row:
-    """Planted rows of theta, their atoms known, found by EM on the exact marginal."""
+    """Fit planted rows of theta with known atoms, by EM on the exact marginal."""
     true = create_codebook(atoms, seed=0, sigma=sigma)
     torch.manual_seed(1)
     x = torch.randn(sentences, WORDS, DIM)
@@ -272,7 +276,7 @@ def measure_codebook(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0
 
 
 def measure_page(restarts: int, steps: int, only: str | None, report: Callable[[str], None]) -> str:
-    """Measure all rows, report each as it comes, and return the page."""
+    """Measure all rows, print each when it is done, and return the page."""
     lines = [
         "| selector, sigma | oracle ARI | ARI, started at the truth | ARI | oracle NLL | NLL | target "
         "| restarts (held-out log likelihood per dim) | time | |",
@@ -299,7 +303,7 @@ def measure_page(restarts: int, steps: int, only: str | None, report: Callable[[
     )
     text = __doc__ or ""
     return (
-        f"# Are planted heads found again?\n\nMeasured on {when}, by `python -m benchmarks.head_recovery "
+        f"# Recovery of planted heads\n\nMeasured on {when}, by `python -m benchmarks.head_recovery "
         f"--restarts {restarts} --steps {steps}`.\n\n{text[text.index('Data:') :]}\n"
         + "\n".join(lines)
         + "\n\n"
@@ -309,6 +313,7 @@ def measure_page(restarts: int, steps: int, only: str | None, report: Callable[[
 
 
 def main() -> None:
+    """Parse the arguments, measure, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--restarts", type=int, default=RESTARTS)
     parser.add_argument("--steps", type=int, default=STEPS)

@@ -1,4 +1,4 @@
-"""Rows of head inclusion: runs of MiniLM under gates on its heads, against `transformers` with a head mask."""
+"""Rows of head inclusion: runs of MiniLM with gates on its heads, compared with `transformers` with a head mask."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ MAX_HEADS = 12
 
 
 def gated_runs() -> list[Figure]:
-    """MiniLM (6 slices of 12 heads), 8 sentences, 32 random settings of the gates of each slice, the other slices on:
-    1,536 runs to the last state. Ours: `GatedRuns.log_prob_table`, the table of log P that the exact method sums
-    (sentences of one length at a time, what the gates do not change once). Theirs: a loop of `transformers` forward
-    passes, one for each sentence and setting, with the head mask put on what goes into the output projection
-    (transformers 5 has no `head_mask=`); then the same loop with the 32 settings as one batch. Distances from the
-    full output agree to 1e-4. The target is at least 4 times the runs of the loop: a ratio of at most 1/4."""
+    """MiniLM (6 slices of 12 heads), 8 sentences, 32 random settings of the gates of each slice, with the other slices
+    on: 1,536 runs to the last state. Ours: `GatedRuns.log_prob_table`, the table of log P that the exact method sums
+    (sentences of one length at a time; values that the gates do not change are computed once). Theirs: a loop of
+    `transformers` forward passes, one for each sentence and setting, with the head mask applied to the input of the
+    output projection (transformers 5 has no `head_mask=`); then the same loop with the 32 settings as one batch.
+    Distances from the full output agree to 1e-4. The target is at least 4 times the runs of the loop: a ratio of at
+    most 1/4."""
     import torch
 
     model, tokenizer = _load_transformers()
@@ -47,7 +48,7 @@ def gated_runs() -> list[Figure]:
 
 def memory_of_inclusion() -> list[Figure]:
     """The peak resident memory of a fresh process that makes the exact table of MiniLM's last slice (4,096 settings, 4
-    sentences), and of one that runs 36 passes of the joint method over 64 sentences, over that of one that loads the
+    sentences), and of one that runs 36 passes of the joint method over 64 sentences, minus that of one that loads the
     net and runs a sentence."""
     base = run_in_process(_measure_peak, "load")
     return [
@@ -59,7 +60,7 @@ def memory_of_inclusion() -> list[Figure]:
 
 def growth_with_heads() -> list[Figure]:
     """`bt.inclusion(method="exact")` of an encoder of two slices, 48 wide, with 2 to 12 heads, 16 sentences of 8 words,
-    200 draws: seconds, and the part that is runs of the net. Settings double with each head."""
+    200 draws: seconds, and the seconds of the runs of the net. Each head doubles the number of settings."""
     rows = []
     for heads in (2, 4, 6, 8, 12):
         runs, full = create_jobs(heads)
@@ -71,7 +72,7 @@ def growth_with_heads() -> list[Figure]:
 
 
 def create_jobs(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The runs of the net for the exact method, and all of it."""
+    """Return the runs of the net for the exact method, and the complete method."""
     import torch
 
     import bnet_transformer as bt
@@ -88,13 +89,13 @@ def create_jobs(heads: int) -> tuple[Callable[[], object], Callable[[], object]]
 
 
 def read_sentences(count: int) -> list[str]:
-    """The first sentences of the committed file."""
+    """Return the first sentences of the committed file."""
     return (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").split("\n")[:count]
 
 
 def run_looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
-    """Minus half the squared distance of the last state from that of the full model,
-    `[slice, sentence, setting]`, by forward passes with hooks."""
+    """Return minus half the squared distance of the last state from that of the full model, `[slice, sentence,
+    setting]`, by forward passes with hooks."""
     import torch
 
     slices = model.encoder.layer
@@ -117,7 +118,7 @@ def run_looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
 
 
 def _load_transformers() -> tuple[Any, Any]:
-    """MiniLM as `transformers` has it, and its tokenizer."""
+    """Return MiniLM of `transformers`, and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
     from bnet_transformer.pretrained.source import find_package_folder
@@ -127,6 +128,7 @@ def _load_transformers() -> tuple[Any, Any]:
 
 
 def _create_runs(sentences: list[str]) -> Any:
+    """Return the gated runs of MiniLM on sentences."""
     import bnet_transformer as bt
     from bnet_transformer.attention.heads.head_inclusion import create_runs
 
@@ -134,7 +136,7 @@ def _create_runs(sentences: list[str]) -> Any:
 
 
 def _measure_peak(subject: str) -> float:
-    """The peak memory of a process that does this."""
+    """Return the peak memory of a process that runs this code."""
     import torch
 
     from bnet_transformer.attention.heads.gate_posterior import gate_settings, relaxed_gate_posterior

@@ -1,4 +1,4 @@
-"""Rows of the import times: whole processes, those compared run in turn."""
+"""Rows of import times: whole processes, compared in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGE = "import bnet_transformer, sys; assert 'torch' not in sys.modules"
 
 
 def import_over_torch() -> list[Figure]:
-    """`python -c "import torch, bnet_transformer; bnet_transformer.BNet"` against `python -c "import torch"`:
+    """`python -c "import torch, bnet_transformer; bnet_transformer.BNet"` compared with `python -c "import torch"`:
     whole processes, in turn."""
     calls = {"torch": make_python_call(TORCH), "both": make_python_call(BOTH)}
     spent = time_calls(calls, runs=15)
@@ -34,11 +34,11 @@ def import_over_torch() -> list[Figure]:
 
 
 def import_package() -> list[Figure]:
-    """`python -c "import bnet_transformer"` against `python -c pass`: whole processes, in turn. The process
-    itself asserts that torch is not imported."""
+    """`python -c "import bnet_transformer"` compared with `python -c pass`: whole processes, in turn. The process
+    asserts that torch is not imported."""
     spent = time_calls({"alone": make_python_call(PACKAGE), "nothing": make_python_call("pass")}, runs=21)
     return [
-        figure("python alone", spent["nothing"], "s"),
+        figure("python", spent["nothing"], "s"),
         figure("import bnet_transformer", spent["alone"], "s", target=0.3),
         figure("peak memory", measure_python_peak(PACKAGE), "MB"),
     ]

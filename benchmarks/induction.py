@@ -1,16 +1,17 @@
-"""Does a circuit search find the arrows of an induction net? ROC-AUC beside attention weight and rollout.
+"""Does a circuit search find the arrows of an induction net? ROC-AUC, compared with attention weight and rollout.
 
-Two slices, and sentences `^ ... A B ... A`: the next word is B. In slice 0 a head reads the previous word, so that the
-word behind A knows that A stood before it; in slice 1 a head asks for the word behind the earlier A, by its key
-(K-composition), and brings B. With the earlier A at word p, there are planted for the metric at the last word
+The net has two slices; sentences are `^ ... A B ... A`, and the next word is B. In slice 0 a head attends to the
+previous word, so the word after A contains the information that A precedes it. In slice 1 a head at the last word
+attends to the word after the earlier A, by its key (K-composition), and copies B. With the earlier A at word p, these
+arrows are planted for the metric at the last word:
 
-    v -> a    v_0_h_p -> a_0_h_(p+1)        the earlier A goes to the word behind it
-              v_1_g_(p+1) -> a_1_g_last     B goes to the last word
-    k -> a    k_1_g_(p+1) -> a_1_g_last     what stood before B, matched with the last word
+    v -> a    v_0_h_p -> a_0_h_(p+1)        copies the earlier A to the next word
+              v_1_g_(p+1) -> a_1_g_last     copies B to the last word
+    k -> a    k_1_g_(p+1) -> a_1_g_last     matches the word before B with the last word
 
-and no other: that word p+1 reads its previous word is the same in both runs, for words are placed by positions. In the
-corrupt sentence both the earlier A and its B are others, C D: with A alone exchanged, the values of B would carry
-nothing, with B alone the keys. The metric is log P(B) - log P(D).
+No other arrow is planted: word p+1 attends to its previous word in both runs, because this attention depends only on
+positions. In the corrupt sentence both the earlier A and its B are replaced, by C D. If only A were replaced, the
+values of B would not differ; if only B, the keys. The metric is log P(B) - log P(D).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from bnet_transformer.interventions.circuits import Circuit
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 VOCABULARY, WORDS, START = 16, 12, 0
-SHARP = 8.0  # the score of what a planted head reads
+SHARP = 8.0  # attention score of a planted head at its word
 ROLES = ("v", "k", "vk")
-FRACTION = 0.02  # of clean - corrupt: the threshold
+FRACTION = 0.02  # threshold as a fraction of clean - corrupt
 SCORES = ("circuit", "attention", "rollout")
 
 
 def create_net(heads: int, dim: int, key: int, value: int, *, scale: float | None = None, seed: int = 0) -> bt.BNet:
-    """A causal net of two slices without feed-forward maps and norms: token, position, attention, the next word."""
+    """Return a causal net of two slices: token, position, attention, the next word; no feed-forward maps and norms."""
     over, sizes = ["head", "word"], {"q": key, "k": key, "v": value}
     maps = [bt.Node(f"W_{r}", Weight((size, dim), spread=dim**-0.5), plates=["head"]) for r, size in sizes.items()]
     maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], plates=over) for r in sizes]
@@ -58,9 +59,10 @@ def create_net(heads: int, dim: int, key: int, value: int, *, scale: float | Non
 
 
 def build_net(noise: float = 0.05) -> bt.BNet:
-    """The net by hand: head 0 of each slice is planted; head 1 reads the first word as sharply, head 2 its own.
+    """Return the net by hand: head 0 of each slice is planted; head 1 attends to the first word as sharply, head 2 to
+    its own.
 
-    The states are [token | position | previous token | next token]. What heads 1 and 2 write is noise.
+    The states are [token | position | previous token | next token]. The outputs of heads 1 and 2 are noise.
     """
     parts = np.cumsum([0, VOCABULARY, WORDS, VOCABULARY, VOCABULARY])
     token, position, previous, following = (slice(*ends) for ends in itertools.pairwise(parts.tolist()))
@@ -90,13 +92,13 @@ def build_net(noise: float = 0.05) -> bt.BNet:
 
 
 def train_net(heads: int = 2, steps: int = 1000, seed: int = 0) -> bt.BNet:
-    """The same declaration, learned by gradient from sentences of which a part is said again."""
+    """Train the same declaration by gradient on sentences that repeat a part."""
     net = create_net(heads, 32, 16, 16, seed=seed)
     return bt.train(net, sample_repetitions, steps=steps, optimizer=bt.AdamW(rate=0.005, warmup=50), progress=False).net
 
 
 def sample_repetitions(step: int, count: int = 64) -> Tensor:
-    """Sentences of different words, from somewhere on said again: `[count, word]`."""
+    """Return sentences of distinct words that repeat from some position on: `[count, word]`."""
     generator = torch.Generator().manual_seed(1000 + step)
     first = int(torch.randint(3, WORDS - 2, (), generator=generator))
     again = torch.randint(1, first, (count, 1), generator=generator)
@@ -116,6 +118,7 @@ class Prompts:
 
     @classmethod
     def sample(cls, p: int, count: int, seed: int = 0) -> Prompts:
+        """Sample prompts with the earlier A at word p."""
         words = _sample_permutations(count, torch.Generator().manual_seed(seed))
         clean = torch.cat([words[:, : WORDS - 1], words[:, p : p + 1]], 1)
         corrupt = clean.clone()
@@ -124,24 +127,24 @@ class Prompts:
 
     @property
     def metric(self) -> Mapping[str, tuple[list[int], list[int]]]:
-        """`log P(B) - log P(D)` at the last word."""
+        """Return `log P(B) - log P(D)` at the last word."""
         after = self.p + 1
         return {f"y_{WORDS - 1}": (self.clean[:, after].tolist(), self.corrupt[:, after].tolist())}
 
     def sentences(self, net: bt.BNet) -> tuple[list[bt.Sentence], list[bt.Sentence]]:
-        """Both as sentences of a net."""
+        """Return both as sentences of a net."""
         clean, corrupt = ([net.sentence(ids) for ids in item.tolist()] for item in (self.clean, self.corrupt))
         return clean, corrupt
 
 
 def _sample_permutations(count: int, generator: torch.Generator) -> Tensor:
-    """The first word, then all others in some order."""
+    """Return the first word, then all other words in random order."""
     words = torch.rand(count, VOCABULARY - 1, generator=generator).argsort(-1) + 1
     return torch.cat([torch.full((count, 1), START), words], 1)
 
 
 def find_circuit(net: bt.BNet, prompts: Prompts, fraction: float = FRACTION) -> Circuit:
-    """The circuit of some prompts; the threshold is this fraction of clean - corrupt."""
+    """Return the circuit of some prompts; the threshold is this fraction of clean - corrupt."""
     clean, corrupt = prompts.sentences(net)
     threshold = fraction * float(
         (compute_metric(net, prompts.clean, prompts) - compute_metric(net, prompts.corrupt, prompts)).mean()
@@ -151,14 +154,14 @@ def find_circuit(net: bt.BNet, prompts: Prompts, fraction: float = FRACTION) -> 
 
 @torch.no_grad()
 def compute_metric(net: bt.BNet, sentences: Tensor, prompts: Prompts) -> Tensor:
-    """The metric of sentences, computed from the logits of the net."""
+    """Return the metric of sentences, computed from the logits of the net."""
     logits, after = net.module()(sentences)[:, -1], slice(prompts.p + 1, prompts.p + 2)
     result = logits.gather(1, prompts.clean[:, after]) - logits.gather(1, prompts.corrupt[:, after])
     return result[:, 0]
 
 
 def find_planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[int]]:
-    """The heads of each slice that read, for the greater part, the previous word, and the word behind the earlier A.
+    """Return the heads of each slice that mostly attend to the previous word, and to the word after the earlier A.
 
     They are selected by attention weight, which favours attention as a baseline.
     """
@@ -169,15 +172,15 @@ def find_planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[
 
 
 def name_planted_arrows(role: str, p: int, heads: tuple[Sequence[int], Sequence[int]]) -> set[str]:
-    """The planted arrows of a role, by name."""
+    """Return the names of the planted arrows of a role."""
     first = {f"v_0_{h}_{p} -> a_0_{h}_{p + 1}" for h in heads[0]} if role == "v" else set()
     return first | {f"{role}_1_{h}_{p + 1} -> a_1_{h}_{WORDS - 1}" for h in heads[1]}
 
 
 def score_arrows(net: bt.BNet, prompts: Prompts, circuit: Circuit, role: str) -> dict[str, tuple[float, float, float]]:
-    """For each arrow `role -> a` above the last word: its effect, `P(j | i)`, and the rollout that flows along it."""
+    """Return for each arrow `role -> a` above the last word its effect, `P(j | i)`, and the rollout along it."""
     weights = _compute_attention(net, prompts)
-    chain = 0.5 * weights[1].mean(0) + 0.5 * np.eye(WORDS)  # of slice 1: from the last word to those of slice 0
+    chain = 0.5 * weights[1].mean(0) + 0.5 * np.eye(WORDS)  # slice 1: from the last word to the words of slice 0
     heads = len(weights[0])
     rows: dict[str, tuple[float, float, float]] = {}
     for t, through in enumerate((chain[-1], np.eye(WORDS)[-1])):
@@ -189,14 +192,14 @@ def score_arrows(net: bt.BNet, prompts: Prompts, circuit: Circuit, role: str) ->
 
 
 def _compute_attention(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
-    """`P(j | i)` of each slice, `[head, word, word]`, the mean over the clean prompts."""
+    """Return `P(j | i)` of each slice, `[head, word, word]`, as a mean over the clean prompts."""
     with torch.no_grad():
         weights, _ = net.module().attention_weights(prompts.clean, nodes=["a_0", "a_1"])
     return [weights[name].mean(0).double().numpy() for name in ("a_0", "a_1")]
 
 
 def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
-    """The probability that a planted arrow has a higher score than another one, ties counted as a half."""
+    """Return the probability that a planted arrow has a higher score than another arrow; ties count one half."""
     is_positive, scores = np.asarray(positive), np.asarray(score)
     differences = scores[is_positive][:, None] - scores[~is_positive][None, :]
     return float(((differences > 0) + 0.5 * (differences == 0)).mean())
@@ -205,7 +208,7 @@ def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
 def measure_areas(
     net: bt.BNet, positions: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7
 ) -> dict[str, list[float]]:
-    """For each role and score the ROC-AUC at each position of the earlier A; then figures of the circuit."""
+    """Return the ROC-AUC for each role and score at each position of the earlier A; then figures of the circuit."""
     result: dict[str, list[float]] = {}
     for p in positions:
         prompts = Prompts.sample(p, count, seed)
@@ -219,8 +222,8 @@ def measure_areas(
         retained = {name for name in circuit.retained if name in rows}
         for subject, value in (
             ("planted arrows v, k -> a", len(expected)),
-            ("of these kept", len(expected & retained)),
-            ("others kept", len(retained - expected)),
+            ("planted arrows kept", len(expected & retained)),
+            ("other arrows kept", len(retained - expected)),
             ("edges kept, of all roles", circuit.edges),
             ("edges tested", circuit.candidates),
             ("faithfulness", circuit.faithfulness),
@@ -232,19 +235,20 @@ def measure_areas(
 def planted_by_hand() -> list[Figure]:
     """The planted arrows of an induction net built by hand (two slices, 3 heads, 12 words), among all arrows of their
     role above the last word: ROC-AUC of their effect in a circuit search (8 sentences `^ ... A B ... A`, corrupt ones
-    with C D for the earlier A B; threshold 2% of clean - corrupt), of attention weight, and of the rollout that flows
-    along them. The median, least and greatest of three places of the earlier A."""
+    with C D for the earlier A B; threshold 2% of clean - corrupt), of attention weight, and of the rollout along them.
+    Median, least and greatest over three positions of the earlier A."""
     return _figures(build_net())
 
 
 def planted_by_training() -> list[Figure]:
-    """The same for a net of 2 heads that has learned it (1,000 steps), on sentences that it was not trained on. Its
-    planted heads are those that read the right word for the greater part, which favours attention; that keys of slice
-    0 matter to it as well is counted against the search."""
+    """The same for a trained net of 2 heads (1,000 steps), on sentences that are not in the training data. Its planted
+    heads are those that mostly attend to the right word, which favours attention. Keys of slice 0 also matter to this
+    net; the search is penalised for finding them."""
     return _figures(train_net())
 
 
 def _figures(net: bt.BNet) -> list[Figure]:
+    """Return the figures of a net."""
     result = [figure(subject, values, "") for subject, values in measure_areas(net).items()]
     return [
         *result,

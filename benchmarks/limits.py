@@ -1,12 +1,12 @@
-"""How far a job is from what the machine could do: its FLOPs and bytes over the machine's own measured rates.
+"""The distance of a job from the limit of the machine: its FLOPs and bytes over the measured rates of the machine.
 
     limit = max(FLOPs / rate, bytes / bandwidth)
 
-FLOPs are those of the job's matrix products (attention as the products that it is). Bytes are those that it must move:
-each number that was there before the job and is read in it, once (of a table from which rows are taken, those rows),
-and each number that is there after it and was not before, or was written over, once. What is made and dropped within
-the job does not count: with perfect fusion and a cache without end it would never be moved. The rates are measured on
-the same threads, in large products and copies. A job whose numbers stay in the cache can be faster than `bytes` allow.
+FLOPs are those of the matrix products of the job, including attention. Bytes are those that the job must move: each
+number that exists before the job and is read, once (for a table with selected rows, only those rows), and each number
+that the job creates and keeps, or overwrites, once. Intermediate numbers do not count: with perfect fusion and an
+infinite cache they are never moved. The rates are measured on the same threads, in large products and copies. A job
+whose numbers stay in the cache can be faster than `bytes` allow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.harness import LIMIT, Figure, figure, measure_peak, time_calls
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIZES = (1024, 2048, 3072)  # of the square matrices whose product gives the rate
+SIZES = (1024, 2048, 3072)  # sizes of the square matrices whose product gives the rate
 COPIED = 2**26  # float32 numbers of the arrays whose copies give the bandwidth: 268 MB, more than a cache holds
 # Ops that read no number of their argument, by how their names begin; and ops that read a part of it.
 FACTORY_OPS = ("empty", "zeros", "ones", "full", "rand", "randn", "new_")
@@ -31,7 +31,8 @@ LOOKUP_OPS = ("embedding", "index", "index_select", "gather", "take", "take_alon
 
 @dataclass(frozen=True)
 class Machine:
-    """The peak rates of a machine, FLOPs and bytes a second, and in words where and how they were measured."""
+    """The peak rates of a machine, in FLOPs and bytes per second, and a description of where and how they were
+    measured."""
 
     rate: float
     bandwidth: float
@@ -44,29 +45,29 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a job: the FLOPs of its matrix products, and the bytes that it reads and leaves."""
+    """The work of a job: the FLOPs of its matrix products, and the bytes that it reads and keeps."""
 
     flops: float
     bytes: float
 
     def seconds(self, machine: Machine) -> float:
-        """The limit: the time of the products or that of the bytes, whichever is greater."""
+        """The limit: the time of the products or of the bytes, whichever is greater."""
         return max(self.flops / machine.rate, self.bytes / machine.bandwidth)
 
     def binds(self, machine: Machine) -> str:
-        """Which of the two it is."""
+        """The name of the binding limit."""
         return "products" if self.flops / machine.rate >= self.bytes / machine.bandwidth else "bytes"
 
 
 def measure_machine(device: str = "cpu", dtype: Any = None) -> Machine:
-    """This machine on the present number of threads, or its accelerator; measured once for each."""
+    """Measure this machine with the present number of threads, or its accelerator; once for each."""
     import torch
 
     return _measure_machine(torch.get_num_threads() if device == "cpu" else 0, device, dtype or torch.float32)
 
 
 def list_machines() -> list[Machine]:
-    """The machines that were measured in this process."""
+    """Return the machines that were measured in this process."""
     return list(_measured.values())
 
 
@@ -75,6 +76,7 @@ _measured: dict[tuple[int, str, str], Machine] = {}
 
 @functools.cache
 def _measure_machine(threads: int, device: str, dtype: Any) -> Machine:
+    """Measure the rates for a number of threads, a device and a dtype."""
     import torch
 
     clock = get_clock(device)
@@ -94,7 +96,7 @@ def _measure_machine(threads: int, device: str, dtype: Any) -> Machine:
 
 
 def get_clock(device: str) -> Callable[[], float]:
-    """A clock for the work of a device: it waits for the queued work before it reads the time."""
+    """Return a clock for the work of a device: it waits for the queued work before it reads the time."""
     import time
 
     import torch
@@ -107,7 +109,7 @@ def get_clock(device: str) -> Callable[[], float]:
 
 
 def measure_work(job: Callable[[], object]) -> Work:
-    """The FLOPs and bytes of a job, which is run once; run it before, so that caches exist.
+    """Return the FLOPs and bytes of a job, which is run once; run it before, so that caches exist.
 
     >>> import torch
     >>> a, b = torch.ones(8, 16), torch.ones(16, 4)
@@ -128,16 +130,19 @@ def measure_work(job: Callable[[], object]) -> Work:
 def measure_limit(
     job: Callable[[], object], seconds: Sequence[float], target: float | None = None, name: str = ""
 ) -> list[Figure]:
-    """The work of a job, its limit on this machine, the measured time over the limit, and the peak memory.
+    """Return the work of a job, its limit on this machine, the measured time over the limit, and the peak memory.
 
-    `target` is what the time may be of the limit at most.
+    `target` is the maximum of the time over the limit.
     """
     peak, subject = measure_peak(job), f"{name}: " if name else ""
-    return [*limit_figures(measure_work(job), seconds, target, name), figure(f"{subject}peak memory of it", peak, "MB")]
+    return [
+        *limit_figures(measure_work(job), seconds, target, name),
+        figure(f"{subject}peak memory of the job", peak, "MB"),
+    ]
 
 
 def limit_figures(work: Work, seconds: Sequence[float], target: float | None = None, name: str = "") -> list[Figure]:
-    """The limit of some work on this machine, and how far the measured seconds are from it."""
+    """Return the limit of some work on this machine, and the measured seconds over it."""
     best, subject = measure_machine(), f"{name}: " if name else ""
     limit = work.seconds(best)
     return [
@@ -149,7 +154,7 @@ def limit_figures(work: Work, seconds: Sequence[float], target: float | None = N
 
 
 def _create_byte_counter() -> Any:
-    """A dispatch mode that counts the bytes read of tensors that existed before, and the bytes that remain after."""
+    """Return a dispatch mode that counts the bytes read from earlier tensors, and the bytes that remain after."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -207,7 +212,8 @@ def _create_byte_counter() -> Any:
             return sum(_cap(self.storages[position].nbytes(), known.values()) for position, known in self.reads.items())
 
         def count_left(self) -> int:
-            """Bytes of storages that the job created and that are alive, and bytes of older ones that it wrote to."""
+            """Return the bytes of storages that the job created and that still exist, and of earlier storages that it
+            wrote to."""
             gc.collect()
             alive = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.created.values())
             present = sum(storage.nbytes() for storage in alive if storage is not None)
@@ -223,7 +229,7 @@ def _create_byte_counter() -> Any:
 
 
 def _list_written(func: Any, args: Any, kwargs: Any, tensors: Callable[[object], list[Tensor]]) -> list[Tensor]:
-    """The arguments that an op writes to."""
+    """Return the arguments that an op writes to."""
     targets = [
         (k, item) for k, item in enumerate(func._schema.arguments) if item.alias_info and item.alias_info.is_write
     ]
@@ -232,7 +238,7 @@ def _list_written(func: Any, args: Any, kwargs: Any, tensors: Callable[[object],
 
 
 def _count_bytes(item: Tensor) -> int:
-    """The bytes of a tensor's numbers, those that are repeated (stride 0) once."""
+    """Return the bytes of a tensor's numbers; repeated numbers (stride 0) count once."""
     count = 1
     for size, stride in zip(item.shape, item.stride(), strict=True):
         count *= size if stride or not size else 1
@@ -240,4 +246,5 @@ def _count_bytes(item: Tensor) -> int:
 
 
 def _cap(maximum: int, parts: Iterable[int]) -> int:
+    """Return the sum of the parts, but at most the maximum."""
     return min(maximum, sum(parts))

@@ -1,4 +1,4 @@
-"""Rows of exact inference: the mixture over heads and over atoms against plain Pyro, posteriors against pgmpy."""
+"""Rows of exact inference: the mixture over heads and atoms compared with Pyro, posteriors compared with pgmpy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Step = tuple[Loss, Loss]  # a training step: the loss, its gradient added to the
 
 def mixture_step() -> list[Figure]:
     """A training step of the sentence mixture (K=8, N=256, 16 words, d=32, Normal readout) on one thread: the exact
-    marginal by elimination, forward and backward, against plain Pyro with TraceEnum_ELBO on the same model and
-    parameters; the two losses are asserted equal first. It is to be within three times its limit."""
+    marginal by elimination, forward and backward, compared with plain Pyro with TraceEnum_ELBO on the same model and
+    parameters. The two losses are first asserted to be equal. The target is at most three times its limit."""
     with use_one_thread():
         actual, peer = _create_mixture()
         return _compare(actual, peer, runs=21, target=1 / 3, of_limit=3.0)
@@ -40,32 +40,32 @@ def mixture_step_of_32() -> list[Figure]:
 
 
 def codebook_step_of_32() -> list[Figure]:
-    """The same with codebooks: 32 heads draw from 12 atoms a role."""
+    """The same with codebooks: 32 heads draw from 12 atoms per role."""
     with use_one_thread():
         actual, peer = _create_codebook(Normal(1.0), heads=32)
         return _compare(actual, peer, runs=3, target=1 / 20)
 
 
 def codebook_step() -> list[Figure]:
-    """The same with codebooks: each head draws W_q, W_k and W_v from 12 atoms a role, so 1,728 joint states of the
-    weights under 8 heads. The Normal readout is met by Gram matrices."""
+    """The same with codebooks: each head draws W_q, W_k and W_v from 12 atoms per role, so there are 1,728 joint states
+    of the weights under 8 heads. The Normal readout uses Gram matrices."""
     with use_one_thread():
         actual, peer = _create_codebook(Normal(1.0))
         return _compare(actual, peer, runs=3, target=1 / 20)
 
 
 def codebook_categorical_step() -> list[Figure]:
-    """The same codebooks under a Categorical(8) readout of each word, which has no Gram matrices; 16 sentences, for
-    plain Pyro keeps every word's vector in every joint state."""
+    """The same codebooks with a Categorical(8) readout of each word, which has no Gram matrices; 16 sentences, because
+    plain Pyro stores the vector of every word in every joint state."""
     with use_one_thread():
         actual, peer = _create_codebook(Categorical(8), sentences=16)
         return _compare(actual, peer, runs=3, target=1 / 2)
 
 
 def head_posteriors() -> list[Figure]:
-    """P(c | y) of 256 sentences (4 heads, 6 words, d=8, Categorical(8) readout of each word): one batch of ours
-    against pgmpy's VariableElimination, sentence by sentence, on the exported nets; asserted equal to 1e-8, on
-    one thread. The export itself is not in pgmpy's time."""
+    """P(c | y) of 256 sentences (4 heads, 6 words, d=8, Categorical(8) readout of each word): one batch of ours,
+    compared with pgmpy's VariableElimination, sentence by sentence, on the exported nets; asserted to be equal to 1e-8,
+    on one thread. pgmpy's time does not include the export."""
     from pgmpy.inference import VariableElimination
 
     words = list("abcdefgh")
@@ -98,10 +98,12 @@ def head_posteriors() -> list[Figure]:
 
 
 def _query(model: Any, observed: dict[str, str]) -> Tensor:
+    """Return the posterior of a pgmpy model."""
     return torch.as_tensor(model.query(["c"], observed, show_progress=False).values, dtype=torch.float64)
 
 
 def _compare(actual: Loss, peer: Loss, runs: int, target: float, of_limit: float | None = None) -> list[Figure]:
+    """Return the figures of our steps, Pyro's steps, their ratio and the limit."""
     torch.testing.assert_close(actual(), peer(), rtol=1e-4, atol=1e-2)
     spent = time_calls({"ours": actual, "theirs": peer}, runs=runs)
     return [
@@ -109,13 +111,13 @@ def _compare(actual: Loss, peer: Loss, runs: int, target: float, of_limit: float
         figure("Pyro, TraceEnum_ELBO", spent["theirs"], "s"),
         figure("our time over Pyro's", ratios(spent["ours"], spent["theirs"]), "", target=target),
         *measure_limit(actual, spent["ours"], of_limit),
-        figure("Pyro: peak memory of it", measure_peak(peer), "MB"),
+        figure("Pyro: peak memory of the job", measure_peak(peer), "MB"),
     ]
 
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
-    """Torch on one thread, for both sides."""
+    """Run torch on one thread, for both sides."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -125,6 +127,7 @@ def use_one_thread() -> Iterator[None]:
 
 
 def _create_mixture(heads: int = HEADS) -> Step:
+    """Return the steps of the mixture, ours and Pyro's."""
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate
@@ -147,13 +150,14 @@ def _create_mixture(heads: int = HEADS) -> Step:
 
 
 def _create_steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callable[[], None]) -> Step:
+    """Return the training steps, ours and Pyro's."""
     from pyro.infer import TraceEnum_ELBO
 
     elbo = TraceEnum_ELBO(max_plate_nesting=1)
 
     def step_elimination() -> Tensor:
         total = torch.zeros(())
-        for words, observed in zip(x.split(PART), y.value.split(PART), strict=True):  # as gradients are accumulated
+        for words, observed in zip(x.split(PART), y.value.split(PART), strict=True):  # added, as gradients accumulate
             loss = -log_evidence(module, {"y": Evidence(observed)}, words).sum()
             loss.backward()
             total = total + loss.detach()
@@ -168,6 +172,7 @@ def _create_steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callabl
 
 
 def _create_codebook(readout: Normal | Categorical, sentences: int = SENTENCES, heads: int = HEADS) -> Step:
+    """Return the steps of the codebook, ours and Pyro's."""
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate

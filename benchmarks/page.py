@@ -1,4 +1,4 @@
-"""Rows of the interactive page: size and time beside BertViz's on the same attentions, and its speed in Chromium."""
+"""Rows of the interactive page: size and time compared with BertViz on equal attentions, and its speed in Chromium."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from typing import Any
 from benchmarks.harness import Figure, figure, limit_runs, measure_peak, ratios, run_in_process
 
 SLICES, HEADS, PANNED = 12, 12, 128
-LENGTHS = {32: (None, None), 128: (5.0, 1.5), 256: (16.0, None)}  # words: targets of the page, MB and seconds
+LENGTHS = {32: (None, None), 128: (5.0, 1.5), 256: (16.0, None)}  # number of words: targets of the page, MB and seconds
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCRIPT = {"EvaluateScript", "EventDispatch", "FireAnimationFrame", "FunctionCall", "RunMicrotasks", "TimerFire"}
 
 
 def written_pages() -> list[Figure]:
-    """The page of a sentence (`s.explore`) beside BertViz's `head_view` and `model_view`, written to HTML, of the same
-    attentions: 12 slices of 12 heads, every word reads every word, an encoder of random weights whose rows are as
-    peaked as those of trained nets. The attentions are there before the clock starts; then ours once more from the
-    sentence, attentions and first imports included. Ours keeps a byte for each read, and gzip shrinks the weak ones:
-    of reads that nothing can shrink the page would be four thirds of its bytes. BertViz's pages also fetch d3, jQuery
-    and RequireJS when they are opened; ours fetches nothing. Each in a fresh process, in turn."""
+    """The page of a sentence (`s.explore`), compared with BertViz's `head_view` and `model_view`, written to HTML, with
+    the same attentions: 12 slices of 12 heads, every word attends to every word, an encoder of random weights whose
+    rows are as peaked as those of trained nets. The attentions are computed before the clock starts; then our page is
+    measured once more from the sentence, including attentions and first imports. Our page stores one byte per read, and
+    gzip compresses the weak reads; without any compression the page would be four thirds of these bytes. BertViz's
+    pages also load d3, jQuery and RequireJS from the web when they are opened; ours loads nothing. Each in a fresh
+    process, in turn."""
     views = [view for view in ("head_view", "model_view") if importlib.util.find_spec("bertviz")]
     if not views:
-        print("BertViz is not installed (make test-all installs it): ours is measured alone", file=sys.stderr)
+        print("BertViz is not installed (make test-all installs it): only our page is measured", file=sys.stderr)
     rows = []
     for words, targets in LENGTHS.items():
         runs: dict[str, list[tuple[float, float, float]]] = {method: [] for method in ("whole", "ours", *views)}
@@ -49,18 +50,18 @@ def written_pages() -> list[Figure]:
             figure(f"{words} words: ours, written", seconds["ours"], "s", target=targets[1]),
             figure(f"{words} words: ours, from the sentence", seconds["whole"], "s"),
             *(figure(f"{words} words: {view}, written", seconds[view], "s") for view in views),
-            figure(f"{words} words: ours, peak memory of it", peak["ours"], "MB"),
-            *(figure(f"{words} words: {view}, peak memory of it", peak[view], "MB") for view in views),
+            figure(f"{words} words: ours, peak memory of the job", peak["ours"], "MB"),
+            *(figure(f"{words} words: {view}, peak memory of the job", peak[view], "MB") for view in views),
         ]
     return rows
 
 
 def page_in_chromium() -> list[Figure]:
-    """The same pages opened from disk in Chromium (headless, no GPU), a fresh context each time: first contentful
-    paint, from the start of the navigation; then, at 128 words, all that script does (events, animation frames,
-    promises: the union of their spans in Chromium's own trace) between one frame and the next, in the frames where it
-    does any, while the view is dragged to and fro, and while the wheel zooms; once as the page opens, once with every
-    read of every head above the threshold drawn."""
+    """The same pages opened from disk in Chromium (headless, no GPU), with a fresh context each time: first contentful
+    paint, from the start of the navigation; then, at 128 words, the time of all script (events, animation frames,
+    promises: the union of their spans in Chromium's trace) between one frame and the next, in frames with script, while
+    the view is dragged and while the wheel zooms; once as the page opens, once with every read of every head above the
+    threshold drawn."""
     if CHROMIUM is None or importlib.util.find_spec("playwright") is None:
         print("no Chromium, or no Playwright: nothing is measured in a browser", file=sys.stderr)
         return []
@@ -79,7 +80,7 @@ def page_in_chromium() -> list[Figure]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Debian's Chromium, driven by Playwright."""
+    """Start Debian's Chromium, driven by Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -89,8 +90,8 @@ def chromium() -> Iterator[Any]:
 
 
 def _sentence(words: int) -> Any:
-    """A sentence in a random encoder with twelve slices of twelve heads. Its query weights are scaled, so that rows are
-    as peaked as trained ones: the largest P(j | i) of a word is a third on average."""
+    """Return a sentence in a random encoder with twelve slices of twelve heads. Its query weights are scaled so that
+    rows are as peaked as trained rows: the largest P(j | i) of a word is a third on average."""
     import torch
 
     import bnet_transformer as bt
@@ -103,7 +104,7 @@ def _sentence(words: int) -> Any:
 
 
 def _write(method: str, words: int) -> tuple[float, float, float]:
-    """Seconds to write the page, its size in MB, and the peak memory in MB."""
+    """Return the seconds to write the page, its size in MB, and the peak memory in MB."""
     s = _sentence(words)
     if method == "whole":
         s.net.module()
@@ -129,7 +130,8 @@ def _write(method: str, words: int) -> tuple[float, float, float]:
 
 
 def _first_paint(browser: Any, file: Path) -> tuple[float, float]:
-    """Milliseconds from the start of a navigation to the first contentful paint; MB of the script's heap then."""
+    """Return milliseconds from the start of a navigation to the first contentful paint, and MB of the script's heap
+    then."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto(file.as_uri())
@@ -142,7 +144,7 @@ def _first_paint(browser: Any, file: Path) -> tuple[float, float]:
 
 
 def _panned(browser: Any, file: Path, label: str, all_reads: bool) -> list[Figure]:
-    """Script time a frame while the mouse drags and the wheel zooms."""
+    """Return the script time per frame while the mouse drags and the wheel zooms."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto(file.as_uri())
@@ -156,15 +158,15 @@ def _panned(browser: Any, file: Path, label: str, all_reads: bool) -> list[Figur
     context.close()
     return [
         figure(f"{label}: reads drawn", num_reads, ""),
-        figure(f"{label}: dragged, script a frame", drags, "ms", target=8.0),
+        figure(f"{label}: dragged, script per frame", drags, "ms", target=8.0),
         figure(f"{label}: dragged, the slowest frame of a hundred", _slow(drags), "ms"),
-        figure(f"{label}: zoomed, script a frame", zooms, "ms"),
+        figure(f"{label}: zoomed, script per frame", zooms, "ms"),
         figure(f"{label}: zoomed, the slowest frame of a hundred", _slow(zooms), "ms"),
     ]
 
 
 def _drag(page: Any) -> None:
-    """Drag the view to and fro, an event for each frame."""
+    """Drag the view in both directions, with one event per frame."""
     box = page.locator(".main").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
@@ -185,7 +187,7 @@ def _zoom(page: Any) -> None:
 
 
 def _traced(browser: Any, page: Any, move: Any) -> list[float]:
-    """Milliseconds of script in each frame that has any, while the view is moved, from Chromium's trace."""
+    """Return milliseconds of script in each frame with script while the view moves, from Chromium's trace."""
     page.wait_for_timeout(500)
     frame = ["devtools.timeline.frame", "disabled-by-default-devtools.timeline.frame"]
     categories = ["devtools.timeline", "disabled-by-default-devtools.timeline", *frame]
@@ -205,7 +207,7 @@ def _traced(browser: Any, page: Any, move: Any) -> list[float]:
 
 
 def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The union of spans: an event's span contains those of the functions that it calls, which count once."""
+    """Return the union of spans: an event's span contains those of the functions that it calls, which count once."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -216,4 +218,5 @@ def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _slow(frames: list[float]) -> float:
+    """Return the 99th percentile of the frames."""
     return sorted(frames)[int(0.99 * (len(frames) - 1))]

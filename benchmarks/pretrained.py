@@ -1,4 +1,5 @@
-"""Rows of pretrained models: MiniLM as transformers computes it, the same sentences, equal results."""
+"""Rows of pretrained models: MiniLM and random models here and in `transformers`, with the same sentences and equal
+results."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text
 
 
 def minilm_forward() -> list[Figure]:
-    """The last states of 32 sentences (padded to the longest) in MiniLM, against `transformers` with SDPA; no
+    """The last states of 32 sentences (padded to the longest) in MiniLM, compared with `transformers` with SDPA; no
     gradients."""
     peer, actual = _create_pair("sdpa", ["x_6"])
     return _compare("transformers, sdpa", peer, actual, 1.05)
@@ -32,7 +33,7 @@ def minilm_forward_long() -> list[Figure]:
 
 
 def minilm_attentions() -> list[Figure]:
-    """The last states and all 72 attention tables of the 32 sentences, against `transformers` in its eager mode."""
+    """The last states and all 72 attention tables of the 32 sentences, compared with `transformers` in eager mode."""
     peer, _ = _create_pair("eager", ["x_6"], attentions=True)
     net = bt.from_pretrained("minilm")
     module, batch = net.module().eval(), net.batch(SENTENCES[:32])
@@ -45,14 +46,14 @@ def minilm_attentions() -> list[Figure]:
 
 
 def minilm_load() -> list[Figure]:
-    """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
-    process that has imported its library; the file is in the disk cache."""
+    """The time from the start of loading to the first sentence's last state, and the peak of resident memory, each in a
+    fresh process that has imported its library; the file is in the disk cache."""
     return _compare_loads(_load, find_package_folder("minilm"))
 
 
 def llama_forward() -> list[Figure]:
-    """The last states of 8 texts of 128 tokens in a random net shaped like Llama (6 slices of 384, 12 heads in 4
-    groups), against `transformers` with SDPA; no gradients."""
+    """The last states of 8 texts of 128 tokens in a random net with the shape of Llama (6 slices of 384, 12 heads in 4
+    groups), compared with `transformers` with SDPA; no gradients."""
     peer, actual = _create_llama_pair("sdpa")
     return _compare("transformers, sdpa", peer, actual, 1.05)
 
@@ -64,22 +65,22 @@ def llama_forward_padded() -> list[Figure]:
 
 
 def llama_attentions() -> list[Figure]:
-    """The same without padding, and all 72 attention tables, against `transformers` in its eager mode."""
+    """The same without padding, and all 72 attention tables, compared with `transformers` in eager mode."""
     peer, actual = _create_llama_pair("eager")
     return _compare("transformers, eager", peer, actual, 1.0)
 
 
 def llama_load() -> list[Figure]:
-    """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
-    process that has imported its library; the file is in the disk cache."""
+    """The time from the start of loading to the first sentence's last state, and the peak of resident memory, each in a
+    fresh process that has imported its library; the file is in the disk cache."""
     with tempfile.TemporaryDirectory() as folder:
         _create_llama("sdpa").save_pretrained(folder)
         return _compare_loads(_load_llama, Path(folder))
 
 
 def t5_forward() -> list[Figure]:
-    """The last states of the decoder for 8 texts of 128 tokens and outputs of 64 in a random net shaped like T5 (4 and
-    4 slices of 384, 12 heads), against `transformers` with SDPA; no gradients."""
+    """The last states of the decoder for 8 texts of 128 tokens and outputs of 64 in a random net with the shape of T5
+    (4 and 4 slices of 384, 12 heads), compared with `transformers` with SDPA; no gradients."""
     peer, actual = _create_t5_pair("sdpa")
     return _compare("transformers, sdpa", peer, actual, 1.05)
 
@@ -91,21 +92,21 @@ def t5_forward_padded() -> list[Figure]:
 
 
 def t5_attentions() -> list[Figure]:
-    """The same without padding, and all 144 attention tables, against `transformers` in its eager mode."""
+    """The same without padding, and all 144 attention tables, compared with `transformers` in eager mode."""
     peer, actual = _create_t5_pair("eager")
     return _compare("transformers, eager", peer, actual, 1.0)
 
 
 def t5_load() -> list[Figure]:
-    """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
-    process that has imported its library; the file is in the disk cache."""
+    """The time from the start of loading to the first sentence's last state, and the peak of resident memory, each in a
+    fresh process that has imported its library; the file is in the disk cache."""
     with tempfile.TemporaryDirectory() as folder:
         _create_t5("sdpa").save_pretrained(folder)
         return _compare_loads(_load_t5, Path(folder))
 
 
 def _compare_loads(load: Callable[[str, Path], tuple[float, float]], folder: Path) -> list[Figure]:
-    """Seconds and peak memory of loads, ours and theirs in turn. The limit is that of a copy of the file."""
+    """Return seconds and peak memory of loads, ours and theirs in turn. The limit is that of a copy of the file."""
     samples: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
     for _ in range(limit_runs(9)):
         for owner, runs in samples.items():
@@ -125,7 +126,7 @@ def _compare_loads(load: Callable[[str, Path], tuple[float, float]], folder: Pat
 
 
 def _create_llama(attention: str) -> Any:
-    """A random net shaped like Llama."""
+    """Return a random net with the shape of Llama."""
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
@@ -136,6 +137,7 @@ def _create_llama(attention: str) -> Any:
 
 
 def _create_llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return calls of the random Llama, theirs and ours."""
     model = _create_llama(attention)
     module = bt.from_pretrained(model).module().eval()
     x, lengths = torch.randint(4000, (8, 128)), torch.linspace(64, 128, 8)
@@ -158,6 +160,7 @@ def _create_llama_pair(attention: str, *, padded: bool = False) -> tuple[Callabl
 
 
 def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
+    """Load the random Llama from a folder, and run a sentence."""
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 937, 2938, 102]])
     if owner == "ours":
@@ -165,7 +168,7 @@ def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
 
         from bnet_transformer.pretrained import from_pretrained
 
-        assert networkx is not None  # as theirs, imported before the clock starts
+        assert networkx is not None  # imported before the clock starts, as for theirs
         start = time.perf_counter()
         with torch.no_grad():
             from_pretrained(folder).module().eval()(ids, want=["norm"])
@@ -179,7 +182,7 @@ def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
 
 
 def _create_t5(attention: str) -> Any:
-    """A random net shaped like T5."""
+    """Return a random net with the shape of T5."""
     from transformers import T5Config, T5Model
 
     torch.manual_seed(0)
@@ -188,6 +191,7 @@ def _create_t5(attention: str) -> Any:
 
 
 def _create_t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return calls of the random T5, theirs and ours."""
     model = _create_t5(attention)
     module = bt.from_pretrained(model).module().eval()
     words = {"enc": 128, "dec": 64}
@@ -213,6 +217,7 @@ def _create_t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[
 
 
 def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
+    """Load the random T5 from a folder, and run a sentence."""
     torch.set_num_threads(1)
     ids = {"enc": torch.tensor([[101, 1996, 937, 2938, 102]]), "dec": torch.tensor([[0, 7]])}
     if owner == "ours":
@@ -220,7 +225,7 @@ def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
 
         from bnet_transformer.pretrained import from_pretrained
 
-        assert networkx is not None  # as theirs, imported before the clock starts
+        assert networkx is not None  # imported before the clock starts, as for theirs
         start = time.perf_counter()
         with torch.no_grad():
             from_pretrained(folder).module().eval()(ids, want=["dec_norm"])
@@ -235,6 +240,7 @@ def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
 
 
 def _load(owner: str, folder: Path) -> tuple[float, float]:
+    """Load MiniLM from a folder, and run a sentence."""
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 4937, 2938, 102]])
     if owner == "ours":
@@ -243,7 +249,7 @@ def _load(owner: str, folder: Path) -> tuple[float, float]:
 
         from bnet_transformer.pretrained import from_pretrained
 
-        assert networkx is not None and tokenizers is not None  # as theirs, imported before the clock starts
+        assert networkx is not None and tokenizers is not None  # imported before the clock starts, as for theirs
         start = time.perf_counter()
         with torch.no_grad():
             from_pretrained(folder).module().eval()(ids)
@@ -264,6 +270,7 @@ def _load(owner: str, folder: Path) -> tuple[float, float]:
 def _create_pair(
     attention: str, outputs: list[str], *, long: bool = False, attentions: bool = False
 ) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return calls of MiniLM in `transformers` and here, on the same sentences."""
     from transformers import AutoModel
 
     net = bt.from_pretrained("minilm")
@@ -293,6 +300,7 @@ def _create_pair(
 
 
 def _compare(name: str, peer: Callable[[], object], actual: Callable[[], object], target: float) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     spent = time_calls({"ours": actual, "theirs": peer}, runs=41, warm=5)
     return [
         figure("compiled net", spent["ours"], "s"),

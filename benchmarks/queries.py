@@ -1,4 +1,4 @@
-"""Rows of questions to a bnet: separation on a large ground graph, posteriors of a batch of sentences."""
+"""Rows of queries of a bnet: separation on a large ground graph, posteriors of a batch of sentences."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ Query = tuple[str, str, list[str]]
 
 
 def separations_of_512_words() -> list[Figure]:
-    """10,000 separation queries by name to a sentence of 512 words, 12 slices, 12 heads (concat), as a user asks them
-    (`s.separations`, a new sentence each time): random nodes x and y given none to four random others, half of them
-    anywhere, half near each other (one slice, words and heads below four), in one call; 100 of them in a call each;
-    trails and separators. Every word reads every word; then the same of a causal net. In a fresh process; memory is its
-    peak resident memory (VmHWM), before the queries and after each kind."""
+    """10,000 separation queries by name on a sentence of 512 words, 12 slices, 12 heads (concat), with the public
+    method (`s.separations`, a new sentence each time): random nodes x and y given zero to four random nodes, half of
+    them from the whole sentence, half from one region (one slice, words and heads below four), in one call; 100 of them
+    in one call each; trails and separators. Every word attends to every word; then the same for a causal net. In a
+    fresh process; memory is its peak resident memory (VmHWM), before the queries and after each kind."""
     return [row for mask in (None, "causal") for row in run_in_process(_measure_separations, mask)]
 
 
 def _measure_separations(mask: str | None) -> list[Figure]:
+    """Return the figures of separations with a mask."""
     import torch
 
     import bnet_transformer as bt
@@ -52,7 +53,7 @@ def _measure_separations(mask: str | None) -> list[Figure]:
         figure(f"{subject}arrows", ground.count_arrows(), ""),
         figure(f"{subject}queries that are separated", int(result.sum()), ""),
         figure(f"{subject}10,000 queries in one call", spent, "s", target=10.0),
-        figure(f"{subject}one query in a call of its own", single, "s"),
+        figure(f"{subject}one query per call", single, "s"),
         figure(f"{subject}a trail", trails, "s"),
         figure(f"{subject}a minimal separator (both nodes near)", separator, "s"),
         figure(f"{subject}peak memory before", before, "MB"),
@@ -63,12 +64,13 @@ def _measure_separations(mask: str | None) -> list[Figure]:
 
 
 def _select_low(ground: GroundGraph, group_index: int) -> list[int]:
-    """The nodes of a group whose indices are all below four."""
+    """Return the nodes of a group whose indices are all below four."""
     group = ground.template.groups[group_index]
     return [n for n in ground.select_nodes(group)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
 
 
 def _time_queries(call: Callable[[Query], object], queries: list[Query]) -> list[float]:
+    """Return the seconds of each query."""
     spent = []
     for query in queries[: limit_runs(len(queries))]:
         start = time.perf_counter()
@@ -79,8 +81,8 @@ def _time_queries(call: Callable[[Query], object], queries: list[Query]) -> list
 
 def posteriors_of_1000_sentences() -> list[Figure]:
     """Posteriors in one batch of 1,000 sentences (16 words, d=32, 8 heads, Categorical(8) readout of each word), on two
-    threads: P(c | y), and with 4 atoms for each of W_q, W_k, W_v (64 joint states under 8 heads) P(c | y) and
-    P(W_q | y). Each in a fresh process; memory is its peak resident memory (VmHWM), before and after."""
+    threads: P(c | y), and with 4 atoms for each of W_q, W_k, W_v (64 joint states under 8 heads) P(c | y) and P(W_q |
+    y). Each in a fresh process; memory is its peak resident memory (VmHWM), before and after."""
     rows = []
     for atoms, queries in ((None, ("c",)), (4, ("c", "W_q_0"))):
         for query in queries:
@@ -89,6 +91,7 @@ def posteriors_of_1000_sentences() -> list[Figure]:
 
 
 def _measure_posteriors(atoms: int | None, query: str) -> list[Figure]:
+    """Return the figures of a posterior query."""
     import torch
 
     import bnet_transformer as bt
@@ -116,13 +119,14 @@ def _measure_posteriors(atoms: int | None, query: str) -> list[Figure]:
 
 def posteriors_after_an_ablation() -> list[Figure]:
     """P(next word) of a vocabulary of 50,257 after one head is set to zero at 12 words (decoder, d=64, 4 heads, 2
-    slices), beside `tpm` of the same node; every call sets the head in a new sentence. Then a net whose choices meet
-    (9 words, 2 heads for each word, 2 slices: 512 joint states of the first slice): `log_prob` and 100 draws of
-    `sample` beside `posterior`. In a fresh process; memory is its peak resident memory (VmHWM)."""
+    slices), compared with `tpm` of the same node; every call sets the head in a new sentence. Then a net with
+    interacting choices (9 words, 2 heads for each word, 2 slices: 512 joint states of the first slice): `log_prob` and
+    100 draws of `sample`, compared with `posterior`. In a fresh process; memory is its peak resident memory (VmHWM)."""
     return run_in_process(_measure_ablated)
 
 
 def _measure_ablated() -> list[Figure]:
+    """Return the figures of queries after an ablation."""
     import bnet_transformer as bt
     from bnet_transformer.interventions import Zero
     from bnet_transformer.tpm import Categorical
@@ -149,7 +153,7 @@ def _measure_ablated() -> list[Figure]:
         figure("posterior / tpm", ratios(spent["P"], spent["tpm"]), "", target=3.0),
         figure("ablation: peak memory before", before, "MB"),
         figure("ablation: peak memory after", after, "MB"),
-        figure("choices that meet: posterior", times["posterior"], "s"),
-        figure("choices that meet: log_prob / posterior", ratios(times["log_prob"], times["posterior"]), ""),
-        figure("choices that meet: sample / posterior", ratios(times["sample"], times["posterior"]), ""),
+        figure("interacting choices: posterior", times["posterior"], "s"),
+        figure("interacting choices: log_prob / posterior", ratios(times["log_prob"], times["posterior"]), ""),
+        figure("interacting choices: sample / posterior", ratios(times["sample"], times["posterior"]), ""),
     ]

@@ -1,4 +1,4 @@
-"""Rows of recurrent nets: our scan against `torch.nn.RNN` and `LSTM`, and against a loop over words in Python."""
+"""Rows of recurrent nets: our scan compared with `torch.nn.RNN` and `LSTM`, and with a loop over words in Python."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CELLS: dict[str, type[nn.RNN] | type[nn.LSTM]] = {"rnn": nn.RNN, "lstm": nn.LSTM
 
 
 def rnn_forward() -> list[Figure]:
-    """The forward pass of an RNN of one slice, 64 wide, for 64 sentences of 128 words, the same weights everywhere:
-    our scan; `torch.nn.RNN`, whose loop is in C++; and the same equation as a loop over words in Python."""
+    """The forward pass of an RNN of one slice, 64 wide, for 64 sentences of 128 words, with equal weights: our scan;
+    `torch.nn.RNN`, whose loop is in C++; and the same equation as a loop over words in Python."""
     return _measure_forward("rnn")
 
 
@@ -34,11 +34,13 @@ def lstm_training() -> list[Figure]:
 
 
 def _measure_forward(cell: str) -> list[Figure]:
+    """Return the figures of the forward passes of a cell."""
     with torch.inference_mode():
         return _measure_calls(cell, _create_calls(cell))
 
 
 def _measure_calls(cell: str, calls: Mapping[str, Callable[[], object]]) -> list[Figure]:
+    """Return the figures of calls that are compared."""
     actual, fused, loop = time_calls(calls, RUNS, warm=2).values()
     return [
         figure("net.module()", actual, "s"),
@@ -51,7 +53,7 @@ def _measure_calls(cell: str, calls: Mapping[str, Callable[[], object]]) -> list
 
 
 def _create_calls(cell: str) -> dict[str, Callable[[], Tensor]]:
-    """Ours, torch's and the loop, with the same weights; their values are the same."""
+    """Return calls of ours, torch's and the loop, with equal weights and results."""
     torch.manual_seed(0)
     peer = CELLS[cell](WIDTH, WIDTH, batch_first=True)
     net = bt.recurrent(WIDTH, cell=cell, readout=None)
@@ -66,6 +68,7 @@ def _create_calls(cell: str) -> dict[str, Callable[[], Tensor]]:
 
 
 def _with_gradients(call: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a call with its backward pass."""
     return lambda: call().sum().backward()
 
 
@@ -73,7 +76,7 @@ State = tuple[Tensor, Tensor]
 
 
 def _run_loop(peer: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State], State]) -> Tensor:
-    """A loop over words; `W x + b` of all words is computed before it."""
+    """Run a loop over words; `W x + b` of all words is computed before it."""
     W, U, bias = peer.weight_ih_l0, peer.weight_hh_l0, peer.bias_ih_l0 + peer.bias_hh_l0
     h = cell = x.new_zeros(len(x), WIDTH)
     states = []
@@ -84,10 +87,12 @@ def _run_loop(peer: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State],
 
 
 def _step_rnn(raw: Tensor, state: State) -> State:
+    """Return the next state of an RNN."""
     return raw.tanh(), state[1]
 
 
 def _step_lstm(raw: Tensor, state: State) -> State:
+    """Return the next state of an LSTM."""
     i, f, g, o = raw.chunk(4, -1)
     cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell

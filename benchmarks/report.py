@@ -1,4 +1,4 @@
-"""Arguments and reports of the scripts of benchmarks: the machine and the tables, as text, as a page, as JSON."""
+"""Arguments and reports of the benchmark scripts: the machine and the tables, as text, as a page, as JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.harness import Figure, Row
 from benchmarks.limits import list_machines
 
 PACKAGES = ("torch", "numpy", "networkx")
-NOT_ON_PAGES = ("matrix products", "bytes to move", "memory before", "memory after", "its memory")  # the JSON has them
-BAR = r"\|"  # a bar within a cell of a Markdown table
+NOT_ON_PAGES = ("matrix products", "bytes to move", "memory before", "memory after", "its memory")  # only in the JSON
+BAR = r"\|"  # escaped bar in a cell of a Markdown table
 
 
 def describe_conditions() -> dict[str, str]:
-    """When and on what this was measured."""
+    """Return the date, the machine and the software of a measurement."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -31,13 +31,14 @@ def describe_conditions() -> dict[str, str]:
         "date": datetime.date.today().isoformat(),
         "machine": f"{_get_processor()}, {cores} cores, {platform.system()}",
         "software": f"Python {platform.python_version()}, {versions}",
-        "torch threads": f"{torch.get_num_threads()}, where a row does not say otherwise",
-        "limits": "; ".join(map(str, list_machines())) or "none asked",
+        "torch threads": f"{torch.get_num_threads()}, unless a row states another number",
+        "limits": "; ".join(map(str, list_machines())) or "not measured",
         "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, at the end)",
     }
 
 
 def _get_processor() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -47,7 +48,7 @@ def _get_processor() -> str:
 def parse_arguments(
     parser: argparse.ArgumentParser, known: Collection[str], rows: str, argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """The arguments of a script of benchmarks: names of rows, and the files that the figures are written to."""
+    """Parse the arguments of a benchmark script: names of rows, and output files."""
     from bnet_transformer.errors import unknown_name_error
 
     parser.add_argument("rows", nargs="*", metavar="row", help=rows)
@@ -79,12 +80,12 @@ def write_report(
 
 
 def to_markdown(title: str, command: str, result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str]) -> str:
-    """A page of the docs, which says by which command it was written."""
+    """Return a page of the docs, with the command that writes it."""
     measured = "; ".join(value if subject == "date" else f"{subject}: {value}" for subject, value in conditions.items())
     lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", f"Measured on {measured}.", ""]
     lines += [
-        "Figures are the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
-        "[what limit, bytes and slope mean](index.md).",
+        "Columns: the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
+        "[definitions of limit, bytes and slope](index.md).",
         "",
     ]
     for row in result:
@@ -97,7 +98,7 @@ def to_markdown(title: str, command: str, result: Mapping[Row, Sequence[Figure]]
 
 
 def to_text(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str]) -> str:
-    """The same for a terminal."""
+    """Return the same as text for a terminal."""
     lines = [f"{subject}: {value}" for subject, value in conditions.items()]
     for row, figures in result.items():
         table = [("", "median", "least to greatest", "runs", "target", ""), *map(format_cells, figures)]
@@ -108,7 +109,7 @@ def to_text(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str
 
 
 def to_json(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str]) -> str:
-    """The same for a program."""
+    """Return the same as JSON."""
     rows = {
         row.name: {
             "title": row.title,
@@ -121,12 +122,13 @@ def to_json(result: Mapping[Row, Sequence[Figure]], conditions: Mapping[str, str
 
 
 def _to_record(item: Figure) -> dict[str, object]:
+    """Return a figure as a record of the JSON file."""
     fields = asdict(item)
     return {"what": fields.pop("subject"), **fields, "verdict": item.verdict}
 
 
 def format_cells(item: Figure) -> tuple[str, str, str, str, str, str]:
-    """A figure as the cells of a table."""
+    """Return a figure as the cells of a table."""
     spread = "" if item.runs == 1 else f"{_format_number(item.low)} to {_format_number(item.high)}"
     spread = spread if item.error is None else f"± {_format_number(item.error)}"
     target = "" if item.target is None else f"at most {_format_number(item.target)} {item.unit}".rstrip()
@@ -141,6 +143,7 @@ def format_cells(item: Figure) -> tuple[str, str, str, str, str, str]:
 
 
 def _format_number(value: float) -> str:
+    """Return a number with three significant digits, or as an integer."""
     if math.isfinite(value) and float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,15 +1,16 @@
-"""How training, a fit and a reading grow past one process: strong and weak scaling, and what 64 processes would take.
+"""Strong and weak scaling of training, a fit and a query over several processes, and a prediction for 64 processes.
 
     python -m benchmarks.scaling [--processes 1 2] [--repeats 5] [--markdown docs/benchmarks/scaling.md]
 
-Processes of one thread each on one machine, joined by gloo. Strong: the same sentences for every number of processes.
-Weak: so many sentences for each process. Three jobs: a step of `bt.train` (a decoder of 2 slices, width 64, 4 heads,
-32 words), a step of `bt.fit` by map (a mixture of 4 heads, 2 slices, 16 words, width 32), and its `responsibilities`.
-Steps are told by the difference of two runs of unequal length, so that what a call takes to begin is left out.
+Processes of one thread each on one machine, connected by gloo. Strong scaling: the same sentences for every number of
+processes. Weak scaling: the same number of sentences for each process. Three jobs: a step of `bt.train` (a decoder of 2
+slices, width 64, 4 heads, 32 words), a step of `bt.fit` by map (a mixture of 4 heads, 2 slices, 16 words, width 32),
+and its `responsibilities`. The time of a step is the difference of two runs of unequal length, so the start of a call
+does not count.
 
-The model is t(k, n) = a + b n / k + c log2 k for n sentences on k processes: `a` is what every process does whatever
-its share (the optimiser, the host), `b` the work of one sentence, `c` what a doubling of the processes adds to putting
-sums and answers together. With one machine of few cores `c` also has what processes take from each other there.
+The model is t(k, n) = a + b n / k + c log2 k for n sentences on k processes: `a` is the work that every process repeats
+(the optimiser, the host), `b` the work of one sentence, `c` the time that a doubling of the processes adds to merging
+sums and results. On one machine with few cores `c` also contains the competition of processes for the cores.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ import bnet_transformer as bt
 from bnet_transformer.tpm import Normal
 
 ROOT = Path(__file__).resolve().parent.parent
-GOAL = 64  # processes that are predicted
+GOAL = 64  # number of processes of the prediction
 SIZES = {"train": (32, 64, 128), "fit": (128, 256, 512), "responsibilities": (256, 512, 1024)}
 STEPS = {"train": (1, 5), "fit": (1, 5)}
 Point = tuple[int, int, float]
 
 
 def time_train_step(count: int) -> float:
-    """Seconds of a step of training with `count` sentences."""
+    """Return the seconds of a training step with `count` sentences."""
     net = bt.decoder(64, heads=4, slices=2, vocabulary=[f"w{k}" for k in range(100)], seed=1)
     data = torch.randint(100, (count, 33), generator=torch.Generator().manual_seed(0))
 
@@ -55,7 +56,7 @@ def time_train_step(count: int) -> float:
 
 
 def time_fit_step(count: int) -> float:
-    """Seconds of a step of a fit by map."""
+    """Return the seconds of a step of a fit by map."""
     net, data = _create_mixture(count)
 
     def run(steps: int) -> None:
@@ -65,7 +66,7 @@ def time_fit_step(count: int) -> float:
 
 
 def time_responsibilities(count: int) -> float:
-    """Seconds of the responsibilities of `count` sentences."""
+    """Return the seconds of the responsibilities of `count` sentences."""
     net, data = _create_mixture(count)
     result = bt.fit(net, _create_mixture(8)[1], method=bt.MAP(steps=1), progress=False)
     result.responsibilities(data)
@@ -82,13 +83,14 @@ JOBS: dict[str, Callable[[int], float]] = {
 
 
 def _create_mixture(count: int) -> tuple[bt.BNet, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the mixture and its data."""
     g = torch.Generator().manual_seed(count)
     data = torch.randn(count, 16, 32, generator=g), torch.randn(count, 16, 32, generator=g)
     return bt.bayesuvius(32, heads=4, slices=2, observe=Normal(1.0), seed=1), data
 
 
 def _time_step(run: Callable[[int], None], num_short: int, num_long: int) -> float:
-    """Seconds of one step, by two runs of unequal length."""
+    """Return the seconds of one step, from two runs of unequal length."""
     seconds = []
     for steps in (num_short, num_long):
         start = time.perf_counter()
@@ -101,7 +103,7 @@ def run_jobs(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out:
     """Run all jobs in turn, `repeats` times, in each process; rank 0 writes the medians to a file."""
     torch.set_num_threads(1)
     result: dict[str, list[float]] = {}
-    for repeat in range(repeats + 1):  # the first turn warms up
+    for repeat in range(repeats + 1):  # the first turn is a warm-up
         for name, counts in sizes.items():
             for count in counts:
                 seconds = JOBS[name](count)
@@ -112,7 +114,7 @@ def run_jobs(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out:
 
 
 def measure(processes: int, repeats: int) -> dict[str, list[Point]]:
-    """The points `(k, n, seconds)` of each job: strong ones, and the weak ones of k times the least size."""
+    """Return the points `(k, n, seconds)` of each job: strong ones, and weak ones with k times the smallest size."""
     sizes = {name: sorted({*item, item[0] * processes}) for name, item in SIZES.items()}
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free_socket:
         out = Path(folder, "out.json")
@@ -136,12 +138,12 @@ def measure(processes: int, repeats: int) -> dict[str, list[Point]]:
 
 
 def model_terms(k: int, n: int, *, has_doublings: bool) -> list[float]:
-    """The coefficients of a, b and c in the model."""
+    """Return the coefficients of a, b and c in the model."""
     return [1.0, n / k, *([math.log2(k)] if has_doublings else [])]
 
 
 def fit_model(points: Sequence[Point]) -> list[float]:
-    """a, b and c, none below zero, by least squares of relative errors; c is 0 where there is one process alone."""
+    """Fit a, b and c, none negative, by least squares of relative errors; c is 0 if there is only one process."""
     from scipy.optimize import nnls
 
     has_doublings = len({k for k, *_ in points}) > 1
@@ -152,13 +154,13 @@ def fit_model(points: Sequence[Point]) -> list[float]:
 
 
 def predict(parameters: Sequence[float], k: int, n: int) -> float:
-    """Seconds by the model."""
+    """Return the seconds of the model."""
     return sum(p * x for p, x in zip(parameters, model_terms(k, n, has_doublings=True), strict=True))
 
 
 def format_tables(points: dict[str, list[Point]]) -> list[str]:
-    """The tables: the parameters, the measured times against the model, and the prediction."""
-    lines = ["## The model", "", "| job | a, ms | b, ms a sentence | c, ms | points | worst relative error |",
+    """Return the tables: the parameters, the measured times and the model, and the prediction."""
+    lines = ["## The model", "", "| job | a, ms | b, ms per sentence | c, ms | points | worst relative error |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     parameters = {name: fit_model(item) for name, item in points.items()}
     for name, item in points.items():
@@ -186,9 +188,9 @@ def format_tables(points: dict[str, list[Point]]) -> list[str]:
 
 
 LEFT_OUT = f"""
-The prediction is the model taken to {GOAL}, from the few numbers of processes above: `a` and `b` are known from several
-sizes, `c` from {{doublings}} alone. It leaves out the network between machines (its delay, and the bytes of gradients
-over its rate, which do not grow as log2 k), a slower rank that all wait for, and caches that hold a smaller share.
+The prediction extrapolates the model to {GOAL} processes. `a` and `b` were fitted to several sizes, `c` only to
+{{doublings}}. It omits the network between machines (its delay, and the bytes of gradients over its rate, which do
+not grow as log2 k), a slower rank for which all others wait, and caches that hold a smaller share.
 """
 
 

@@ -1,10 +1,10 @@
-"""How many lines there are to read: of each part of the package, of the tests, of the pages and of the page's script.
+"""Line counts of each part of the package, of the tests, of the pages and of the page's script.
 
     python -m benchmarks.size [--against FOLDER]
 
-Lines of code and blank lines count; docstrings and lines that hold only a comment do not, for these should grow. Pages
-(Markdown in `docs/`, the README, the CHANGELOG and CONTRIBUTING) count whole. With `--against`, the same script counts
-another checkout too and prints the ratio.
+Lines of code and blank lines count. Docstrings and comment lines do not, because these should grow. Pages (Markdown in
+`docs/`, the README, the CHANGELOG and CONTRIBUTING) count as a whole. With `--against`, the script also counts another
+checkout and prints the ratio.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def count_code_lines(source: str) -> int:
-    """Count the lines of Python source, without docstrings and without lines that hold only a comment.
+    """Count the lines of Python source, without docstrings and comment lines.
 
     >>> count_code_lines('def f():\\n    \"\"\"Return 1.\"\"\"\\n    # the one\\n    return 1\\n')
     2
@@ -41,7 +41,7 @@ def count_lines(root: Path) -> dict[str, int]:
     """Count the lines of a checkout.
 
     Args:
-        root: The folder that holds `bnet_transformer`, `tests` and `docs`.
+        root: The folder that contains `bnet_transformer`, `tests` and `docs`.
 
     Returns:
         The number of lines of each part of the package, and of the sums.
@@ -68,7 +68,7 @@ def count_lines(root: Path) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Count the lines and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description=__doc__)
-    parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="also count another checkout")
     args = parser.parse_args(argv)
     current = count_lines(ROOT)
     before = count_lines(args.against) if args.against else {}

@@ -13,8 +13,8 @@ from bnet_transformer.graph import GroundGraph, NodeSelection, TemplateGraph
 
 
 def arrows_of_128_words() -> list[Figure]:
-    """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all of them made and kept. The limit is that of
-    writing the arrays."""
+    """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all created and kept. The limit is that of writing
+    the arrays."""
     template = _create_net(slices=6).network.graph
     ground = GroundGraph(template, {"": 128})
     spent = time_calls({"arrays": lambda: list(GroundGraph(template, {"": 128}).arrows())}, runs=15)
@@ -30,15 +30,16 @@ def arrows_of_128_words() -> list[Figure]:
 
 
 def arrows_of_512_words() -> list[Figure]:
-    """512 words, 12 slices, 12 heads (concat): counted; one slice, head and ten words sliced out; then all arrays
-    at once. In a fresh process that has the folded graph and no torch; memory is its peak resident memory (VmHWM),
-    first before the ground graph is made, each later one the peak up to there. The limit is that of writing the
-    arrays that are kept at once."""
+    """512 words, 12 slices, 12 heads (concat): counted; one slice, head and ten words sliced out; then all arrays at
+    once. In a fresh process with the folded graph and without torch. Memory is its peak resident memory (VmHWM): first
+    before the ground graph is made, then the peak up to each step. The limit is that of writing the arrays that are
+    kept at once."""
     rows, written, seconds = run_in_process(_measure_large, _create_net(slices=12).network.graph)
     return [*rows, *limit_figures(Work(0, written), [seconds])]
 
 
 def _measure_large(template: TemplateGraph) -> tuple[list[Figure], int, float]:
+    """Return the figures of a large ground graph."""
     assert "torch" not in sys.modules
     before = peak_memory()
     selection = NodeSelection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
@@ -64,7 +65,7 @@ def _measure_large(template: TemplateGraph) -> tuple[list[Figure], int, float]:
         figure("arrows of the slice, head and words", num_sliced, ""),
         figure("time to count nodes and arrows", counted, "s"),
         figure("time to slice out", sliced, "s"),
-        figure("time for all arrays, one family pair after another", stream_time, "s"),
+        figure("time for all arrays, one pair of groups after another", stream_time, "s"),
         figure("time for all arrays, kept at once", array_time, "s"),
         figure("peak memory before the ground graph", before, "MB"),
         figure("peak memory after counting and slicing", small, "MB", target=1000.0),
@@ -75,19 +76,20 @@ def _measure_large(template: TemplateGraph) -> tuple[list[Figure], int, float]:
 
 
 def _count_bytes(arrows: list[Any]) -> int:
-    """Of the arrays of sources and targets."""
+    """Return the bytes of the arrays of sources and targets."""
     return sum(sources.nbytes + targets.nbytes for _, sources, targets in arrows)
 
 
 def _count(ground: GroundGraph) -> tuple[int, int]:
+    """Return the numbers of nodes and arrows."""
     return ground.count_nodes(), ground.count_arrows()
 
 
 def networkx_of_128_words() -> list[Figure]:
-    """The networkx export of 128 words, 6 slices, 12 heads (limit lifted), nodes with all their attributes,
-    against `add_edges_from` alone on ready tuples: the same arrows in the same order with the same attributes,
-    told both ways that networkx knows, the attributes in each tuple or once for each call. The ready tuples are
-    frozen out of the garbage collector's sight, for all. The ratio is to the faster peer."""
+    """The networkx export of 128 words, 6 slices, 12 heads (limit lifted), nodes with all their attributes, compared
+    with a plain `add_edges_from` on prepared tuples: the same arrows in the same order with the same attributes, in
+    both forms of networkx: attributes in each tuple, or once per call. The prepared tuples are frozen, so the garbage
+    collector ignores them, for all. The ratio is to the faster of the two forms."""
     import networkx as nx
 
     from bnet_transformer.bridges.networkx import ground_graph_to_networkx
@@ -130,6 +132,7 @@ def networkx_of_128_words() -> list[Figure]:
 
 
 def _create_net(slices: int) -> Any:
+    """Return a concat net with this number of slices."""
     import bnet_transformer as bt
 
     return bt.bayesuvius(24, slices=slices, heads=12, combine="concat", key_dim=2, value_dim=2)

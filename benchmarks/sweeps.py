@@ -1,4 +1,4 @@
-"""Rows of sweeps: every node of a GPT-2-shaped net patched, against TransformerLens on the same weights."""
+"""Rows of sweeps: every node of a GPT-2-shaped net patched, compared with TransformerLens on the same weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.harness import Figure, figure, peak_memory, ratios, reset_peak, 
 from benchmarks.limits import measure_limit
 
 WORDS, SLICES, VOCABULARY, RUNS = 32, 6, 50257, 3
-FIRST, SECOND = 17, 703  # the words whose logits the metric compares, at the last word
+FIRST, SECOND = 17, 703  # the words whose logits the metric compares at the last word
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One random GPT-2 (fixed seed) here and in TransformerLens, and a clean and a corrupt prompt."""
+    """A random GPT-2 (fixed seed) here and in TransformerLens, and a clean and a corrupt prompt."""
 
     net: Any
     bridge: Any
@@ -35,7 +35,7 @@ class Pair:
     def create_sweep(
         self, at: str, over: tuple[str, ...] | None = None, memory: int | None = None
     ) -> Callable[[], Any]:
-        """The sweep, from new sentences: both base runs are within it."""
+        """Return the sweep, from new sentences; it includes both base runs."""
         import bnet_transformer as bt
 
         more: dict[str, Any] = {} if memory is None else {"memory": memory}
@@ -47,11 +47,11 @@ class Pair:
         return call
 
     def create_patching(self, name: str) -> Callable[[], Any]:
-        """The patching function of TransformerLens; its clean run is cached before."""
+        """Return the patching function of TransformerLens; its clean run is cached before."""
         import torch
         from transformer_lens import patching
 
-        patching.tqdm = lambda cells: cells  # its progress bars
+        patching.tqdm = lambda cells: cells  # hides its progress bars
         with torch.no_grad():
             cache = self.bridge.run_with_cache(self.clean)[1]
 
@@ -63,26 +63,27 @@ class Pair:
 
 
 def logit_difference(logits: Any) -> Any:
-    """The metric as TransformerLens takes it."""
+    """Return the metric in the form of TransformerLens."""
     return (logits[:, -1, FIRST] - logits[:, -1, SECOND]).mean()
 
 
 def sweep_of_slices_and_words() -> list[Figure]:
     """`bt.sweep` over every (slice, word) of a GPT-2-shaped net with random weights (6 slices, 384 wide, 12 heads, 32
-    words, vocabulary 50,257, float32), the outcome a difference of two logits at the last word, against
-    `get_act_patch_resid_pre` of TransformerLens on the same weights. Ours has one slice more (the last state),
-    both base runs and the making of the sentences; theirs has its clean run beforehand. Results agree to 1e-4. The
-    prompts differ in every word, so that no word is the same in both runs; then in their eighth word alone. The target
-    is at least 8 times as fast: a ratio of at most 1/8 (the aim is 1/12)."""
+    words, vocabulary 50,257, float32). The outcome is a difference of two logits at the last word. Compared with
+    `get_act_patch_resid_pre` of TransformerLens on the same weights. Ours includes one slice more (the last state),
+    both base runs and the creation of the sentences; theirs has its clean run before the clock starts. Results agree to
+    1e-4. The prompts differ in every word, so no word is the same in both runs; then only in their eighth word. The
+    target is at least 8 times as fast: a ratio of at most 1/8 (the aim is 1/12)."""
     return _slices_and_words(VOCABULARY)
 
 
 def sweep_of_slices_and_words_small() -> list[Figure]:
-    """The same with a vocabulary of 1,000, where the readout costs next to nothing."""
+    """The same with a vocabulary of 1,000, where the readout costs almost nothing."""
     return _slices_and_words(1000)
 
 
 def _slices_and_words(vocabulary: int) -> list[Figure]:
+    """Return the figures of a sweep over slices and words."""
     if is_lens_missing():
         return []
     calls: dict[str, Callable[[], Any]] = {}
@@ -100,8 +101,9 @@ def _slices_and_words(vocabulary: int) -> list[Figure]:
 
 
 def sweep_of_slices_and_heads() -> list[Figure]:
-    """`bt.sweep` over every (slice, head) of the same net, the outputs of a head at all words set together, against
-    `get_act_patch_attn_head_out_all_pos`. The target is at least 6 times as fast: a ratio of at most 1/6."""
+    """`bt.sweep` over every (slice, head) of the same net, with the outputs of a head at all words set together,
+    compared with `get_act_patch_attn_head_out_all_pos`. The target is at least 6 times as fast: a ratio of at most 1/6.
+    """
     if is_lens_missing():
         return []
     rows = []
@@ -119,8 +121,8 @@ def sweep_of_slices_and_heads() -> list[Figure]:
 
 def ablations() -> list[Figure]:
     """`bt.sweep` over every (slice, head) of the same net with a vocabulary of 1,000, 16 examples: the outputs of a
-    head at all words set to their `Mean` over 16 other sentences, to `Mean()` over the words, with `Noise` added,
-    each against `Zero()`; all from new sentences. The target is at most 3 times the cost of zeros."""
+    head at all words set to their `Mean` over 16 other sentences, to `Mean()` over the words, with `Noise` added, each
+    compared with `Zero()`; all from new sentences. The target is at most 3 times the cost of zeros."""
     import bnet_transformer as bt
     from bnet_transformer.interventions import Mean, Noise, Zero
 
@@ -157,8 +159,9 @@ def ablations() -> list[Figure]:
 
 def attribution() -> list[Figure]:
     """All nodes to first order: `bt.sweep(..., first_order=True)` over the states, the heads and the outputs of the
-    feed-forward steps (three calls), against `attribution_patch` of TransformerLens, which scores embeddings, heads
-    and these in one, prompt by prompt; both with both base runs. Results agree to 1e-4. One prompt, and eight."""
+    feed-forward steps (three calls), compared with `attribution_patch` of TransformerLens, which scores embeddings,
+    heads and these in one call, prompt by prompt; both include both base runs. Results agree to 1e-4. One prompt, and
+    eight."""
     if is_lens_missing():
         return []
     from transformer_lens.tools.analysis.attribution_patching import attribution_patch
@@ -167,7 +170,7 @@ def attribution() -> list[Figure]:
 
     rows = []
     pair = create_pair()
-    pair.bridge.eval().requires_grad_()  # it takes gradients at the embeddings
+    pair.bridge.eval().requires_grad_()  # it computes gradients at the embeddings
     for subject, count in (("one prompt", 1), ("eight prompts", 8)):
         clean, corrupt = create_prompts(WORDS, VOCABULARY, count)
 
@@ -189,8 +192,8 @@ def attribution() -> list[Figure]:
 
 def trace_of_all_nodes() -> list[Figure]:
     """The values of all nodes of a sentence in the same net (states, steps, queries, keys, values, attentions, logits;
-    `module.attention_weights`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
-    vocabulary of 1,000, where the readout costs next to nothing; eight prompts in a batch."""
+    `module.attention_weights`), compared with `run_with_cache` of TransformerLens; no gradients. One prompt; the same
+    with a vocabulary of 1,000, where the readout costs almost nothing; eight prompts in a batch."""
     if is_lens_missing():
         return []
     import torch
@@ -224,8 +227,8 @@ def trace_of_all_nodes() -> list[Figure]:
 
 
 def memory_of_a_sweep() -> list[Figure]:
-    """The peak of resident memory (VmHWM) of the same sweeps, and of the trace, each in a fresh process: with the model
-    made (the peak is reset then, where the system can), and after the call."""
+    """The peak of resident memory (VmHWM) of the same sweeps, and of the trace, each in a fresh process: after the
+    model is created (the peak is then reset, where the system can), and after the call."""
     if is_lens_missing():
         return []
     rows = []
@@ -238,6 +241,7 @@ def memory_of_a_sweep() -> list[Figure]:
 
 
 def _measure_peak(owner: str, subject: str) -> tuple[float, float]:
+    """Return the peak memory before and after a call."""
     import torch
 
     is_bnet = owner == "ours"
@@ -259,7 +263,7 @@ def _measure_peak(owner: str, subject: str) -> tuple[float, float]:
 
 
 def _list_nodes(net: Any) -> list[str]:
-    """The groups of deterministic nodes over words: all but the tokens and the readout."""
+    """Return the groups of deterministic nodes over words, except the tokens and the readout."""
     specs = [spec for spec in net.network.specs if spec.tpm.kind == "deterministic"]
     return [spec.group.name for spec in specs if spec.group.word_stack is not None and spec.group.role != "token"]
 
@@ -272,6 +276,7 @@ def _compare(
     target: float | None,
     name: str = "TransformerLens",
 ) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     return [
         figure(f"{subject}: ours", seconds, "s"),
         figure(f"{subject}: {name}", peer_seconds, "s"),
@@ -282,14 +287,14 @@ def _compare(
 
 
 def check_close(actual: Any, expected: Any) -> None:
-    """Stop where results differ."""
+    """Raise an error if results differ."""
     import torch
 
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 def is_lens_missing() -> bool:
-    """True, with a line on stderr, where TransformerLens is not installed."""
+    """Return True, and print a line on stderr, if TransformerLens is not installed."""
     if importlib.util.find_spec("transformer_lens") is None:
         print("skipped: TransformerLens is missing (make test-all installs it)", file=sys.stderr, flush=True)
         return True
@@ -297,7 +302,7 @@ def is_lens_missing() -> bool:
 
 
 def create_prompts(words: int, vocabulary: int, count: int = 1, *, has_one_difference: bool = False) -> tuple[Any, Any]:
-    """A clean and a corrupt prompt that differ in every word, or (`has_one_difference`) only in the eighth."""
+    """Return a clean and a corrupt prompt that differ in every word, or (`has_one_difference`) only in the eighth."""
     import torch
 
     pick = torch.Generator().manual_seed(1)
@@ -318,7 +323,7 @@ def create_pair(
     has_net: bool = True,
     device: str = "cpu",
 ) -> Pair:
-    """A random GPT-2 of these sizes, ours or TransformerLens' or both, and two prompts."""
+    """Return a random GPT-2 of these sizes, ours or TransformerLens' or both, and two prompts."""
     import torch
 
     import bnet_transformer as bt
@@ -336,7 +341,7 @@ def create_pair(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
             if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.1)  # large enough that every word tells
+                torch.nn.init.normal_(parameter, std=0.1)  # large enough that every word has an effect
         net = bt.from_pretrained(model).to(device) if has_net else None
         bridge = _create_bridge(model.to(device), vocabulary, device) if has_lens else None
     clean, corrupt = create_prompts(words, vocabulary, has_one_difference=has_one_difference)
@@ -344,7 +349,7 @@ def create_pair(
 
 
 def _create_bridge(model: Any, vocabulary: int, device: str) -> Any:
-    """The model in TransformerLens, with the tokenizer that its constructor requires."""
+    """Return the model in TransformerLens, with the tokenizer that its constructor requires."""
     import torch
     from tokenizers import Tokenizer, models
     from transformer_lens.model_bridge import TransformerBridge

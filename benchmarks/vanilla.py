@@ -1,4 +1,4 @@
-"""Rows of training and decoding: the vanilla transformer against `torch.nn.Transformer` with the same weights."""
+"""Rows of training and decoding: the vanilla transformer compared with `torch.nn.Transformer` with the same weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 
 
 class TorchTransformer(nn.Module):
-    """torch's transformer with one table for both embeddings and the readout, and no positions."""
+    """torch's transformer with one table for both embeddings and the readout, and without positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,13 +29,16 @@ class TorchTransformer(nn.Module):
         self.core = nn.Transformer(DIM, HEADS, SLICES, SLICES, 4 * DIM, 0.0, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the logits of the target."""
         return self.decode(self.core.encoder(self.embed(source)), target)
 
     def embed(self, ids: Tensor) -> Tensor:
+        """Return the scaled embeddings of ids."""
         result: Tensor = self.table(ids) * DIM**0.5
         return result
 
     def decode(self, memory: Tensor, target: Tensor) -> Tensor:
+        """Return the logits of the target, given the memory."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         last = self.core.decoder(self.embed(target), memory, tgt_mask=mask, tgt_is_causal=True)
         logits: Tensor = last @ self.table.weight.mT
@@ -44,7 +47,7 @@ class TorchTransformer(nn.Module):
 
 def training_step() -> list[Figure]:
     """A step of `bt.train` (loss, gradients, clipping, AdamW) on 16 pairs of 32 words, 3 and 3 slices, 256 wide, 8
-    heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
+    heads, compared with the same step written for `torch.nn.Transformer` with the same weights."""
     net, peer, source, target = _create_pair()
     adam = torch.optim.AdamW(peer.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
@@ -73,8 +76,9 @@ def training_step() -> list[Figure]:
 
 
 def decoding() -> list[Figure]:
-    """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with k and v kept, against
-    `torch.nn.Transformer`, which keeps its memory and no k and v; the same weights, and the words are the same."""
+    """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with cached k and v, compared with
+    `torch.nn.Transformer`, which caches its memory but not k and v; with the same weights, and the same resulting
+    words."""
     net, peer, source, _ = _create_pair()
     source = source[:8]
 
@@ -92,6 +96,7 @@ def decoding() -> list[Figure]:
 
 
 def _create_pair() -> tuple[bt.BNet, TorchTransformer, Tensor, Tensor]:
+    """Return the net and torch's transformer with the same weights."""
     torch.manual_seed(0)
     peer = TorchTransformer().train()
     net = bt.encoder_decoder(
@@ -103,6 +108,7 @@ def _create_pair() -> tuple[bt.BNet, TorchTransformer, Tensor, Tensor]:
 
 
 def _compare(name: str, calls: Mapping[str, Callable[[], object]], runs: int, target: float) -> list[Figure]:
+    """Return the figures of our times, theirs, their ratio and the limit."""
     spent = time_calls(calls, runs)
     return [
         figure(name, spent["ours"], "s"),

@@ -1,15 +1,15 @@
-"""How far one call walks through the package: calls, functions, files and switches between files.
+"""The length of a call's path through the package: calls, functions, files and switches between files.
 
     python -m benchmarks.walks [--top 10] [--against FOLDER] [--page]
 
-A reader who follows a call by hand goes the same way, so a shorter walk is easier to read. What counts is a call of a
-Python function that the package defines, as `sys.setprofile` reports it. Bodies of comprehensions and generator
-expressions do not count (Python 3.12 inlines some of them), and neither does a generator that goes on after a yield.
-A *switch* is a call in another file than the call before it. Each walk runs once on another net first, so that imports
-and the start of torch do not count. It is counted on a new net and a new sentence, so that the compilation of the net
-counts. All sentences have three words.
+A developer who follows a call by hand takes the same path, so a shorter path is easier to read. The script counts calls
+of Python functions that the package defines, as `sys.setprofile` reports them. Bodies of comprehensions and generator
+expressions do not count (Python 3.12 inlines some of them), and neither does a generator that resumes after a yield. A
+*switch* is a call in another file than the call before it. Each call runs once on another net first, so imports and the
+start of torch do not count. It is counted on a new net and a new sentence, so the compilation of the net counts. All
+sentences have three words.
 
-With `--against` the same script counts another checkout, given by the folder that holds its `bnet_transformer`.
+With `--against` the script counts another checkout, given by the folder that contains its `bnet_transformer`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ PACKAGE = Path(bt.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "walks.md"
 SENTENCES = "the cat sat", "the dog sat"
 COLUMNS = "calls", "functions", "files", "switches"
-STEPS = 4  # of the fit
+STEPS = 4  # steps of the fit
 
 Figures = dict[str, dict[str, int]]
 
 
 def mixture(seed: int) -> Any:
-    """A net with a choice `c` of two heads, and an observed `y` for each word."""
+    """Return a net with a choice `c` of two heads, and an observed `y` for each word."""
     return bt.bayesuvius(dim=4, heads=2, key_dim=2, observe=Normal(0.5), seed=seed)
 
 
@@ -86,13 +86,13 @@ WALKS = {"value": value, "posterior": posterior, "sweep": sweep, "em fit": em_fi
 
 
 def trace_call(call: Callable[[], object]) -> tuple[dict[str, int], Counter[str]]:
-    """Run a call and count its walk.
+    """Run a call and count its path.
 
     Args:
-        call: What is run, once.
+        call: The function, which is called once.
 
     Returns:
-        The four numbers by their column, and how often each function was called, by file and qualified name.
+        The four numbers by their column, and the number of calls of each function, by file and qualified name.
     """
     calls: Counter[CodeType] = Counter()
     switches, last = 0, ""
@@ -117,16 +117,16 @@ def trace_call(call: Callable[[], object]) -> tuple[dict[str, int], Counter[str]
 
 
 def _is_part_of_a_call(frame: FrameType) -> bool:
-    """True for the body of a comprehension, and for a generator that goes on after a yield."""
+    """Return True for the body of a comprehension, and for a generator that resumes after a yield."""
     code = frame.f_code
     if code.co_name.startswith("<") and code.co_name != "<lambda>":
         return True
-    # A frame that starts is at its first `RESUME`, whose argument is 0; one that goes on is at another.
+    # A new frame is at its first `RESUME`, whose argument is 0; a resumed frame is at another.
     return bool(code.co_flags & inspect.CO_GENERATOR) and code.co_code[frame.f_lasti + 1] != 0
 
 
 def measure_walks(top: int = 0) -> Figures:
-    """Count every walk; print the functions that are called most, if `top` is more than 0."""
+    """Count every path; print the functions with the most calls, if `top` is more than 0."""
     figures = {}
     for name, prepared in WALKS.items():
         prepared(0)()
@@ -139,7 +139,7 @@ def measure_walks(top: int = 0) -> Figures:
 
 
 def measure_walks_in(folder: Path) -> Figures:
-    """Count every walk with the package of another checkout, in a process of its own."""
+    """Count every path with the package of another checkout, in a separate process."""
     environment = {**os.environ, "PYTHONPATH": str(folder.resolve())}
     command = [sys.executable, str(Path(__file__).resolve()), "--json"]
     process = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, cwd=folder)
@@ -150,7 +150,7 @@ def measure_walks_in(folder: Path) -> Figures:
 
 
 def format_table(current: Figures, before: Figures | None) -> list[str]:
-    """The figures as a table in Markdown, with those before and the ratio if there are any."""
+    """Return the figures as a table in Markdown, with earlier figures and the ratio if there are any."""
     rows = [["walk", *COLUMNS]]
     rows += [
         [name, *(_format_cell(counts[c], before[name][c] if before else None) for c in COLUMNS)]
@@ -161,14 +161,14 @@ def format_table(current: Figures, before: Figures | None) -> list[str]:
 
 
 def _format_cell(current: int, before: int | None) -> str:
-    """A number, with that before and the ratio if there is one."""
+    """Return a number, with the earlier number and the ratio if there is one."""
     return f"{current:,}" if before is None else f"{before:,} to {current:,} ({current / before:.2f})"
 
 
 def format_page(current: Figures, before: Figures | None, commit: str) -> str:
-    """The page of the docs."""
+    """Return the page of the docs."""
     lines = [f"# {(__doc__ or '').splitlines()[0].rstrip('.')}", ""]
-    lines += ["Written by `python -m benchmarks.walks --page` (with `--against FOLDER` for what was before).", ""]
+    lines += ["Written by `python -m benchmarks.walks --page` (with `--against FOLDER` for the earlier figures).", ""]
     lines += [f"- date: {datetime.date.today().isoformat()}"]
     lines += [f"- software: Python {platform.python_version()}, torch {torch.__version__}"]
     lines += [f"- cells: before (commit {commit}), now, and now over before"] if commit else []
@@ -179,10 +179,10 @@ def format_page(current: Figures, before: Figures | None, commit: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Count the walks and print them."""
+    """Count the paths and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.walks", description=__doc__)
-    parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N functions that are called most")
-    parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N functions with the most calls")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="also count another checkout")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks/walks.md")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args(argv)

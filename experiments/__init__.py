@@ -1,1 +1,1 @@
-"""Experiments: trainings whose results stand in docs/experiments; `make experiments` runs them."""
+"""Experiments: trainings whose results are in docs/experiments; `make experiments` runs them."""

@@ -1,7 +1,7 @@
-"""`python -m experiments [name ...] [--threads N] [--folder FOLDER]`: trains, prints, and keeps what came of it.
+"""`python -m experiments [name ...] [--threads N] [--folder FOLDER]`: train, print and store the results.
 
-The folder (docs/experiments) has a page for each family of experiments, with its figures, and the results as JSON; an
-experiment that is run again takes the place of its last result.
+The folder (docs/experiments) has a page for each group of experiments, with its figures, and the results as JSON. An
+experiment that is run again replaces its last result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from experiments import heads, rigid_body, series, vanilla
 from experiments.result import Result
 
-# Each family of experiments: the name of its page, its title, its experiments.
+# Each group of experiments: the name of its page, its title, its experiments.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Callable[[], Result]]]] = {
     "vanilla": ("the vanilla transformer", vanilla.EXPERIMENTS),
     "heads": ("which heads matter", heads.EXPERIMENTS),
@@ -31,11 +31,11 @@ PAGES = {name: page for page, (_, experiments) in FAMILIES.items() for name in e
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the experiments that are named, or all."""
+    """Run the named experiments, or all."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(PAGES))
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
-    parser.add_argument("--folder", type=Path, default=Path("docs/experiments"), help="where the results are kept")
+    parser.add_argument("--folder", type=Path, default=Path("docs/experiments"), help="folder of the results")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in PAGES:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _save_figures(folder: Path, result: Result, threads: int) -> dict[str, Any]:
     """Save the figures of a result, and return its entry for the JSON file."""
-    entry: dict[str, Any] = {"name": result.name, "told": result.summary, "head": result.head, "rows": result.rows}
+    entry: dict[str, Any] = {"name": result.name, "summary": result.summary, "head": result.head, "rows": result.rows}
     entry |= {} if result.shown is None else {"shown": result.shown}
     for k, (shown, figure) in enumerate(result.figures.items()):
         path = folder / f"{result.name.replace(' ', '_')}_{k + 1}.png"
@@ -74,22 +74,20 @@ def _write_page(folder: Path, page: str, name: str, entry: Mapping[str, Any]) ->
 
 
 def _describe_environment(threads: int) -> str:
+    """Return the date, the system, the versions and the number of threads."""
     used = f"{threads} thread{'s' if threads > 1 else ''}"
     today = datetime.date.today()
     return f"{today}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, {used}"
 
 
 def _format_section(result: Mapping[str, Any]) -> str:
+    """Return the section of an experiment in its page."""
     selected = result.get("shown") or range(len(result["rows"]))
     rows = [result["head"], ["---"] * len(result["head"]), *(result["rows"][k] for k in selected)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     figures = "".join(f"![{shown}]({path})\n\n" for shown, path in result.get("figures", ()))
-    part = (
-        f" {len(selected)} of {len(result['rows'])} rows; the JSON beside this page has all."
-        if "shown" in result
-        else ""
-    )
-    return f"## {result['name']}\n\n{result['told']}{part}\n\n{table}\n\n{figures}{result['where']}\n"
+    part = f" {len(selected)} of {len(result['rows'])} rows; the JSON file has all rows." if "shown" in result else ""
+    return f"## {result['name']}\n\n{result['summary']}{part}\n\n{table}\n\n{figures}{result['where']}\n"
 
 
 if __name__ == "__main__":

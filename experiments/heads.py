@@ -1,4 +1,4 @@
-"""Which heads of MiniLM matter: their inclusion by 200 sentences, beside gradient importance and ablation."""
+"""Which heads of MiniLM matter: their inclusion from 200 sentences, compared with gradient importance and ablation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from bnet_transformer.attention.heads.head_tables import MEASURES
 from experiments.result import Result
 
 SENTENCES = Path(__file__).resolve().parent.parent / "tests" / "sentences.txt"
-LEARNED, EXACT = 150, 8  # sentences that the measures are taken on; those of the exact method
-EVERY_SIXTH = tuple(range(0, 72, 6))  # of 72 rows those that the page has
+LEARNED, EXACT = 150, 8  # numbers of sentences: of all measures; of the exact method
+EVERY_SIXTH = tuple(range(0, 72, 6))  # the rows of 72 that the page shows
 COLUMNS = ("rho", "low", "high", "log_bayes", "error", "importance", "ablation")
 
 
 def inclusion() -> Result:
-    """The table of all 72 heads."""
+    """Compute the table of all 72 heads."""
     result, seconds = _fit_jointly(LEARNED)
     summary = (
         f"{result.summary}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
-        f"tests/sentences.txt. `rho` is the share of sentences in which a head is in, `low` to `high` its interval of "
-        f"90%; `log_bayes` the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo error; "
-        f"importance and ablation are in nats of a sentence. It took {seconds:.0f} s with its two measures."
+        f"tests/sentences.txt. `rho` is the share of sentences in which a head is active, `low` to `high` its 90% "
+        f"interval; `log_bayes` is the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo "
+        f"error; importance and ablation are in nats per sentence. The computation, including these two measures, "
+        f"took {seconds:.0f} s."
     )
     frame = result.to_dataframe()
     rows = [
@@ -41,7 +42,7 @@ def inclusion() -> Result:
 
 
 def agreement() -> Result:
-    """Rank correlations of the measures, and of the two methods."""
+    """Compute rank correlations of the measures, and of the two methods."""
     joint, _ = _fit_jointly(LEARNED)
     small, _ = _fit_jointly(EXACT)
     start = time.perf_counter()
@@ -49,8 +50,8 @@ def agreement() -> Result:
     seconds = time.perf_counter() - start
     summary = (
         f"Spearman's rank correlations over the 72 heads: of the three measures on {LEARNED} sentences, and of the log "
-        f"Bayes factors of both methods on the first {EXACT}: exact is slice by slice, over the 4,096 settings of "
-        f"12 gates, the other slices on ({seconds:.0f} s); svi takes all slices at once."
+        f"Bayes factors of both methods on the first {EXACT}. The exact method treats each slice separately, with "
+        f"4,096 settings of 12 gates and the other slices on ({seconds:.0f} s); svi treats all slices at once."
     )
     pairs = [(a, b) for k, a in enumerate(MEASURES) for b in MEASURES[k + 1 :]]
     table = joint.agreement()
@@ -60,19 +61,19 @@ def agreement() -> Result:
     correlation = _correlate_ranks(exact.log_bayes.flatten().tolist(), small.log_bayes.flatten().tolist())
     rows.append((f"log Bayes factor, exact and svi ({EXACT} sentences)", f"{correlation:.3f}"))
     duplicates = ", ".join(f"{exact.slices[s]} {a} and {b}" for s, a, b in exact.duplicates()[:5])
-    rows.append(("pairs that stand in for each other (exact, log odds ratio below -1)", duplicates or "none"))
+    rows.append(("pairs that replace each other (exact, log odds ratio below -1)", duplicates or "none"))
     return Result("minilm agreement", summary, ("what", "found"), tuple(rows))
 
 
 def held_out() -> Result:
-    """The loss of held-out sentences when the k lowest heads of each measure are ablated."""
+    """Compute the loss of held-out sentences when the k lowest heads of each measure are ablated."""
     result, _ = _fit_jointly(LEARNED)
     test = _read_sentences()[LEARNED:]
     cost: Damage = damage(result, test, progress=False)
     summary = (
         f"The loss in nats (half the squared distance of the last state from that of the full net, over sigma squared, "
-        f"sigma {result.sigma:.3g}) of the {len(test)} sentences that no measure has seen, on average, with the "
-        f"k heads off that a measure holds least of."
+        f"sigma {result.sigma:.3g}), as a mean over the {len(test)} sentences that no measure used, with the k "
+        f"heads off that a measure ranks lowest."
     )
     frame = cost.to_dataframe()
     errors = cost.error.T.tolist()
@@ -87,37 +88,46 @@ def held_out() -> Result:
 
 
 def roles() -> Result:
-    """What the heads read."""
+    """Compute to which words the heads attend."""
     result: Any = bt.roles(_load_net(), _read_sentences())
     frame = result.to_dataframe()
     summary = (
-        "What each head reads, by all 200 sentences: `bt.roles`. Most heads read the first word most; these do not."
+        "To which words each head attends, from all 200 sentences: `bt.roles`. Most heads attend most to the first "
+        "word; the heads of this table do not."
     )
     rows = [tuple(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row) for row in frame.values]
     shown = tuple(k for k, row in enumerate(rows) if float(row[-1]) > 0.5 and row[2] != "first")
     return Result(
-        "minilm roles", summary, tuple(frame.columns), tuple(rows), {"What heads read": bt.plot(result)}, shown
+        "minilm roles",
+        summary,
+        tuple(frame.columns),
+        tuple(rows),
+        {"To which words heads attend": bt.plot(result)},
+        shown,
     )
 
 
 @functools.cache
 def _load_net() -> bt.BNet:
+    """Return MiniLM, loaded once."""
     return bt.from_pretrained("minilm")
 
 
 @functools.cache
 def _fit_jointly(count: int) -> tuple[Inclusion, float]:
-    """The joint posterior by the first sentences, and how long it took."""
+    """Return the joint posterior from the first sentences, and its computing time."""
     start = time.perf_counter()
     result = bt.inclusion(_load_net(), _read_sentences()[:count], method="svi", progress=None)
     return result, time.perf_counter() - start
 
 
 def _read_sentences() -> list[str]:
+    """Return the committed sentences."""
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:200]
 
 
 def _correlate_ranks(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Spearman's rank correlation."""
     import pandas as pd
 
     return float(pd.Series(a).corr(pd.Series(b), method="spearman"))

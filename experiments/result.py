@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an experiment: a summary of what was done, the rows of a table, and figures by their captions.
+    """The result of an experiment: a summary, the rows of a table, and figures by their captions.
 
-    The page has the rows `shown` (all by default); the JSON beside it has all of them.
+    The page has the rows `shown` (all by default); the JSON file has all of them.
     """
 
     name: str

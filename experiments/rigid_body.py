@@ -1,9 +1,9 @@
-"""The rigid body: three nets learn its free rotation from windows of three words, and go on from their own words.
+"""The rigid body: three nets learn its free rotation from windows of three words, and continue from their own words.
 
     dz_1/dt = z_2 z_3 / 2     dz_2/dt = - z_3 z_1     dz_3/dt = z_1 z_2 / 2
 
-`|z|^2` and the energy `z_2^2 / 4 + z_3^2 / 2` stay as they are; the implicit midpoint rule, by which the data are made,
-keeps both.
+`|z|^2` and the energy `z_2^2 / 4 + z_3^2 / 2` are constant. The implicit midpoint rule, which generates the data,
+conserves both.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RATES = (0.5, -1.0, 0.5)
 STEP = 0.2
 POINTS = 101
 LONG = 500  # words of a rollout, up to t = 100
-SHOWN = 1.1  # the angle from which the orbits of the figure start
-SIGMA = 0.01  # of the readout; it is fixed, so that the likelihood is the squared error
+SHOWN = 1.1  # start angle of the orbits of the figure
+SIGMA = 0.01  # of the readout; fixed, so the likelihood is the squared error
 RATE = 0.02
 VIEW = (
     (-0.5, 0.866, 0.0),
@@ -38,29 +38,29 @@ VIEW = (
 
 
 def create_starts(shift: float = 0.0) -> Tensor:
-    """The initial conditions `(sin a, 0, cos a)` and `(0, sin a, cos a)`, a = 0.1, 0.11, ..., 6.28: `[1238, 3]`."""
+    """Return the starts `(sin a, 0, cos a)` and `(0, sin a, cos a)`, a = 0.1, 0.11, ..., 6.28: `[1238, 3]`."""
     a = 0.1 + 0.01 * torch.arange(619, dtype=torch.float64) + shift
     return create_axis_starts(a)
 
 
 def create_axis_starts(a: Tensor) -> Tensor:
-    """Both initial conditions of each angle."""
+    """Return both initial conditions of each angle."""
     none = torch.zeros_like(a)
     return torch.cat([torch.stack([a.sin(), none, a.cos()], -1), torch.stack([none, a.sin(), a.cos()], -1)])
 
 
 def field(z: Tensor) -> Tensor:
-    """The rate of change, `dz/dt`."""
+    """Return the rate of change, `dz/dt`."""
     return z.new_tensor(RATES) * z.roll(-1, -1) * z.roll(-2, -1)
 
 
 def energy(z: Tensor) -> Tensor:
-    """The kinetic energy, conserved as the length is."""
+    """Return the kinetic energy, which is conserved, as the length is."""
     return z[..., 1].square() / 4 + z[..., 2].square() / 2
 
 
 def step_midpoint(z: Tensor) -> Tensor:
-    """One step of the implicit midpoint rule, `z' = z + h f((z + z') / 2)`, solved by fixed-point iteration."""
+    """Compute a step of the implicit midpoint rule, `z' = z + h f((z + z') / 2)`, by fixed-point iteration."""
     after = z
     for _ in range(100):
         before, after = after, z + STEP * field((z + after) / 2)
@@ -72,7 +72,7 @@ def step_midpoint(z: Tensor) -> Tensor:
 
 
 def integrate_orbits(z: Tensor, points: int = POINTS) -> Tensor:
-    """The orbit from each start, which is its first point: `[start, point, 3]`."""
+    """Return the orbit from each start, which is its first point: `[start, point, 3]`."""
     states = [z]
     for _ in range(points - 1):
         states.append(step_midpoint(states[-1]))
@@ -81,7 +81,7 @@ def integrate_orbits(z: Tensor, points: int = POINTS) -> Tensor:
 
 @dataclass(frozen=True)
 class Trial:
-    """A net, its windows and how it is trained; the relative error that it must come to."""
+    """A net, its windows and its training; the relative error that it must reach."""
 
     name: str
     net: bt.BNet
@@ -101,7 +101,7 @@ class TrialResult:
     rollout: Tensor
 
     def format_row(self, series: Tensor, hidden: Tensor) -> tuple[str, ...]:
-        """The row of the table."""
+        """Return the row of the table."""
         words, error = self.trial.words, relative_error
         size = sum(value.numel() for name, value in self.net.parameters.items() if name != "y.log_sigma")
         drifts = drift(self.rollout)
@@ -121,7 +121,8 @@ class TrialResult:
 
 
 def create_trials() -> tuple[Trial, ...]:
-    """The three nets: 3 units (L) and 2 blocks (n_blocks); the feed-forward net has the 6 blocks, and no attention."""
+    """Return the three nets: 3 units (L) and 2 blocks (n_blocks); the feed-forward net has the 6 blocks, and no
+    attention."""
     readout = Normal(SIGMA)
     standard = bt.geometric(3, slices=3, blocks=2, heads=1, observe=readout)
     volume = bt.volume_preserving(3, slices=3, blocks=2, spread=0.3, observe=readout)
@@ -134,7 +135,7 @@ def create_trials() -> tuple[Trial, ...]:
 
 
 def relative_error(net: bt.BNet, series: Tensor, words: int) -> float:
-    """`|predicted - true| / |true|` over all windows of a series; each predicts as many words as it has."""
+    """Return `|predicted - true| / |true|` over all windows of a series; each predicts as many words as it contains."""
     x, y = windows(series, words, ahead=words)
     with torch.no_grad():
         predicted = net.module()(x)
@@ -143,12 +144,12 @@ def relative_error(net: bt.BNet, series: Tensor, words: int) -> float:
 
 
 def drift(z: Tensor) -> Tensor:
-    """How far `|z|^2` is from 1 at each point, in the mean over the starts."""
+    """Return the distance of `|z|^2` from 1 at each point, as a mean over the starts."""
     return (z.square().sum(-1) - 1).abs().mean(0)
 
 
 def run_trial(trial: Trial, series: Tensor) -> TrialResult:
-    """Train a net on the windows of the series, and let it go on from the first one of each."""
+    """Train a net on the windows of the series, and continue from the first window of each."""
     start = time.perf_counter()
     data = windows(series.float(), trial.words, ahead=trial.words)
     result = bt.train(
@@ -166,21 +167,21 @@ def rigid_body() -> Result:
     result = [run_trial(trial, series) for trial in create_trials()]
     summary = (
         "Free rotation, `(A, B, C) = (1/2, -1, 1/2)`: 1238 orbits of 101 points, by the implicit midpoint rule with "
-        "step 0.2. A transformer reads 3 words and tells the 3 after them, the feed-forward net reads 1 and tells the "
-        f"next. AdamW on the squared error in float32, rate {RATE} falling as a cosine, batches of 512 windows "
-        "(feed-forward: 1024). The relative error is that of all windows of the data, each read as it is, and *unseen* "
-        "that of orbits from starts halfway between. In a rollout a net reads the data only at its beginning, then "
-        "its own words: *apart* is the relative error at t = 20, and the drift of `|z|^2` a mean over all "
-        f"{len(series)} rollouts. The implicit midpoint rule drifts by rounding alone. The steps of each net are one "
-        "seed's, raised until its error on these windows was below the target. The margin of the standard net is thin: "
-        "its error levels off close to the target, and shorter training ended just above it."
+        "step 0.2. A transformer reads 3 words and predicts the next 3, the feed-forward net reads 1 and predicts the "
+        f"next. AdamW on the squared error in float32, rate {RATE} with a cosine schedule, batches of 512 windows "
+        "(feed-forward: 1024). The relative error is over all windows of the data, with true inputs; *unseen* is "
+        "the same for orbits with start angles halfway between. In a rollout a net reads the data only at its start, "
+        "then its own words: *apart* is the relative error at t = 20, and the drift of `|z|^2` is a mean over all "
+        f"{len(series)} rollouts. The implicit midpoint rule drifts only by rounding. The number of steps of each net "
+        "was increased, with one seed, until its error on these windows was below the target. The margin of the "
+        "standard net is small: its error levels off close to the target, and shorter training ended just above it."
     )
     figures = {"Orbits on the sphere": plot_orbits(result), "The drift of the squared length": plot_drift(result)}
     return Result("rigid body", summary, HEAD, tuple(item.format_row(series, hidden) for item in result), figures)
 
 
 def plot_orbits(result: Sequence[TrialResult]) -> Any:
-    """The orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
+    """Plot the orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
     true = integrate_orbits(create_axis_starts(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
@@ -197,7 +198,7 @@ def plot_orbits(result: Sequence[TrialResult]) -> Any:
 
 
 def plot_drift(result: Sequence[TrialResult]) -> Any:
-    """How far `|z|^2` is from 1 along the rollouts, in the mean over all starts."""
+    """Plot the distance of `|z|^2` from 1 along the rollouts, as a mean over all starts."""
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
         ax = canvas.add_axes(5.2, 2.8)
@@ -214,7 +215,7 @@ def plot_drift(result: Sequence[TrialResult]) -> Any:
 
 
 def _plot_sphere(canvas: Canvas, ax: Any) -> None:
-    """The unit sphere: its outline and some circles."""
+    """Plot the unit sphere: its outline and some circles."""
     angle = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], -1)
     for k in range(3):

@@ -1,9 +1,9 @@
-"""A seasonal series: forecasters against seasonal-naive, and beside each an LSTM of at most as many parameters.
+"""A seasonal series: forecasters compared with seasonal-naive, and each with an LSTM of at most as many parameters.
 
     s_t = level + slope t + seasonalities of SEASON, SEASON / 2 and SEASON / 4 words + noise
 
-Seasonal-naive says what was seen one season earlier, and so has all seasonalities right. The forecasts are of windows
-whose future no net has seen in training.
+Seasonal-naive repeats the values of one season earlier, so it has all seasonalities right. The forecasts are for
+windows whose future is in the training data of no net.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SEASON, WINDOW, AHEAD, NOISE = 24, 48, 24, 0.4
 STEPS, BATCH, SEEDS = 1000, 64, (0, 1)
 HEAD = ("forecaster", "parameters", "MASE", "RMSE", "below seasonal-naive", "in their 90% band", "seconds")
 SHOWN = 3
-DRAWS, EVERY = 100, 40  # draws of the forecasts of every so many windows, for the 90% band
+DRAWS, EVERY = 100, 40  # number of draws, for every n-th window, for the 90% band
 
 
 def sample_series(count: int, length: int, seed: int) -> Tensor:
-    """Series `[series, word]`: a trend, seasonalities of random sizes and phases, noise."""
+    """Return series `[series, word]`: a trend, seasonalities of random sizes and phases, noise."""
     generator = torch.Generator().manual_seed(seed)
 
     def sample_uniform(low: float, high: float) -> Tensor:
@@ -48,7 +48,7 @@ def sample_series(count: int, length: int, seed: int) -> Tensor:
 
 
 def cut_windows(series: Tensor, first: int, last: int, step: int = 1) -> tuple[Tensor, Tensor]:
-    """Windows and their futures, `[window, word, 1]`, with the futures between the words `first` and `last`."""
+    """Return windows and their futures, `[window, word, 1]`, with the futures between the words `first` and `last`."""
     starts = range(first - WINDOW, last - WINDOW - AHEAD + 1, step)
     full = torch.stack([series[:, k : k + WINDOW + AHEAD] for k in starts], 1).flatten(0, 1)[..., None]
     return full[:, :WINDOW], full[:, WINDOW:]
@@ -63,12 +63,14 @@ class Standardization:
 
     @classmethod
     def fit(cls, windows: Tensor) -> Standardization:
+        """Return the means and standard deviations of windows."""
         return cls(windows.mean(1, keepdim=True), windows.std(1, keepdim=True))
 
     def __call__(self, words: Tensor) -> Tensor:
         return (words - self.mean) / self.spread
 
     def invert(self, words: Tensor) -> Tensor:
+        """Return words in their original scale."""
         return words * self.spread + self.mean
 
 
@@ -83,7 +85,7 @@ class Forecaster:
     draws: Callable[[bt.BNet, Tensor], Tensor]
 
     def train(self, windows: Tensor, future: Tensor, seed: int) -> Trained[bt.BNet]:
-        """The net after its steps."""
+        """Return the trained net."""
         return bt.train(
             self.build(seed),
             self.prepare_data(windows, future),
@@ -95,38 +97,43 @@ class Forecaster:
 
 
 def _target_vector(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
-    """The future is one vector, the target of the last word."""
+    """Return targets where the future is one vector, the target of the last word."""
     return windows, future[..., 0]
 
 
 def _target_decoder_words(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
-    """Teacher forcing: the decoder starts from the last word of the window, its targets are the future."""
+    """Return targets of teacher forcing: the decoder starts from the last word of the window, its targets are the
+    future."""
     return windows, torch.cat([windows[:, -1:], future], 1)
 
 
 def _target_next_words(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
-    """The target of each word is the next word."""
+    """Return targets where the target of each word is the next word."""
     full = torch.cat([windows, future], 1)
     return full[:, :-1], full[:, 1:]
 
 
 def _forecast_vector(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return the mean forecast of a net that predicts the future as a vector."""
     with torch.inference_mode():
         result: Tensor = net.module().eval()(windows)
     return result[..., None]
 
 
 def _sample_vector(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return samples of a net that predicts the future as a vector."""
     mean = _forecast_vector(net, windows)
     generator = torch.Generator().manual_seed(0)
     return mean + net.parameters["y.log_sigma"].exp() * torch.randn(DRAWS, *mean.shape, generator=generator)
 
 
 def _iterate(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return the mean forecast, word by word."""
     return net.iterate(windows, AHEAD, grow=True)
 
 
 def _sample_paths(net: bt.BNet, windows: Tensor) -> Tensor:
+    """Return samples, word by word."""
     return net.iterate(windows.expand(DRAWS, *windows.shape), AHEAD, grow=True, sample=True)
 
 
@@ -165,7 +172,7 @@ FORECASTERS = (
 
 
 def seasonal_series() -> Result:
-    """Two transformers and two LSTMs on held-out windows, beside seasonal-naive."""
+    """Compare two transformers and two LSTMs with seasonal-naive on held-out windows."""
     series = sample_series(SERIES, LENGTH, seed=1)
     windows, future = cut_windows(series, WINDOW, SPLIT)
     hidden, truth = cut_windows(series, SPLIT, LENGTH, step=8)
@@ -193,41 +200,43 @@ def seasonal_series() -> Result:
 
 
 def _summarize(count: int) -> str:
-    """The text above the table: data, training and metrics."""
+    """Return the text above the table: data, training and metrics."""
     return (
         f"{SERIES} series of {LENGTH} words: level, trend, seasonalities of {SEASON}, {SEASON // 2} and {SEASON // 4} "
-        f"words of random size and phase, noise of {NOISE}. Windows of {WINDOW} words, less their mean and over their "
-        f"spread; {AHEAD} words are forecast. Training knows words 0 to {SPLIT - 1}; the {count:,} windows that are "
-        f"asked have their future behind these. {STEPS} steps of {BATCH} windows, AdamW, cosine from 0.003 after a "
-        f"warm-up of 100, gradients clipped at 1; {len(SEEDS)} seeds: mean (least to greatest). MASE is the mean "
-        f"absolute error over that of seasonal-naive (one season of {SEASON} words earlier) on words 0 to {SPLIT - 1}. "
-        "Seconds are of one seed. The target is an error below that of seasonal-naive. The band is that between the "
-        f"quantiles 5% and 95% of {DRAWS} draws of the net's own Normal readout, path by path. Nothing that does not "
-        f"know the noise can come below an RMSE of {NOISE}. Each LSTM has at most as many parameters as the "
+        f"words of random size and phase, noise of {NOISE}. Windows of {WINDOW} words, minus their mean and divided by "
+        f"their standard deviation; {AHEAD} words are forecast. Training uses words 0 to {SPLIT - 1}; the futures of "
+        f"the {count:,} test windows are after these. {STEPS} steps of {BATCH} windows, AdamW, cosine from 0.003 after "
+        f"a warm-up of 100, gradients clipped at 1; {len(SEEDS)} seeds: mean (least to greatest). MASE is the mean "
+        f"absolute error divided by that of seasonal-naive (one season of {SEASON} words earlier) on words 0 to "
+        f"{SPLIT - 1}. "
+        "Seconds are for one seed. The target is an error below that of seasonal-naive. The band is between the "
+        f"quantiles 5% and 95% of {DRAWS} draws of the net's Normal readout, path by path. A forecast without "
+        f"knowledge of the noise cannot have an RMSE below {NOISE}. Each LSTM has at most as many parameters as the "
         "transformer that forecasts in the same way."
     )
 
 
 def _compute_errors(forecasts: Sequence[Tensor], truth: Tensor, unit: Tensor) -> tuple[list[float], list[float]]:
-    """MASE and RMSE of each seed."""
+    """Return MASE and RMSE of each seed."""
     mase = [float((item - truth).abs().mean() / unit) for item in forecasts]
     rmse = [float((item - truth).square().mean().sqrt()) for item in forecasts]
     return mase, rmse
 
 
 def _format_spread(values: Sequence[float]) -> str:
+    """Return the mean with the least and the greatest value."""
     mean = f"{statistics.mean(values):.3f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
 
 
 def _compute_coverage(draws: Tensor, truth: Tensor) -> float:
-    """The fraction of words between the quantiles 5% and 95% of the samples of a net."""
+    """Return the fraction of words between the quantiles 5% and 95% of the samples of a net."""
     low, high = torch.quantile(draws, torch.tensor([0.05, 0.95]), 0)
     return float(((low <= truth) & (truth <= high)).float().mean())
 
 
 def plot_windows(hidden: Tensor, truth: Tensor, forecasts: Mapping[str, Tensor]) -> Any:
-    """Some held-out windows, their futures, and the forecasts."""
+    """Plot some held-out windows, their futures, and the forecasts."""
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
         panels = canvas.add_panels(1, SHOWN, 10.5, 2.6)

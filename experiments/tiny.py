@@ -1,14 +1,14 @@
-"""`python -m experiments.tiny [--write]`: trains the net that the package carries as `bt.from_pretrained("tiny")`.
+"""`python -m experiments.tiny [--write]`: train the net of `bt.from_pretrained("tiny")`, which the package contains.
 
-A sentence is of one of three kinds, drawn once. After its first three words, which are any, each word depends on one
-earlier word alone, by its kind:
+A sentence has one of three kinds, drawn once. Its first three words are random. Each later word depends on only one
+earlier word, by its kind:
 
     grammar   on the word before it: determiner -> noun -> verb -> preposition -> determiner
     echo      it is the word two before it          refrain   it is the word three before it
 
-and with probability 0.1 it is any word instead. So the true distribution is a mixture of three Markov chains, and its
-entropy is known. The net is the chapter's: one head for each sentence, drawn by `c`, that selects `W_q`, `W_k`, `W_v`.
-It is trained by its exact marginal likelihood.
+and with probability 0.1 it is a random word instead. So the true distribution is a mixture of three Markov chains with
+known entropy. The net is the chapter's: one head for each sentence, drawn by `c`, that selects `W_q`, `W_k`, `W_v`. It
+is trained by its exact marginal likelihood.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FILE = Path(__file__).parent.parent / "bnet_transformer" / "pretrained" / "tiny.
 
 
 def create_declaration() -> bt.Declaration:
-    """The net: embeddings and positions, one slice whose head the sentence draws, the next word as readout."""
+    """Return the net: embeddings and positions, one slice whose head each sentence draws, the next word as readout."""
     word = ["word"]
     stack = bt.Stack(
         prologue=[
@@ -62,7 +62,7 @@ def create_declaration() -> bt.Declaration:
 
 
 def grammar_transitions() -> Tensor:
-    """`P(next word | word)` of the grammar, without noise."""
+    """Return `P(next word | word)` of the grammar, without noise."""
     table = torch.zeros(len(WORDS), len(WORDS))
     for group, after in zip(GROUPS, GROUPS[1:] + GROUPS[:1], strict=True):
         for word in group:
@@ -73,7 +73,7 @@ def grammar_transitions() -> Tensor:
 
 
 def log_likelihoods(sentences: Tensor) -> Tensor:
-    """`log P(word | earlier words, kind)` of each word after the first three: `[kind, sentence, word]`."""
+    """Return `log P(word | earlier words, kind)` of each word after the first three: `[kind, sentence, word]`."""
     words = sentences[:, FREE:]
     grammar = grammar_transitions()[sentences[:, FREE - 1 : -1], words]
     echo, refrain = ((words == sentences[:, FREE - back : -back]).float() for back in (2, 3))
@@ -81,7 +81,7 @@ def log_likelihoods(sentences: Tensor) -> Tensor:
 
 
 def sample_sentences(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sentences and their kinds."""
+    """Return sentences and their kinds."""
     generator = torch.Generator().manual_seed(seed)
     kinds = torch.multinomial(torch.tensor(SHARES), count, True, generator=generator)
     words = torch.randint(len(WORDS), (count, LENGTH), generator=generator)
@@ -101,18 +101,18 @@ def create_evidence(words: Tensor) -> dict[str, Evidence]:
 
 
 def entropy(words: Tensor) -> float:
-    """The true `-log P` of each predicted word, in nats: the minimum loss of any net."""
+    """Return the true `-log P` of each predicted word, in nats: the minimum loss of any net."""
     by_kind = log_likelihoods(words).sum(-1) + torch.tensor(SHARES).log()[:, None]
     return -float(by_kind.logsumexp(0).mean()) / (LENGTH - FREE)
 
 
 def compute_loss(module: CompiledModule, words: Tensor) -> Tensor:
-    """`-log P` of the net for each predicted word."""
+    """Return `-log P` of the net for each predicted word."""
     return -log_evidence(module, create_evidence(words), words[:, :-1], check=False).mean() / (LENGTH - FREE)
 
 
 def train(seed: int, steps: int) -> bt.BNet:
-    """A net trained from one seed by AdamW, the rate falling as a cosine."""
+    """Train a net from one seed by AdamW with a cosine schedule."""
     net = bt.BNet(create_declaration(), seed=seed)
     module = net.module().train()
     optimiser = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=1e-4)
@@ -131,7 +131,7 @@ def train(seed: int, steps: int) -> bt.BNet:
 
 
 def print_summary(net: bt.BNet) -> None:
-    """Print the loss against the entropy, and which kind of sentence each head has learned."""
+    """Print the loss and the entropy, and the kind of sentence that each head has learned."""
     words, kinds = sample_sentences(4096, 7)
     module = net.module().eval()
     with torch.no_grad():
@@ -146,7 +146,7 @@ def print_summary(net: bt.BNet) -> None:
     for kind, head, true in zip(KINDS, order, SHARES, strict=True):
         mean_prob = mean_probs[KINDS.index(kind), head]
         print(f"  {kind:8} is head {head}: pi = {prior[head]:.3f}, truly {true}; P(c | y) = {mean_prob:.3f}")
-    print(f"  the kind of a sentence is told right {accuracy:.1%} of the time")
+    print(f"  the kind of a sentence is inferred correctly {accuracy:.1%} of the time")
 
 
 def main() -> None:

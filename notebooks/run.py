@@ -1,15 +1,15 @@
-"""Execute the notebooks, each in a fresh kernel, from top to bottom, and keep what they show.
+"""Execute the notebooks, each in a fresh kernel, from top to bottom, and store their outputs.
 
     python notebooks/run.py                     all of them, in place
-    python notebooks/run.py 1_the_bnet          those whose names begin so (or paths)
+    python notebooks/run.py 1_the_bnet          those whose names begin with this (or paths)
     python notebooks/run.py --check             execute, and write nothing: for CI
 
-A kernel computes with one thread, unless OMP_NUM_THREADS says otherwise: so last digits hang less on the machine.
-What is kept is stable: no times, no random ids, streams in one piece; so a second run of the same source on the same
-machine changes nothing. A cell that fails, prints to stderr, or prints an address or a path of this machine is a fault,
-and so are a notebook of more than `SIZE` bytes and one that takes longer than `WALL` seconds times the slack. `--check`
-also finds fault with a committed notebook without outputs; text that differs from what is committed it tells, but that
-is no fault, for times and last digits differ between machines.
+A kernel computes with one thread, unless OMP_NUM_THREADS is set, so last digits depend less on the machine. Stored
+outputs are stable: no times, no random ids, each stream in one piece. So a second run of the same source on the same
+machine changes nothing. A cell that fails, prints to stderr, or prints an address or a path of this machine is a fault;
+so is a notebook of more than `SIZE` bytes or one that takes longer than `WALL` seconds times the slack. `--check` also
+reports a committed notebook without outputs as a fault. It lists text that differs from the committed text, but that is
+no fault, because times and last digits differ between machines.
 """
 
 from __future__ import annotations
@@ -47,15 +47,17 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class NotebookError(Exception):
-    """A notebook fails; the message lists its faults."""
+    """A notebook failed; the message lists its faults."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the notebooks that are named; the exit code is 1 if one fails."""
+    """Run the named notebooks; the exit code is 1 if one fails."""
     parser = argparse.ArgumentParser(description="Execute the notebooks, each in a fresh kernel.")
-    parser.add_argument("names", nargs="*", help="paths, or how their names begin; all by default")
-    parser.add_argument("--check", action="store_true", help="write nothing; tell what prints otherwise than committed")
-    parser.add_argument("--slack", type=float, default=SLACK, help=f"times {WALL:.0f} s a notebook may take")
+    parser.add_argument("names", nargs="*", help="paths, or the beginnings of names; all by default")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; list outputs that differ from the committed ones"
+    )
+    parser.add_argument("--slack", type=float, default=SLACK, help=f"times {WALL:.0f} s per notebook")
     args = parser.parse_args(argv)
     num_failed = 0
     for path in find_notebooks(args.names):
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:
-    """The notebooks that these names select, in order."""
+    """Return the notebooks that these names select, in order."""
     if not names:
         return sorted(HOME.glob("*.ipynb"))
     result = []
@@ -114,7 +116,7 @@ def run_notebook(path: Path, *, check: bool, limit: float) -> str:
 
 
 def execute(notebook: NotebookNode, folder: Path, limit: float) -> NotebookNode:
-    """The notebook with its outputs made anew, in a fresh kernel that knows no settings of this user."""
+    """Return the notebook with new outputs, from a fresh kernel without the settings of this user."""
     fresh = copy.deepcopy(notebook)
     with tempfile.TemporaryDirectory() as home:
         sockets = {"transport": "ipc", "ip": f"{home}/kernel"} if os.name == "posix" else {}
@@ -139,7 +141,8 @@ def execute(notebook: NotebookNode, folder: Path, limit: float) -> NotebookNode:
 
 
 def normalize(notebook: NotebookNode) -> NotebookNode:
-    """The notebook without what changes from run to run: cells' ids are hashes of their source, streams are merged."""
+    """Return the notebook without parts that vary between runs: ids of cells are hashes of their source, streams are
+    merged."""
     clean = nbformat.v4.new_notebook(metadata=METADATA)
     counts: dict[str, int] = {}
     for cell in notebook.cells:
@@ -155,7 +158,7 @@ def normalize(notebook: NotebookNode) -> NotebookNode:
 
 
 def merge_streams(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """Outputs, with consecutive pieces of one stream merged."""
+    """Return outputs, with consecutive pieces of one stream merged."""
     merged: list[NotebookNode] = []
     for output in outputs:
         if output.output_type == "stream" and merged and merged[-1].get("name") == output.name:
@@ -166,37 +169,37 @@ def merge_streams(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
 
 
 def serialize(notebook: NotebookNode) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     return str(nbformat.writes(notebook)).rstrip("\n") + "\n"
 
 
 def find_faults(notebook: NotebookNode) -> Iterator[str]:
-    """Outputs of a run that must not be committed: a line for each."""
+    """Return a line for each output that must not be committed."""
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", ()):
             printed = get_text(output)
             if output.get("name") == "stderr":
                 yield f"  cell {number} prints to stderr: {printed.strip()[:200]!r}"
             elif match := LOCAL_PATH.search(printed):
-                yield f"  cell {number} prints what is of this machine alone: {match.group()!r}"
+                yield f"  cell {number} prints text that is specific to this machine: {match.group()!r}"
 
 
 def get_text(output: NotebookNode) -> str:
-    """The plain text of an output."""
+    """Return the plain text of an output."""
     if output.output_type == "stream":
         return str(output.text)
     return str(output.get("data", {}).get("text/plain", ""))
 
 
 def iter_executed(notebook: NotebookNode) -> Iterator[bool]:
-    """Whether any cell has an output, and, cell by cell, whether it was executed."""
+    """Return whether any cell has an output, and, cell by cell, whether it was executed."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     yield any(cell.outputs for cell in code)
     yield from (cell.execution_count is not None for cell in code)
 
 
 def find_differences(committed: NotebookNode, executed: NotebookNode) -> list[str]:
-    """Cells whose text differs from what is committed, with the first line that differs."""
+    """Return the cells whose text differs from the committed text, with the first line that differs."""
     result = []
     for number, (before, after) in enumerate(zip(committed.cells, executed.cells, strict=True)):
         lines = [

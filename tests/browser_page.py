@@ -21,7 +21,7 @@ needs_chromium = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def launch_chromium() -> Iterator[Any]:
-    """A headless browser."""
+    """Start a headless browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -79,13 +79,13 @@ class BrowserPage:
 
 @contextlib.contextmanager
 def open_browser_page() -> Iterator[BrowserPage]:
-    """One page for all tests of a module."""
+    """Open one page for all tests of a module."""
     with launch_chromium() as browser:
         yield BrowserPage(browser)
 
 
 def download_file(page: Any, click: Callable[[], object]) -> tuple[str, bytes]:
-    """The name and the bytes of the file that a click downloads."""
+    """Return the name and the bytes of the file that a click downloads."""
     with page.expect_download() as download:
         click()
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()

@@ -31,12 +31,12 @@ class Case:
 
     @cached_property
     def net(self) -> bt.BNet:
-        """The net, in float64, its parameters spread so that no test is trivially true; the same for all tests."""
+        """The net in float64, with spread parameters so that no test is trivially true; the same for all tests."""
         return jitter(self.build()).to(torch.float64)
 
     @property
     def sentence(self) -> bt.Sentence:
-        """The ground bnet of the case's text; nothing of it is computed yet."""
+        """The ground bnet of the case's text, before any computation."""
         return self.net.sentence(self.text)
 
 
@@ -70,12 +70,12 @@ def get_case(name: str) -> Case:
 
 
 def close(actual: object, expected: object, tolerance: float = 1e-10) -> None:
-    """Assert that numbers are the same to rounding, whatever their floating type."""
+    """Assert that numbers are equal up to rounding, for any floating type."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 def jitter(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
-    """The same net with noise on every learnable parameter (biases that start at zero would hide errors)."""
+    """Return the same net with noise on every learnable parameter (biases that start at zero would hide errors)."""
     generator = torch.Generator().manual_seed(5)
     return net.replace(
         {
@@ -87,12 +87,12 @@ def jitter(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
 
 
 def every(role: str, **options: object) -> bt.Arrow:
-    """An arrow from every word."""
+    """Return an arrow from every word."""
     return bt.Arrow(role, bt.Reach("every"), **options)  # type: ignore[arg-type]
 
 
 def projections(*, heads: bool = False, width: int = 4, dim: int = 4, bias: bool = False) -> list[bt.Node]:
-    """q, k, v under weight nodes."""
+    """Declare q, k, v under weight nodes."""
     plates = ["head"] if heads else []
     make = tpm.Affine() if bias else tpm.Linear()
     return [bt.Node(f"W_{r}", tpm.Weight((width, dim)), plates=plates) for r in "qkv"] + [
@@ -247,7 +247,7 @@ def recurrences() -> bt.BNet:
 
 
 def marginal() -> bt.BNet:
-    """Reading as a variable: j is a node, and x' is the value of the word that it reads."""
+    """Attention as a variable: j is a node, and x' is the value of the word to which j points."""
     nodes = [
         *projections(),
         bt.Node("j", tpm.Read(tpm.Dot(None)), ["q", bt.Arrow("k", "causal")], plates=WORD),
@@ -269,7 +269,7 @@ def hidden_markov() -> bt.BNet:
 
 
 def experts() -> bt.BNet:
-    """A router picks for each word the expert whose feed-forward step it takes."""
+    """A router chooses the feed-forward expert of each word."""
     nodes = [
         bt.Node("r", tpm.Categorical(3), ["x"], plates=WORD),
         bt.Node("e", tpm.FeedForward(3), ["x"], plates=["expert", "word"]),
@@ -313,7 +313,7 @@ def encoder_decoder() -> bt.BNet:
 
 
 def positioned() -> bt.BNet:
-    """Rotary and relative positions, a sigmoid normaliser beside a softmax, a pooled real readout."""
+    """Rotary and relative positions, a sigmoid normaliser and a softmax, a pooled real readout."""
     nodes = [
         bt.Node("bias", tpm.Weight(5), plates=["head"]),
         *projections(heads=True, width=4),
@@ -338,7 +338,7 @@ def positioned() -> bt.BNet:
 
 
 def grouped() -> bt.BNet:
-    """Keys and values for groups of heads, rotary positions in part and in bands, the words just before."""
+    """Keys and values for groups of heads, partly rotary positions in bands, attention only to previous words."""
     heads, reach = ["group", "head"], bt.Reach("recent", 1)
     rotary = tpm.Rotary(50.0, width=2, factor=4.0, bands=(0.5, 2.0, 9))
     nodes = [
@@ -379,7 +379,7 @@ def started() -> bt.BNet:
 
 
 def bucketed() -> bt.BNet:
-    """A bias by distance in buckets, one node of it for all slices, and a scaled readout."""
+    """A bias by bucketed distance, one node for all slices, and a scaled readout."""
     nodes = [
         *projections(heads=True),
         bt.Node(
@@ -432,7 +432,7 @@ def sprinkler() -> bt.BNet:
 
 
 def sites() -> bt.BNet:
-    """A mixture without words: a plate of choices below one, and a real readout of each."""
+    """A mixture without words: a plate of choices below a choice, and a real readout of each."""
     plates = ["site"]
     nodes = [
         bt.Node("z", tpm.Categorical(2)),
@@ -444,7 +444,7 @@ def sites() -> bt.BNet:
 
 
 def hidden_states() -> bt.BNet:
-    """A hidden Markov model whose time are slices: a stack without words."""
+    """A hidden Markov model with slices as time: a stack without words."""
     steps = [
         bt.Node("x", tpm.Categorical(2), ["x"], shared=True),
         bt.Node("y", tpm.Categorical(3), [bt.Arrow("x", slice="next")], shared=True),
@@ -454,7 +454,7 @@ def hidden_states() -> bt.BNet:
 
 
 def no_slices() -> bt.BNet:
-    """A stack without slices: a readout of the words as they come."""
+    """A stack without slices: a readout of the given words."""
     prologue = [bt.Node("token", tpm.Given(states=3), plates=WORD), bt.Node("x", tpm.Embed(4), ["token"], plates=WORD)]
     readout = bt.Node("y", tpm.Categorical(2), ["x"], plates=WORD)
     return bt.BNet(bt.Declaration([bt.Stack([], prologue, [readout], vocabulary=VOCABULARY)], name="no slices"))
@@ -466,7 +466,7 @@ def chapter(**options: object) -> Callable[[], bt.BNet]:
 
 
 def vanilla(kind: str, **options: object) -> Callable[[], bt.BNet]:
-    """A vanilla transformer of this kind, small."""
+    """A small vanilla transformer of this kind."""
     sizes = {"heads": 2, "slices": 2, "hidden": 6, **options}
     return lambda: getattr(bt, kind)(4, **sizes)
 

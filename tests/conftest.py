@@ -15,7 +15,7 @@ CHECKED_MODULES = [
     "reference.ground_model",
     "reference.run",
     "reference.enumeration",
-]  # beartype uses the global random state: not modules that a fit calls
+]  # beartype uses the global random state, so it excludes modules that a fit calls
 
 for module_name in CHECKED_MODULES:
     beartype_package(f"bnet_transformer.{module_name}")

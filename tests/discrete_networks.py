@@ -33,12 +33,12 @@ def asia() -> bt.BNet:
 
 
 def get_tables(net: bt.BNet) -> dict[str, np.ndarray]:
-    """`P(node | parents)`, the state last."""
+    """Return `P(node | parents)`, with the state as the last axis."""
     return {name: net.parameters[f"{name}.logits"].softmax(-1).numpy() for name in PARENTS}
 
 
 def to_pgmpy_model(net: bt.BNet) -> DiscreteBayesianNetwork:
-    """The same net built from its tables, not by the export of the package."""
+    """Return the same net built from its tables, without the export of the package."""
     result = DiscreteBayesianNetwork([(parent, child) for child, parents in PARENTS.items() for parent in parents])
     for name, table in get_tables(net).items():
         parents = list(PARENTS[name])
@@ -48,7 +48,7 @@ def to_pgmpy_model(net: bt.BNet) -> DiscreteBayesianNetwork:
 
 
 def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
-    """Posteriors of every node and of three together, also those of the reference, are pgmpy's."""
+    """Check posteriors of every node and of three nodes jointly, also those of the reference, against pgmpy."""
     s, oracle = net.sentence(), VariableElimination(to_pgmpy_model(net))
     fixed = {s.ground.id(name): torch.tensor(state) for name, state in evidence.items()}
     for name in PARENTS:
@@ -65,7 +65,8 @@ def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
 
 
 def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
-    """`P(all nodes)`, an axis for each, by the product of the tables; with a delta for a node that `do` sets."""
+    """Return `P(all nodes)`, an axis for each, as the product of the tables; the factor of a node set by `do` is a
+    delta."""
     total = np.ones((2,) * len(PARENTS))
     names = list(PARENTS)
     for index in itertools.product(range(2), repeat=len(names)):
@@ -79,7 +80,7 @@ def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
 
 
 def marginal(table: np.ndarray, name: str, observed: dict[str, int]) -> np.ndarray:
-    """`P(name, observed)` from a joint table."""
+    """Return `P(name, observed)` from a joint table."""
     names = list(PARENTS)
     index = tuple(observed.get(node, slice(None)) for node in names)
     remaining = [node for node in names if node not in observed]
@@ -91,7 +92,7 @@ def draw_samples(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Ten
 
 
 def site_density(net: bt.BNet, y: torch.Tensor) -> torch.Tensor:
-    """`log p(y)` of the plate of choices, `[sentence]`, by torch's distributions."""
+    """Return `log p(y)` of the plate of choices, `[sentence]`, with torch's distributions."""
     p = net.parameters
     normal = torch.distributions.Normal(
         p["mean.values"], p["y.log_sigma"].exp()[:, None, None]
@@ -102,9 +103,9 @@ def site_density(net: bt.BNet, y: torch.Tensor) -> torch.Tensor:
 
 
 def textbook() -> bt.BNet:
-    """The chest clinic with its published tables: `either` is a function, its table of zeros and ones."""
+    """The chest clinic with its published tables: `either` is a function, so its table contains zeros and ones."""
     nodes = [bt.Node(name, Categorical(2, labels=("no", "yes")), parents) for name, parents in PARENTS.items()]
-    chances = {  # P(yes | parents), parents in their order
+    chances = {  # P(yes | parents), parents in the order of the declaration
         "asia": 0.01,
         "smoke": 0.5,
         "tub": [0.01, 0.05],

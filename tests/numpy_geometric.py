@@ -16,7 +16,7 @@ def correlated_attention(Z, A, *, add=False):
 
 
 def standard_attention(Z, PQ, PK, PV, *, add=False):
-    """`P_V^T Z softmax((P_Q^T Z)^T (P_K^T Z) / sqrt(d))` of each head, one below the other."""
+    """`P_V^T Z softmax((P_Q^T Z)^T (P_K^T Z) / sqrt(d))` of each head, concatenated by rows."""
     d = len(Z)
     heads = [
         v.T @ Z @ softmax_columns((q.T @ Z).T @ (k.T @ Z) / np.sqrt(d)) for q, k, v in zip(PQ, PK, PV, strict=True)
@@ -25,7 +25,7 @@ def standard_attention(Z, PQ, PK, PV, *, add=False):
 
 
 def resnet(Z, steps, activation=np.tanh):
-    """`z + s(W z + b)`, one step after the other."""
+    """`z + s(W z + b)`, applied repeatedly."""
     for W, b in steps:
         Z = Z + activation(W @ Z + b[:, None])
     return Z
@@ -46,7 +46,7 @@ def cayley(Z, A, form):
 
 
 def unpack(S, d, side):
-    """A matrix from its packed entries, counted from 1 as in the Julia package."""
+    """Return a matrix from its packed entries, with indices from 1 as in the Julia package."""
     M = np.zeros((d, d))
     for i in range(1, d + 1):
         for j in range(1, d + 1):

@@ -1,4 +1,4 @@
-"""Jobs of tests/test_parallel.py: several processes run them on shards, and one process on everything.
+"""Jobs of tests/test_parallel.py: several processes run them on shards, and one process on all sentences.
 
 torchrun --nproc-per-node 2 tests/parallel_jobs.py run_all FOLDER
 """
@@ -64,7 +64,7 @@ def run_fits(count, folder=None):
 
 
 def query_fits(count):
-    """Queries of fits on many sentences: of a point estimate and of posterior samples."""
+    """Run queries of fits on many sentences: of a point estimate and of posterior samples."""
     data, result = make_vectors(count), {}
     point, word = (
         fit(mixture(), make_vectors(6), method=bt.MAP(steps=1)),
@@ -145,12 +145,12 @@ def run_killed(folder):
 
 
 def run_all(folder):
-    """Everything whose result is the same in two processes and in one."""
+    """Run everything that gives equal results in two processes and in one."""
     return run_killed(folder) | run_fits(7) | query_fits(7) | analyze_heads(7)
 
 
 def run_unequal(folder):
-    """Calls that are refused if they differ between ranks, and fewer sentences than ranks."""
+    """Run calls that raise an error if they differ between ranks, and calls on fewer sentences than ranks."""
     result = run_fits(2) | query_fits(2) | analyze_heads(2)
     f = fit(mixture(), make_vectors(6), method=bt.MAP(steps=1))
     per_slice = fit(mixture("slice", slices=2), make_vectors(6), method=bt.MAP(steps=1))
@@ -168,7 +168,7 @@ def run_unequal(folder):
     if RANK == 0:
         with single_process():
             result["by itself"] = [f.responsibilities(make_vectors(5))]
-    for r in ({"mine": fail_on_rank_2}, None) if WORLD > 1 else ():  # the second question has no group any more
+    for r in ({"mine": fail_on_rank_2}, None) if WORLD > 1 else ():  # the second query finds the process group closed
         try:
             bt.roles(make_summed(), TEXTS, relations=r)
         except bt.BNetError as error:

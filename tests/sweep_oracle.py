@@ -16,7 +16,7 @@ AXES = ("slice", "plates", "word", "read")
 
 
 def rotate_words(net, text, stack=""):
-    """A text of the same length: the words rotated, or new words but the last where the vocabulary is open."""
+    """Return a text of the same length: the words rotated, or new words except the last if the vocabulary is open."""
     if isinstance(text, dict):
         return {stack: rotate_words(net, words, stack) for stack, words in text.items()}
     if not isinstance(text, str):
@@ -41,7 +41,7 @@ def get_outputs(s):
 
 
 def nonlinear(*values):
-    """A number for each example that is a nonlinear function of the inputs of a metric."""
+    """Return a number for each example: a nonlinear function of the inputs of a metric."""
     flat = [value.flatten(1) for value in values]
     projections = [v @ torch.cos(torch.arange(v.shape[1], dtype=v.dtype) + k) for k, v in enumerate(flat)]
     return sum(torch.sin(p / 2) for p in projections) + projections[0] * projections[-1] / 20
@@ -54,7 +54,7 @@ def make_metric(names):
 
 
 def get_refusal(call, *arguments, **options):
-    """The message by which a call is refused; empty where it is not."""
+    """Return the error message of a call, or an empty string if it succeeds."""
     try:
         call(*arguments, **options)
     except bt.BNetError as error:
@@ -64,7 +64,7 @@ def get_refusal(call, *arguments, **options):
 
 @dataclass(frozen=True)
 class Oracle:
-    """One example: the run of each sentence in each joint state of the open choices, and the outputs after surgery."""
+    """One example: the run of each sentence in each joint state of latent choices, and the outputs after surgery."""
 
     clean: bt.Sentence
     corrupt: bt.Sentence
@@ -94,9 +94,10 @@ class Oracle:
         return [reference.ReferenceRun(sentence.state.model, states) for sentence in (self.clean, self.corrupt)]
 
     def inputs(self, patch=lambda clean, corrupt: {}, base=1):
-        """The inputs of a metric, one for each node: log P, or the mean or the value, averaged over P(choices).
+        """Return the inputs of a metric, one for each node: log P, or the mean or the value, averaged over P(choices).
 
-        `patch(clean run, corrupt run)` gives what is set in the corrupt sentence (or the clean one: `base=0`).
+        `patch(clean run, corrupt run)` returns the values to set in the corrupt sentence (or in the clean one:
+        `base=0`).
         """
         log_probs, outputs, patched = [], [], None
         for pair in self.runs:
@@ -127,7 +128,7 @@ class Oracle:
         return model.network.specs[model.ground.group_of(node).index].tpm.kind
 
     def _log_prob(self, node, run, other):
-        """The log probability of a choice in a run; in the other one, if it is set in this one alone."""
+        """Return the log probability of a choice in a run, or in the other run if only this run sets it."""
         run_where_open = next((candidate for candidate in (run, other) if node not in candidate.model.do), None)
         return torch.zeros((), dtype=D) if run_where_open is None else run_where_open.log_prob(node)
 
@@ -146,12 +147,12 @@ def with_values(model, patches):
 
 
 def set_values(nodes):
-    """The clean values of these nodes set in the corrupt run."""
+    """Set the clean values of these nodes in the corrupt run."""
     return lambda clean, corrupt: {node: clean.value(node) for node in nodes}
 
 
 def set_rows(nodes, words=None):
-    """The clean rows P(j | i) of these nodes put into the corrupt run; or only how much they read these words."""
+    """Set the clean rows P(j | i) of these nodes in the corrupt run, or only their attention to these words."""
 
     def patch(clean, corrupt):
         patches = {}
@@ -171,9 +172,10 @@ def set_rows(nodes, words=None):
 
 
 def patch_path(*nodes):
-    """The clean value of the first node propagated along this path alone: the value to set at the last node.
+    """Return the clean value of the first node propagated only along this path: the value to set at the last node.
 
-    Each child is computed with the value so far in place of its parent's, all its other parents as in the corrupt run.
+    Each child is computed with the propagated value of its parent, and with all its other parents as in the corrupt
+    run.
     """
 
     def patch(clean, corrupt):
@@ -195,7 +197,7 @@ def get_axes(s, role):
 
 
 def get_cells(s, role, over=None):
-    """For each index of the sweep of a role, the nodes that are set together."""
+    """Return for each index of the sweep of a role the nodes that are set together."""
     groups, axes = s.ground.template.by_stem[role], get_axes(s, role)
     slices = [group.slice for group in groups]
     result = {}
@@ -208,7 +210,7 @@ def get_cells(s, role, over=None):
 
 
 def get_arrows(s, first, last):
-    """The two nodes of each arrow between roles, by slice, plates, word of the child and word read."""
+    """Return the two nodes of each arrow between roles, by slice, plates, word of the child and attended word."""
     ground, result = s.ground, {}
     for group in ground.template.by_stem[last]:
         parents = s.net.network.specs[group.index].parents
@@ -229,7 +231,7 @@ def get_arrows(s, first, last):
 
 
 def by_index(result, positions):
-    """Values by position as values by index of the result, whose axes hold only positions with a cell."""
+    """Convert values by position to values by index of the result, whose axes contain only positions with a cell."""
     return {
         tuple(result.positions[axis].index(k) for axis, k in zip(result.axes, position, strict=True)): value
         for position, value in positions.items()

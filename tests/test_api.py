@@ -1,4 +1,4 @@
-"""Nets and sentences as users call them: values, graphs, devices, and errors on invalid input."""
+"""Nets and sentences as users call them: values, graphs, devices, and errors for invalid input."""
 
 import importlib
 import subprocess
@@ -88,7 +88,7 @@ def test_tpms_are_distributions(s):
     assert real.tpm("y_1").mean.shape == (2, 4) and real.tpm("y_1").batch_shape == (2,)
 
 
-def test_attention_is_told_where_it_is_and_refused_where_it_is_not(s):
+def test_attention_is_returned_where_it_exists_and_otherwise_refused(s):
     assert s.attention(1).shape == (3, 3, 3)
     concat = bt.bayesuvius(4, heads=5, combine="concat").sentence("a b")
     assert concat.attention(0).shape == (5, 2, 2)
@@ -177,7 +177,7 @@ def test_given_nodes_of_other_kinds():
         net.sentence("a b", given={"z": [1.0, 2.0], "extra": torch.ones(3, 4)})
 
 
-def test_several_stacks_want_a_mapping():
+def test_several_stacks_require_a_mapping():
     x = [bt.Node("x", Given(4), plates=["word"])]
     copy = [bt.Node("x", Add(), ["x"], plates=["word"])]
     net = bt.BNet(bt.Declaration([bt.Stack(copy, x, name="enc"), bt.Stack(copy, x, name="dec")]))
@@ -218,7 +218,7 @@ def test_a_sentence_is_answered_on_the_device_of_its_net(net):
         torch.testing.assert_close(on_gpu[name].cpu(), on_cpu[name], rtol=1e-5, atol=1e-5)
 
 
-def test_words_are_not_said_beside_other_ids():
+def test_words_and_different_ids_are_refused():
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b", "c"])
     for text in ("a b", [0, 1]):
         with pytest.raises(bt.BNetError, match=r"given\['token'\]: expected \[0, 1\], the ids of .* got \[2, 2\]"):

@@ -23,7 +23,7 @@ MACHINE = Machine(rate=1e9, bandwidth=1e6, where="a slow one")
 def _known_machine(monkeypatch):
     monkeypatch.setattr(limits, "measure_machine", lambda *_: MACHINE)
     monkeypatch.setattr(gpu, "measure_machine", lambda *_: MACHINE)
-    gc.freeze()  # so that each collection looks at little
+    gc.freeze()  # so that each collection scans few objects
     yield
     gc.unfreeze()
 
@@ -42,7 +42,7 @@ def test_a_copy_moves_what_it_reads_and_what_it_writes():
     assert measure_work(lambda: x.sum()) == Work(0, 4004)
 
 
-def test_each_number_counts_once_and_what_is_dropped_within_does_not():
+def test_each_number_counts_once_and_intermediate_numbers_do_not():
     x = torch.ones(1000)
 
     def job():
@@ -63,7 +63,7 @@ def test_of_a_table_only_the_rows_that_are_taken_are_read():
     assert measure_work(lambda: table[ids]).bytes == 2 * row_bytes + id_bytes
 
 
-def test_gradients_that_are_left_count_and_the_products_of_the_backward_pass():
+def test_kept_gradients_and_products_of_the_backward_pass_count():
     W, x = torch.ones(30, 20, requires_grad=True), torch.ones(10, 20)
 
     def job():
@@ -124,7 +124,7 @@ def test_the_peak_of_a_job_is_what_it_holds_at_most():
 
 
 def find_reached(function):
-    """The functions of `benchmarks` that a function's code names, and so on."""
+    """Return the functions of `benchmarks` that a function refers to, recursively."""
     functions, pending = set(), [inspect.unwrap(function)]
     while pending:
         function_ = pending.pop()
@@ -137,19 +137,19 @@ def find_reached(function):
 
 
 def list_codes(code):
-    """A code object and those within it."""
+    """Return a code object and the code objects inside it."""
     return [code, *itertools.chain(*(list_codes(c) for c in code.co_consts if isinstance(c, CodeType)))]
 
 
 @pytest.mark.parametrize("row", rows.ROWS, ids=lambda row: row.name)
-def test_every_row_has_a_limit_or_says_why_not_and_tells_memory(row):
+def test_every_row_has_memory_and_a_limit_or_the_reason_for_none(row):
     names = find_reached(row.measure)
     assert bool(row.unlimited) != ("limit_figures" in names or "measure_limit" in names)
     assert row.page == "circuits" or names & {"measure_peak", "peak_memory", "measure_python_peak", "_first_paint"}
     assert row.title.strip() != row.name
 
 
-def test_a_row_that_claims_a_limit_must_tell_it():
+def test_a_row_that_claims_a_limit_must_report_it():
     assert Row("one", "page", lambda: limit_figures(Work(1.0, 1.0), [1.0])).measure_figures()
     for row in (
         Row("two", "page", lambda: [figure("time", 1.0, "s")]),
@@ -180,7 +180,7 @@ def test_rows_of_the_gpu_script_run_small_on_the_cpu(name, capsys, tmp_path):
     assert f"- **{name}**: " in (tmp_path / "gpu.md").read_text()
 
 
-def test_the_gpu_script_says_where_it_differs_and_that_there_is_no_gpu(capsys):
+def test_the_gpu_script_reports_differences_and_a_missing_gpu(capsys):
     with pytest.raises(AssertionError, match="the device and the CPU differ by 1"):
         gpu._check_close([torch.ones(3)], [torch.zeros(3)], "the device and the CPU")
     with pytest.raises(AssertionError):
@@ -194,7 +194,7 @@ def test_the_gpu_script_says_where_it_differs_and_that_there_is_no_gpu(capsys):
     assert set(inspect.signature(gpu.DeviceSetup).parameters) == {"device", "is_small"}
 
 
-def test_a_walk_counts_the_calls_of_the_package_alone():
+def test_a_walk_counts_only_calls_of_the_package():
     from bnet_transformer._core.checks import check_choice
 
     def generator():

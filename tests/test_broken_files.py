@@ -30,7 +30,7 @@ def run_fit():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A file of each kind, and how it is read."""
+    """Return a file of each kind, and its reader."""
     folder = tmp_path_factory.mktemp("saved")
     bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(2, labels=("no", "yes"))).save(folder / "net")
     run_fit().save(folder / "fit")
@@ -54,7 +54,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["net", "fit", "checkpoint"])
 def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
-    """Cut at a byte, or with a bit flipped: at the edges, in the header and in the tensors."""
+    """The file is truncated at a byte, or has a flipped bit: at the ends, in the header and in the tensors."""
     path, read = saved[kind]
     content, expected, damaged, rng = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
     header = 8 + int.from_bytes(content[:8], "little")
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
                 assert same(result, expected), f"byte {position}"
 
 
-def test_what_is_no_net(tmp_path):
+def test_files_without_a_net_are_refused(tmp_path):
     path = tmp_path / "a"
     os.mkfifo(tmp_path / "fifo")
     for name, message in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
@@ -118,7 +118,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, t
     first, second = (bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1))
     first.save(path)
 
-    def replace_file(*arguments, **options):  # as safetensors maps a file that it has opened before
+    def replace_file(*arguments, **options):  # safetensors maps a file that it opened before
         second.save(path)
         return from_file(*arguments, **options)
 
@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
 @pytest.mark.skipif(sys.platform == "win32", reason="the system bounds no file")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
-    """No file may be longer than some bytes, for a disk with as many left."""
+    """A limit on the file size simulates a full disk."""
     import resource
 
     net = bt.bayesuvius(16, heads=2, vocabulary=WORDS, observe=Categorical(2))
@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
     assert train(run / "checkpoint.safetensors").steps == 4
 
 
-def test_memory_is_counted_before_it_is_taken():
+def test_memory_is_counted_before_allocation():
     memory.check_memory("draws", 1, "fewer draws=")
     with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* allowed: fewer draws="):
         memory.check_memory("draws", 10**30, "fewer draws=")
@@ -186,7 +186,7 @@ def test_memory_is_counted_before_it_is_taken():
             raise error
 
 
-def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
+def test_too_large_requests_are_refused_before_allocation(tmp_path):
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
     s = net.sentence(["a", "b"] * 4_000)
     restarts = bt.MAP(restarts=10**9)

@@ -57,7 +57,7 @@ class CircuitOracle:
         self.known = {}
 
     def get_outputs(self, removed, nodes):
-        """The outputs of nodes without these arrows; of a random node its log probabilities or its mean."""
+        """Return the outputs of nodes without these arrows; for a random node its log probabilities or its mean."""
         relevant = {*nodes, *ancestors(self.ground, nodes)}
         removed_parents = {}
         for source, target in removed:
@@ -68,7 +68,7 @@ class CircuitOracle:
             retained = [(p, signatures[p]) for p in parents if p not in cut]
             signatures[node] = hash(
                 (node, frozenset(cut), tuple(retained))
-            )  # of the removed arrows above it, by which its value is cached
+            )  # the removed arrows above it, the key of its cached value
             if signatures[node] not in self.known:
                 run = reference.ReferenceRun(self.model, {})
                 run.values = {p: self.corrupt.value(p) if p in cut else values[p] for p in parents}
@@ -164,7 +164,7 @@ class GreedySearch:
 
 
 def rotate_words(text, shift):
-    """Another sentence of the same length: words of the same vocabulary, or others."""
+    """Return another sentence of the same length: words of the same vocabulary, or other words."""
     if isinstance(text, dict):
         return {stack: rotate_words(words, shift) if k == 0 else words for k, (stack, words) in enumerate(text.items())}
     words = text.split() if isinstance(text, str) else list(text)
@@ -173,7 +173,7 @@ def rotate_words(text, shift):
 
 
 def set_choices(net, s):
-    """The sentence with every choice above its outcome set."""
+    """Return the sentence with every choice above its outcome set."""
     outcome = find_default_output(net.network)
     random = [spec for spec in net.network.specs if spec.tpm.kind == "discrete" and spec.group.name != outcome]
     return s.do({spec.group.name: 1 if spec.tpm.states is not None else 0 for spec in random}) if random else s
@@ -230,7 +230,7 @@ def test_the_batched_search_at_both_thresholds(name):
     check(clean, corrupt, nodes[-1:], 0.3)
 
 
-def test_memory_changes_nothing():
+def test_the_memory_limit_does_not_change_the_result():
     clean, corrupt, nodes = examples("concat")
     kwargs = {"metric": metric_of(clean[0], nodes), "threshold": 0.1}
     expected = bt.circuit(clean, corrupt, **kwargs)
@@ -259,7 +259,7 @@ def test_arrows_that_are_no_candidates_stay():
 
 @pytest.mark.slow
 def test_surgery_counts():
-    """Nodes that are set, or read by a row of their own: in both sentences, in one, to unlike values."""
+    """Nodes that are set, or have an intervened row of attention: in both sentences, in one, to different values."""
     clean, corrupt, nodes = examples("chapter, two slices")
     row, other_row = Attend([0.2, 0.5, 0.3]), Attend([0.6, 0.1, 0.3])
     clean_s, corrupt_s = clean[0], corrupt[0]
@@ -308,7 +308,7 @@ def test_the_circuit_as_a_graph():
         assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
 
-def test_the_circuit_is_drawn_and_told(tmp_path):
+def test_the_circuit_is_drawn_and_printed(tmp_path):
     clean, corrupt, nodes = examples("encoder, pre-norm")
     result = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
     s = clean[0]
@@ -416,7 +416,7 @@ def test_the_induction_net_that_has_learned_it():
     assert abs(result.faithfulness - 1) < 0.1
 
 
-@pytest.mark.parametrize("states", [3, 4])  # as many states as words, and more
+@pytest.mark.parametrize("states", [3, 4])  # as many states as words, or more
 def test_all_edges_are_the_net_where_do_set_a_word_of_the_readout(states):
     net = bt.decoder(4, heads=2, slices=1, hidden=8, vocabulary=["the", "cat", "sat", "on"][:states]).to(torch.float64)
     clean, corrupt = (net.sentence(words).do(y_1=0) for words in ("the cat sat", "cat the sat"))

@@ -48,7 +48,7 @@ def test_draw_takes_a_part(tmp_path):
     assert names == set(expected)
 
 
-def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
+def test_draw_accepts_split_words_and_a_limit(tmp_path):
     words = ["7", "cats", ",", "sat"]
     net = bt.bayesuvius(4, vocabulary=words)
     net.save(tmp_path / "net.safetensors")
@@ -68,7 +68,7 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
     assert refused.exit_code == 2 and f"limit={count}" in refused.output
 
 
-def test_draw_hands_its_options_on(tmp_path):
+def test_draw_passes_its_options_on(tmp_path):
     s, out = bt.from_pretrained("tiny").sentence("the cat sat"), tmp_path / "cat.svg"
     result = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
     assert result.exit_code == 0, result.output
@@ -88,7 +88,7 @@ HEADS = ["the cat sat", "sat the", "cat cat the sat"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A net that sums heads, of which one is dead, in a file; and sentences in another."""
+    """A net that sums heads, one of them dead, in a file; and sentences in another file."""
     folder = tmp_path_factory.mktemp("heads")
     net = bt.encoder(6, slices=2, heads=3, vocabulary=["the", "cat", "sat"], seed=1)
     dead = net.parameters["W_o_1.value"].clone()
@@ -107,7 +107,7 @@ def run_heads(folder, *arguments, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "svi"])
-def test_heads_tells_what_inclusion_finds(folder, method):
+def test_heads_prints_the_result_of_inclusion(folder, method):
     net = bt.load(folder / "net.safetensors")
     count = 3 if method == "exact" else 2
     expected = bt.inclusion(net, HEADS[:count], method=method, interval=0.8, sigma=0.7, seed=3, progress=False)
@@ -136,7 +136,7 @@ def test_heads_prints_the_first_heads_or_all(folder):
     assert "... and 4 more (--all)" in top and "more (--all)" not in full
     assert "3 sentences" in top and "nothing hangs on: a_1_2" in top and "rank correlations: log Bayes" in top
     (row, *_) = json.loads(run_heads(folder, *HEADS, "--limit", 1, "--json"))["table"]
-    assert row["ablation_error"] is None  # of one sentence nothing is known of others
+    assert row["ablation_error"] is None  # one sentence gives no variance between sentences
     for row in bt.roles(bt.load(folder / "net.safetensors"), HEADS).by_head().itertuples():
         (line,) = [item for item in full.splitlines() if item.split()[:2] == [row.slice, str(row.head)]]
         assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]

@@ -17,7 +17,7 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def run_line(line):
-    """The output of a line of the page."""
+    """Return the output of a line of the page."""
     before, bar, after = line.rpartition(" | ")
     stdin = subprocess.run(["sh", "-c", before], capture_output=True, check=True).stdout if bar else None
     if not after.startswith("bnet-transformer "):
@@ -28,7 +28,7 @@ def run_line(line):
 
 
 def split_numbers(text):
-    """The text without its numbers and the spaces between columns, and the numbers."""
+    """Return the text without its numbers and the spaces between columns, and the numbers."""
     masked = NUMBER.sub("#", text)
     return [line.split() for line in masked.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
 
@@ -38,7 +38,7 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = list(BLOCK.finditer(PAGE.read_text(encoding="utf-8")))
     commands = "".join(block["said"] for block in blocks)
-    subprocess.run(["sh", "-n"], input=commands, text=True, check=True)  # as a shell reads them
+    subprocess.run(["sh", "-n"], input=commands, text=True, check=True)  # parsed as in a shell
     used = set()
     for block in blocks:
         lines = block["said"].splitlines()
@@ -46,7 +46,7 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
         used |= {line.partition("bnet-transformer ")[2].split()[0] for line in lines if "bnet-transformer " in line}
         assert (block["shown"] is None) == (not printed), block["said"]
         (words, numbers), (expected, shown) = split_numbers(printed), split_numbers(block["shown"] or "")
-        if "models" not in block["said"]:  # which nets are local differs from machine to machine
+        if "models" not in block["said"]:  # the list of local nets depends on the machine
             assert words == expected
             assert numbers == pytest.approx(shown, rel=2e-3, abs=2e-3)
     assert used == set(COMMANDS) - {"bench"}  # it takes minutes

@@ -64,7 +64,7 @@ def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_training_says_how_to_go_on(tmp_path):
+def test_an_interrupt_of_training_prints_how_to_resume(tmp_path):
     arguments = ["train", "the cat sat", "--dim", "4", "--slices", "1", "--steps", "1000000", "--every", "5"]
     arguments += ["--checkpoint", "kept"]
     folder = tmp_path / "kept"
@@ -149,12 +149,12 @@ RAISED = [
 ]
 
 
-def test_whatever_is_raised_is_one_line(monkeypatch):
+def test_any_exception_is_one_line(monkeypatch):
     for error, line, code in RAISED:
         assert_line(make_failing(monkeypatch, error)("cost", "the cat"), line, code)
 
 
-def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(monkeypatch):
+def test_an_interrupt_during_an_import_is_reported_as_an_interrupt(monkeypatch):
     error = ImportError("failed")
     error.__cause__ = KeyboardInterrupt()
     for raised in (error, KeyboardInterrupt(), click.Abort()):
@@ -162,7 +162,7 @@ def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(mon
         assert (result.exit_code, result.output.lstrip("\n")) == (130, "interrupted\n")
 
 
-def test_debug_shows_the_traceback_wherever_it_stands():
+def test_debug_shows_the_traceback_at_any_position():
     for position in (0, 1, 2, 3, "variable"):
         arguments = ["ask", "posterior", "c", "the zebra"]
         if position != "variable":
@@ -192,7 +192,7 @@ def test_a_warning_is_one_line(monkeypatch):
     assert result.exit_code == 0 and result.stderr == "Warning: of many lines\n"
 
 
-def test_nothing_asked_is_help():
+def test_no_arguments_print_help():
     for arguments in ([], ["ask"]):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 0 and result.output.startswith("Usage:")

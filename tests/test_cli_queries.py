@@ -1,4 +1,4 @@
-"""Command line: ask, sweep, fit, train and cost print the numbers of Python, whatever the source of the text."""
+"""Command line: ask, sweep, fit, train and cost print the numbers of Python, for any source of the text."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def test_posterior_prints_and_writes_its_rows(tiny, folder):
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text() and len(pd.read_csv("c1.csv")) == 3
 
 
-def test_words_that_are_numbers_and_vectors_can_be_seen(folder):
+def test_words_that_are_numbers_and_vectors_can_be_observed(folder):
     net = bt.bayesuvius(2, vocabulary=["zero", "7", "cat"], observe=bt.tpm.Categorical(3), seed=3)
     net.save("net.safetensors")
     s = net.sentence("cat 7")
@@ -132,7 +132,7 @@ def test_sweep_is_that_of_python(tiny, folder):
     close(result["values"], zero.values)
     assert result["clean"] is None and result["table"][0]["name"] == "v_0_1"
     one = query("sweep", *pairs[0], "--answer", "cat")["table"][0]
-    assert one["error"] is None and one["name"] == "x_0_0"  # of one example nothing is known of others
+    assert one["error"] is None and one["name"] == "x_0_0"  # one example gives no variance between examples
 
 
 def test_numerals_are_states_and_in_quotes_words(folder):
@@ -157,7 +157,7 @@ def test_numerals_are_states_and_in_quotes_words(folder):
 # fit and train
 
 
-def test_fit_is_that_of_python_and_can_be_asked(folder):
+def test_fit_is_that_of_python_and_can_be_queried(folder):
     words = [text.split() for text in TEXTS]
     vocabulary = list(dict.fromkeys(word for text in words for word in text))
     net = bt.bayesuvius(
@@ -193,7 +193,7 @@ def test_fit_reads_labels_and_words_behind_a_tab(folder):
     assert len(more["bounds"]) == 4 and more["bounds"][:2] == result["bounds"]
 
 
-def test_train_is_that_of_python_and_goes_on(folder):
+def test_train_is_that_of_python_and_resumes(folder):
     vocabulary = [*dict.fromkeys(" ".join(TEXTS).split()), "end"]
     net = bt.decoder(4, heads=2, slices=1, dropout=0.0, vocabulary=vocabulary, seed=1)
     expected = bt.train(

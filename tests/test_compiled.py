@@ -26,7 +26,7 @@ def test_a_batch_is_its_sentences():
     close(module(x), one_by_one)
 
 
-def test_what_comes_before_the_selector_is_shared_by_its_states():
+def test_states_of_a_selector_share_the_values_before_it():
     module = bt.bayesuvius(4, slices=2, heads=3, vocabulary=["a", "b"]).module()
     result = module(torch.tensor([[0, 1]]), want=["x_0", "q_0", "x_2"])
     assert [tuple(result[name].shape) for name in ("x_0", "q_0", "x_2")] == [(1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4)]
@@ -46,7 +46,7 @@ def test_do_is_an_argument():
 
 @pytest.mark.parametrize("words", [3, 20])
 def test_do_of_each_words_own_choice(words):
-    """The reader's choice picks its query and the keys and values that it reads, explicit or fused."""
+    """The choice of an attending word selects its query and the keys and values that it uses, explicit or fused."""
     net = bt.bayesuvius(4, heads=3, per="word").to(D)
     x = torch.randn(words, 4, dtype=D)
     choice = [i % 3 for i in range(words)]
@@ -76,10 +76,10 @@ def test_the_module_shares_the_nets_parameters():
 
 @pytest.mark.slow
 def test_it_compiles_without_a_break():
-    """With all that is looked at: ids, a mask, states of `do`."""
+    """With every feature in one call: ids, a mask, states of `do`."""
     module = bt.bayesuvius(4, slices=2, heads=3, mask="causal", vocabulary=["a", "b"], observe=Categorical(3)).module()
     ids, mask, do = torch.tensor([[0, 1, 1]]), torch.tensor([[True, True, False]]), {"c": torch.tensor([2])}
-    torch._dynamo.reset()  # nothing of the nets that other tests compiled
+    torch._dynamo.reset()  # clears the nets that other tests compiled
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(ids, mask, do=do), module(ids, mask, do=do))
 
@@ -120,7 +120,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
                 for value in (a, b)
             )
         except bt.BNetError:
-            continue  # refused, as other tests check
+            continue  # an error, which other tests check
         group_spec = s.net.network.specs[group.index]
         num_dims = 0 if first.dtype == torch.long else len(group_spec.shape)
         num_dims += group_spec.tpm.kind == "discrete" and first.is_floating_point() and not group_spec.shape
@@ -146,7 +146,7 @@ def test_it_compiles_to_machine_code():
     encoder = get_case("encoder, post-norm").net.to(torch.float32)
     for net, x in ((selected, torch.randn(2, 5, 4)), (encoder, torch.randint(5, (2, 5)))):
         module = net.module().eval()
-        torch._dynamo.reset()  # nothing of the nets that other tests compiled
+        torch._dynamo.reset()  # clears the nets that other tests compiled
         compiled = torch.compile(module, fullgraph=True)
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
         close(compiled(x, mask), module(x, mask), 1e-05)
@@ -155,14 +155,14 @@ def test_it_compiles_to_machine_code():
 @pytest.mark.slow
 def test_it_compiles_for_sentences_of_any_length():
     module = bt.decoder(8, heads=2, slices=1, vocabulary=5).module().eval()
-    torch._dynamo.reset()  # nothing of the nets that other tests compiled
+    torch._dynamo.reset()  # clears the nets that other tests compiled
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     for words in (4, 17, 18, 30):
         ids = torch.randint(5, (2, words))
         close(compiled(ids), module(ids), 1e-05)
 
 
-def test_a_question_is_worked_out_once_and_told_from_others():
+def test_cached_plans_are_distinguished_by_query():
     torch.manual_seed(0)
     net = bt.bayesuvius(4, heads=2, observe=Categorical(3)).to(D)
     module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randint(3, (5, 3))
@@ -176,7 +176,7 @@ def test_a_question_is_worked_out_once_and_told_from_others():
 
 
 @pytest.mark.parametrize("roles", ["k", "qkv"])
-def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
+def test_weights_of_each_word_are_not_folded_across_the_attention(roles):
     word, every = ["word"], bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), plates=word)]
     for role in "qkv":

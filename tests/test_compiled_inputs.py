@@ -72,7 +72,7 @@ def test_x_fills_what_given_leaves_open():
     output = module(X + 2, given={"x_0": X + 1})
     assert output.equal(module(given={"x_0": X + 1, "k": X + 2})) and output.equal(module(X + 1, given={"k": X + 2}))
     with pytest.raises(bt.BNetError, match=r"x and given\['x_0'\]: expected one value for x_0; got two"):
-        module(X, given={"x_0": X + 1, "k": X + 2})  # s, which has a default, is not meant
+        module(X, given={"x_0": X + 1, "k": X + 2})  # not s, which has a default
 
 
 def test_one_sentence_for_many_values_of_do():
@@ -85,7 +85,7 @@ def test_one_sentence_for_many_values_of_do():
         module(x, do={"x_1": states, "c": torch.zeros(4, dtype=L)})
 
 
-def test_several_stacks_are_told_apart():
+def test_several_stacks_are_distinguished():
     case = get_case("three stacks")
     module, s = case.net.module(), case.sentence
     x = {stack: s.state.encoded.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
@@ -110,7 +110,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     real = bt.bayesuvius(4, heads=5, mask=rows, observe=Normal(1.0)).module()
     with pytest.raises(bt.BNetError, match="mask, sentence 1, word 0 of x_1"):
         log_evidence(real, {"y": Evidence(X)}, X, mask)
-    absent = torch.tensor([[True] * 3, [False, False, True]])  # an absent word may be left with nothing
+    absent = torch.tensor([[True] * 3, [False, False, True]])  # an absent word may attend to no word
     assert net.module()(X, absent).isfinite().all()
     with pytest.raises(bt.BNetError, match="word 0 of x_1: expected at least one word of k_0 to read"):
         bt.bayesuvius(4, mask="earlier").module()(X)
@@ -118,7 +118,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
         get_case("encoder, post-norm").net.module()(torch.zeros(1, 9, dtype=L))
 
 
-def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
+def test_an_empty_sum_is_zero_with_and_without_a_mask():
     stack = bt.Stack(
         [bt.Node("x", Pool("sum"), [bt.Arrow("x", "earlier")], plates=["word"])],
         [bt.Node("x", Given(4), plates=["word"])],
@@ -161,7 +161,7 @@ def test_bad_evidence(changes, message):
     "slices, pool, where, count",
     [(2, None, "x_2", 3 ** (3 + 1)), (3, None, "x_2", 3 ** (2 * 3 + 1)), (1, "mean", "y", 3**3)],
 )
-def test_choices_of_words_that_meet_are_counted(slices, pool, where, count):
+def test_joint_states_of_interacting_choices_are_counted(slices, pool, where, count):
     """`K^(n(T-1)+1)` for each word's marginal, `K^n` under a readout of all words."""
     module = chapter(per="word", slices=slices, observe=Categorical(3, pool=pool))
     observed = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
@@ -175,7 +175,7 @@ def test_choices_of_words_that_meet_are_counted(slices, pool, where, count):
             call()
 
 
-def test_what_is_no_number_is_named_where_it_stands():
+def test_nan_is_named_with_its_position():
     net = bt.bayesuvius(4, heads=3, observe=Normal(1.0)).to(D)
     x, y = torch.randn(2, 3, 3, 4, dtype=D)
     x[1, 2, 0] = torch.nan
@@ -187,13 +187,13 @@ def test_what_is_no_number_is_named_where_it_stands():
             fn(net.module(), {"y": Evidence(y)}, x, present, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
         assert fn(net.module(), {"y": Evidence(y)}, x, present).isfinite().all()
         broken = copy.deepcopy(net.module())
-        broken.store["W_v_0/values"].data.fill_(torch.nan)  # by a step of training that went wrong
+        broken.store["W_v_0/values"].data.fill_(torch.nan)  # as after a training step that diverged
         with pytest.raises(bt.BNetError, match=r"parameter W_v_0\.values: expected numbers; got NaN"):
             fn(broken, {"y": Evidence(y)}, x, present)
 
 
 @pytest.mark.parametrize("options", [{}, {"slices": 2, "residual": True}], ids=str)
-def test_a_density_too_small_to_reckon_with_is_not_called_zero(options):
+def test_a_density_that_underflows_is_not_called_zero(options):
     module, y = bt.bayesuvius(4, observe=Normal(1.0), **options).to(D).module(), torch.randn(2, 3, 4, dtype=D)
     y[1, 2, 0] = 1e14
     assert log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1)).tolist()[1] == pytest.approx(-0.5e28, rel=1e-6)
@@ -246,8 +246,8 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
         log_evidence(module, {"q_0": Evidence(value)}, x)
 
 
-def test_evidence_that_settles_a_choice_is_the_references():
-    """A group observed at all nodes: its state is known to its descendants, and its own factor counts."""
+def test_evidence_that_determines_a_choice_gives_the_references_posterior():
+    """A group observed at all nodes: its descendants use its state, and its factor counts."""
     s = get_case("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
     observed = {name: Evidence(item.value) if name != "y" else item for name, item in batch_evidence(s).items()}
@@ -255,7 +255,7 @@ def test_evidence_that_settles_a_choice_is_the_references():
     close(actual[0], reference.log_evidence(s.state.model, s.state.evidence))
 
 
-def test_a_real_choice_that_others_read_must_be_seen_whole():
+def test_a_real_choice_with_children_must_be_observed_at_all_words():
     nodes = [bt.Node("z", Normal(0.5), ["x"], plates=["word"]), bt.Node("x", Add(), ["x", "z"], plates=["word"])]
     stack = bt.Stack(
         nodes, [bt.Node("x", Given(2), plates=["word"])], [bt.Node("y", Categorical(2), ["x"], plates=["word"])]

@@ -42,7 +42,7 @@ REFUSED = "word, two slices"
 
 
 def draw_inputs(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str, Tensor]:
-    """Input for a module: vectors or ids for each stack."""
+    """Return input for a module: vectors or ids for each stack."""
     x = {}
     for stack, n in words.items():
         inputs = [m for m in net.network.specs if m.tpm.kind == "input" and m.group.word_stack == stack]
@@ -55,21 +55,22 @@ def draw_inputs(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dic
 
 
 def flops_of(net: bt.BNet, words: dict[str, int], batch: int) -> int:
-    """The FLOPs of a forward pass, by the counter of torch."""
+    """Return the FLOPs of a forward pass from torch's counter."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         net.module()(draw_inputs(net, words, batch))
     return counter.get_total_flops() + count_solve_flops(net, words, batch)
 
 
 def count_solve_flops(net: bt.BNet, words: dict[str, int], batch: int) -> int:
-    """FLOPs of linear systems, which torch does not count: n^3 to factorize, n^2 d for d right-hand sides."""
+    """Return FLOPs of linear systems, which torch does not count: n^3 to factorize, n^2 d for d right-hand sides."""
     (n, *_) = words.values()
     widths = [m.shape[0] for m in net.network.specs if isinstance(m.tpm, Cayley)]
     return sum(2 * batch * n**2 * (n + d) for d in widths)
 
 
 def count_words(net: bt.BNet, n: int) -> dict[str, int]:
-    """So many words, one more in each further stack; fewer where positions are learned, as tables have them."""
+    """Return word counts for stacks, one more in each further stack; smaller where positions are learned, because of
+    the tables."""
     words = {stack: n + k for k, stack in enumerate(net.network.graph.word_stacks)}
     for spec in net.network.specs:
         if spec.tpm.max_words is not None:
@@ -107,7 +108,7 @@ def test_polynomials_hold_for_other_numbers_of_words(case):
 
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
-def test_parameters_and_values_are_those_that_there_are(case):
+def test_numbers_of_parameters_and_values_are_exact(case):
     net = case.net
     words = count_words(net, 3)
     cost = net.cost(words, batch=2)
@@ -164,7 +165,7 @@ def attention_net(reach: object, slices: int = 1, *, residual: bool = False) -> 
 
 
 def get_orders(cost: Cost) -> dict[str, str]:
-    """The order of each template of a slice."""
+    """Return the order of each template of a slice."""
     return {row.template: row.order for row in cost.rows if row.block == "slice"}
 
 
@@ -184,7 +185,7 @@ def test_orders_follow_from_the_shapes():
     assert cost.order == "O(n^2 d + n d^2 + n d hidden + n d |y|)"
     assert cost.slices[0].order == "O(n^2 d + n d^2 + n d hidden)"
     by_name = {row.template: row for row in cost.rows if row.block != "prologue"}
-    assert by_name["a"].flops_in_words == Polynomial({("n", "n"): 4 * dim})  # scores and mix, of all heads
+    assert by_name["a"].flops_in_words == Polynomial({("n", "n"): 4 * dim})  # scores and mix of all heads
     assert by_name["q"].flops_in_words == Polynomial({("n",): 2 * dim**2})
     assert by_name["y"].flops_in_words == Polynomial({("n",): 2 * 1000 * dim})
     assert by_name["s"].flops == 0 and by_name["s"].order == "0"
@@ -220,7 +221,7 @@ def test_shared_weights_are_counted_once_and_products_in_each_slice():
     assert one.flops == three.flops == 3 * 2 * 5 * 64
 
 
-def test_every_score_both_ways():
+def test_every_score_over_keys_and_over_queries():
     for score, over, n in itertools.product((Bilinear(), Dot(rotary=10.0)), ("keys", "queries"), (5, 19)):
         extra = ["A"] if isinstance(score, Bilinear) else []
         pair = ["x", every("x")] if over == "keys" else [every("x"), "x"]
@@ -291,7 +292,8 @@ REACHES = [
 
 
 def pooled_net(reach: object) -> bt.BNet:
-    """Attention by one reach in a chain of sums: a strict reach twice, and a pool of the sentence where it is named."""
+    """Return attention by one reach in a chain of sums: a strict reach twice, and a pool of the sentence where it is
+    named."""
     is_single = isinstance(reach, str) and reach in ("before", "first", "last")
     reader = Add() if is_single else Pool("sum")
     nodes = [
@@ -302,7 +304,7 @@ def pooled_net(reach: object) -> bt.BNet:
 
 
 def find_longest_path(net: bt.BNet, n: int, slices: int) -> int | None:
-    """By networkx, on the ground graph: the most, over pairs of words, of the fewest arrows between words."""
+    """Return, by networkx on the ground graph, the maximum over pairs of words of the fewest arrows between them."""
     graph = net.sentence(x=torch.zeros(n, 8)).graph(weights=True)
     word = nx.get_node_attributes(graph, "word")
     for a, b, data in graph.edges(data=True):
@@ -396,7 +398,7 @@ def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
 
 
 def test_a_million_words_cost_no_table_of_pairs():
-    """Nor does a scan; a path length that needs such a table is unknown, never absent."""
+    """Neither does a scan; a path length that needs such a table is unknown, never absent."""
     n, d = 10**6, 8
     net = bt.encoder_decoder(d, heads=2, slices=1, vocabulary=5)
     assert [(block.longest_path, block.steps) for block in net.cost(n).slices] == [(1, 1), (1, 1)]
@@ -409,7 +411,7 @@ def test_a_million_words_cost_no_table_of_pairs():
     assert "unknown" in str(by_name["encoder-decoder"].cost({"enc": 3, "dec": n}))
 
 
-# telling, bad input
+# text, bad input
 
 
 class Wordless(TPM):
@@ -424,7 +426,7 @@ class Wordless(TPM):
         return parents[0].sum(-2) @ parents[1]
 
 
-def test_a_strangers_product_is_told_as_unknown_and_not_as_zero():
+def test_flops_of_a_user_defined_tpm_are_unknown_and_not_zero():
     mix = bt.Node("x", Wordless(), [every("x"), "A"], plates=WORD)
     nodes = [bt.Node("A", Weight((4, 4))), mix]
     cost = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])])).cost(4)
@@ -435,7 +437,7 @@ def test_a_strangers_product_is_told_as_unknown_and_not_as_zero():
     assert cost.to_dataframe()["flops"].isna().sum() == 1
 
 
-def test_the_table_is_told_in_three_ways():
+def test_the_table_is_printed_in_three_forms():
     cost = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5).cost({"enc": 4, "dec": 3})
     frame = cost.to_dataframe()
     assert frame["parameters"].sum() == cost.parameters and frame["flops"].sum() == cost.flops
@@ -453,7 +455,7 @@ def test_polynomials():
     assert str(p * p) == "4 n^2 + 4 n + 1" and str(Polynomial()) == "0"
 
 
-def test_bad_input_is_told():
+def test_bad_input_is_refused():
     net = bt.encoder_decoder(4, heads=2, slices=1)
     for words, options, message in [
         (0, {}, "words: expected a whole number of at least 1; got 0"),

@@ -1,4 +1,4 @@
-"""Data in every accepted form give the same results; batches are sliced, repeated and sharded by sentence."""
+"""Data in every accepted form give equal results; batches are sliced, repeated and sharded by sentence."""
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ def mixture(combine: str = "select") -> bt.BNet:
 
 
 def make_forms(net: bt.BNet) -> list[object]:
-    """The same two sentences, in every form that data have."""
+    """Return the same two sentences in every accepted form."""
     texts = ["a b c", "d c b"]
     pairs = list(zip(texts, Y, strict=True))
     task = infer_fit_task(net.network)
@@ -34,7 +34,7 @@ def make_forms(net: bt.BNet) -> list[object]:
     ]
 
 
-def test_every_form_says_the_same_to_every_question():
+def test_every_form_of_data_gives_equal_results():
     net = mixture()
     trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
     first, *remaining = make_forms(net)

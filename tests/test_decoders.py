@@ -47,8 +47,9 @@ def read_rotary(kind, given):
 
 
 @pytest.mark.parametrize(("kind", "settings", "expected"), KNOWN)
-def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, settings, expected):
-    """From a file and from a config of transformers, with the angles of transformers."""
+def test_rotary_configs_are_read_with_current_and_former_keys(kind, settings, expected):
+    """Current and former key names, from a file and from a config of transformers; the angles equal those of
+    transformers."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     sizes |= {"num_key_value_heads": 4} if kind == "Qwen2Config" else {}
     config = getattr(T, kind)(**sizes, **settings)
@@ -77,9 +78,9 @@ def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, setti
         ("qwen2", {**SLIDING, "max_window_layers": 1}, "slices that all read alike"),
     ],
 )
-def test_what_no_equation_says_is_refused(kind, settings, match):
+def test_settings_without_an_equation_are_refused(kind, settings, match):
     sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **settings}
-    if match is None:  # heads of a width of their own, an odd one, which cannot be paired
+    if match is None:  # a separate head width; an odd width, which rotary pairs cannot use
         net = BlockBuilder(8, bias=False, heads=2, hidden=4, norm="pre", key_dim=5, score=Dot(None, Rotary()))
         stack = bt.Stack(net.build_slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
         with pytest.raises(bt.BNetError, match="an even width"):
@@ -124,9 +125,9 @@ def test_windows(kind, settings, reach):
         ("MPNetForMaskedLM", {**MPNET, "is_decoder": True}),
     ],
 )
-def test_who_reads_whom_is_as_transformers_has_it(name, options):
-    """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
-    the types of slices for Qwen2; and names of ours are none of a config's."""
+def test_the_mask_is_that_of_transformers(name, options):
+    """Some settings apply only to some families: `is_causal` to all decoders, `is_decoder` to BERT and RoBERTa, the
+    types of slices to Qwen2; the library's names are not accepted in a config."""
     model = init_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
     ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
     module = from_pretrained(model).module().eval()
@@ -146,7 +147,7 @@ def test_who_reads_whom_is_as_transformers_has_it(name, options):
         ("LlamaModel", {"norm.bias": 16}, "norm.bias"),
     ],
 )
-def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
+def test_leftover_weights_are_refused(name, add, left, tmp_path):
     from safetensors.torch import load_file, save_file
 
     init_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
@@ -189,7 +190,7 @@ def test_words_are_generated_as_transformers_does(name, options):
 
 
 def test_former_files_are_read(tmp_path):
-    """Files of Pythia hold masks and angles, and name the readout `embed_out`."""
+    """Files of Pythia contain masks and angles, and name the readout `embed_out`."""
     model = init_model("GPTNeoXForCausalLM", NEOX, torch.float32)
     model.save_pretrained(tmp_path)
     from safetensors.torch import load_file, save_file
@@ -209,7 +210,7 @@ def test_former_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"), [("LlamaModel", {**LLAMA, "num_key_value_heads": 2}), ("GPTNeoXModel", NEOX)]
 )
-def test_weights_are_used_where_they_lie(name, options):
+def test_weights_are_mapped_without_a_copy(name, options):
     model = init_model(name, options)
     pointers = {value.untyped_storage().data_ptr() for value in model.parameters()}
     net = from_pretrained(model)
@@ -235,10 +236,10 @@ def test_names_of_grouped_heads():
         s.reads(head=4)
 
 
-# the parts
+# the TPMs
 
 
-def test_a_turn_is_a_complex_product():
+def test_a_rotation_is_a_complex_product():
     """The features beyond `width` are not rotated; low frequencies are divided, high ones are not."""
     x = torch.randn(5, 8, dtype=D, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 1, 2, 7, 1000])
@@ -277,7 +278,7 @@ def _heads(shape, plates=2):
     return Parent("p", shape, over=over)
 
 
-def test_equations_tell_turns_in_part_and_words_just_before():
+def test_equations_show_partial_rotation_and_windows():
     heads = [bt.Node("x", Embed(8), ["token"], plates=["word"])]
     token = bt.Node("token", Given(states=3), plates=["word"])
 

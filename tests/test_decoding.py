@@ -35,7 +35,7 @@ WORD, HEAD_WORD = ["word"], ["head", "word"]
 
 
 def make_attention_net(score: Attention, reach: str, extra: tuple = (), nodes: tuple = ()) -> bt.BNet:
-    """One causal slice whose attention is of some kind, two heads."""
+    """Return one causal slice with attention of some kind and two heads."""
     maps = [bt.Node(f"W_{r}", Weight((4, 6)), plates=["head"]) for r in "qkv"]
     maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], HEAD_WORD) for r in "qkv"]
     slice_ = [
@@ -52,7 +52,8 @@ def make_attention_net(score: Attention, reach: str, extra: tuple = (), nodes: t
 
 
 def make_recurrent_net() -> bt.BNet:
-    """Reads the word before, the first word and the mean of all so far, and itself at the word before."""
+    """Return a net whose word depends on the word before, the first word, the mean of all so far, and its value at the
+    word before."""
     slice_ = [
         bt.Node("before", Linear(5), [bt.Arrow("x", "before")], WORD),
         bt.Node("first", Linear(5), [bt.Arrow("x", "first")], WORD),
@@ -121,7 +122,7 @@ class FullDecoder:
 
 @pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", NETS)
-def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
+def test_cached_decoding_equals_full_runs(name, dtype, tolerance):
     net = NETS[name]().to(dtype)
     task, module = infer_trainable_task(net.network), net.module().eval()
     x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
@@ -142,7 +143,7 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_a_causal_table_is_causal(method):
-    """A table of the causal mask chooses the causal net's words; any other those of the reference."""
+    """A table of the causal mask generates the words of the causal net; any other table those of the reference."""
     kwargs = {"heads": 2, "slices": 2, "vocabulary": 7, "tie": False}
     causal = sharpen(bt.decoder(8, **kwargs).to(D))
     table = sharpen(bt.decoder(8, mask=np.tri(9, dtype=bool), **kwargs).to(D))
@@ -163,7 +164,7 @@ def test_a_causal_table_is_causal(method):
         bt.decoder(8, mask=pairs, **kwargs).generate([1, 2], length=2)
 
 
-def test_what_generate_cannot_do_is_not_told_as_training():
+def test_errors_of_generate_do_not_mention_training():
     for net in (bt.bayesuvius(4, heads=2, **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
         with pytest.raises(bt.BNetError) as error:
             net.generate([1])
@@ -183,12 +184,12 @@ def net() -> bt.BNet:
 
 
 def sharpen(net: bt.BNet) -> bt.BNet:
-    """The net with logits scaled by 3, so that it prefers some words."""
+    """Return the net with logits scaled by 3, so that it prefers some words."""
     return net.replace({name: 3 * value for name, value in net.parameters.items() if "logits" in name})
 
 
 def log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
-    """The log probability of words after a prompt, by the reference: one TPM for each word."""
+    """Return the log probability of words after a prompt, by the reference: one TPM for each word."""
     s = net.sentence([*prompt, *words])
     positions = range(len(prompt) - 1, len(prompt) + len(words) - 1)
     return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(positions, words, strict=True))
@@ -216,7 +217,7 @@ def test_as_many_beams_as_sentences_find_the_likeliest(seed):
 
 @pytest.mark.parametrize(("seed", "penalty"), [(3, 0.0), (17, 1.0), (23, 4.0), (31, 1.0)])
 def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
-    """All sentences of at most 4 words, ended by `e` or by the length, weighed as Wu et al. do."""
+    """All sentences of at most 4 words, ended by `e` or by the length, weighted as in Wu et al."""
     net, stop = make_net(seed), 4
     ended = [(*words, stop) for n in range(4) for words in itertools.product(range(4), repeat=n)]
     log_probs = log_probs_of(net, [*ended, *itertools.product(range(4), repeat=4)])
@@ -227,7 +228,7 @@ def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
 
 
 def log_probs_of(net: bt.BNet, sentences: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
-    """The log probability of words after the prompt [1], all sentences at once."""
+    """Return the log probability of words after the prompt [1], for all sentences at once."""
     padded = torch.tensor([[1, *words] + [0] * (4 - len(words)) for words in sentences])
     logits = net.module().eval()(padded).detach().log_softmax(-1)[:, :-1]
     word_log_probs = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()
@@ -293,7 +294,7 @@ def test_the_whole_net_is_computed_once(net, monkeypatch):
     assert len(calls) == 1
 
 
-def test_what_generate_gives_back(net):
+def test_the_result_of_generate(net):
     result = net.generate(["a b", "c"], length=3, stop="e")
     assert result.texts == tuple(" ".join(words) for words in result.words) and len(result) == 2
     assert result.words == tuple(tuple("abcde"[k] for k in row) for row in result.ids)
@@ -303,7 +304,7 @@ def test_what_generate_gives_back(net):
     assert "<b>" not in odd._repr_html_() and "log P" in odd._repr_html_() and str(odd) == odd.texts[0]
 
 
-def test_a_prompt_may_be_the_start_word_alone(net):
+def test_a_prompt_may_be_only_the_start_word(net):
     assert net.generate(start="b", length=3).ids == net.generate("b", length=3).ids
 
 
@@ -345,7 +346,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told(name):
+def test_bad_input_is_refused(name):
     make, prompt, options, match = BAD[name]
     with pytest.raises(bt.BNetError, match=match):
         make().generate(prompt, **options)

@@ -16,7 +16,7 @@ MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}
 
 
 def load_split(model, devices):
-    """A net with weights placed by a device map; `meta`, a device without data, stands for one besides the CPU."""
+    """Return a net with weights placed by a device map; `meta`, a device without data, is the second device."""
     source = model_to_source(model, None)
     device_map = {name: torch.device(position) for name, position in devices.items()}
     weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, device_map)
@@ -25,7 +25,7 @@ def load_split(model, devices):
 
 @pytest.mark.parametrize(("name", "options"), [("GPT2Model", GPT2), ("MPNetModel", MPNET)])
 def test_a_node_is_computed_where_its_weights_are(name, options):
-    """Values come with the slices to other devices: the first slice is computed here, the second where it lies."""
+    """Values move with the slices to other devices: the first slice is computed here, the second on its device."""
     model = init_model(name, options, torch.float32)
     part = "h.1" if name[0] == "G" else "encoder.layer.1"
     device_map = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
@@ -46,7 +46,7 @@ def test_a_node_is_computed_where_its_weights_are(name, options):
 
 
 def test_a_device_map_is_respected(tmp_path):
-    """In a folder each tensor is brought to its device once, at the longest name that fits."""
+    """Each tensor of a folder is copied to its device once, by the longest matching name."""
     model = init_model("GPT2Model", GPT2, torch.float32)
     model.save_pretrained(tmp_path)
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
@@ -68,9 +68,9 @@ def test_a_device_map_is_respected(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart", "gpt_neox", "vit"])
-def test_a_map_names_modules_as_transformers_has_them(name, tmp_path):
-    """Whatever the file calls them (GPT-NeoX's readout, a ViT's slices), every module of the model is known by its
-    name, also one without weights; and so is a module of the bare model."""
+def test_a_map_uses_the_module_names_of_transformers(name, tmp_path):
+    """For any names in the file (GPT-NeoX's readout, a ViT's slices), the map accepts the name of every module of the
+    model, also of one without weights, and of every module of the bare model."""
     model = init_model(*TABLE[name][:2], torch.float32)
     model.save_pretrained(tmp_path)
     family = FAMILIES[model.config.model_type]
@@ -114,7 +114,7 @@ def test_auto_is_the_only_device(monkeypatch):
 
 
 def test_weights_are_brought_to_a_type():
-    """Of a T5 in float16 `transformers` keeps some in float32: no net computes in both."""
+    """`transformers` keeps some weights of a float16 T5 in float32; no net computes in both types."""
     model = init_model("T5ForConditionalGeneration", T5, torch.float32).half()
     for part in (*model.encoder.block, *model.decoder.block):
         part.layer[-1].DenseReluDense.wo.float()

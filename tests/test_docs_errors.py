@@ -11,7 +11,7 @@ PAGE = PACKAGE.parent / "docs" / "errors.md"
 
 
 def split_message(message):
-    """The constant parts of a message."""
+    """Return the constant parts of a message."""
     subject, _, expected = message.partition(": expected ")
     return [part.strip(" :()") for part in re.split(r"…|=", f"{subject}…{expected}")]
 

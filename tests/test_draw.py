@@ -1,4 +1,4 @@
-"""Figures: they show the graph, in every format and with any words; errors propose options that work."""
+"""Figures show the graph, in every format and with any words; errors propose options that work."""
 
 import io
 import itertools
@@ -52,7 +52,7 @@ HOSTILE = [
 
 
 def parse_svg(text):
-    """The graph that an SVG shows: nodes with their text, and arrows."""
+    """Return the graph in an SVG: nodes with their text, and arrows."""
     root = ElementTree.fromstring(text)
     graph = nx.MultiDiGraph()
     for group in root.iter(f"{SVG}g"):
@@ -64,7 +64,7 @@ def parse_svg(text):
 
 
 def parse_dot(text):
-    """The graph that a DOT file holds, its nodes with the names of their clusters, outermost first."""
+    """Return the graph in a DOT file, its nodes with the names of their clusters, outermost first."""
     graph = nx.MultiDiGraph()
 
     def read_part(part, clusters):
@@ -87,7 +87,7 @@ def unquote(text):
 
 
 def same_graph(picture_graph, graph):
-    """Whether two graphs have the same nodes, and the same arrows as often."""
+    """Return whether two graphs have the same nodes, and the same arrows with equal multiplicity."""
     pairs = [sorted((a, b) for a, b, *_ in g.edges) for g in (picture_graph, graph)]
     return set(picture_graph) == set(graph) and pairs[0] == pairs[1]
 
@@ -99,7 +99,7 @@ def draw_bytes(tmp_path, obj, suffix, **options):
 
 
 def find_overlaps(picture):
-    """The pairs of boxes that overlap, and the boxes that arrows cross."""
+    """Return the pairs of boxes that overlap, and the boxes that arrows cross."""
     result = []
     for one, other in itertools.combinations(picture.boxes, 2):
         a, b = one.bounds, other.bounds
@@ -113,7 +113,7 @@ def find_overlaps(picture):
     return result
 
 
-# what is drawn is the graph
+# the figure equals the graph
 
 
 EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, case in enumerate(CASES)]
@@ -152,7 +152,7 @@ def test_the_figures_of_the_chapter():
         s.picture(weights=False, boxes={"q_0_0": "a", "v_0_0": "a"})
 
 
-def test_borders_and_fills_tell_what_a_node_is():
+def test_borders_and_fills_show_the_kind_of_a_node():
     s = bt.bayesuvius(dim=4, heads=3, observe=Categorical(3)).sentence("the cat sat")
     s = s.observe(y_0=1).do(q_0_1=torch.zeros(4))
     box = {b.name: b for b in s.picture().boxes}
@@ -274,7 +274,7 @@ def test_a_large_sentence_is_drawn_as_something_to_read(tmp_path):
     assert "families" in s.picture(detail="folded", slices=0).caption
 
 
-def test_a_part_leaves_nothing_behind_that_no_word_belongs_to():
+def test_a_part_omits_nodes_without_its_words():
     s = bt.from_pretrained("tiny").sentence("the cat sat on a dog")
     deep_s = bt.bayesuvius(4, slices=3, observe=Categorical(2, pool="mean")).sentence("the cat sat")
     assert {"y"} <= {box.name for box in deep_s.picture(slices=2).boxes}
@@ -285,7 +285,7 @@ def test_a_part_leaves_nothing_behind_that_no_word_belongs_to():
         bt.bayesuvius(2).sentence([f"w{i}" for i in range(9000)]).picture(detail="words")
 
 
-def test_past_the_limit_three_filters_that_fit():
+def test_above_the_limit_the_error_proposes_three_filters():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     with pytest.raises(BudgetError) as error:
@@ -321,7 +321,7 @@ def test_a_deep_net_folds_its_slices():
     assert same_graph(picture.to_networkx(), net.graph()) and "not drawn" not in picture.caption
 
 
-def test_a_folded_net_tells_which_words_are_read():
+def test_a_folded_net_shows_the_reach_of_arrows():
     words = ["a", "b"]
     assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
     assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
@@ -366,7 +366,7 @@ def test_every_word_of_a_causal_sentence_has_a_read():
     assert f"{64 - len(shown)} of 64 words have no drawn read" in top_picture.caption
 
 
-def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
+def test_reads_that_underflow_are_drawn_and_masked_ones_are_not():
     net = bt.bayesuvius(4, heads=1, mask="causal", seed=1)
     net = net.replace({name: 300 * value for name, value in net.parameters.items() if "W_" in name})
     s = net.sentence("the cat sat")
@@ -377,7 +377,7 @@ def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
     a = s.do(x_1_2=torch.zeros(4)).state.model
     assert compute_read_mask(a, find_attention_spec(a, 0, None)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
     b = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.model
-    assert compute_read_mask(b, find_attention_spec(b, 0, None)).all()  # the other head still reads
+    assert compute_read_mask(b, find_attention_spec(b, 0, None)).all()  # the other head still attends
 
 
 def test_top_of_the_nodes_counts_reads():
@@ -423,7 +423,7 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
 
 
 def apply_advice(error, options):
-    """The options, changed by each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
+    """Return options with each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
     for advice in error.allowed.replace("; or ", "; ").split("; "):
         changes, _, without = re.sub(r" \(\d+ \w+\)$", "", advice).partition(" without ")
         yield {k: v for k, v in options.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({changes})")
@@ -438,7 +438,7 @@ INNER, STATES, FAMILIES = ["q_0_1_3", "a_1_0_2"], ["x_1_3", "x_2_9"], ["q_0", "x
 
 @pytest.fixture(scope="module")
 def long():
-    """Ten words, with more arrows than are drawn by default."""
+    """Ten words, with more arrows than the default limit of a figure."""
     words = [f"w{i}" for i in range(10)]
     return bt.encoder(4, heads=2, slices=2, vocabulary=words).sentence(words)
 
@@ -450,13 +450,13 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
             net.picture(highlight=name, **options)
         assert get_unfaded(net.picture(highlight=name, **options | eval(f"dict({error.value.allowed})"))) == {name}
     with pytest.raises(BNetError, match="weights=True"):
-        get_case("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
+        get_case("three stacks").net.picture(weights=False, highlight="c")  # a node group without a stack
 
 
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     assert get_unfaded(long.picture(highlight=INNER)) == set(INNER)
     assert get_unfaded(long.picture(highlight=STATES)) == set(STATES)
-    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the reading grid
+    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the grid of reads
     assert get_unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
 
 
@@ -503,10 +503,10 @@ def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
         assert {a.has_head for a in picture.arrows} == {e.handle.has_head for e in picture.legend} == {head}
 
 
-# answers
+# results
 
 
-def test_answers_stand_out():
+def test_results_are_highlighted():
     s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
     trail = s.active_trail("q_0_0", "k_0_1")
     marked = {b.name for b in s.picture(highlight=trail).boxes if b.mark}
@@ -575,14 +575,14 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_and_arrows_stand_out_on_their_paper(theme):
+def test_text_and_arrows_have_contrast_with_the_background(theme):
     colours = PALETTES[theme]
     for name, minimum in {"ink": 7.0, "grey": 4.5, "q": 3.0, "k": 3.0, "v": 3.0, "accent": 3.0}.items():
         darker, lighter = sorted([luminance(colours[name]), luminance(colours["paper"])])
         assert (lighter + 0.05) / (darker + 0.05) >= minimum, name
 
 
-def test_an_svg_says_what_it_is_and_fits_a_page(tmp_path):
+def test_an_svg_has_a_description_and_fits_a_page(tmp_path):
     s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("one two three four five six seven eight nine ten")
     root = ElementTree.fromstring(draw_bytes(tmp_path, s, "svg", detail="nodes", weights=False))
     assert root[0].tag == f"{SVG}title" and root[1].tag == f"{SVG}desc" and root.get("role") == "img"
@@ -615,7 +615,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, make_fonts = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: make_fonts(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which caches its result
+    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # it caches its result
     s.draw(tmp_path / "without.png")
     counts = [count_dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert counts[1] == pytest.approx(counts[0], rel=0.05) and counts[0] > 1000
@@ -631,8 +631,8 @@ def test_a_letter_that_no_font_has_is_warned_of(tmp_path):
     net.sentence(["naïve", "שלום", "مرحبا", "Ж", "😀"]).draw(tmp_path / "a.pdf")  # DejaVu has these
 
 
-def test_a_word_beyond_latin_is_printed_as_text_of_its_own():
-    """typst sets a whole element in the font of its rarest letter, and x would no longer be an italic of the serif."""
+def test_a_word_outside_latin_is_a_separate_text_element():
+    """typst sets a whole element in the font of its rarest letter, and x would no longer be a serif italic."""
     picture = bt.bayesuvius(dim=4).sentence(["中文", "the"]).picture()
     counts = {is_print: to_svg(picture, is_print=is_print).count("<text ") for is_print in (True, False)}
     num_foreign = sum("中文" in label_to_text(box.label) for box in picture.boxes)
@@ -664,7 +664,7 @@ def test_dot_has_labels_colours_and_plates_as_clusters():
     assert "pos" not in boxed_graph.nodes["x_0_1"]
 
 
-def test_clusters_hold_one_another_or_are_apart():
+def test_clusters_are_nested_or_disjoint():
     boxes = tuple(NodeBox(name, 10.0 * k, 0.0, 5.0, 5.0) for k, name in enumerate("abcd"))
     plates = {"outer": (-5.0, 40.0), "inner": (5.0, 20.0), "across": (15.0, 20.0)}
     frames = tuple(Frame(x, -5.0, width, 10.0, name=name) for name, (x, width) in plates.items())
@@ -702,7 +702,7 @@ def test_dot_renders_what_we_write():
         ("a.svg", {"words": "dog"}, BNetError, "word"),
     ],
 )
-def test_bad_input_is_told_and_leaves_no_file(tmp_path, file, options, error, match):
+def test_bad_input_is_refused_and_leaves_no_file(tmp_path, file, options, error, match):
     with pytest.raises(error, match=match):
         bt.bayesuvius(dim=4).sentence("the cat").draw(tmp_path / file, **options)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Encoder-decoders (T5, BART, Marian) equal those of transformers; names, text, and what is refused."""
+"""Encoder-decoders (T5, BART, Marian) equal those of transformers; names, text, and errors."""
 
 import re
 
@@ -47,7 +47,7 @@ def run_peer(model, ids, present, **options):
 
 
 def run_net(net, module, ids, present):
-    """The states of both stacks from the first to the last slice, and the logits, of a net."""
+    """Return the states of both stacks from the first to the last slice, and the logits, of a net."""
     graph, names_of = net.network.graph, {}
     for stack, slices in graph.slices.items():
         last = f"{stack}_norm" if f"{stack}_norm" in graph.by_name else f"{stack}_x_{slices}"
@@ -124,7 +124,7 @@ def all_present(ids):
     return {stack: torch.ones_like(value, dtype=torch.bool) for stack, value in ids.items()}
 
 
-def test_a_readout_of_its_own_is_read_as_flan_t5_has_it():
+def test_an_untied_readout_is_read_as_in_flan_t5():
     model = init_model("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False})
     model.lm_head.weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
     net = from_pretrained(model)
@@ -165,7 +165,7 @@ def make_one_slice_model(k):
 
 
 @pytest.mark.parametrize("k", [0, 4, 7])
-def test_hugging_face_holds_what_our_nodes_hold(k):
+def test_values_of_hugging_face_names_equal_our_nodes(k):
     model = make_one_slice_model(k)
     net, observed = from_pretrained(model), {}
     for name, module in model.named_modules():
@@ -199,7 +199,7 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
     unmatched = {re.sub(r"_\d+$", "", name) for name in values if name not in matched}
     scaled = {"enc_embed", "dec_embed"} if model.config.to_dict().get("scale_embedding") else set()
     sinusoids = {"enc_position", "dec_position"} if model.config.model_type == "marian" else set()
-    biased = {"dec_logits"} if "dec_logits.bias" in net.parameters else set()  # theirs is added outside of the module
+    biased = {"dec_logits"} if "dec_logits.bias" in net.parameters else set()  # added outside the module
     assert unmatched == scaled | sinusoids | biased and len(matched) > 20
 
 
@@ -213,7 +213,7 @@ def record_output(observed, name):
 
 
 @pytest.mark.parametrize("k", [1, 5, 8])
-def test_a_key_holds_what_our_parameter_holds(k):
+def test_tensors_of_keys_equal_our_parameters(k):
     model = make_one_slice_model(k)
     net, state_dict = from_pretrained(model), model.state_dict()
     views = {entry.name: entry.view for entry in map_parameters(net.network, FAMILIES[net.declaration.name])}
@@ -224,7 +224,7 @@ def test_a_key_holds_what_our_parameter_holds(k):
         to_lens(net, "enc_x_0_*")
 
 
-def test_names_that_nothing_has_are_refused():
+def test_unknown_names_are_refused():
     net = from_pretrained(init_model("BartModel", BART))
     assert to_hugging_face(net, "dec_cross_j_2_1_*") == "cross_attentions[2][:, 1, :, :]"
     for wrong, match in (("enc_x_3_*", "a slice from 0 to 2"), ("dec_x_4_*", "0 to 3"), ("enc_q_0_3_*", "0 to 2")):
@@ -279,8 +279,8 @@ def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
         from_pretrained(folder).sentence({"enc": "the", "dec": "die"})
 
 
-def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
-    """A Marian whose stacks have a vocabulary each comes with the tokenizer of the first."""
+def test_text_of_separate_vocabularies_has_one_tokenizer(folder, tmp_path):
+    """A Marian with separate vocabularies for its stacks comes with the tokenizer of the first stack."""
     for states in (13, 17):
         options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": states}
         init_model("MarianMTModel", options).save_pretrained(folder)
@@ -304,7 +304,7 @@ def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
         ("T5ForConditionalGeneration", {**T5, "is_causal": False}),
     ],
 )
-def test_a_decoder_reads_later_words_where_its_config_says_so(name, options):
+def test_a_decoder_attends_to_later_words_if_its_config_is_not_causal(name, options):
     model = init_model(name, options, attention="sdpa")
     net, (ids, present) = from_pretrained(model), make_padded()
     _, (actual,) = run_net(net, net.module().eval(), ids, present)

@@ -81,7 +81,7 @@ MATRICES = {
 
 @pytest.mark.parametrize(("score", "over", "form"), MATRICES)
 def test_the_matrix_of_scores_is_what_the_tpm_computes(score: Score, over: str, form: str) -> None:
-    """Each matrix formula and its transcription in torch equal the attention TPM word by word."""
+    """Each matrix formula, transcribed in torch, equals the attention TPM word by word."""
     formula, scores = MATRICES[score, over, form]
     extra = ["A"] if isinstance(score, Bilinear) else []
     arrows = ["q", every("k")] if over == "keys" else [every("q"), "k"]
@@ -211,7 +211,7 @@ def test_shared_parameters_have_no_slice() -> None:
     assert right(net, "x_(t+1)") == "W^x x_i^t + b^x"
 
 
-def test_slices_that_differ_are_told_apart() -> None:
+def test_slices_that_differ_are_distinguished() -> None:
     network = make_net(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=4).network
     last_spec = network.get_spec("x_4")
     first = network.get_spec("x_0").group.index

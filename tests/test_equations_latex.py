@@ -44,7 +44,7 @@ from bnet_transformer.tpm.symbols import FORMS, Symbols
 from tests.cases import CASES, every
 from tests.equation_nets import WORD, make_net, mixed, right
 
-# what pdflatex with amsmath and amssymb, MathJax and KaTeX (strict) all know
+# the commands of pdflatex with amsmath and amssymb, MathJax and KaTeX (strict)
 PORTABLE_COMMANDS = r"""
     \! \, \; \Big \\ \_ \alpha \bar \begin \beta \cdot \cdots \circ \cos \delta \end \exp \frac \ge \hat \in \infty
     \lambda \ldots \le \left \lfloor \ln \mathbb \mathbf \mathcal \mathrm \max \mid \min \odot \operatorname \overline
@@ -165,7 +165,7 @@ class Additive(Score):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_strangers_tpm_is_told_in_every_form(form: str) -> None:
+def test_a_user_defined_tpm_has_every_form(form: str) -> None:
     def get_right_side(tpm: TPM) -> str:
         parents = ["x", every("x")] if len(tpm.get_slots()) == 2 else ["x"]
         return right(make_net(bt.Node("x", tpm, parents, plates=WORD)), "x_(t+1)", form)
@@ -186,7 +186,7 @@ def test_a_strangers_tpm_is_told_in_every_form(form: str) -> None:
     assert r"\operatorname{Additive}(x_i^t, x_{j'}^t)" in right(mixed(Attention(Additive())), "x_(t+1)", form)
 
 
-def test_a_stranger_that_tells_nothing_is_an_error_that_names_it() -> None:
+def test_a_tpm_without_an_equation_is_named_in_an_error() -> None:
     class Wrong(EveryForm):
         def latex(self, s: Symbols) -> str:
             return None  # type: ignore[return-value]
@@ -227,7 +227,7 @@ def test_labels_and_vocabulary_stay_out(form: str) -> None:
 
 
 def list_variants() -> list[tuple[str, bt.BNet]]:
-    """The cases, and the chapter's net with every position of the selector, codebook and mask."""
+    """Return the cases, and the chapter's net with every position of the selector, codebook and mask."""
     result = [(case.name, case.net) for case in CASES]
     real, categorical = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", prior=0.5, affine=False)
     masks = (None, "causal", bt.Reach("window", 1))

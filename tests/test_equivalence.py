@@ -20,13 +20,13 @@ pytestmark = pytest.mark.usefixtures("cached_runs")
 D, L = torch.float64, torch.long
 IDS = {"ids": lambda case: case.name}
 LONG = ("word, codebook", "codebook, two slices", "slice, codebook")  # many joint states for the sums
-MEET = {"word, two slices": ("x_2", "y"), "hidden Markov": ("z_0",)}  # of words: a batch refuses, a sentence answers
-FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # in their number of words
+MEET = {"word, two slices": ("x_2", "y"), "hidden Markov": ("z_0",)}  # only a sentence answers, not a batch
+FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # fixed word counts
 LARGE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 
 
 def get_choices(s: bt.Sentence) -> list[int]:
-    """The discrete random nodes that are neither set nor observed."""
+    """Return the discrete random nodes that are neither set nor observed."""
     fixed = {**reference.get_fixed(s.state.model, s.state.evidence), **s.state.model.do}
     groups = [m.group for m in s.net.network.specs if m.tpm.kind == "discrete"]
     return [node for group in groups for node in s.ground.select_nodes(group).tolist() if node not in fixed]
@@ -42,8 +42,8 @@ def get_ends(s: bt.Sentence, spec) -> list[int]:
 
 
 def check_answers(s: bt.Sentence, first: int = 0) -> None:
-    """In a joint state of all choices, answers at the ends of each group (from `first` on) and attention rows equal
-    those of the reference."""
+    """Check, in a joint state of all choices, that values at the ends of each group (from `first` on) and rows of
+    attention equal those of the reference."""
     model = s.state.model
     fixed = reference.get_fixed(model, s.state.evidence)
     pick = random.Random(len(s.ground))
@@ -88,14 +88,15 @@ def check_answers(s: bt.Sentence, first: int = 0) -> None:
 
 
 def make_params(left_out):
-    """Parameters of the cases with evidence; those with many joint states are slow tests."""
+    """Return the parameters of the cases with evidence; those with many joint states are slow tests."""
     cases = [case for case in CASES if case.evidence and case.name not in left_out]
     return [pytest.param(case, marks=[pytest.mark.slow] * (case.name in LONG)) for case in cases]
 
 
 @pytest.mark.parametrize("case", CASES, **IDS)
 def test_answers_are_the_references(case: Case):
-    """As the words come; and after surgery on some nodes of a family, which moves what is below, given evidence."""
+    """Without interventions; and after surgery on some nodes of a group, which changes their descendants, given
+    evidence."""
     s = case.sentence
     check_answers(s)
     specs = [m for m in s.net.network.specs if m.tpm.kind == "deterministic" and m.parents]
@@ -115,7 +116,7 @@ def test_answers_are_the_references(case: Case):
 
 
 @pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal", "hidden Markov"])
-def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
+def test_answers_with_a_choice_of_one_word_set_or_observed_are_the_references(name):
     s = get_case(name).sentence
     for spec in s.net.network.specs:
         if spec.tpm.kind == "discrete" and spec.group.word_stack is not None:
@@ -140,7 +141,7 @@ def pad_given(s: bt.Sentence, extra: int = 2) -> tuple[dict[str, torch.Tensor], 
 
 @pytest.mark.parametrize("case", CASES, **IDS)
 def test_the_module_computes_what_sentences_answer(case: Case):
-    """Every family in one pass, padded as it is, in float32 and bfloat16; and gradients of all that matters."""
+    """Every group in one pass, padded as given, in float32 and bfloat16; and gradients of all relevant inputs."""
     s, module = case.sentence, case.net.module().eval()
     meet = MEET.get(case.name, ())
     specs = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and m.group.name not in meet]
@@ -176,7 +177,7 @@ def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
     rounded = s.net.to(torch.bfloat16).module().eval()(given=half)
     assert rounded.dtype == torch.bfloat16
     assert (rounded - value).abs().max() <= 5e-2 * value.abs().max().clamp(min=1)
-    if "j_0" in s.net.network.graph.by_name:  # a word that is read is a state, and has no gradient
+    if "j_0" in s.net.network.graph.by_name:  # a word given as a state has no gradient
         return
     value.square().sum().backward()
     graph = s.net.network.graph
@@ -190,7 +191,7 @@ def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
 
 @pytest.mark.parametrize("name", ["concat", "encoder, pre-norm", "three stacks", "grouped", "encoder-decoder", "word"])
 def test_readings_of_a_batch_are_the_sentences(name):
-    """`P(j | i)` of all families at once, against one after the other."""
+    """`P(j | i)` of all groups at once, compared with one after the other."""
     s = get_case(name).sentence
     attention, _ = s.state.module.attention_weights(given=batch_inputs(s))
     assert attention
@@ -202,7 +203,7 @@ def test_readings_of_a_batch_are_the_sentences(name):
 
 
 def test_set_nodes_count_where_maps_are_folded_into_attention():
-    """With more words than a vector is wide, q and k are no values of their own, unless one of them is set."""
+    """With more words than features of a vector, q and k are not computed separately, unless one of them is set."""
     s = bt.bayesuvius(4, heads=2).to(D).sentence("a b c d e f g h i j")
     done = s.do(c=1, q_0_3=torch.randn(4, dtype=D))
     for name in ("x_1_3", "x_1_4"):
@@ -214,7 +215,7 @@ def test_set_nodes_count_where_maps_are_folded_into_attention():
 
 
 class Enumeration:
-    """The reference's runs in all joint states of the choices of a sentence, but for readouts that nothing reads."""
+    """The reference's runs in all joint states of the choices of a sentence, without readouts that have no children."""
 
     def __init__(self, s: bt.Sentence) -> None:
         model, observed = s.state.model, s.state.evidence
@@ -233,7 +234,7 @@ class Enumeration:
         return joint_probs.sum(0).reshape([probs.shape[1] for probs in node_probs])
 
     def _node_probs(self, run: reference.ReferenceRun, node: int) -> torch.Tensor:
-        """`P(node | joint state)`: a choice is in its state, a readout has its distribution."""
+        """Return `P(node | joint state)`: a choice is in its state, a readout has its distribution."""
         if node not in self.choices:
             return run.distribution(node).probs
         return torch.nn.functional.one_hot(run.states[node], run.model.count_states(node)).to(D)
@@ -260,7 +261,7 @@ def test_probabilities_are_sums_over_all_states(case: Case):
         order = [peer.variables.index(name) for name in names]
         close(torch.tensor(peer.values).permute(order), enumeration.joint(queried), 1e-8)
     root = next((node for node in choices if not s.ground.parents(node)), None)
-    for node in [node for node in choices if root not in (None, node)][:2]:  # at a root, seeing is doing
+    for node in [node for node in choices if root not in (None, node)][:2]:  # at a root, evidence equals do
         name, root_state = s.ground.name(node), {s.ground.name(root): 0}
         close(s.posterior(name, root_state), case.sentence.do(root_state).posterior(name, case.evidence))
     query = {"evidence": batch_evidence(s), "given": batch_inputs(s)}
@@ -308,7 +309,7 @@ def pad_query(s: bt.Sentence, evidence: dict[str, Evidence]) -> dict:
 
 
 def _check_slope(module, query: dict) -> None:
-    """The gradient of the log evidence is its slope along a random direction of all parameters together."""
+    """Check that the gradient of the log evidence is its slope along a random direction of all parameters."""
     direction = {name: torch.randn_like(d) for name, d in module.store.items() if d.requires_grad}
     log_evidence(module, **query).sum().backward()
     slope = sum((module.store[n].grad * d).sum() for n, d in direction.items() if module.store[n].grad is not None)
@@ -327,7 +328,7 @@ def _check_slope(module, query: dict) -> None:
 
 
 def intervene(s: bt.Sentence) -> bt.Sentence:
-    """The sentence with half the nodes of a family set, a row of attention, and a choice of one word."""
+    """Return the sentence with half the nodes of a group set, a row of attention, and a choice of one word."""
     specs = [m for m in s.net.network.specs if m.tpm.kind != "input" and not m.tpm.is_index_valued]
     values = [m for m in specs if m.tpm.kind == "deterministic"]
     spec = values[len(values) // 3]
@@ -335,7 +336,7 @@ def intervene(s: bt.Sentence) -> bt.Sentence:
     done = s.do({name: torch.randn(spec.shape, dtype=D) for name in names[len(names) // 2 :]})
     readers = [m for m in values if isinstance(m.tpm, Attention) and m.group.word_stack is not None and m is not spec]
     for reader in readers[:1]:
-        with suppress(bt.BNetError):  # an attention that has no rows P(j | i)
+        with suppress(bt.BNetError):  # attention without rows P(j | i)
             row = Attend([1.0, *[0.0] * (max(s.ground.word_counts.values()) - 1)])
             done = done.do({next(s.ground.iter_names(reader.group)): row})
     for choice in [m for m in specs if m.tpm.kind == "discrete" and m.group.word_stack is not None][:1]:

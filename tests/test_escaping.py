@@ -1,4 +1,4 @@
-"""Any word survives every export: a parser of another library gives it back, and nothing of it is executed.
+"""Any word survives every export: a parser of another library returns it, and no part of it is executed.
 
 Pages in a browser are in `test_page_browser.py`, plots in `test_plots.py`, error messages in `test_compiled_inputs.py`.
 """
@@ -154,7 +154,7 @@ def test_svg(words: list[str]) -> None:
 @given(SURROGATE_WORDS)
 @make_settings(2)
 def test_dot(words: list[str]) -> None:
-    """Graphviz reads backslashes in labels, and in tooltips twice; `pydot` gives both as they are written."""
+    """Graphviz reads backslashes in labels, and in tooltips twice; `pydot` returns both unchanged."""
     import pydot
 
     def unescape(text: str) -> str:
@@ -186,7 +186,7 @@ ONE = re.compile(
 
 
 def read_tex(text: str) -> str:
-    """The text that TeX typesets, of letters and commands for letters alone."""
+    """Return the text that TeX typesets; the text contains only letters and commands for letters."""
     result, index = "", 0
     while index < len(text):
         match = ONE.match(text, index)
@@ -319,8 +319,8 @@ def test_tables_of_a_notebook(words: list[str]) -> None:
 # a terminal
 
 
-def test_a_terminal_is_told_no_more_than_text(tmp_path: Path) -> None:
-    """Labels come with a file that somebody else wrote: none may set a title, clear the screen or turn the line."""
+def test_a_terminal_gets_only_text(tmp_path: Path) -> None:
+    """Labels can come with a file from another author: they must not set a title, clear the screen or turn the line."""
     words = ["\x1b]0;x\x07", "\x1b[2J", "\u202eb", "a\rb", "\x9bc"]
     observe = bt.tpm.Categorical(5, labels=words)
     path = tmp_path / "net.safetensors"

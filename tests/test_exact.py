@@ -1,4 +1,4 @@
-"""Exact elimination: batches by hand, choices of words that meet, evidence, advice (cases: `test_equivalence`)."""
+"""Exact elimination: batches by hand, interacting choices of words, evidence, advice (cases: `test_equivalence`)."""
 
 import itertools
 
@@ -47,17 +47,17 @@ def test_gradients_of_the_marginal_reach_the_parameters():
         assert value.grad is not None and value.grad.abs().sum() > 0, name
 
 
-def test_past_the_budget_it_refuses_with_the_count():
+def test_above_the_budget_it_refuses_with_the_count():
     net = bt.bayesuvius(3, heads=2, atoms=50, observe=Categorical(2))
     with pytest.raises(bt.BudgetError, match="125000"):
         log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
 
 
-# a sentence is answered by elimination, and state by state where words meet
+# elimination answers for a sentence, and for interacting words state by state
 
 
 def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
-    """Words whose choices meet in a state that is carried from word to word."""
+    """Words whose choices interact in a state that is passed from word to word."""
     step = [
         bt.Node("u", Linear(), [weight.role, "x"], plates=["word"]),
         bt.Node("h", Recur(3), ["u", bt.Arrow("h", "before")], plates=["word"], shape=(3,)),
@@ -74,7 +74,7 @@ def per_word_choices() -> bt.BNet:
 
 
 def switching_recurrence() -> bt.BNet:
-    """Each choice reads the one before, and the carried state before."""
+    """Each choice depends on the one before, and on the passed state before."""
     arrows = [bt.Arrow("z", "before"), bt.Arrow("h", "before")]
     selector = bt.Node("z", Categorical(2), arrows, plates=["word"])
     return recurrence(selector, bt.Node("W", Codebook(2, (3, 3)), ["z"], plates=["word"]))
@@ -106,7 +106,7 @@ def plate_choices() -> bt.BNet:
         (plate_choices, {"A_0_1": 2}, {"y": 0}),
     ],
 )
-def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, forbid_reference):
+def test_choices_that_interact_in_a_recurrence_or_below_a_plate(make, do, evidence, forbid_reference):
     s = make().sentence("the cat sat").do(do).observe(evidence)
     specs = s.net.network.specs
     nodes = [n for spec in specs if spec.tpm.kind == "discrete" for n in s.ground.select_nodes(spec.group).tolist()]
@@ -124,7 +124,7 @@ def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, 
 
 
 @pytest.mark.parametrize("make", [per_word_choices, plate_choices])
-def test_a_batch_refuses_choices_that_meet(make):
+def test_a_batch_refuses_interacting_choices(make):
     net = make()
     x, y = torch.zeros(2, 3, 3, dtype=D), torch.zeros((2, 3) if make is per_word_choices else 2, dtype=torch.long)
     with pytest.raises(bt.BNetError, match=r"expected (a choice whose words|choices for each word)"):
@@ -153,7 +153,7 @@ def test_a_real_parent_without_a_value_is_no_zero():
 
 
 @pytest.mark.parametrize("name", ["word, two slices", "hidden Markov"])
-def test_where_words_meet_joint_states_are_one_batch(name, forbid_reference):
+def test_joint_states_of_interacting_words_are_one_batch(name, forbid_reference):
     case = get_case(name)
     s = case.sentence.observe(case.evidence)
     total = reference.log_evidence(s.state.model, s.state.evidence)
@@ -170,7 +170,7 @@ def test_where_words_meet_joint_states_are_one_batch(name, forbid_reference):
                     s.posterior(node, budget=3)
 
 
-def test_impossible_evidence_is_named_where_words_meet():
+def test_impossible_evidence_is_named_for_interacting_words():
     case = get_case("word, two slices")
     value = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
     assert case.sentence.log_prob({"y_0": 1, "x_2_1": value}) < 0
@@ -179,7 +179,7 @@ def test_impossible_evidence_is_named_where_words_meet():
 
 
 @pytest.mark.parametrize("name, node, count", [("codebook", "c", 24), ("slice", "c_2", 8), ("codebook", "W_q_0", 24)])
-def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node, count):
+def test_above_the_budget_the_error_has_the_count_and_a_method(name, node, count):
     case = get_case(name)
     for budget in (1, 7):
         with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*sample"):
@@ -187,8 +187,8 @@ def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node,
     assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
 
 
-def test_many_words_are_no_burden(forbid_reference):
-    """3^12 joint states, of which each word depends on three."""
+def test_many_words_are_fast(forbid_reference):
+    """There are 3^12 joint states, but each word depends on only three."""
     s = bt.bayesuvius(4, heads=3, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijkl"))
     with forbid_reference():
         assert s.posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}, budget=9).shape == (3,)
@@ -218,7 +218,7 @@ def test_a_selector_of_the_corpus_has_one_posterior(options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D], ids=str)
 def test_a_net_recognises_its_own_values(dtype):
-    """Rounding differs with the query and the number of sentences, but not beyond that of the dtype."""
+    """Rounding differs between queries and numbers of sentences, but only within the precision of the dtype."""
     for seed in range(5):
         module = bt.bayesuvius(16, heads=3, seed=seed).to(dtype).module()
         x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -233,8 +233,8 @@ def test_dropout_is_a_delta_in_inference():
     torch.testing.assert_close(result, log_evidence(module.eval(), {"y": Evidence(ids)}, ids))
 
 
-def test_what_is_advised_where_a_plates_choice_meets_words_answers():
-    """Random experts of a sentence, each read by some words: a batch refuses, a sentence sums."""
+def test_advice_for_choices_on_plates_with_several_words_works():
+    """Random experts of a sentence, each used by some words: a batch raises an error, a sentence sums."""
     word, expert = ["word"], ["expert"]
     nodes = [
         bt.Node("e", Categorical(2), plates=expert),

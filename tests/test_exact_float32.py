@@ -19,13 +19,13 @@ PRIOR = torch.tensor([0.7, 0.2, 0.1])
 
 
 def make_mixture(sigma: float = 0.5, **options) -> bt.BNet:
-    """Three heads with probabilities .7, .2 and .1; log p grows with 1 / sigma^2."""
+    """Return three heads with probabilities .7, .2 and .1; log p grows with 1 / sigma^2."""
     net = bt.bayesuvius(4, heads=3, observe=Normal(sigma), seed=1, **options)
     return net.replace({name: PRIOR.log() for name, value in net.parameters.items() if value.shape == (3,)})
 
 
 def equalize_heads(net: bt.BNet) -> bt.BNet:
-    """The net with the weights of the first head in all heads."""
+    """Return the net with the weights of the first head in all heads."""
     stacked = {k: v for k, v in net.parameters.items() if k.startswith("W_")}
     return net.replace({k: v[:1].expand_as(v).clone() for k, v in stacked.items()})
 
@@ -52,7 +52,7 @@ KINDS = {
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(KINDS)), st.floats(-6, 1), st.integers(0, 2**16))
 def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
-    """log p of a sentence lies between -10 and -10^13."""
+    """log p of a sentence is between -10 and -10^13."""
     net = make_mixture(10**log_sigma, **KINDS[kind])
     x, y = make_data(seed=seed)
     module = net.module()
@@ -71,8 +71,8 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
 
 @pytest.mark.parametrize("kind", ["sentence", "word", "slices", "codebook"])
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4, 1e-6])
-def test_heads_that_are_alike_keep_their_prior(kind, sigma):
-    """Observations carry no information on them: the posterior is the prior, whatever log p is."""
+def test_equal_heads_keep_their_prior(kind, sigma):
+    """Observations carry no information on equal heads: the posterior is the prior, for any log p."""
     net = equalize_heads(make_mixture(sigma, **KINDS[kind]))
     x, y = make_data()
     assert float(log_evidence(net.module(), {"y": Evidence(y)}, x).detach().mean()) < -5 / sigma**2
@@ -89,7 +89,7 @@ def test_heads_that_are_alike_keep_their_prior(kind, sigma):
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-1, 1e-2, 1e-3])
 def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
-    """The likelihoods as float32 has them, with the prior in float64: a softmax of their sum."""
+    """The float32 likelihoods, with the prior in float64: a softmax of their sum."""
     net, (x, y) = make_mixture(sigma), make_data()
     evidence = {"y": Evidence(y)}
     _, factors = build_factors(net.module(), evidence, "c", ExecutionRequest((), x), atol=ATOL, budget=2**16)
@@ -104,7 +104,7 @@ def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
 def test_gradients_of_the_log_evidence_are_those_of_float64(sigma):
-    """Of heads that are alike, where no rounding of a likelihood moves the posterior."""
+    """For equal heads, where no rounding of a likelihood changes the posterior."""
     x, y = make_data()
     result = {}
     for dtype in (torch.float32, torch.float64):
@@ -121,7 +121,7 @@ def test_gradients_of_the_log_evidence_are_those_of_float64(sigma):
 
 @pytest.mark.parametrize("states", [3, 50])
 def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
-    """Logits of a readout in the millions: its softmax sums to 1, too."""
+    """Logits of a readout in the millions: its softmax also sums to 1."""
     result = {}
     for dtype in (torch.float32, torch.float64):
         net = bt.bayesuvius(4, heads=2, observe=Categorical(states), seed=1).to(dtype)
@@ -133,8 +133,8 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
     assert abs(float(result[torch.float32].detach().sum())) < 1e-3
 
 
-def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
-    """Data carry no information on equal heads: EM leaves their probabilities as they are."""
+def test_em_in_float32_keeps_shares_without_information_in_the_data():
+    """Data carry no information on equal heads: EM leaves their probabilities unchanged."""
     net, (x, y) = equalize_heads(make_mixture(1e-3)), make_data(40)
     f = bt.fit(net, (x, y), method=bt.EM(steps=5), learn=["c.logits"], progress=False)
     torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)
@@ -145,7 +145,7 @@ def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of forward mode in torch
 def test_second_derivatives_are_those_of_differences():
-    """Through reverse and forward mode, under vmap; differences of the gradient in float64."""
+    """By reverse and forward mode, under vmap; differences of the gradient in float64."""
     net, (x, y) = make_mixture(0.7).to(torch.float64), make_data(3)
     objective, corpus = make_objective(net), read_batch(net.network, (x.double(), y.double()))
 
@@ -163,7 +163,7 @@ def test_second_derivatives_are_those_of_differences():
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
-def test_a_joint_posterior_of_selectors_of_heads_that_are_alike_is_their_prior(sigma):
+def test_the_joint_posterior_of_selectors_of_equal_heads_is_the_prior(sigma):
     s = equalize_heads(make_mixture(sigma, per="slice", slices=2)).sentence(x=make_data(1, 3)[0][0])
     result = s.posterior(["c_0", "c_1"], {f"y_{i}": torch.ones(4) for i in range(3)})
     expected = PRIOR.double()[:, None] * PRIOR.double()

@@ -13,7 +13,8 @@ HEAVY = {"codebook, two slices", "slice, codebook"}
 
 
 def make_meeting_words() -> bt.Sentence:
-    """A choice of each word, decided by its word, whose weights other words read: in the second slice words meet."""
+    """Return a net with a choice for each word that depends on the word; other words use its weights, so words interact
+    in the second slice."""
     every = bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("W", Select((3, 3)), ["c"], WORD)]
     nodes.append(bt.Node("v", Linear(), ["W", "x"], WORD))
@@ -37,7 +38,7 @@ def runs(monkeypatch):
 
 
 def check_route(make, runs, question, answer, *arguments, **options):
-    """Assert that `explain` answers where the query does, and names the reference where it runs."""
+    """Assert that `explain` succeeds where the query does, and names the reference where it runs."""
     runs.clear()
     try:
         answer(make())
@@ -63,7 +64,7 @@ def test_some_nodes_of_every_third_case(case, runs):
     check_route(make, runs, "sample", lambda s: s.sample(3, case.evidence), 3, case.evidence)
 
 
-def test_where_words_meet(runs):
+def test_interacting_words(runs):
     net = make_meeting_words().net
     make = lambda: net.sentence("the cat")  # noqa: E731
     for name in make().topological_order():
@@ -133,7 +134,7 @@ def test_every_question_has_an_explainer_of_its_name():
     assert all(callable(getattr(bt.Sentence, name)) for name in names)
 
 
-def test_a_slow_question_says_so_before_it_starts(monkeypatch):
+def test_a_slow_query_warns_before_it_starts(monkeypatch):
     from bnet_transformer.inference import PerformanceWarning, routing
 
     monkeypatch.setattr(routing, "WARN_EVALUATIONS", 0)

@@ -64,7 +64,7 @@ def get_choices(model: GroundModel) -> list[int]:
 
 
 def count_joint_states(model: GroundModel) -> int:
-    """The number of joint states that the reference enumerates: of all discrete nodes but the readouts."""
+    """Return the number of joint states that the reference enumerates: of all discrete nodes except the readouts."""
     parents = [node for node in get_choices(model) if model.ground.children(node)]
     return math.prod(model.count_states(node) for node in parents)
 
@@ -85,7 +85,7 @@ def check_posteriors(
     model: GroundModel, observed: dict[int, Tensor], *exports: tuple[object, dict[str, str]], but: Collection[int] = ()
 ) -> None:
     """Assert that posteriors of exported nets, given their evidence, equal the reference: of the middle variable, in
-    small nets of all, in the largest of none, where the reference takes too long."""
+    small nets of all, and in the largest of none, because the reference is too slow there."""
     hidden = [node for node in get_choices(model) if node not in observed and node not in but]
     states = count_joint_states(model)
     for node in {} if states > 1000 or not hidden else {hidden[len(hidden) // 2], *(hidden if states <= 16 else [])}:
@@ -274,7 +274,7 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
     assert to_pgmpy(two_words, limit=51, runs=10).check_model()
 
 
-def test_bad_input_is_told() -> None:
+def test_bad_input_is_refused() -> None:
     sentence = bt.bayesuvius(4, combine="concat").sentence("a b")
     with pytest.raises(bt.BNetError, match=r"at least one discrete random node; got none$"):
         to_pgmpy(get_model(sentence))
@@ -297,5 +297,5 @@ def test_states_of_a_word_that_is_read_are_the_words() -> None:
     case = next(case for case in CASES if case.name == "marginal")
     model = get_model(case.sentence)
     table = next(t for t in model_to_tables(model)[0] if t.name == "j_0_0")
-    np.testing.assert_array_equal(table.values, [1, 0, 0])  # causal: the first word reads itself
+    np.testing.assert_array_equal(table.values, [1, 0, 0])  # causal: the first word attends to itself
     assert table.states == ("0", "1", "2") and MAX_TABLE_DIMS == 64

@@ -125,7 +125,7 @@ def test_weights() -> None:
     filtered = ground_graph_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
     assert set(graph.edges) - set(filtered.edges) == {("v_0_0", "x_1_0")} and set(filtered) == set(graph)
     unweighted = ground_graph_to_networkx(net.network, ground, min_weight=0.25)
-    assert set(unweighted.edges) == set(graph.edges)  # an arrow without a weight says nothing
+    assert set(unweighted.edges) == set(graph.edges)  # an arrow without a weight has no attribute
 
 
 def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
     assert set(graph.edges()) == edges
 
 
-def test_folded_says_reach_and_pick() -> None:
+def test_the_folded_graph_has_reach_and_pick() -> None:
     graph = bt.bayesuvius(4, per="word", mask="causal", residual=True).graph()
     incoming = {(u, data["slot"]): data for u, _, data in graph.in_edges("x_1", data=True)}
     assert incoming["k_0", "k."] == {"role": "k", "slot": "k.", "reach": "causal", "pick": {"head": "c_0"}}

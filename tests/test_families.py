@@ -1,6 +1,6 @@
-"""Every analysis works on every model family: a table of tiny random models, and one test for each analysis.
+"""Every analysis works on every family of models: a table of tiny random models, and one test for each analysis.
 
-A family that is added to the package gets a row here; `test_the_table_has_every_family` says so.
+A family that is added to the package gets a row here; `test_the_table_has_every_family` checks this.
 """
 
 import numpy as np
@@ -43,12 +43,12 @@ TABLE = {
     "vit": ("ViTForImageClassification", VIT_3_LABELS, tuple(image[:, :8, :6] for image in IMAGES)),
 }
 ALL = pytest.mark.parametrize("name", list(TABLE))
-SIX = pytest.mark.parametrize("name", ["albert", "bert", "gpt_neox", "llama", "t5", "vit"])  # of each structure one
+SIX = pytest.mark.parametrize("name", ["albert", "bert", "gpt_neox", "llama", "t5", "vit"])  # one of each structure
 NETS = {}
 
 
 def make_case(name):
-    """The net of the tiny model of a family, with two sentences of the same length."""
+    """Return the net of the tiny model of a family, with two sentences of the same length."""
     if name not in NETS:
         kind, options, sentences = TABLE[name]
         net = from_pretrained(init_model(kind, options))
@@ -57,7 +57,7 @@ def make_case(name):
 
 
 def find_outcome(s):
-    """The last readout of a sentence: of a word, or of all words."""
+    """Return the last readout of a sentence: of a word, or of all words."""
     return [name for name in s.topological_order() if name.rpartition("y")[2].strip("_0123456789") == ""][-1]
 
 
@@ -83,7 +83,7 @@ def test_it_is_drawn(name, tmp_path):
 
 
 @ALL
-def test_it_tells_its_equations(name):
+def test_equations(name):
     net, *_ = make_case(name)
     for form in ("word", "row", "column", "einstein"):
         text = net.equations(form).latex
@@ -96,8 +96,8 @@ def softmax(scores):
     return np.exp(scores) / np.exp(scores).sum()
 
 
-def test_what_its_equations_say_is_what_it_computes():
-    """By hand, from the text of the equation and from what it reads: two norms, a gated map, three attentions."""
+def test_its_equations_give_its_values():
+    """By hand, from the equation and the values of the parents: two norms, a gated map, three attentions."""
 
     def evaluate(name, equation, *nodes):
         net, s, _ = make_case(name)
@@ -129,7 +129,7 @@ def test_what_its_equations_say_is_what_it_computes():
     biased = r"k_j^{\mathrm{enc},t,h} + b_{\beta_{32,128}(j-i)}^{\mathrm{enc},h}\right)"
     names = [f"enc_{role}_1_2_{j}" for role in "kv" for j in range(4)]
     (q, b, a, *kv), _ = evaluate("t5", biased, "enc_q_1_2_1", "enc_b_2", "enc_a_1_2_1", *names)
-    bucket = [1, 0, 17, 18]  # of the words before, at and behind it
+    bucket = [1, 0, 17, 18]  # of the words before, at and after it
     np.testing.assert_allclose(a, softmax(np.stack(kv[:4]) @ q + b[bucket]) @ np.stack(kv[4:]), rtol=1e-12)
 
     names = [f"{role}_1_2_{j}" for role in "kv" for j in range(4)]
@@ -158,7 +158,7 @@ def test_its_values_are_the_references(name):
 
 @ALL
 def test_it_is_swept(name):
-    """Clean words put in the place of all words of the first states make the corrupt run the clean one."""
+    """Clean words in place of all words of the first states make the corrupt run equal to the clean one."""
     _, corrupt, clean = make_case(name)
     at, node = find_states(corrupt), find_outcome(corrupt)
     result = bt.sweep(clean, corrupt, at=at, metric={node: 1}, over=("slice",))
@@ -167,7 +167,7 @@ def test_it_is_swept(name):
 
 
 @ALL
-def test_it_tells_what_was_read(name):
+def test_reads(name):
     _, s, _ = make_case(name)
     for role in (None,) if find_states(s) == "x" else ("enc_a", "dec_a"):
         result = s.reads(role=role)
@@ -178,7 +178,7 @@ def test_it_tells_what_was_read(name):
 
 
 @pytest.mark.parametrize("name", ["llama"])
-def test_it_tells_which_heads_are_in(name):
+def test_inclusion(name):
     net, *_ = make_case(name)
     result = bt.inclusion(net, list(TABLE[name][2]), progress=False)
     assert ((result.rho >= 0) & (result.rho <= 1)).all()
@@ -218,11 +218,12 @@ def test_it_is_saved_and_read(name, tmp_path):
     assert loaded.sentence(TABLE[name][2][0]).tpm(node).logits.equal(s.tpm(node).logits)
 
 
-# what sets one apart
+# properties of single families
 
 
 def test_albert_has_one_weight_node_and_many_slices():
-    """A weight has arrows to the maps of all slices; what sets it moves every one, as in a net that has it."""
+    """A weight has arrows to the maps of all slices; an intervention on it changes every slice, as in a net with that
+    weight."""
     net, s, _ = make_case("albert")
     graph = s.graph(slices=[0, 1, 2], heads=[1])
     children = {f"q_{t}_1_{i}" for t in range(3) for i in range(len(IDS))}
@@ -238,7 +239,7 @@ def test_albert_has_one_weight_node_and_many_slices():
 
 
 def test_the_buckets_of_mpnet_are_transformers():
-    """At every distance that it may meet, in float32, as it computes them."""
+    """At every possible distance, in float32, as transformers computes them."""
     net = from_pretrained(init_model("MPNetModel", MPNET))
     b, n = torch.arange(32.0), torch.arange(600)
     peer = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
@@ -246,7 +247,7 @@ def test_the_buckets_of_mpnet_are_transformers():
     assert [i.index for i in net.network.get_spec("a_0").parents][-1] == net.network.graph.by_name["b"].index
 
 
-# adding one
+# adding a family
 
 
 def test_an_unknown_family_is_refused_with_the_list(tmp_path):
@@ -256,8 +257,8 @@ def test_an_unknown_family_is_refused_with_the_list(tmp_path):
         from_pretrained(tmp_path)
 
 
-def test_a_strangers_family_needs_no_change(monkeypatch):
-    """ELECTRA is BERT under another name, whose words may be narrower: a family that the package does not have."""
+def test_a_user_defined_family_needs_no_change(monkeypatch):
+    """ELECTRA is BERT under another name, with optionally narrower words: a family outside the package."""
     monkeypatch.delitem(FAMILIES, "electra", raising=False)
     bert = FAMILIES["bert"]
     electra = ModelFamily(

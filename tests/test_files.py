@@ -26,7 +26,7 @@ TRUST = ("tests.custom_tpms",)
 
 
 def test_parameters_are_read_in_the_order_of_the_net(tmp_path: Path) -> None:
-    """Draws of NUTS and SVI follow it; a file holds them by name."""
+    """Draws of NUTS and SVI depend on this order; a file stores parameters by name."""
     net = bt.bayesuvius(3, heads=2, observe=Categorical(2))
     net.save(tmp_path / "net.safetensors")
     assert list(bt.load(tmp_path / "net.safetensors").parameters) == list(net.parameters)
@@ -81,14 +81,14 @@ def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
     io.save(net, tmp_path / "a")
     result = io.load(tmp_path / "a")
     assert_same(result, net)
-    assert os.path.getsize(tmp_path / "a") < 6000  # the view's own numbers, not the storage behind it
+    assert os.path.getsize(tmp_path / "a") < 6000  # the numbers of the view, not its storage
     assert not any(value.requires_grad for value in result.parameters.values())
     negated = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
     io.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": negated}), tmp_path / "a")
     assert io.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
 
 
-def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
+def test_a_loaded_net_does_not_depend_on_its_file(saved: Path) -> None:
     net = io.load(saved)
     before = {name: value.clone() for name, value in net.parameters.items()}
     with saved.open("r+b") as opened:  # in place: a mapped file would show through
@@ -97,7 +97,7 @@ def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
     net.parameters["c.logits"].add_(1)
 
 
-def test_every_tpm_of_the_package_comes_back() -> None:
+def test_every_tpm_of_the_package_is_restored() -> None:
     """With fields that are not the default."""
     mask = bt.Reach("mask", table=((True, False), (True, True)))
     objects = [
@@ -159,7 +159,7 @@ def make_odd(**fields: Any) -> Declaration:
     return Declaration([stack], name="odd")
 
 
-def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
+def test_a_user_defined_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
     path = tmp_path / "odd"
     net = declare(make_odd(extra=Odd.Inner(4)))
     io.save(net, path)
@@ -226,8 +226,8 @@ def test_a_trusted_path_must_lead_to_a_dataclass(saved: Path, name: object) -> N
         io.load(rewrite(saved, other, signed=True), trust=True)
 
 
-def test_models_lend_no_classes_of_others(saved: Path) -> None:
-    """A class of a model file needs no consent, but only the class that is defined there."""
+def test_model_files_give_no_classes_of_other_modules(saved: Path) -> None:
+    """A class of a model file needs no consent, but only if that file defines it."""
 
     def lent(header: dict[str, Any]) -> None:
         header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = "bnet_transformer.models.bayesuvius:Select"
@@ -236,7 +236,7 @@ def test_models_lend_no_classes_of_others(saved: Path) -> None:
         io.load(rewrite(saved, lent, signed=True))
 
 
-def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
+def test_save_refuses_values_that_cannot_be_restored(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Local(Add):  # type: ignore[misc]
         pass
@@ -328,7 +328,7 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
                 temporary.write_bytes(b"half")
                 raise ZeroDivisionError
             assert not reader.read()
-    pipe_ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
+    pipe_ends = os.pipe()  # the standard output of a shell's pipe has no path
     with _core.files.atomic_write(f"/dev/fd/{pipe_ends[1]}") as temporary:
         temporary.write_bytes(b"whole")
     assert os.read(pipe_ends[0], 9) == b"whole"

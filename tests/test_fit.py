@@ -1,4 +1,4 @@
-"""Fits by MAP and EM: their invariants, oracles, what they refuse, and how they are resumed."""
+"""Fits by MAP and EM: their invariants, oracles, errors, and resumed runs."""
 
 import math
 import os
@@ -71,7 +71,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_expected_counts_are_the_posteriors_summed_and_sets_at_once_are_sets_one_by_one(name):
+def test_expected_counts_are_summed_posteriors_also_for_batched_parameters(name):
     make_net, data = NETS[name]
     nets, (x, y) = [randomize(make_net(), seed) for seed in range(2)], data(12)
     objective, corpus = make_objective(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
@@ -137,7 +137,7 @@ def test_em_never_falls_and_ends_where_map_does(prior):
 
 
 def test_em_with_one_table_is_the_closed_form():
-    """One sentence-level selector, heads known: the M-step is the mean of the responsibilities."""
+    """One selector per sentence, known heads: the M-step is the mean of the responsibilities."""
     net, data = randomize(mixture()), vectors(40)
     f = fit(net, data, method=bt.EM(steps=1), learn=["c.logits"])
     probs = posterior(net.module(), "c", {"y": Evidence(data[1])}, data[0]).mean(0)
@@ -175,7 +175,7 @@ def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
     assert set(restarts[16]) == set(sorted(scores, key=scores.__getitem__)[-2:])
     assert f.restart == max(f.measured, key=lambda measure: measure[2])[1]
     assert f.log_likelihood(held_out).mean() == pytest.approx(max(s for _, _, s in f.measured))
-    assert f.criterion == "log evidence" and f.evaluated_on == "held-out sentences"  # whatever the prior
+    assert f.criterion == "log evidence" and f.evaluated_on == "held-out sentences"  # for any prior
 
 
 def test_planted_heads_are_found():
@@ -257,15 +257,15 @@ def test_a_fit_compared_with_its_heads_in_another_order():
     torch.testing.assert_close(comparison.A["x_1"], torch.ones(3).double())
     torch.testing.assert_close(comparison.OV["x_1"], torch.ones(3).double())
     assert list(comparison.to_dataframe()["match"]) == list(comparison.match) and "ARI" in comparison._repr_html_()
-    with_net = f.compare(permuted, data)  # a net is compared as a fit that left it as it is
+    with_net = f.compare(permuted, data)  # a net is compared as a fit without changes
     assert with_net.match == comparison.match and with_net.gain == pytest.approx(0.0, abs=1e-9)
     torch.testing.assert_close(with_net.overlap, comparison.overlap)
     with pytest.raises(bt.BNetError, match="a net, or a fit that was loaded"):
         f.compare(permuted)
 
 
-def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
-    """With a rate that is far too large, its first measure is its best."""
+def test_the_last_phase_returns_no_worse_parameters(monkeypatch):
+    """With a rate that is far too large, the first measurement is the best."""
     start, run_last_phase = {}, ascent._continue_on_all
 
     def continue_on_all(problem, method, best):
@@ -287,7 +287,7 @@ def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
 
 @pytest.mark.parametrize("prior", [None, 2.0])
 def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
-    """Oracle: the second moment of y is `sum_c pi_c E|mu_c|^2 + sigma^2`, with mu_c the output of one head alone."""
+    """Oracle: the second moment of y is `sum_c pi_c E|mu_c|^2 + sigma^2`, where mu_c is the output of only head c."""
     pi, sigma = torch.tensor([0.93, 0.07], dtype=torch.float64), 0.5
     net = mixture(heads=2, prior=prior, observe=Normal(sigma))
     values = net.parameters["W_v_0.values"] * torch.tensor([1.0, 8.0], dtype=torch.float64)[:, None, None]
@@ -380,7 +380,7 @@ def test_a_corpus_has_one_draw_and_warns():
 
 
 @pytest.mark.parametrize("method", ["map", "em", "svi"])
-def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path, monkeypatch):
+def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(method, tmp_path, monkeypatch):
     restarts = {} if method == "svi" else {"restarts": 4}
     options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **restarts}
     options = options | ({"held_out": None} if method == "svi" else {})
@@ -438,7 +438,7 @@ def test_what_a_point_has_not_is_refused():
         f.compare(3, (X, Y))
 
 
-def test_a_choice_that_hangs_on_its_word_has_no_table():
+def test_a_choice_that_depends_on_its_word_has_no_table():
     word, heads = ["word"], ["head", "word"]
     picked = bt.Arrow("v", "causal", pick={"head": "c"})
     slice_ = [
@@ -461,7 +461,7 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
 
 
 def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelihood():
-    """From the shares of the best likelihood, under a strong prior; the mode is found on a grid."""
+    """Starts at the shares of the best likelihood, with a strong prior; the mode is found on a grid."""
     net, flat = mixture(heads=2, prior=40.0, seed=2), mixture(heads=2, seed=2)
     x, pi = vectors(30)[0], torch.tensor([0.95, 0.05], dtype=torch.float64)
     torch.manual_seed(0)
@@ -481,7 +481,8 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
 
 @pytest.mark.parametrize("method", ["map", "em"])
 def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
-    """Weights of far too large a likelihood for their prior: each step towards the mode loses likelihood."""
+    """Weights with a likelihood that is far too large for their prior: each step towards the mode reduces the
+    likelihood."""
     data, net = vectors(30), mixture()
     net = fit(net, data, method=bt.MAP(steps=60))  # the prior is flat: the best likelihood
     f = fit(net.net, data, method=method, spread=0.2, steps=40, every=1, batch=30, rate=0.02)
@@ -493,7 +494,7 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     scores = [score for *_, score in f.measured]
     assert scores[-1] == max(scores) and scores[-1] > scores[0] + 1.0
     assert f.log_likelihood(data).sum() < net.log_likelihood(data).sum()
-    # The measure leaves out the constant of the prior alone.
+    # The criterion omits only the constant of the prior.
     constant = sum(value.numel() for value in weights) * (math.log(0.2) + 0.5 * math.log(2 * math.pi))
     assert 30 * scores[-1] == pytest.approx(log_posteriors[1] + constant)
     assert log_posteriors[1] > log_posteriors[0]

@@ -63,7 +63,7 @@ def test_a_map_by_autodelta_is_the_fits_own():
 
 
 @pytest.mark.slow
-def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
+def test_nuts_of_pyro_equals_the_fits_and_supports_every_query(tmp_path):
     net = mixture()
     x, y = draw_xy(net, 12)
     pyro.set_rng_seed(0)
@@ -106,7 +106,7 @@ def test_few_effective_draws_are_warned_of():
     torch.testing.assert_close(f.theta["rain"], importance.exec_traces[0].nodes["theta_rain"]["value"])
 
 
-def test_draws_of_a_guide_of_ones_own_are_samples():
+def test_draws_of_a_user_defined_guide_are_samples():
     net, days, exact = coins()
 
     def guide(*args, **options):
@@ -168,7 +168,7 @@ def test_what_does_not_match_the_net_is_refused():
             bt.Fit.from_pyro(net, data, result)
 
 
-def test_a_fit_says_what_it_will_do():
+def test_explain_describes_a_fit():
     net = mixture()
     data = draw_xy(net, 12)
     route = explain_fit(net, data, method=bt.MAP(restarts=3), batch=4)

@@ -52,7 +52,8 @@ def fits(data):
 
 @pytest.mark.slow
 def test_map_em_svi_and_nuts_agree(fits, data):
-    """Under a flat prior the likelihood of one share is integrated on a grid: its mode, its mean, its spread."""
+    """With a flat prior the likelihood of one share is integrated on a grid: its mode, its mean, its standard
+    deviation."""
     objective = make_objective(word_mixture(), ["c.logits"])
     grid = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
@@ -101,7 +102,7 @@ def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
+def test_intervals_contain_the_mean_and_are_approximate_for_svi(fits):
     for method in ("svi", "nuts"):
         low, high = fits[method].interval("c.logits")
         assert bool((low < fits[method].pi).all() and (fits[method].pi < high).all())
@@ -117,7 +118,7 @@ def make_objective(net, learn=None, spread=None):
 
 @pytest.mark.parametrize("atoms", [None, 2])
 def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
-    """The density that SVI and NUTS climb, against Pyro's own TraceEnum_ELBO of the same model."""
+    """The density of SVI and NUTS, compared with Pyro's TraceEnum_ELBO of the same model."""
     net = word_mixture(atoms=atoms)
     objective = make_objective(net, [name for name in net.parameters if name.endswith("logits") and name != "y.logits"])
     corpus = read_batch(net.network, data)
@@ -144,16 +145,16 @@ def test_exact_posteriors_are_calibrated():
 
 
 @pytest.mark.slow
-def test_nuts_ranks_are_not_far_from_even():
-    """A quick form; benchmarks/calibration.py has the full one."""
+def test_nuts_ranks_are_nearly_uniform():
+    """A quick version; benchmarks/calibration.py has the full one."""
     (ranks,) = nuts_ranks(12, thin=2, warmup=40, learn=["c.logits"])
     assert abs(sum(rank / 19 for rank in ranks) / 12 - 0.5) < 3.5 * (1 / 12 / 12) ** 0.5
     assert min(ranks) < 8 and max(ranks) > 11
 
 
 @pytest.mark.parametrize("atoms", [None, pytest.param(2, marks=pytest.mark.slow)])
-def test_drawn_choices_come_near_to_summed_ones(atoms, data):
-    """On a net where both can be had: the bound lies below the evidence, the choices near their posterior."""
+def test_sampled_choices_approximate_summed_ones(atoms, data):
+    """On a net where both methods apply: the bound is below the evidence, the choices near their posterior."""
     from bnet_transformer.inference import Evidence, posterior
 
     net, data = word_mixture(atoms=atoms), (data[0][:60], data[1][:60])

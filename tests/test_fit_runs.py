@@ -81,7 +81,7 @@ def test_a_device_that_is_not_there_is_refused(device):
 
 
 def run_adam(net, x, y, names, *, steps, batch, rate, spread, clip):
-    """The same by torch's Adam: bounds, and the parameters at the end."""
+    """Run the same steps with torch's Adam: bounds, and the parameters at the end."""
     leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
     optimizer = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
     rates, bounds, prior_rows = create_schedule("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
@@ -158,7 +158,7 @@ def test_an_option_of_a_config_names_its_config():
 # checkpoints
 
 
-def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
+def test_a_diverged_fit_resumes_from_its_last_good_step(tmp_path):
     options = {"folder": tmp_path, "every": 1}
     first = fit(mixture(), vectors(), steps=6, **options)
     with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 6: .*resume='changed'"):
@@ -167,7 +167,7 @@ def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
     assert len(f.bounds) == 20 and min(f.bounds[6:]) > first.bounds[-1] - 0.1
 
 
-def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
+def test_a_fit_that_diverges_at_once_keeps_no_checkpoint(tmp_path):
     with pytest.raises(bt.BNetError, match="before the first good checkpoint"):
         fit(mixture(), vectors(), method=bt.MAP(steps=50, rate=1e6), checkpoints=tmp_path, every=1)
     f = fit(
@@ -196,7 +196,7 @@ def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
 
 
 @pytest.mark.parametrize("parameter", ["W_v_0.values", "c.logits"])
-def test_other_parameters_are_no_start_for_a_kept_fit(parameter, tmp_path):
+def test_a_checkpoint_of_other_parameters_is_refused(parameter, tmp_path):
     options = {"method": "map", "steps": 4, "learn": ["c.logits"], "folder": tmp_path}
     net = mixture()
     fit(net, vectors(8), **options)
@@ -298,7 +298,7 @@ def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
         fit(net, vectors(6), **FROZEN).log_likelihood((x, y))
 
 
-def test_a_sampled_fit_says_what_it_can_tell():
+def test_a_sampled_fit_reports_its_limits():
     net, data = mixture("word", slices=2), vectors(6)
     f = fit(net, data, method=bt.SVI(choices="sampled", steps=3, draws=4), learn=["c_0.logits", "c_1.logits"])
     calls = [

@@ -18,7 +18,7 @@ D = Categorical(2)
 
 
 def choices_net(*choices: bt.Node, of: str = "c", seed: int = 0) -> bt.BNet:
-    """Choices of words, and a readout that nearly determines one of them; x is given."""
+    """Return a net with choices of words, and a readout that nearly determines one of them; x is given."""
     readout = bt.Node("y", Categorical(3), [of], plates=WORD)
     stack = bt.Stack(prologue=[bt.Node("x", Given(2), plates=WORD)], slice=list(choices), epilogue=[readout])
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("side", 3)], name="choices"), seed=seed).to(torch.float64)
@@ -108,8 +108,8 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
 
 
 @pytest.mark.parametrize("name", ["before and x", "rest"])
-def test_the_bound_of_drawn_choices_lies_below_the_evidence(name):
-    """At the parameters that are fixed: any guide of the choices gives a bound, and a fitted one comes near."""
+def test_the_bound_of_sampled_choices_is_below_the_evidence(name):
+    """With fixed parameters: any guide of the choices gives a bound, and a fitted guide a tight one."""
     net, data = NETS[name], make_sentences(4, 3, 2)
     options = {"method": "svi", "choices": "sampled", "progress": False, "batch": len(data)}
     f = flat_options.fit(net, data, steps=120, rate=0.2, learn=["y.logits"], spread=1e-3, **options)
@@ -135,8 +135,8 @@ def test_a_markov_table_is_found_again_from_its_chain():
     torch.testing.assert_close(f.theta["c_0"], table, atol=0.08, rtol=0)
 
 
-def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words():
-    """As many sides as words: a state [word] and one [side, word] have a right axis alone in common."""
+def test_a_choice_of_words_is_aligned_with_a_choice_on_plates_and_words():
+    """As many sides as words: a state [word] and one [side, word] share only their last axis."""
     side = bt.Node("d", D, ["b"], plates=SIDES)
     read = bt.Node("c", D, [bt.Arrow("d", pick={"side": "e"})], plates=WORD)
     net = choices_net(bt.Node("b", D, plates=WORD), side, bt.Node("e", Categorical(3), plates=WORD), read)
@@ -158,7 +158,7 @@ def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words(
 
 
 @pytest.mark.parametrize("name", ["x", "x as logits", "same", "rest"])
-def test_choices_that_do_not_meet_are_summed_as_by_enumeration(name):
+def test_independent_choices_are_summed_as_by_enumeration(name):
     net, data = NETS[name], make_sentences(1, 3, 2)
     result = make_objective(net).log_evidence(net.parameters, read_batch(net.network, data))
     expected = torch.stack([enumerate_log_prob(name, net, x, y) for x, y in data])

@@ -55,7 +55,7 @@ def fit_nuts(net, data, **options):
 
 
 def permute_heads(net, learn, shifts):
-    """Samples `[chain, 1, ...]` of the net's own parameters, heads in another order in each chain."""
+    """Return samples `[chain, 1, ...]` of the net's parameters, with another order of heads in each chain."""
     result = {}
     for name in learn:
         value = net.parameters[name].detach()
@@ -101,7 +101,7 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
 
 
 def test_draws_of_a_fit_keep_their_likelihoods():
-    """Every draw that a fit gives has, by the exact elimination, the density that its chain had there."""
+    """Every draw of a fit has, by exact elimination, the density that its chain computed."""
     net = mixture(sigma=1.5)
     data = draw_xy(net)
     for learn in (["c.logits", "W_v_0.values"], ["c.logits", *WEIGHTS]):
@@ -121,7 +121,8 @@ def test_draws_of_a_fit_keep_their_likelihoods():
 
 @pytest.fixture(scope="module")
 def regression():
-    """One head whose `W_v` alone is learned: Bayesian linear regression, whose posterior has a formula."""
+    """Return a net whose only learned parameter is `W_v` of one head: Bayesian linear regression, whose posterior has a
+    formula."""
     net, sigma, spread = mixture(heads=1, sigma=0.8), 0.8, 0.4
     x, y = draw_xy(net, 16)
     z = net.replace({"W_v_0.values": torch.eye(2).double()[None]}).module()(x, want=("x_1",))["x_1"].reshape(-1, 2)
@@ -142,7 +143,7 @@ def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
 
 
 def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(regression):
-    """The mean is exact; the spread of each number is that given all others."""
+    """The mean is exact; the standard deviation of each number is that given all others."""
     net, data, spread, mean, precision = regression
     options = {"steps": 250, "batch": 4, "rate": 0.03, "draws": 2000, "learn": ["W_v_0.values"], "spread": spread}
     f = flat_options.fit(net, data, method="svi", progress=False, **options)
@@ -154,7 +155,7 @@ def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(re
 
 @pytest.mark.parametrize("batch", [12, 5])
 def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
-    """Pyro's own enumeration at the same draw of the guide: its loss and gradient, but for the exact KL of ours."""
+    """Pyro's enumeration at the same draw of the guide: equal loss and gradient, except for our exact KL."""
     net = mixture()
     x, y = draw_xy(net)
     learn = ["c.logits", "W_v_0.values"]
@@ -195,7 +196,7 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
 
 
 def make_known_fit(count=6, heads=2):
-    """A fit of given draws, each turned into another basis of `q` and `k`: its answers have formulas."""
+    """Return a fit of given draws, each in another basis of `q` and `k`: its results have formulas."""
     net = mixture(heads=heads)
     torch.manual_seed(5)
     weights = {name: net.parameters[name] for name in WEIGHTS}
@@ -258,7 +259,7 @@ def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
         torch.testing.assert_close(value, nets[int(distances.argmin())].parameters[name])
 
 
-def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypatch):
+def test_chunks_give_equal_results_within_the_memory_limit(monkeypatch):
     f, nets, _, A = make_known_fit()
     objective, full = make_objective(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
     sizes, evidences = [], FitObjective.log_evidences
@@ -297,7 +298,7 @@ def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior()
     assert float(theta[:, 0].std()) == pytest.approx(0.9 / 12**0.5, rel=0.15)
 
 
-def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_alone():
+def test_chains_have_separate_starts_and_do_not_change_the_global_random_state():
     net = mixture(heads=1)
     data = draw_xy(net)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -309,7 +310,7 @@ def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_
 
 @pytest.mark.parametrize("when", [4, 9])
 def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch):
-    """In the warmup, and after it."""
+    """During the warmup, and after it."""
     net = mixture()
     data, learn = draw_xy(net), ["c.logits"]
     expected = fit_nuts(net, data, learn=learn)
@@ -332,7 +333,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
 
 
 @ARVIZ
-def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
+def test_sampler_statistics_of_nuts_are_in_arviz_and_in_the_file(tmp_path):
     net = mixture()
     f = fit_nuts(net, draw_xy(net), learn=["c.logits"], draws=3)
     stats = f.to_arviz().sample_stats

@@ -18,13 +18,13 @@ from tests.discrete_networks import PARENTS, D, asia, draw_samples, get_tables, 
 
 
 def count_states(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
-    """The counts of each state in each row of a table."""
+    """Return the counts of each state in each row of a table."""
     result = np.zeros((2,) * (len(PARENTS[name]) + 1))
     np.add.at(result, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
     return result
 
 
-def test_em_of_complete_data_is_the_share_of_what_was_seen():
+def test_em_of_complete_data_gives_the_observed_shares():
     net, data = asia(), draw_samples(asia(), 500)
     result = bt.fit(jitter(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
@@ -77,7 +77,7 @@ def test_a_check_names_the_readout_it_is_of():
 
 
 def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
-    """The E-step by sums over all joint states, and the log likelihood."""
+    """Compute the E-step by sums over all joint states, and the log likelihood."""
     joint_probs, names = joint(net), list(PARENTS)
     counts = {name: np.zeros((2,) * (len(PARENTS[name]) + 1)) for name in names}
     total = 0.0
@@ -95,7 +95,7 @@ def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str,
 
 @pytest.mark.parametrize("prior", [None, 2.5])
 def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
-    """Some nodes are never observed, some here and there; with a prior, the step is that of the posterior."""
+    """Some nodes are never observed, some only sometimes; with a prior, the step is that of the posterior."""
     nodes = [bt.Node(name, Categorical(2, prior=prior), parents) for name, parents in PARENTS.items()]
     start = jitter(bt.BNet(bt.Declaration(nodes=nodes)), 1.0).to(D)
     data = {name: value.clone() for name, value in draw_samples(asia(), 60).items() if name not in ("either", "bronc")}
@@ -112,7 +112,7 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
     assert float(result.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
 
 
-def test_a_table_below_observed_nodes_is_learned_alone():
+def test_a_table_below_observed_nodes_is_learned_separately():
     """The likelihoods are cached, and the rows of the table differ by sentence."""
     net, data = asia(), draw_samples(asia(), 80)
     del data["lung"]
@@ -200,7 +200,7 @@ def test_time_may_be_slices():
 
 
 def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
-    """The order of the states of a choice that is never observed changes no likelihood."""
+    """The order of the states of a choice that is never observed does not change the likelihood."""
     net = jitter(sites(), 1.0).to(D)
     (selector,) = find_selectors(net.network)
     dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
@@ -210,7 +210,7 @@ def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     torch.testing.assert_close(site_density(flipped, y), site_density(net, y))
 
 
-def test_data_that_are_none_are_refused():
+def test_invalid_data_are_refused():
     for data, match in (
         ([], "a mapping from"),
         ({"rain": [1]}, "rain"),

@@ -33,7 +33,7 @@ def translator() -> bt.BNet:
 
 
 def linear(reach: str) -> bt.BNet:
-    """A map of one word, read by some reach."""
+    """Return a map of one word with some reach."""
     slices = [bt.Node("x", Linear(2), [bt.Arrow("x", reach)], WORD)]
     readout = bt.Node("y", Normal(0.5), ["x"], WORD)
     return bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(2), plates=WORD)], [readout])])).to(D)
@@ -120,7 +120,7 @@ def test_draws_are_around_the_mean_by_the_seed(net) -> None:
 
 
 def test_draws_of_words_that_share_a_mean_are_apart() -> None:
-    """All words read the first one alone, and so have one mean."""
+    """All words depend only on the first, so they have the same mean."""
     samples = linear("first").iterate(vectors(3, 2).expand(4000, 3, 2), 3, ahead=3, sample=True).flatten(1)
     assert_close(samples.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
 
@@ -132,14 +132,14 @@ def test_a_float_net_takes_any_real_numbers() -> None:
 
 
 def adding_net(readouts: list[bt.Node], *given: bt.Node) -> bt.BNet:
-    """One slice that adds something to its words."""
+    """Return a net with one slice that adds something to its words."""
     states = [bt.Node("x", Given(4), plates=WORD), *given]
     slices = [bt.Node("x", Add(), ["x", *(node.role for node in given)], WORD)]
     return bt.BNet(bt.Declaration([bt.Stack(slices, states, readouts)]))
 
 
 def scaling_net(times: float) -> bt.BNet:
-    """Each word is the one before it, times a number."""
+    """Return a net in which each word is the previous word times a number."""
     slices = [bt.Node("x", Linear(1), ["x"], WORD)]
     net = bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
     return net.replace({name: torch.full_like(value, times) for name, value in net.parameters.items()})
@@ -199,7 +199,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told(name: str) -> None:
+def test_bad_input_is_refused(name: str) -> None:
     net, arguments, options, message = BAD[name]
     with pytest.raises(bt.BNetError, match=message):
         net().iterate(*arguments, **options)
@@ -222,7 +222,7 @@ def test_windows_are_all_there_are() -> None:
 
 
 def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
-    """The whole at once, and one example after another: the same steps, to the bit; faults name their example."""
+    """As a whole, and one example after another: bitwise equal steps; errors name their example."""
     net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3, 1)
     y[0, 1] = torch.nan
     options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
@@ -243,8 +243,8 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     ("kind", "value"),
     [("tensors", torch.inf), ("arrays", torch.nan), ("two stacks", torch.nan), ("held out", torch.inf)],
 )
-def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, value: float) -> None:
-    """One row of many, which the first batch may not have."""
+def test_a_number_that_is_not_finite_is_named_before_the_first_step(kind: str, value: float) -> None:
+    """In one row of many, which may not be in the first batch."""
     net = (translator() if kind == "two stacks" else forecaster()).to(torch.float32)
     x, y = windows(vectors(2, 40, 4), 3, 1)
     bad = x.clone()
@@ -262,12 +262,12 @@ def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, va
             bt.train(net, (x, infinite), steps=1, batch=1)
 
 
-def test_windows_must_be_told_how_far_ahead() -> None:
+def test_windows_require_the_forecast_length() -> None:
     with pytest.raises(TypeError, match="ahead"):
         windows(vectors(2, 7, 3), 3)  # type: ignore[call-arg]
 
 
-def test_a_module_of_the_net_may_be_told() -> None:
+def test_a_module_of_the_net_may_be_passed() -> None:
     net = integrator()
     module = net.module().eval()
     assert_close(net.iterate(vectors(3, 4), 4, module=module), net.iterate(vectors(3, 4), 4), rtol=0, atol=0)
@@ -277,7 +277,7 @@ def test_a_module_of_the_net_may_be_told() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator, lambda: bt.volume_preserving(4).to(D)])
-def test_a_net_on_another_device_goes_on_there(net) -> None:
+def test_a_net_on_another_device_is_rolled_out_there(net) -> None:
     on_cpu, words = net(), vectors(2, 3, 4)
     on_gpu = on_cpu.to("cuda")
     for options in ({}, {"compile": True}):

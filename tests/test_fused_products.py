@@ -70,7 +70,7 @@ def test_folded_maps_change_no_value(options, words):
 
 
 def test_maps_are_folded_where_it_pays():
-    """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or where q is requested."""
+    """`W_q^T W_k` for whole-width heads with many words; not for narrow heads, few words, or a requested q."""
     module = make_net({}).module()
     known = frozenset({module.network.graph.get_group("x_0").index})
     q, x = (module.network.graph.get_group(name).index for name in ("q_0", "x_1"))
@@ -142,8 +142,8 @@ def test_gram_matrices_are_used_where_they_pay(monkeypatch):
     assert len(calls) == 0
 
 
-def test_what_else_is_asked_keeps_the_attention():
-    """Evidence on the value of the attention itself counts as well as that on the readout."""
+def test_evidence_on_the_attention_counts():
+    """Evidence on the value of the attention counts as well as evidence on the readout."""
     net = make_net({"atoms": 3})
     module, x = net.module(), torch.randn(1, 3, 4, dtype=D)
     values = module(x, want=["x_1"])["x_1"]
@@ -153,8 +153,8 @@ def test_what_else_is_asked_keeps_the_attention():
     assert result.max() == 1
 
 
-def test_heads_of_unlike_widths_are_made_together():
-    """q, k and v of one vector, with plates of their own, by one product."""
+def test_heads_of_different_widths_share_one_product():
+    """q, k and v of one vector, with different plates, by one product."""
     nodes = [bt.Node(f"W_{r}", Weight((3 if r == "v" else 2, 4)), plates=["head"] if r != "k" else []) for r in "qkv"]
     nodes += [bt.Node(r, Linear(), [f"W_{r}", "x"], ["head", "word"] if r != "k" else ["word"]) for r in "qkv"]
     arrows = [bt.Arrow("k", "every"), bt.Arrow("v", "every")]
@@ -171,7 +171,7 @@ def test_heads_of_unlike_widths_are_made_together():
 
 
 class CallCounter(TorchDispatchMode):
-    """How often each operation is called."""
+    """Counts the calls of each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,8 +183,8 @@ class CallCounter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("words, is_copied", [(2, False), (40, True)])
-def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, is_copied):
-    """The copy of the weights pays where x would be read again for each; either way each map is `W x + b`."""
+def test_weights_are_concatenated_only_for_many_vectors(words, is_copied):
+    """A copy of the weights pays only if x would be read again for each map; each map is `W x + b` in both cases."""
     weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
     x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
     with CallCounter() as calls:
@@ -209,7 +209,7 @@ def test_entries_at_all_states_are_what_a_look_up_finds_and_no_copy(dims):
 
 
 def test_weights_of_all_heads_are_the_parameter_itself():
-    """Under `do(c=...)` they are the one head's; enumerated, a view of all, without a look-up."""
+    """Under `do(c=...)` they are those of one head; enumerated, a view of all, without an index operation."""
     net = make_net({})
     module, x = net.module(), torch.randn(5, 3, 4, dtype=D)
     with CallCounter() as calls:

@@ -1,6 +1,7 @@
-"""Every reader of files and text, given corrupted input, returns the value that was written or a `BNetError`.
+"""Every reader of files and text, given corrupted input, returns the written value or raises a `BNetError`.
 
-A corrupted input never runs a program, imports a module that it names, or hangs. Faults found so have tests below.
+A corrupted input never runs a program, imports a module that it names, or hangs. Errors found in this way have tests
+below.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from tests.file_helpers import assert_same
 
 # guarded execution
 
-CANARY = "fuzz_canary"  # a module that nobody may import
+CANARY = "fuzz_canary"  # a module that must not be imported
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class")
 FORBIDDEN += ("socket.connect", "socket.getaddrinfo", "marshal.loads", "webbrowser.open")
 _audit = threading.local()
 
 
 class Executed(BaseException):
-    """An input made the library run a program, import what it names, or ask the network."""
+    """An input made the library run a program, import a named module, or use the network."""
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -52,12 +53,12 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 @functools.cache
 def _install() -> None:
-    sys.addaudithook(_hook)  # for the life of the process: a hook cannot be taken away
+    sys.addaudithook(_hook)  # for the life of the process: a hook cannot be removed
 
 
 @contextmanager
 def forbid_execution() -> Iterator[None]:
-    """Within it, to run a program or a pickle, to import the canary, or to ask the network is an error."""
+    """Within this context, running a program or a pickle, importing the canary, and using the network are errors."""
     _install()
     _audit.on = True
     try:
@@ -84,7 +85,7 @@ def tiny_net() -> bt.BNet:
 
 
 def read_net(path: Path) -> None:
-    """A file of a net: what it reads it writes back the same."""
+    """Read a file of a net, and write an equal file."""
     net = bt.load(path)
     assert_same(store.load(_put(path.with_name("again.safetensors"), store.to_bytes(net.network))), net.network)
 
@@ -96,7 +97,7 @@ def _put(path: Path, data: bytes) -> Path:
 
 
 def read_header(path: Path) -> None:
-    """A net whose header is that JSON, under a hash that is true of it."""
+    """Read a net with this JSON as header, and a matching hash."""
     net_bytes = store.to_bytes(tiny_net().network)
     tensors = load_bytes(net_bytes)
     try:
@@ -134,7 +135,7 @@ def make_weights() -> dict[str, torch.Tensor]:
 
 
 def read_folder(path: Path, name: str, holding: str = "model.safetensors") -> None:
-    """A folder of Hugging Face in which one file is corrupted."""
+    """Read a folder of Hugging Face in which one file is corrupted."""
     folder = path.parent / name.replace(".", "_")
     _put(folder / "config.json", json.dumps(GPT2).encode())
     _put(folder / holding, save_bytes(make_weights()))
@@ -167,7 +168,8 @@ def read_tokenizer(path: Path) -> None:
 
 
 def _check_encoding(reader: Tokenizer, text: str | list[str]) -> None:
-    """There is one entry for each token, groups part the tokens, and spans lie in the text."""
+    """Check that there is one entry for each token, that groups partition the tokens, and that spans are inside the
+    text."""
     result, length = reader.encode(text), len(text if isinstance(text, str) else " ".join(text))
     assert len({len(f) for f in (result.tokens, result.ids, result.spans, result.special, result.segments)}) == 1
     assert [k for group in result.groups for k in group] == list(range(len(result.ids)))
@@ -175,7 +177,7 @@ def _check_encoding(reader: Tokenizer, text: str | list[str]) -> None:
 
 
 def read_hdf5(path: Path) -> None:
-    """A parameter file of GeometricMachineLearning.jl."""
+    """Read a parameter file of GeometricMachineLearning.jl."""
     assert all(bool(value.isfinite().all()) for value in bt.load_geometric(path).parameters.values())
 
 
@@ -278,7 +280,7 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
     valid = parser.seeds()
-    for data in valid:  # imports of the first call are not due to the input
+    for data in valid:  # imports of the first call do not depend on the input
         with suppress(bt.BNetError) if parser.may_refuse else nullcontext():
             parser.read(_put(tmp_path / "input", data))
 
@@ -297,7 +299,7 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
     run()
 
 
-def test_what_is_forbidden_is_seen() -> None:
+def test_forbidden_operations_are_detected() -> None:
     for code in ("os.system('true')", "subprocess.Popen(['true'])", "pickle.loads(b'cos\\nsystem\\n(Vtrue\\ntR.')"):
         with pytest.raises(Executed), forbid_execution():
             exec(f"import os, pickle, subprocess\n{code}")
@@ -305,7 +307,7 @@ def test_what_is_forbidden_is_seen() -> None:
         __import__(CANARY)
 
 
-# faults that were found
+# errors that were found
 
 
 def test_an_archive_or_a_broken_header_is_no_array_of_tokens(tmp_path: Path) -> None:
@@ -338,8 +340,8 @@ def test_an_index_that_names_no_file(part: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["os.system", "bt.tpm.Linear", "dataclasses.dataclass", "nothing"])
-def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Path) -> None:
-    """A path was once followed through whatever a trusted module holds, and what stood there was made."""
+def test_trust_in_a_module_does_not_extend_to_its_imports(path: str, tmp_path: Path) -> None:
+    """An earlier version followed a path through the names of a trusted module, and created the object there."""
     header = json.loads(make_headers()[0])
     header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
     header["sha256"] = store._compute_sha256(header, load_bytes(store.to_bytes(tiny_net().network)))
@@ -349,8 +351,8 @@ def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Pa
         check_refused(lambda: bt.load(path_, trust=(__name__,)), "net.safetensors", bt.FileError)
 
 
-def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
-    """A width in a pipe was waited for."""
+def test_numbers_of_a_julia_file_are_read_only_from_it(tmp_path: Path) -> None:
+    """An earlier version waited for a width in a pipe."""
     h5py, path = pytest.importorskip("h5py"), tmp_path / "net.h5"
     with h5py.File(path, "w") as file:
         file["L1/A/S"] = np.ones(1)

@@ -39,7 +39,7 @@ def flatten_map(net: bt.BNet, d: int, n: int):
 
 
 def determinant(net: bt.BNet, x: torch.Tensor) -> float:
-    """The determinant of the Jacobian over all words at once."""
+    """Return the determinant of the Jacobian over all words."""
     n, d = x.shape
     return torch.linalg.det(jacrev(flatten_map(net, d, n))(x.reshape(-1))).item()
 
@@ -110,7 +110,7 @@ def test_the_nets_of_the_rigid_body_have_their_parameters(count, net):
     assert net().cost(3).parameters == count
 
 
-def test_packed_matrices_lie_as_in_the_julia_package():
+def test_packed_matrices_have_the_layout_of_the_julia_package():
     """The examples of its documentation."""
     context = EvalContext({"packed": torch.arange(1.0, 7.0)})
     skew = [[0, -1, -2, -4], [1, 0, -3, -5], [2, 3, 0, -6], [4, 5, 6, 0]]
@@ -143,7 +143,7 @@ def test_volume_is_preserved(d, n, slices, form, activation, spread, seed):
 
 
 def test_the_arbitrary_form_changes_volume():
-    """Words of two slices: the determinants are spread over either side of 1, and none is 1."""
+    """Words of two slices: the determinants are on both sides of 1, and none is 1."""
     net = bt.volume_preserving(3, attention="arbitrary", spread=1.0, slices=1).to(D)
     generator = torch.Generator().manual_seed(0)
     determinants = [determinant(net, torch.randn(3, 3, dtype=D, generator=generator)) for _ in range(8)]
@@ -161,7 +161,7 @@ def test_only_the_skew_form_does_not_see_the_order_of_words(form):
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 def test_attention_keeps_the_length_of_every_feature(form):
-    """Cay(C) is orthogonal: `|z_a|^2` over the words stays, and so does the Gram matrix of features."""
+    """Cay(C) is orthogonal: `|z_a|^2` over the words does not change, nor does the Gram matrix of features."""
     net = perturb(bt.volume_preserving(3, attention=form, slices=1))
     x = torch.randn(2, 5, 3, dtype=D)
     a = net.module()(x, want=["a_0"])["a_0"]
@@ -207,7 +207,7 @@ def test_one_system_for_all_words_is_as_many_as_words(form):
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 @pytest.mark.parametrize("scale", [1e3, 1e4])
 def test_large_words_in_single_precision_are_as_in_double(form, scale):
-    """C grows with the squares of the words, and the 1 of I + C must not be rounded away."""
+    """C grows with the squares of the words, and the 1 of I + C must not be lost by rounding."""
     net = bt.volume_preserving(3, attention=form, slices=1)
     x = scale * torch.randn(200, 3, 3, generator=torch.Generator().manual_seed(0))
     actual = net.module()(x, want=["a_0"])["a_0"].double()
@@ -219,7 +219,7 @@ def test_large_words_in_single_precision_are_as_in_double(form, scale):
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
 @pytest.mark.parametrize("scale", [1e10, 1e30])
-def test_words_without_a_solution_are_told_where_numbers_must_be_finite(form, scale):
+def test_words_without_a_solution_are_named_where_numbers_must_be_finite(form, scale):
     net = bt.volume_preserving(3, attention=form, slices=1, observe=Normal(0.1))
     x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     x[0] *= scale
@@ -235,7 +235,7 @@ def test_words_without_a_solution_are_told_where_numbers_must_be_finite(form, sc
 
 
 def test_a_singular_system_has_no_solution():
-    """C = -I, by a matrix that is set and not skew: `I + C` has no inverse."""
+    """C = -I, by a set matrix that is not skew: `I + C` has no inverse."""
     s = bt.volume_preserving(2, slices=1).to(D).sentence(x=torch.eye(2, dtype=D)).do(A_0=-torch.eye(2, dtype=D))
     with pytest.raises(bt.BNetError, match="a_0_0: expected a value that is a number"):
         s["a_0_0"]
@@ -245,14 +245,14 @@ def test_a_singular_system_has_no_solution():
 def test_the_compiled_net_is_one_graph_with_its_gradient():
     module = bt.volume_preserving(3, slices=1).module()
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    torch._dynamo.reset()  # nothing of the nets that other tests compiled
+    torch._dynamo.reset()  # clears the nets that other tests compiled
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x), rtol=0, atol=0)
     actual, expected = (torch.autograd.grad(fn(x).square().sum(), x)[0] for fn in (compiled, module))
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_nets_can_be_observed_and_asked():
+def test_the_nets_support_evidence_and_queries():
     s = bt.volume_preserving(3, observe=Categorical(2, pool="mean")).sentence("a b c")
     assert s.parents("y") == ["x_2_0", "x_2_1", "x_2_2"]
     s = bt.geometric(3, heads=3).sentence("a b c")
@@ -264,7 +264,7 @@ def test_the_nets_can_be_observed_and_asked():
 # unsupported queries, and bad input
 
 
-def test_a_cayley_net_has_no_attention_distribution_and_says_why():
+def test_a_cayley_net_has_no_attention_distribution():
     s = bt.volume_preserving(3).sentence("a b c")
     for call in (lambda: s.attention(0), lambda: s.reads()):
         with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are no distributions"):
@@ -304,7 +304,7 @@ def test_cayley_asks_for_every_word_and_a_square_matrix(reach, A, message):
 # equations
 
 
-def test_equations_are_told_in_columns_and_say_who_is_the_key():
+def test_equations_are_in_column_form_and_name_the_key():
     texts = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
     assert all("q and k have changed roles" in text for text in texts.values())
     assert r"(Q^{t,h})^\top K^{t,h}" in texts["column"]

@@ -115,7 +115,7 @@ def make_volume(d, L, blocks, skew, dtype=np.float64):
 
 
 def apply_layers(layers, Z, *, add=False):
-    """The output of the Julia package for Z, layer by layer, from the arrays as they are in Julia."""
+    """Return the output of the Julia package for Z, layer by layer, from the arrays in Julia's order."""
     has_tanh = {id(layer): k % 4 in (2, 3) for k, layer in iter_triangular(layers)}
     for k, layer in enumerate(layers):
         if "PQ" in layer:
@@ -165,7 +165,7 @@ STYLES += [(name, "storage") for name in ("skew", "feed-forward")]
 def test_a_file_is_the_net_that_julia_has(name, style, tmp_path):
     make, count = ARCHITECTURES[name]
     layers = make()
-    form = "skew" if style == "plain" and name in ("skew", "wide") else None  # such a file does not say that A is skew
+    form = "skew" if style == "plain" and name in ("skew", "wide") else None  # the file does not declare A as skew
     net = bt.load_geometric(JuliaFile(layers, style).write(tmp_path / "net.h5"), attention=form)
     assert net.network.dtype == torch.float64
     assert count is None or sum(value.numel() for value in net.parameters.values()) == count
@@ -178,8 +178,8 @@ SKEW = np.array([[0, 0.3, -0.2], [-0.3, 0, 0.5], [0.2, -0.5, 0]])
 
 
 @pytest.mark.parametrize("first", [SKEW, np.zeros((3, 3))], ids=["skew numbers", "zeros"])
-def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_path):
-    """For all units, unless the file or `attention=` says skew."""
+def test_a_full_matrix_is_the_arbitrary_form_for_any_numbers(first, tmp_path):
+    """For all units, unless the file or `attention=` declares skew matrices."""
     layers = make_volume(3, 2, 1, False)
     layers[0]["A"] = first
     path, Z = JuliaFile(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
@@ -193,10 +193,10 @@ def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_pa
         bt.load_geometric(path, attention="skew")
 
 
-def test_the_skew_form_is_told_by_a_type_or_by_another_unit(tmp_path):
+def test_the_skew_form_follows_from_a_type_or_another_unit(tmp_path):
     layers = make_volume(3, 2, 1, True)
     path, Z = JuliaFile(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
-    for is_typed in (False, True):  # the first unit alone written out, then both
+    for is_typed in (False, True):  # only the first unit written out, then both
         with h5py.File(path, "a") as file:
             for k in (1, 8) if is_typed else (1,):
                 write(file, f"L{k}/A", columns.unpack(layers[k - 1]["A"].S, 3, "skew").T)
@@ -237,7 +237,7 @@ def test_many_layers_keep_their_order(tmp_path):
     np.testing.assert_allclose(run_net(net, Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
 
-def test_what_the_file_does_not_hold_is_told(tmp_path):
+def test_missing_content_is_named(tmp_path):
     layers = make_standard(4, 2, 1, heads=2)
     path = str(JuliaFile(layers).write(tmp_path / "net.h5"))
     Z = RNG.normal(size=(4, 3))

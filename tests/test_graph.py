@@ -221,14 +221,14 @@ def test_shrinking_agrees_with_networkx_quotients(plan, random):
     assert {(u, v): count for u, v, count in quotient.edges(data="count")} == across
 
 
-def test_a_net_that_sums_its_heads_says_so_when_it_is_asked_for_a_selector():
+def test_the_error_for_a_selector_names_summed_heads():
     s = bt.encoder(dim=4, heads=2, slices=1).sentence("the cat")
     for call in (lambda: s.posterior("c"), lambda: s.do(c=1), lambda: s["c_0"]):
         with pytest.raises(bt.UnknownNameError, match=r"heads are a plate here: all are summed.*bt\.inclusion"):
             call()
 
 
-def test_unknown_names_tell_the_range_or_near_matches():
+def test_errors_for_unknown_names_have_the_range_or_near_matches():
     s = bt.bayesuvius(4, heads=2, combine="concat").sentence("the cat sat")
     with pytest.raises(bt.UnknownNameError, match="q_0_0_0 to q_0_1_2"):
         s.parents("q_0_2_0")

@@ -53,11 +53,11 @@ def make_grid(points, dims):
 
 
 def quadrature(table, tails=(0.05, 0.95)):
-    """The mean of rho, log Bayes factors, ends of intervals, and the inclusion of each head in each sentence."""
+    """Return the mean of rho, log Bayes factors, ends of intervals, and the inclusion of each head in each sentence."""
     sentences, heads = len(table), int(math.log2(table.shape[1]))
     bits = torch.tensor(list(itertools.product((False, True), repeat=heads)))[:, range(heads - 1, -1, -1)]
 
-    def compute_likelihoods(rho):  # of each sentence at each point, and the terms that it sums
+    def compute_likelihoods(rho):  # for each sentence at each point: the terms of its sum
         prior = torch.where(bits[:, None], rho, 1 - rho).log().sum(-1)
         terms = table[:, :, None] + prior
         return terms.logsumexp(1), terms
@@ -99,7 +99,7 @@ def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
 
 @pytest.mark.parametrize(("sentences", "both_off", "one"), [(40, -1.0, -6.0), (20, -2.0, -50.0)])
 def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off, one):
-    """Each cancels the other, so that the posterior has two modes: both on, and both off."""
+    """Each head cancels the other, so the posterior has two modes: both on, and both off."""
     table = torch.tensor([[both_off, one, one, 0.0]], dtype=D).repeat(sentences, 1)
     result, (mean, bayes, _, on) = sample_posterior(table), quadrature(table)
     torch.testing.assert_close(result.rho.mean(0), mean, atol=0.03, rtol=0)
@@ -107,10 +107,10 @@ def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off,
     assert float((result.log_bayes - bayes).abs().max()) < 2.5 and float(result.error.min()) > 0.01
 
 
-def test_heads_on_which_nothing_hangs_keep_their_prior():
+def test_heads_without_effect_keep_their_prior():
     """While other settings differ by thousands of nats."""
     live = torch.tensor([-4000.0, 3.0, 0.0, 2500.0], dtype=D) * torch.randn(20, 1, generator=seeded(), dtype=D).abs()
-    table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are alike
+    table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are equal
     result = sample_posterior(table, 500)
     assert result.log_bayes[0].abs() < 1e-12 and result.error[0] < 1e-12
     assert kstest(result.rho[:, 0].numpy(), beta(1, 1).cdf).pvalue > 0.01
@@ -119,7 +119,7 @@ def test_heads_on_which_nothing_hangs_keep_their_prior():
 
 
 def test_one_head_is_a_beta_where_each_sentence_is_sure():
-    """All on, all off, mixed, and one on against many off: few sentences and very many."""
+    """All on, all off, mixed, and one on among many off: few sentences and very many."""
     for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 6_000), (20_000, 1)):
         table = torch.full((1, count), -2000.0, dtype=D)
         table[:, :on] = 2000.0
@@ -133,7 +133,7 @@ def test_one_head_is_a_beta_where_each_sentence_is_sure():
 
 
 def make_planted_net(strengths, seed, duplicates=None, squash="identity"):
-    """One slice whose heads have these output strengths; two may be duplicates; an activation bounds the state."""
+    """Return one slice with heads of these output strengths; two may be duplicates; an activation bounds the state."""
     dim, count = 8, len(strengths)
     nodes = [
         *projections(heads=True, width=dim, dim=dim),
@@ -157,7 +157,7 @@ def make_planted_net(strengths, seed, duplicates=None, squash="identity"):
 
 
 def sample_strengths(count, generator):
-    """Strengths that differ by a factor of one and a half, in any order."""
+    """Return strengths that differ by a factor of one and a half, in random order."""
     return (0.2 * 1.5 ** torch.randperm(count, generator=generator).double()).tolist()
 
 
@@ -175,8 +175,9 @@ def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation():
     assert f.rank[0].argsort().tolist() == f.log_bayes[0].argsort(descending=True).tolist()
 
 
-def test_planted_duplicates_are_found_where_ablation_sees_nothing():
-    """The features that they write to are saturated: one of the two is enough, and with either off nothing is lost."""
+def test_planted_duplicates_are_found_where_ablation_has_no_effect():
+    """The features to which they write are saturated: one of the two heads is enough, and removing either has no
+    effect."""
     seed = 1
     generator = seeded(seed)
     strengths = [*sample_strengths(4, generator), 1e4, 1e4]
@@ -199,7 +200,7 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 
 
 @pytest.mark.slow
-def test_intervals_hold_planted_shares(monkeypatch):
+def test_intervals_contain_planted_shares(monkeypatch):
     """rho is sampled from the prior, gates from rho, and y from the gates: 90% intervals cover rho 90% of the time."""
     monkeypatch.setattr(
         "bnet_transformer.attention.heads.gate_posterior._log_bayes_factor", lambda *args: torch.zeros(2, dtype=D)
@@ -237,8 +238,8 @@ def make_net(heads, seed):
 
 @pytest.mark.parametrize("heads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
-    """Means within 0.06 and log Bayes factors within 30% (and Monte Carlo error); nearer than slice by slice, where the
-    other slices are taken to be on."""
+    """Means within 0.06 and log Bayes factors within 30% (and Monte Carlo error); closer than slice by slice, where the
+    other slices are assumed to be on."""
     net, x = make_net(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
     per_slice = inclusion(net, x, draws=400)
     f = inclusion(net, x, method="svi", rounds=40, draws=500)
@@ -253,7 +254,7 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     assert float((f.inclusion.flatten(1) - exact.inclusion).abs().max()) < 0.25
 
 
-def test_svi_of_one_slice_is_exact_but_for_drawing():
+def test_svi_of_one_slice_is_exact_up_to_monte_carlo_error():
     """Where gates do not interact (heads write to disjoint features), only Monte Carlo error remains."""
     net = make_net(3, 0)
     W_o = torch.zeros(3, 8, 8, dtype=D)

@@ -1,4 +1,4 @@
-"""Gates of a module multiply the values of a node group; bad gates and bad options of inclusion are refused."""
+"""Gates of a module multiply the values of a node group; invalid gates and options of inclusion raise errors."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.gate_helpers import BY_NAME, TEXTS, D, close, concat_net, inclusion
 
 
 def apply_gates(net, x, group, gates, **options):
-    """The output where the values of a node group are computed, multiplied by gates, and set by `do`."""
+    """Return the output where the values of a node group are computed, multiplied by gates, and set by `do`."""
     module = net.module()
     values = module(x, want=[group], **options)[group]
     ndim = values.dim() - gates.dim()
@@ -20,7 +20,7 @@ def apply_gates(net, x, group, gates, **options):
 
 @pytest.mark.parametrize(("name", "words"), [("concat", 40), ("codebook", 2), ("shared slices", 3), ("experts", 2)])
 def test_gates_multiply_the_values_of_a_family(name, words):
-    """Also where linear maps of many words would be fused into attention, which gates forbid."""
+    """Also where linear maps of many words would be fused into attention; gates prevent this."""
     net = BY_NAME[name].net
     x, module = torch.randn(2, words, 4, dtype=D), net.module()
     specs = net.network.specs
@@ -72,7 +72,7 @@ def test_gates_that_fit_no_family_are_refused():
     [("recurrent", "h_0", "word"), ("hidden Markov", "z_0", "word"), ("vanilla encoder", "y", "random"),
      ("encoder, pre-norm", "token", "states")],
 )  # fmt: skip
-def test_gates_on_what_is_no_vector_of_its_parents_are_refused(name, group, match):
+def test_unsupported_gates_are_refused(name, group, match):
     net = BY_NAME[name].net
     x = torch.randn(1, 3, 4, dtype=D) if name != "encoder, pre-norm" else torch.tensor([[0, 1, 2]])
     with pytest.raises(bt.UnsupportedError, match=match):
@@ -102,7 +102,7 @@ REFUSED = [
 ]
 
 
-def test_bad_input_is_told():
+def test_bad_input_is_refused():
     net = concat_net(observe=Categorical(3))
     for data, options, match in REFUSED:
         with pytest.raises(bt.BNetError, match=match):
@@ -124,7 +124,7 @@ def test_nets_that_have_no_gates_are_refused():
         inclusion(zeroed, X)
 
 
-def test_damage_is_asked_of_sentences_like_those_of_the_measures():
+def test_damage_requires_sentences_like_those_of_the_measures():
     net = concat_net(observe=Categorical(3))
     observed, around = inclusion(net, (X, Y)), inclusion(net, X)
     with pytest.raises(bt.BNetError, match=r"P\(y \| x\), as the measures"):

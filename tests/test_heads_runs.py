@@ -33,7 +33,7 @@ from tests.gate_helpers import (
 
 
 def compute_table(net, sites, sentences, evidence, output=None):
-    """`[site, sentence, setting]`: a sentence and a setting at a time."""
+    """Return `[site, sentence, setting]`, one sentence and one setting at a time."""
     heads = net.network.graph.plate_sizes["head"] * net.network.graph.plate_sizes.get("group", 1)
     result = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
     for k, sentence in enumerate(sentences):
@@ -70,7 +70,7 @@ LENGTHS = (2, 1, 2)
 def make_inputs(case, net):
     """Sentences of several lengths for the net of a case, and evidence on each readout."""
     rng, network = np.random.default_rng(3), net.network
-    has_table = case.name in ("vanilla encoder-decoder, pre-norm", "shared slices")  # who reads whom, for so many words
+    has_table = case.name in ("vanilla encoder-decoder, pre-norm", "shared slices")  # a mask for one word count
     sentences, observed = [], []
     for n in LENGTHS:
         words = {stack.name: n + (stack.name == "enc") for stack in network.declaration.stacks}
@@ -133,8 +133,8 @@ def test_cases_without_summed_heads_are_refused():
                 inclusion(net, make_inputs(case, net)[0][:1])
 
 
-def test_heads_that_no_word_decides_have_a_table():
-    """Queries, keys and values of positions alone: the output of heads is the same for all sentences."""
+def test_heads_that_depend_on_no_word_have_a_table():
+    """Queries, keys and values only of positions: the output of heads is the same for all sentences."""
     maps = [bt.Node(n.role, n.tpm, [{"x": "place"}.get(a.role, a.role) for a in n.arrows], n.plates)
             for n in projections(heads=True)]  # fmt: skip
     nodes = [
@@ -150,7 +150,7 @@ def test_heads_that_no_word_decides_have_a_table():
     check_table(net, x, x, None)
 
 
-def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
+def test_several_readouts_are_summed_and_unobserved_ones_do_not_count():
     nodes = [
         *projections(heads=True),
         bt.Node("a", Attention(Dot(None)), ["q", every("k"), every("v")], plates=HEADS),
@@ -205,7 +205,7 @@ def test_ablation_is_zero_before_the_output_projection():
 
 @pytest.fixture(scope="module")
 def bert():
-    """A BERT of random weights: the net of it, its own module, sentences of two lengths."""
+    """A BERT with random weights: its net, its module, sentences of two lengths."""
     from tests.huggingface_models import BERT, init_model
 
     model = init_model("BertModel", BERT)
@@ -280,7 +280,7 @@ def test_importance_of_next_words_is_that_of_the_sum_over_words():
 
 
 def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
-    """There `dL/dxi = z . J / sigma`, z normal: `sqrt(2 / pi) |J| / sigma` on average. J by autograd through BERT's own
+    """There `dL/dxi = z . J / sigma`, z normal: `sqrt(2 / pi) |J| / sigma` on average. J by autograd through BERT's
     context vectors."""
     net, model, ids = bert
     f = inclusion(net, [row.tolist() for part in ids for row in part], sigma=1.5)
@@ -310,7 +310,7 @@ def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
 
 
 def compute_drop(net, sentence, off, sigma):
-    """The drop of `log P` of a sentence with these heads off, by the reference."""
+    """Return the drop of `log P` of a sentence with these heads off, by the reference."""
     x, y = sentence if sigma is None else (sentence, None)
     s = net.sentence(x=x)
     full_run, ablated = run_without(s), run_without(s, *off)
@@ -321,7 +321,7 @@ def compute_drop(net, sentence, off, sigma):
 
 @pytest.mark.parametrize("sigma", [None, 2.0])
 def test_damage_is_that_of_the_heads_off_together(sigma):
-    """Of the sentences of the measures and of others, y observed or not; and 6 heads off are all gates off."""
+    """For the sentences of the measures and for others, with y observed or not; and 6 heads off means all gates off."""
     net, counts = concat_net(observe=Normal(0.5)), (0, 2, 6)
     data = [torch.randn(n, 4, dtype=D) for n in (2, 1)], [torch.randn(n, 4, dtype=D) for n in (1, 2, 2)]
     if sigma is None:

@@ -31,7 +31,8 @@ def sample_images(net, count=2, dtype=D):
 
 
 def run_module(net, module, pixels):
-    """Our states but the last, the output of the final norm, the readout or pooled output, and attention weights."""
+    """Return our states except the last, the output of the final norm, the readout or pooled output, and attention
+    weights."""
     batch = net.batch(list(pixels))
     readout = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
     names = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", readout]
@@ -92,7 +93,7 @@ def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
         from_pretrained(tmp_path)
 
 
-def test_names_hold_what_our_nodes_hold():
+def test_values_of_names_equal_our_nodes():
     model = init_model("ViTModel", VIT)
     net, observed = from_pretrained(model), {}
     for name, module in model.named_modules():
@@ -151,7 +152,7 @@ def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
     torch.testing.assert_close(s["norm_3"], peer[3].detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_images_that_are_none_are_refused():
+def test_invalid_images_are_refused():
     net = from_pretrained(init_model("ViTModel", VIT))
     pixels = sample_images(net)
     for wrong, match in (

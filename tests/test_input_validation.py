@@ -82,7 +82,7 @@ SENTENCE_METHODS: dict[str, dict[str, Any]] = {
     },
     **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "tpm": {"name": "c"}},
 }
-# Names without an argument to test: classes of results and errors, and functions of `**options` or `*names` alone.
+# Names without an argument to test: classes of results and errors, and functions with only `**options` or `*names`.
 EXCLUDED = {"Fit", "Sentence", "load_geometric", "models", "tpm", *(name for name in bt.__all__ if "Error" in name)}
 EXCLUDED |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
 EXCLUDED |= {"BNet.check", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
@@ -95,7 +95,7 @@ EXCLUDED |= {
     "Sentence.to_graphviz",
 }
 
-# The name of an argument in error messages, where it is not that of the signature.
+# The name of an argument in error messages, where it differs from the signature.
 ERROR_NAMES = {
     **{
         "path": "path|file",
@@ -129,7 +129,7 @@ def get_net() -> bt.BNet:
 
 @cache
 def get_decoder() -> bt.BNet:
-    """A net in which each word reads earlier ones."""
+    """Return a net in which each word attends to earlier words."""
     return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
 
 
@@ -160,7 +160,7 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
-    """Invalid values: of a wrong type, out of every range, a choice mistyped."""
+    """Return invalid values: of a wrong type, outside every range, a mistyped choice."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return
     yield object()
@@ -174,7 +174,7 @@ def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
 
 
 def find_fault(call: Callable[[], object], name: str) -> str | None:
-    """What is wrong with the error for a wrong argument, or None."""
+    """Return the fault of the error for a wrong argument, or None."""
     try:
         result = call()
     except bt.BNetError as error:
@@ -189,7 +189,7 @@ def find_fault(call: Callable[[], object], name: str) -> str | None:
 
 @pytest.fixture(autouse=True)
 def _check_state_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A refused call leaves nets, sentences, random generators and the current folder unchanged."""
+    """Check that a refused call leaves nets, sentences, random generators and the current folder unchanged."""
     before = {name: value.clone() for name, value in get_net().parameters.items()}
     value, generator = get_sentence()["x_1_2"].clone(), torch.get_rng_state()
     monkeypatch.chdir(tmp_path)

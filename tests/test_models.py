@@ -28,7 +28,7 @@ def precision(request):
 
 
 def perturb(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Torch's module with noise on biases and gains, which would start at zero and one."""
+    """Return torch's module with noise on biases and gains, which would start at zero and one."""
     torch.manual_seed(3)
     for parameter in module.parameters():
         if parameter.dim() == 1:
@@ -58,7 +58,7 @@ def check_peer(net, peer, output, inputs, tolerance, *, x, stack=None, want=None
 
 
 def replace_values(peer: nn.Module, values) -> nn.Module:
-    """A copy of torch's module that holds these values (gradients, to be mapped to our names)."""
+    """Return a copy of torch's module with these values (gradients, to be mapped to our names)."""
     clone = copy.deepcopy(peer)
     for parameter, value in zip(clone.parameters(), values, strict=False):
         parameter.data = value
@@ -165,7 +165,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_a_copy_in_part_is_refused(name):
-    """The parameters of the module and of the net differ, words and readout excepted."""
+    """The parameters of the module and of the net differ, except words and readout."""
     options, layer, match = MISMATCHES[name]
     peer = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, **layer), 2, enable_nested_tensor=False)
     base = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}
@@ -177,7 +177,7 @@ def test_a_copy_in_part_is_refused(name):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
 def test_a_whole_copy_of_a_part():
-    """Attention alone, one stack of two, stacks of different depths."""
+    """Only attention, one stack of two, stacks of different depths."""
     attention = nn.MultiheadAttention(6, 3)
     assert len(weights_of(attention, net=bt.encoder(6, heads=3, slices=1))) == 8
     with pytest.raises(bt.BNetError, match="the module has no"):

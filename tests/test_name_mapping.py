@@ -1,4 +1,4 @@
-"""Names of TransformerLens and Hugging Face: the tensor under a name equals the value of our nodes of that name."""
+"""Names of TransformerLens and Hugging Face: the tensor with a name equals the value of our nodes of that name."""
 
 import re
 import warnings
@@ -88,7 +88,7 @@ def index_tensor(tensor, index):
 
 
 def mark_slow(models, chosen):
-    """All models; those that are not chosen are marked slow."""
+    """Return all models; those that are not chosen are marked slow."""
     return [pytest.param(model, marks=[pytest.mark.slow] * (k not in chosen)) for k, model in enumerate(models)]
 
 
@@ -121,7 +121,7 @@ def bridge(request, tmp_path_factory):
     return from_pretrained(init_model(name, options)), dict(cache.items())
 
 
-def test_a_hook_holds_what_our_nodes_hold(bridge):
+def test_tensors_of_hooks_equal_our_nodes(bridge):
     net, cache = bridge
     hooks = set()
     for name, value in iter_names(net):
@@ -133,8 +133,8 @@ def test_a_hook_holds_what_our_nodes_hold(bridge):
     assert len(hooks) == len(compute_values(net))
 
 
-def test_ours_for_a_hook_holds_what_it_holds(bridge):
-    """Of all hooks that a bridge has, those that have a name here; each of our groups is among them."""
+def test_our_nodes_for_a_hook_equal_its_tensor(bridge):
+    """All hooks of a bridge that have a name here; each of our groups is among them."""
     net, cache = bridge
     values, names = dict(iter_names(net)), set()
     for hook, expected in cache.items():
@@ -175,7 +175,7 @@ def pretrained(request):
     return model, from_pretrained(model)
 
 
-def test_hugging_face_holds_what_our_nodes_hold(pretrained):
+def test_tensors_of_hugging_face_names_equal_our_nodes(pretrained):
     model, net = pretrained
     observed, unnamed = record_values(model), set()
     for actual, value in iter_names(net):
@@ -191,7 +191,7 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
     if FAMILIES[net.declaration.name].shared and net.network.graph.slices[""] > 1:  # a module is called for each slice
         unnamed = {actual for actual in unnamed if not re.search(r"_\d+_", actual)}
         assert to_hugging_face(net, "x_1_*") == "hidden_states[1]"
-    if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads do not lie side by side
+    if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads are not adjacent
         interleaved = {actual for actual in unnamed if re.match(r"[qkv]_\d+_\*_", actual)}
         assert interleaved == {actual for actual, _ in iter_names(net) if re.match(r"[qkv]_\d+_\*_", actual)}
         unnamed -= interleaved
@@ -200,8 +200,8 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
         assert from_hugging_face(net, f"hidden_states[{model.config.n_layer}][:, 2, :]") == ("norm_2",)
 
 
-def test_a_key_holds_what_our_parameter_holds(pretrained):
-    """Every parameter has a key that the model has, whose tensor is ours; every weight that is read has ours."""
+def test_tensors_of_keys_equal_our_parameters(pretrained):
+    """Every parameter has a key of the model, whose tensor is ours; every weight that is read has a name here."""
     model, net = pretrained
     state = model.state_dict()
     views = {entry.name: entry.view for entry in map_parameters(net.network, FAMILIES[net.declaration.name])}
@@ -213,7 +213,7 @@ def test_a_key_holds_what_our_parameter_holds(pretrained):
     assert names == {name for name in net.parameters if not name.startswith("pooler")}
 
 
-def test_names_that_nothing_has_are_refused():
+def test_unknown_names_are_refused():
     bert = from_pretrained(init_model("BertForMaskedLM", BERT))
     gpt2 = from_pretrained(init_model("GPT2LMHeadModel", GPT2))
     distil = from_pretrained(init_model("DistilBertModel", DISTIL))

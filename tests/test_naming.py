@@ -42,7 +42,7 @@ def test_near_names_do_not_parse_as_ground_names(name):
 
 
 @pytest.mark.parametrize("role", ["x_1", "1x", "", "x-y", "lambda", "match", "enc", "x_", "é", 3, "a b"])
-def test_bad_roles_are_told(role):
+def test_bad_roles_are_refused(role):
     assert find_role_fault(role, stacks=["enc"]) is not None
 
 
@@ -69,7 +69,7 @@ def test_reach_matrices_against_their_definition(kind):
 
 @settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
-def test_who_reads_nothing_is_what_the_table_says(children, parents, width):
+def test_empty_reads_agree_with_the_table(children, parents, width):
     is_square = children == parents
     plain = [
         kind

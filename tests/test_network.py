@@ -1,4 +1,5 @@
-"""Declarations: valid ones build; an invalid one reports every fault at once, each with node, expected, got."""
+"""Declarations: valid ones build; an invalid one reports every fault at once, each with node, expected and actual
+value."""
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_every_fault_at_once():
     assert all("expected" in fault and "got" in fault for fault in faults) and len(faults) >= 5
 
 
-def test_shapes_are_told_with_node_expected_and_got():
+def test_errors_of_shapes_have_node_expected_and_actual():
     faults = find_faults(
         bt.Node("W", Weight((4, 5))),
         bt.Node("q", Linear(), ["W", "x"], plates=WORD),
@@ -101,7 +102,7 @@ def test_faults(node, message):
     assert any(message in fault for fault in faults), faults
 
 
-def test_scope_and_words_are_told():
+def test_errors_of_scope_and_words():
     c = bt.Node("c", Categorical(2), ["x"], plates=WORD, scope="corpus")
     assert any("a root without words alone" in fault for fault in find_faults(c))
     node = bt.Node("k", Linear(4), ["x"], plates=["word", "enc.word"])
@@ -137,7 +138,7 @@ def test_clashing_names():
         build(bt.Node("a", Add(), ["x"], plates=WORD), bt.Node("a", Add(), ["x"], plates=WORD))
 
 
-def test_two_heads_of_different_size_do_not_meet():
+def test_two_heads_of_different_size_are_refused():
     selector = bt.Node("c", Categorical(3))
     node = bt.Node("a", Add(), [bt.Arrow("q", pick={"head": "c"})], plates=WORD)
     q = bt.Node("q", Linear(4), ["x"], plates=["head", "word"])
@@ -158,7 +159,7 @@ def test_parameters_do_not_depend_on_their_neighbours():
     assert not one.parameters["W_q_0.values"].equal(bt.bayesuvius(4, seed=1).parameters["W_q_0.values"])
 
 
-def test_bad_parameters_are_told_together():
+def test_bad_parameters_are_reported_together():
     net = bt.bayesuvius(4)
     parameters = {
         "W_q_0.values": torch.full((2, 4, 4), torch.nan),

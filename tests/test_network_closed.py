@@ -1,8 +1,7 @@
-"""Without network access: the import of every module, the code of the README, the model of the demo,
-the command line, and the files that all of these write.
+"""Tests without network access: imports, the README, the demo's model, the command line, and the files that they write.
 
 An audit hook stops a lookup or a connection, and names it. Where the system allows it, the process runs in an empty
-network namespace, so that no connection leaves it.
+network namespace, so no connection leaves it.
 """
 
 import importlib.util
@@ -53,7 +52,7 @@ REMOTE_LINKS = re.compile(
 
 @cache
 def get_isolation():
-    """The command that starts a process in an empty network namespace, where the system allows one."""
+    """Return the command that starts a process in an empty network namespace, where the system allows one."""
     command = ("unshare", "--user", "--map-root-user", "--net", "--")
     is_available = (
         shutil.which("unshare") is not None and not subprocess.run([*command, "true"], capture_output=True).returncode
@@ -62,7 +61,7 @@ def get_isolation():
 
 
 def run(code, folder):
-    """The output of code under the audit hook, in the empty namespace."""
+    """Return the output of code under the audit hook, in the empty namespace."""
     command = [*get_isolation(), sys.executable, "-c", BLOCK_NETWORK + code]
     result = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
     assert result.returncode == 0, result.stderr[-2000:]
@@ -75,8 +74,8 @@ def test_the_closed_network_is_closed(tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_asks_the_network(tmp_path):
-    """All in one process: to import every module takes longer than the rest."""
+def test_nothing_uses_the_network(tmp_path):
+    """All in one process, because importing every module takes longer than the rest."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     programs = [IMPORTS, *blocks, COMMANDS]

@@ -55,7 +55,7 @@ def test_outputs_are_of_no_one_machine(notebook):
     assert set(content.metadata) <= {"kernelspec", "language_info"}
 
 
-def test_code_parses_and_asks_the_public_names_alone(notebook):
+def test_code_parses_and_uses_only_public_names(notebook):
     _, content = notebook
     for cell in get_code(content):
         for node in ast.walk(ast.parse(cell.source)):

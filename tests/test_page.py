@@ -1,5 +1,8 @@
-"""The page as a file: its data agree with the sentence, to the resolution of a byte; it fetches nothing, and is
-complete or not written. `test_page_browser.py` opens it in a browser."""
+"""The page as a file: its data agree with the sentence, to the resolution of a byte; it loads nothing, and is written
+completely or not at all.
+
+`test_page_browser.py` opens it in a browser.
+"""
 
 import base64
 import gzip
@@ -41,7 +44,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def read_page(path):
-    """The description and the buffer in a file."""
+    """Return the description and the buffer in a file."""
     text = path.read_text("utf-8")
     description, buffer = (
         re.search(rf'<script id="bnet-{key}"[^>]*>(.*?)</script>', text, re.S)[1] for key in ("description", "buffer")
@@ -63,7 +66,7 @@ def unpack_bit_table(description, buffer, number):
 
 
 def unpack_attention(description, buffer):
-    """By the name of the group that attends: its description, and P(j | i) as `[slot, plate, word, word]`."""
+    """Return, by the name of the attending group, its description, and P(j | i) as `[slot, plate, word, word]`."""
     result, end = {}, 0
     for item in description["attention"]:
         mask = unpack_bit_table(description, buffer, item["mask"])
@@ -92,7 +95,7 @@ def get_stem(group):
 
 
 def average_attention(s, description, step, role):
-    """The attention averaged over the joint states of the open choices, each set by do."""
+    """Return the attention averaged over the joint states of the latent choices, each set by do."""
     names = [posterior["node"] for posterior in description["posteriors"]]
     joint = s.posterior(names)
     total = 0.0
@@ -103,7 +106,7 @@ def average_attention(s, description, step, role):
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
-def test_what_is_read_is_what_attention_says(case):
+def test_reads_of_the_page_equal_the_attention(case):
     s, description, buffer = explore_case(case.name)
     results = unpack_attention(description, buffer)
     for name, (item, table) in results.items():
@@ -118,7 +121,7 @@ def test_what_is_read_is_what_attention_says(case):
             expected = average_attention(s, description, step, role).double().numpy()
             assert np.abs(table[0] - expected.reshape(table[0].shape)).max() <= BYTE, name
         assert item["num_slots"] == (states if item["choices"] else 0 if item["has_mean"] else 1) + item["has_mean"]
-    for spec in s.net.network.specs:  # where a reader has no P(j | i), the page says why
+    for spec in s.net.network.specs:  # where a word has no P(j | i), the page gives the reason
         name = spec.group.name
         if spec.has_word_attention and name not in results:
             assert [note for note in description["notes"] if note.startswith(f"{name}: expected attention")]
@@ -210,7 +213,7 @@ def small(words="the cat sat", **options):
     return bt.bayesuvius(4, heads=3, slices=2, combine="concat", seed=2, **options).sentence(words)
 
 
-def test_do_empties_the_rows_of_what_is_set_and_tells_how_far_states_moved(tmp_path):
+def test_do_empties_the_rows_of_set_nodes_and_shows_changes_of_states(tmp_path):
     s = small()
     description, buffer = explore_page(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
     results = unpack_attention(description, buffer)
@@ -240,10 +243,10 @@ def test_slices_and_heads_keep_a_part_of_what_is_read(tmp_path):
     ((name, (_, table)),) = unpack_attention(description, buffer).items()
     assert name == "a_1" and description["heads"] == [0, 2]
     assert np.abs(table[0] - s.attention(1)[[0, 2]].double().numpy()).max() <= BYTE
-    assert len(description["groups"]) == len(s.ground.template.groups)  # the structure is there all the same
+    assert len(description["groups"]) == len(s.ground.template.groups)  # the structure is still there
 
 
-def test_what_is_given_is_told(tmp_path):
+def test_given_values_are_shown(tmp_path):
     net = bt.bayesuvius(4, heads=2, slices=2, vocabulary=["a", "b"], observe=Categorical(2))
     s = net.sentence("a b").observe(y_1="b")
     description, _ = explore_page(
@@ -258,7 +261,7 @@ def test_what_is_given_is_told(tmp_path):
     assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
 
 
-def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
+def test_the_posterior_of_heads_has_its_intervals(tmp_path):
     for net, words in (
         (bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),
         (bt.encoder_decoder(4, heads=2, slices={"enc": 1, "dec": 2}, vocabulary=["a", "b"]), {"enc": "a", "dec": "b"}),
@@ -289,7 +292,7 @@ def test_the_posterior_of_other_heads_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_states_the_most_probable_are_told(tmp_path):
+def test_only_the_most_probable_of_many_states_are_shown(tmp_path):
     net = bt.bayesuvius(4, heads=2, vocabulary=[f"w{k}" for k in range(60)], observe=Categorical(60))
     s = net.sentence("w1 w2")
     (posterior, _) = explore_page(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
@@ -346,7 +349,7 @@ def test_the_front_end_is_one_module_that_no_tag_can_end():
         text = bundle_script(entry_point)
         assert "</" not in text and "<!--" not in text and not re.search(r"^import ", text, re.M)
     assert {file.stem for file in FRONTEND.glob("*.js")} == {*MODULES, "boot", "widget"}
-    for k, name in enumerate(MODULES):  # a module imports only what stands before it
+    for k, name in enumerate(MODULES):  # a module imports only earlier modules
         assert set(re.findall(r'^import .* from "\./(\w+)\.js";$', (FRONTEND / f"{name}.js").read_text(), re.M)) <= set(
             MODULES[:k]
         )
@@ -365,13 +368,13 @@ def test_formulas_are_lists_of_known_tags():
     latex = r"\mathrm{norm1}_i^t = \underbrace{\frac{\exp(x)}{\sqrt{2}}}_{P(j \mid i)} \text{if } i"
     assert set(tags(to_mathml(latex))) <= MATHML_TAGS
     assert "norm1" in json.dumps(to_mathml(latex)) and "brace" in json.dumps(to_mathml(latex))
-    assert to_mathml(r"\frac{1}{") is None and to_mathml(r"\text{<img>}") is None  # the page shows such LaTeX as it is
+    assert to_mathml(r"\frac{1}{") is None and to_mathml(r"\text{<img>}") is None  # the page shows such LaTeX unchanged
 
 
 # bad input
 
 
-def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monkeypatch):
+def test_a_sentence_above_the_limit_is_refused_with_advice(tmp_path, monkeypatch):
     long = bt.bayesuvius(2, heads=1).sentence(["w"] * (page_description.MAX_WORDS + 1))
     limit = page_description.MAX_WORDS
     with pytest.raises(BudgetError, match=f"at most {limit} words; got {limit + 1} words"):
@@ -444,7 +447,7 @@ def test_large_pages_are_small(tmp_path):
     reads = heads * slices * words * words
     assert reads <= len(buffer) < 1.01 * reads + 1000
     front_size = (tmp_path / "page.html").stat().st_size - len(base64.b64encode(gzip.compress(buffer, 4)))
-    worst = front_size + 4 / 3 * (1.001 * len(buffer))  # where nothing can be compressed
+    worst = front_size + 4 / 3 * (1.001 * len(buffer))  # for data that cannot be compressed
     assert worst <= 5e6
     assert description["counts"][0] == len(s.ground)
 

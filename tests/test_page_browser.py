@@ -1,5 +1,4 @@
-"""The page in a real Chromium: the DOM agrees with the sentence; pointer, keys and screen reader work; words stay text;
-nothing is fetched, and the console is silent."""
+"""The page in Chromium: the DOM agrees with the sentence; pointer, keys and screen reader work; words are text."""
 
 import base64
 import itertools
@@ -49,7 +48,7 @@ def watched():
 
 @pytest.fixture
 def show(watched, tmp_path):
-    """A function that opens the page of a sentence; its options `in_...` are those of the browser."""
+    """Return a function that opens the page of a sentence; its options `in_...` are those of the browser."""
 
     def showing(sentence, **options):
         inside = {name[3:]: options.pop(name) for name in list(options) if name.startswith("in_")}
@@ -78,13 +77,13 @@ def box(page, name):
 
 
 def choose(page, name):
-    """Select a node by a click, and wait for its facts."""
+    """Select a node by a click, and wait for its details."""
     box(page, name).click()
     page.wait_for_selector(f'.panel [data-fact="name"]:text-is("{name}")')
 
 
 def rows(page, part):
-    """The numbers of a table of the panel, by word, all of them shown."""
+    """Return the numbers of a table of the panel, by word, with all rows shown."""
     table = page.locator(f'.panel [data-part="{part}"]')
     if (more := table.get_by_role("button", name="all")).count():
         more.click()
@@ -99,7 +98,7 @@ def lines(page, kind):
 
 
 def drag(locator, value):
-    """Move a slider to a value, as a reader does."""
+    """Move a slider to a value with the mouse."""
     move = "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }"
     locator.evaluate(move, value)
 
@@ -110,7 +109,7 @@ def check_weights(actual, expected):
 
 
 def row(table, i):
-    """Row i of a table of attention, by word."""
+    """Return row i of a table of attention, by word."""
     return {j: float(weight) for j, weight in enumerate(table[i])}
 
 
@@ -118,7 +117,7 @@ def row(table, i):
 
 
 @pytest.mark.slow
-def test_the_panel_tells_what_a_word_reads_in_each_head(show):
+def test_the_panel_shows_the_attention_of_a_word_in_each_head(show):
     s = heads(mask="causal")
     with show(s, detail="words") as page:
         for head, slice_, word in (("mean", 0, 0), ("mean", 1, 5), (2, 0, 4), (2, 1, 3)):
@@ -132,7 +131,7 @@ def test_the_panel_tells_what_a_word_reads_in_each_head(show):
 
 
 @pytest.mark.slow
-def test_the_heads_that_are_in_are_told_with_their_intervals(show):
+def test_inclusion_of_heads_is_shown_with_intervals(show):
     s = heads()
     posterior = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)
     for inclusion, has_interval in ((posterior, True), (posterior.mean, False)):
@@ -181,7 +180,7 @@ def test_the_panel_lists_relatives_as_the_graph_has_them(show):
 
 
 @pytest.mark.slow
-def test_what_is_known_of_a_node_is_what_the_graph_says(show):
+def test_details_of_a_node_agree_with_the_graph(show):
     s = select().observe(y_1=1).do(x_1_0=Zero())
     graph = s.graph()
     with show(s, detail="nodes") as page:
@@ -200,7 +199,7 @@ def test_what_is_known_of_a_node_is_what_the_graph_says(show):
 # interaction
 
 
-def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
+def test_hover_shows_the_reads_from_and_to_a_word(show):
     s = heads()
     first, second = (np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2))
     with show(s, detail="words") as page:
@@ -222,7 +221,7 @@ def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
         assert not lines(page, "line")
 
 
-def test_what_is_set_reads_nothing_and_is_still_read(show):
+def test_a_set_node_has_no_reads_but_is_still_attended_to(show):
     s = heads().do(x_1_2=Zero())
     with show(s, detail="words") as page:
         drag(page.locator('[name="min_weight"]'), 0.0)
@@ -342,12 +341,12 @@ def test_the_page_can_be_dragged(show):
         page.mouse.move(x - 60, y - 40, steps=4)
         page.mouse.up()
         assert page.locator(".stage").get_attribute("style") != before
-        assert not page.locator('[data-fact="name"]').count()  # a drag is no click
+        assert not page.locator('[data-fact="name"]').count()  # a drag is not a click
         assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", nodes)
 
 
 def inside(box, around):
-    """Whether a box is within another, to a pixel."""
+    """Return whether a box is inside another, to a pixel."""
     return all(
         around[at] - 1 <= box[at] and box[at] + box[size] <= around[at] + around[size] + 1
         for at, size in (("x", "width"), ("y", "height"))
@@ -398,7 +397,7 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
         page.locator('[data-command="in"]').click(click_count=3)
         scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
         page.set_viewport_size({"width": 700, "height": 600})
-        assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # as the reader chose
+        assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
 
 
 def test_the_view_is_saved_as_svg_and_png(show):
@@ -435,7 +434,7 @@ def test_hostile_words_stay_text(show):
             choose(page, f"x_0_{word}")
         page.locator('[name="search"]').fill("<img")
         assert page.locator(".word.match").count() == 1
-        assert "hacked" in page.title() and page.title() != "hacked"  # the title is told, and not run
+        assert "hacked" in page.title() and page.title() != "hacked"  # the title is shown, and not executed
         assert not page.locator("img").count() and page.locator("script").count() == 3
         _, svg = download_file(page, page.locator('[data-command="svg"]').click)
         assert not [e for e in ElementTree.fromstring(svg).iter() if e.tag.rpartition("}")[2] in ("img", "script")]
@@ -461,7 +460,7 @@ def test_a_net_without_attention_distributions_shows_its_structure(show):
 
 
 def colours(page, selector):
-    """Text colour and background of an element, as three numbers from 0 to 255 each."""
+    """Return the text colour and background of an element, as three numbers from 0 to 255 each."""
     read = """element => { let back = element; const of = (e) => getComputedStyle(e).backgroundColor;
       while (back.parentElement && /rgba?\\(.*, 0\\)|transparent/.test(of(back))) back = back.parentElement;
       const style = getComputedStyle(element), ink = element instanceof SVGElement ? style.fill : style.color;
@@ -495,7 +494,7 @@ def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
             assert colours(page, "#bnet")[1] == rgb(palette["paper"])
 
 
-def test_what_is_asked_for_comes_before_what_the_reader_likes_and_nothing_moves_for_who_wants_it_still(show):
+def test_options_precede_preferences_and_reduced_motion_stops_movement(show):
     moving = """() => [...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);
       return /[1-9]/.test(s.transitionDuration) || s.animationName !== 'none'; }).length"""
     with show(heads(), theme="dark", in_color_scheme="light", in_reduced_motion="reduce") as page:
@@ -503,7 +502,7 @@ def test_what_is_asked_for_comes_before_what_the_reader_likes_and_nothing_moves_
         assert page.evaluate(moving) == 0
 
 
-def test_a_screen_reader_is_told_what_there_is(show):
+def test_a_screen_reader_gets_all_content(show):
     s = heads()
     with show(s, detail="words") as page:
         assert page.get_by_role("grid").count() == page.get_by_role("toolbar").count() == 1
@@ -516,7 +515,7 @@ def test_a_screen_reader_is_told_what_there_is(show):
                 assert named, (role, element.evaluate("e => e.outerHTML"))
         assert page.locator(".back, .front").evaluate_all("all => all.every(e => e.getAttribute('aria-hidden'))")
         focusable = page.get_by_role("gridcell").evaluate_all("all => all.filter(e => e.tabIndex === 0).length")
-        assert focusable == 1  # one stop of Tab; arrows go on from there
+        assert focusable == 1  # one Tab stop; arrow keys move from there
         page.get_by_role("gridcell", name="x_1_2, “sat”").focus()
         status = page.locator(".status").inner_text()
         best = s.attention(0).detach().mean(0)[2]
@@ -526,7 +525,7 @@ def test_a_screen_reader_is_told_what_there_is(show):
 
 
 @pytest.mark.slow
-def test_keys_are_heard_at_once_and_every_control_is_reached_by_tab(show):
+def test_keys_work_at_once_and_tab_reaches_every_control(show):
     with show(heads(), detail="words") as page:
         page.keyboard.press("/")
         page.keyboard.type("mat")

@@ -1,4 +1,4 @@
-"""The widget: messages of the front end do what `do` does; and what is shown where widgets cannot run."""
+"""The widget: messages of the front end have the effect of `do`; and the output where widgets cannot run."""
 
 import base64
 import contextlib
@@ -45,7 +45,7 @@ def select():
 
 
 class WidgetHarness:
-    """A widget without a kernel: `send` gives it a message and records its answer."""
+    """A widget without a kernel: `send` passes a message to it and records its reply."""
 
     def __init__(self, sentence, monkeypatch):
         self.widget = sentence.widget()
@@ -59,7 +59,7 @@ class WidgetHarness:
 
 
 def unpack_slice(description, buffer, slice_, slot=0):
-    """`P(j | i)` of a slice in the page, `[plate, word, word]`, from the description and the buffer."""
+    """Return `P(j | i)` of a slice in the page, `[plate, word, word]`, from the description and the buffer."""
     item = next(r for r in description["attention"] if description["groups"][r["group"]]["step"] == slice_)
     mask = unpack_bit_table(description, buffer, item["mask"])
     size = int(mask.sum()) * item["num_plates"]
@@ -70,7 +70,7 @@ def unpack_slice(description, buffer, slice_, slot=0):
 
 
 def check_attention(widget, sentence, slices=(0, 1)):
-    """Check that the traits of a widget have the attention of a sentence, to the resolution of the page."""
+    """Check that the traits of a widget contain the attention of a sentence, to the resolution of the page."""
     for slice_ in slices:
         expected = sentence.attention(slice_).detach().reshape(-1, len(sentence.words), len(sentence.words)).numpy()
         actual = unpack_slice(widget.description, widget.buffer, slice_)
@@ -126,12 +126,12 @@ REFUSED = [
     {"do": [["c", {"set": "zero"}]]},
     {"do": [["nobody", {"set": "zero"}]]},
     {"do": [["x_1_0", {"set": "node", "from": "nobody"}]]},
-    {"do": [["x_1_0", {"set": "node", "from": "x_1_1"}]]},  # c is open: the value has a state for each head
+    {"do": [["x_1_0", {"set": "node", "from": "x_1_1"}]]},  # c is latent: the value has a state for each head
     {"undo": ["c"]},
 ]
 
 
-def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
+def test_failed_actions_are_reported_and_change_nothing(select, monkeypatch):
     harness = WidgetHarness(select, monkeypatch)
     before = harness.widget.description, harness.widget.buffer
     for content in REFUSED:
@@ -140,7 +140,7 @@ def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
         assert (harness.widget.description, harness.widget.buffer) == before, content
 
 
-def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
+def test_an_error_is_sent_to_the_page_and_raised(select, monkeypatch):
     harness = WidgetHarness(select, monkeypatch)
 
     def fails(sentence):
@@ -162,7 +162,7 @@ def test_without_a_kernel_a_sentence_shows_its_figure(select):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
-def test_a_terminal_is_told_in_a_line(select, monkeypatch):
+def test_a_terminal_gets_one_line(select, monkeypatch):
     import IPython
 
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace())
@@ -203,7 +203,7 @@ def test_importing_the_package_does_not_import_anywidget():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 
 
-# in a browser, with what a notebook's front end does
+# in a browser, with a simulated notebook front end
 
 CELL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>a cell</title><body><div id="cell"></div>"""
 RUN = """async ([script, style, description, buffer]) => {
@@ -233,7 +233,7 @@ RUN = """async ([script, style, description, buffer]) => {
 
 @contextlib.contextmanager
 def cell(watched, tmp_path, harness):
-    """The widget in a page; its messages go to the Python side and back."""
+    """Return the widget in a page; its messages are passed to Python and back."""
     widget, file = harness.widget, tmp_path / "cell.html"
     file.write_text(CELL)
 
@@ -255,7 +255,7 @@ def cell(watched, tmp_path, harness):
 
 
 def read_weights(page, name, part):
-    """The attention weights of a word in the panel."""
+    """Return the attention weights of a word in the panel."""
     page.locator(f'[data-node="{name}"]').click()
     page.wait_for_selector(f'.panel [data-fact="name"]:text-is("{name}")')
     rows = page.locator(f'.panel [data-part="{part}"] tr')
@@ -290,7 +290,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
         patched = concat.do({f"x_1_{sat}": off["x_1_4"]})
         check_row(read_weights(page, "x_2_5", "reads-a_1"), patched.attention(1).detach().mean(0)[5])
         page.keyboard.press("Escape")
-        page.locator('[data-action="undo-all"]').click()  # ... and all is as it was
+        page.locator('[data-action="undo-all"]').click()  # ... and everything is restored
         page.wait_for_selector(".fill-do", state="detached")
         check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
         page.evaluate("() => window.leave()")
@@ -317,7 +317,7 @@ def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, 
     harness = WidgetHarness(select, monkeypatch)
     with cell(watched, tmp_path, harness) as page:
         page.locator('[data-node="x_1_0"]').click()
-        page.locator('[data-action="patch"]').select_option("5")  # c is open: a value has a state for each head
+        page.locator('[data-action="patch"]').select_option("5")  # c is latent: a value has a state for each head
         page.wait_for_function("() => document.querySelector('.footer').textContent.includes('x_1_0')")
         assert harness.widget.sentence is select
         assert page.locator(".status").inner_text() in page.locator(".footer").inner_text()

@@ -1,4 +1,4 @@
-"""Several processes give the results of one: fits, queries of many sentences, runs of which a rank was killed."""
+"""Several processes give the results of one: fits, queries of many sentences, runs in which a rank was killed."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ def check_equal(actual, expected, path=""):
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
+def test_two_processes_with_a_rank_killed_twice_equal_one_process(tmp_path):
     """Training and a fit resume from their checkpoints; then all fits, and all queries of many sentences."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     process = subprocess.run(
@@ -61,7 +61,7 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
 
 
 def run_three_ranks(job, folder):
-    """The outputs and exit statuses of three processes, without torchrun."""
+    """Return the outputs and exit statuses of three processes, without torchrun."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -109,7 +109,7 @@ def test_shares_are_put_together_in_the_order_of_one_process():
     assert SINGLE_PROCESS.shard(sentences) is sentences and SINGLE_PROCESS.all_gather(sentences) is sentences
 
 
-def test_a_digest_tells_every_number_and_every_name():
+def test_a_digest_depends_on_every_number_and_every_name():
     value = {"a": torch.arange(4.0), "b": [1, "x", None]}
     variants = (
         {"a": torch.arange(4.0) + 1e-6, "b": [1, "x", None]},
@@ -174,7 +174,7 @@ def test_by_itself_a_process_waits_for_nobody(monkeypatch):
 
 
 @pytest.mark.parametrize(("world_size", "total"), [("2", 2), ("1", 1)])
-def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world_size, total):
+def test_values_cached_by_a_single_process_are_recomputed_by_all(monkeypatch, world_size, total):
     f, calls = jobs.fit(jobs.mixture(), jobs.make_vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world_size)
     monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: calls.append(1) or torch.zeros(1))
@@ -239,5 +239,5 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
     assert {name: tuple(value.shape) for name, value in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
-    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
+    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # without the additions of Pyro's trace
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

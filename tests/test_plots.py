@@ -55,7 +55,7 @@ def fits():
 
 
 def get_cells(figure, k=0):
-    """The numbers of the k-th panel's colours."""
+    """Return the numbers of the k-th panel's colours."""
     artists = [*figure.axes[k].collections, *figure.axes[k].images]
     array = artists[0].get_array()
     return np.ma.filled(array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, np.nan)
@@ -169,7 +169,7 @@ def test_reads_matrix_entropies_and_flow(s):
     assert any("Left out: " in t.get_text() for t in thinned.texts)
 
 
-def test_a_great_flow_is_thinned_to_its_strongest_and_tells_the_rest():
+def test_a_large_flow_is_reduced_to_its_strongest_with_a_note():
     net = bt.bayesuvius(4, slices=4, heads=2, combine="concat", residual=True, mask="causal", seed=1)
     reads = net.sentence([f"w{k}" for k in range(90)]).reads()
     figure = bt.plot(reads, word=89)
@@ -360,7 +360,7 @@ def test_what_has_values_and_axes_draws_itself():
     assert np.array_equal(get_cells(bt.plot(make_labelled_array(sweep.values, sweep.axes))), get_cells(figure))
 
 
-def test_many_bars_keep_the_greatest_and_tell_the_rest():
+def test_many_bars_are_reduced_to_the_greatest_with_a_note():
     probs = torch.arange(100.0) / 4950
     figure = bt.plot(probs, axes="state", top=5)
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx(
@@ -418,7 +418,7 @@ def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
     assert bt.plot(s.do(c=1), slice=0, ax=left) is outer and bt.plot(fits[0], ax=right) is outer
     assert [bar.get_height() for bar in right.patches] == pytest.approx(fits[0].pi.tolist())
     assert left.get_title(loc="left") == "Slice 0" and tuple(outer.get_size_inches()) == (7, 3)
-    assert "Blank" in left.get_xlabel()  # notes go beneath
+    assert "Blank" in left.get_xlabel()  # notes are below
     render(outer)
     with pytest.raises(bt.BNetError, match="a plot of one panel; got 3 panels"):
         bt.plot(s, slice=0, ax=left)
@@ -452,7 +452,7 @@ def test_of_words_of_one_length_the_order_of_a_set_does_not_choose():
     )
 
 
-def test_colours_are_told_apart_without_colour():
+def test_colours_are_distinguishable_in_grey():
     for theme in ("light", "dark"):
         steps = [lightness(colour) for colour in SEQUENTIAL_COLOURS[theme]]
         assert (np.diff(steps) < -0.05).all() or (np.diff(steps) > 0.05).all()
@@ -491,7 +491,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_says_what_is_allowed(case, s):
+def test_errors_for_bad_input_name_allowed_values(case, s):
     call, message = BAD[case]
     with pytest.raises(bt.BNetError) as caught:
         call(s)

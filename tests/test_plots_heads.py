@@ -58,7 +58,7 @@ def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(inclusi
     assert paper == pytest.approx(to_rgb("#ffffff" if theme == "light" else "#14171c"))
 
 
-def test_intervals_stand_in_the_cells_on_one_scale_from_0_to_1(inclusion):
+def test_intervals_are_in_the_cells_on_one_scale_from_0_to_1(inclusion):
     figure = bt.plot(inclusion)
     lines = next(c for c in figure.axes[0].collections if c.get_label() == "interval").get_segments()
     ends = np.array([segment[:, 0] for segment in lines]).reshape(2, 4, 2) - np.arange(4)[None, :, None]
@@ -122,7 +122,7 @@ def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(
     assert np.allclose(get_cells(bt.plot(flat, show="log_bayes")), 0)
 
 
-def test_the_loss_is_a_line_for_each_measure_that_can_be_told_without_colour(loss):
+def test_the_loss_has_a_line_per_measure_distinguishable_without_colour(loss):
     figure = bt.plot(loss)
     lines = figure.axes[0].lines
     assert [line.get_label() for line in lines] == list(loss.labels["measure"])
@@ -169,7 +169,7 @@ def test_a_net_of_many_slices_and_heads_is_drawn(inclusion):
     )
     for show in ("rho", "log_bayes", "intervals"):
         figure = bt.plot(large, show=show)
-        assert not (show in MEASURES and get_ax_texts(figure.axes[0]))  # no room for numbers
+        assert not (show in MEASURES and get_ax_texts(figure.axes[0]))  # no space for numbers
         assert show != "log_bayes" or render(figure)
 
 

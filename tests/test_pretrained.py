@@ -1,4 +1,4 @@
-"""Pretrained nets: transformers' own models as oracles, MiniLM on real sentences, tokens, hostile folders."""
+"""Pretrained nets: transformers' models as oracles, MiniLM on real sentences, tokens, malicious folders."""
 
 import json
 import math
@@ -77,14 +77,14 @@ LOGITS = ("logits", "classifier", "tags")
 
 
 def make_padded(seed=0):
-    """Ids of three sentences of different lengths, and the mask of their words."""
+    """Return ids of three sentences of different lengths, and the mask of their words."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, 13, (3, 7), generator=generator)
     return ids, torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
 
 
 def compute_outputs(net, module, ids, mask):
-    """Our states, from the first to the last, and our logits."""
+    """Return our states, from the first to the last, and our logits."""
     slices = net.network.graph.slices[""]
     final = "norm" if "norm" in net.network.graph.by_name else f"x_{slices}"
     logits = [name for name in LOGITS if name in net.network.graph.by_name]
@@ -94,7 +94,7 @@ def compute_outputs(net, module, ids, mask):
 
 
 def check_states(model, net, tolerance):
-    """States and logits are those of a model of transformers."""
+    """Check that states and logits equal those of a model of transformers."""
     ids, mask = make_padded()
     peer = model(ids, attention_mask=mask.long(), output_hidden_states=True)
     module = net.module().eval()
@@ -184,7 +184,7 @@ def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
 
 
 def test_former_keys_and_prefixes_are_read(tmp_path):
-    """Files of 2018 call gains gamma and biases beta; those of a bare model have no prefix, and some hold buffers."""
+    """Files of 2018 call gains gamma and biases beta; a bare model has no prefix, and some contain buffers."""
     model = init_model("BertForMaskedLM", BERT)
     net = from_pretrained(model)
     tensors = {}
@@ -231,7 +231,7 @@ def test_minilm_on_real_sentences_is_transformers(minilm):
 
 
 def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
-    """`do` of a head's vectors against a hook that zeroes its columns of what enters transformers' output map."""
+    """`do` of a head's vectors, compared with a hook that zeroes its columns in the input of the output map."""
     from bnet_transformer.pretrained.source import find_package_folder
 
     model = T.AutoModel.from_pretrained(find_package_folder("minilm")).eval()
@@ -298,7 +298,7 @@ def test_a_sentence_of_a_model_has_every_reading(minilm, tmp_path):
     s = minilm.sentence("The cat sat")
     graph = s.graph(slices=[0], heads=[3], weights=False, attention=True)
     weights = [w for *_, w in graph.in_edges("a_0_3_2", data="weight") if w is not None]
-    assert sum(weights) == pytest.approx(2)  # each word is read once as a key, once as a value
+    assert sum(weights) == pytest.approx(2)  # attention uses each word once as a key, once as a value
     torch.testing.assert_close(s.tpm("x_3_1").v, s["x_3_1"])
     assert r"\operatorname{softmax}" in str(minilm.equations("row"))
     minilm.save(tmp_path / "net.safetensors")
@@ -336,7 +336,7 @@ def test_tiny_knows_its_grammar():
 
 
 def test_the_grammars_entropy_is_what_its_sentences_cost():
-    """Frequencies of word pairs in sentences of the first kind are those of the transition table."""
+    """Frequencies of word pairs in sentences of the first kind equal those of the transition table."""
     from experiments import tiny
 
     ids, kinds = tiny.sample_sentences(40_000, 3)
@@ -412,7 +412,7 @@ def test_sentences_that_do_not_fit_are_refused(folder, minilm):
         minilm.batch(["a", "b"], pairs=["c"])
 
 
-def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
+def test_invalid_sources_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "hub" / "models--me--mine").mkdir(parents=True)
     hub = pytest.importorskip("huggingface_hub")
@@ -436,7 +436,7 @@ def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
         from_pretrained("tiny", readout=None)
 
 
-def test_weights_that_no_node_reads_are_told(tmp_path):
+def test_unused_weights_are_named(tmp_path):
     model = init_model("BertForSequenceClassification", BERT, torch.float32)
     model.save_pretrained(tmp_path)
     set_config(tmp_path, architectures=["BertModel"])
@@ -446,7 +446,7 @@ def test_weights_that_no_node_reads_are_told(tmp_path):
     assert "y" not in from_pretrained(tmp_path, readout=None).network.graph.by_stem
 
 
-def test_vocabulary_files_alone_make_a_tokenizer(folder):
+def test_vocabulary_files_suffice_for_a_tokenizer(folder):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat"]
     (folder / "vocab.txt").write_text("\n".join(words))
     s = from_pretrained(folder).sentence("The cats sat")
@@ -454,7 +454,7 @@ def test_vocabulary_files_alone_make_a_tokenizer(folder):
     assert from_pretrained(folder).network.vocabularies[""][-1] == "[id 12]"
 
 
-def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
+def test_byte_level_files_suffice_for_a_tokenizer(tmp_path):
     """Tokens of GPT-2 include the space before them, spans do not; RoBERTa adds `<s>` and `</s>`."""
     units = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "c", "a", "Ġ", "th", "the", "Ġc", "<mask>"]
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ c\n", encoding="utf-8")

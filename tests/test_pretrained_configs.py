@@ -1,4 +1,4 @@
-"""The config.json of a folder: transformers' own models and config classes as oracles."""
+"""The config.json of a folder: transformers' models and config classes as oracles."""
 
 import sys
 
@@ -16,7 +16,7 @@ ALIASED = ["gpt2", "distilbert", "bart", "marian", "t5"]
 
 
 def tensor_ids(sentence):
-    """The inputs of transformers for a sentence of the table."""
+    """Return the inputs of transformers for a sentence of the table."""
     if isinstance(sentence, dict):
         return {"input_ids": torch.tensor([sentence["enc"]]), "decoder_input_ids": torch.tensor([sentence["dec"]])}
     is_image = isinstance(sentence, torch.Tensor)
@@ -24,7 +24,7 @@ def tensor_ids(sentence):
 
 
 def check_logits(net, model, sentence, tolerance=1e-5):
-    """Our logits are those of a model of transformers."""
+    """Check that our logits equal those of a model of transformers."""
     with torch.no_grad():
         peer = model(**tensor_ids(sentence)).logits
         role = next(name for name in ("dec_logits", "logits", "classifier") if name in net.network.graph.by_name)
@@ -34,7 +34,7 @@ def check_logits(net, model, sentence, tolerance=1e-5):
 
 
 def save_model(name, folder, dtype=torch.float32):
-    """A folder of the tiny model of a family, its class and a sentence."""
+    """Save the tiny model of a family; return the folder, its class and a sentence."""
     kind, options, sentences = TABLE[name]
     model = init_model(kind, options, dtype)
     model.save_pretrained(folder)
@@ -50,13 +50,14 @@ def test_a_folder_is_read_as_transformers_reads_it(name, tmp_path):
 
 @pytest.mark.parametrize("name", ALIASED)
 def test_alternative_names_of_settings_are_read(name, tmp_path):
-    """Each name of the config class's attribute_map, beside the canonical name with another value, which loses."""
+    """Each name of the config class's attribute_map, together with the canonical name and another value, which is
+    ignored."""
     kind, sentence = save_model(name, tmp_path)
     settings = kind.config_class.from_pretrained(tmp_path)
     changes = {}
     for alias, canonical in kind.config_class.attribute_map.items():
         changes |= {alias: getattr(settings, canonical), canonical: getattr(settings, canonical) * 2}
-    if name == "t5":  # the slices of its decoder are those of the own name
+    if name == "t5":  # the number of decoder slices has its canonical name
         changes["num_decoder_layers"] = settings.num_decoder_layers
     set_config(tmp_path, **changes)
     model = kind.from_pretrained(tmp_path).eval()
@@ -64,7 +65,7 @@ def test_alternative_names_of_settings_are_read(name, tmp_path):
 
 
 def iter_configs():
-    """Settings of each family as a config.json may have them."""
+    """Return settings of each family in the form of a config.json."""
     for name, (_, options, _) in TABLE.items():
         yield name, options
         yield name, {}
@@ -87,8 +88,8 @@ def iter_configs():
     yield "marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17}
 
 
-def test_configs_are_read_alike_without_transformers(monkeypatch):
-    """The oracle is the config class; without it, the family's own table of names and defaults says the same."""
+def test_configs_are_read_equally_without_transformers(monkeypatch):
+    """The oracle is the config class; without it, the family's table of names and defaults gives the same result."""
     cases = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in iter_configs()]
     expected = []
     for family, raw in cases:
@@ -141,7 +142,7 @@ def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path)
 
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_slices_that_differ_are_refused(name, tmp_path):
-    """A config may give one slice settings of its own, which no family reads."""
+    """A config may give a single slice different settings, which no family supports."""
     kind, options, _ = TABLE[name]
     overrides = {"0": {next(key for key in ("hidden_act", "activation", "activation_function", "dense_act_fn")
                       if key in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip

@@ -33,7 +33,7 @@ ACTIVATIONS = {
     "t5": "decoder.block.1.layer.2.DenseReluDense.act",
     "vit": "vit.layers.1.mlp.activation_fn",
 }
-CHANGES = {  # settings that a model reads when it is built, or whenever it computes
+CHANGES = {  # settings that a model reads at construction, or in each forward pass
     "albert": {"hidden_act": "relu", "num_attention_heads": 6, "layer_norm_eps": 0.5, "num_hidden_layers": 2},
     "bart": {"activation_function": "relu", "encoder_attention_heads": 6, "scale_embedding": True, "is_causal": False},
     "bert": {"hidden_act": "relu", "num_attention_heads": 6, "layer_norm_eps": 0.5, "is_decoder": True},
@@ -62,7 +62,7 @@ ROTARY = ["llama", "mistral", "qwen2", "gpt_neox"]
 
 
 def read_or_refuse(model, sentence):
-    """Whether a model in memory is refused; otherwise checks that its logits are ours."""
+    """Return whether a model in memory is refused; otherwise check that its logits are ours."""
     try:
         net = from_pretrained(model)
     except bt.BNetError:
@@ -121,10 +121,10 @@ def test_settings_of_modules_that_no_config_has_are_refused(name):
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_a_base_of_rotary_positions_changed_after_building_is_refused(name):
-    """Angles are buffers that are not saved: a model computes with those that it was built with."""
+    """Angles are buffers that are not saved: a model keeps the angles of its construction."""
     model, sentence = make_model(name)
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 50.0}
-    assert read_or_refuse(model, sentence) or name == "gpt_neox"  # of its two features that turn the angle is 1
+    assert read_or_refuse(model, sentence) or name == "gpt_neox"  # it has two rotary features, so the angle is 1
     model, sentence = make_model(name)
     model.base_model.rotary_emb.inv_freq *= 1.01
     assert read_or_refuse(model, sentence)
@@ -140,7 +140,7 @@ CASTS = {
 
 @pytest.mark.parametrize(("name", "cast"), list(zip(ROTARY, CASTS, strict=True)))
 def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
-    """A cast model computes with rounded angles, in float32: the net's are exact."""
+    """A cast model computes with rounded angles, in float32; the net's are exact."""
     kind, options, _ = TABLE[name]
     if name == "gpt_neox":
         options = {**options, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rotary_pct": 1.0}
@@ -154,14 +154,14 @@ def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_types_that_leave_the_angles_are_read(name, tmp_path):
-    """What the refusal of a cast advises: 1,500 words as `transformers` reads them, whose angles are in float32."""
+    """The advice of the error for a cast: 1,500 words as `transformers` reads them, with angles in float32."""
     kind = getattr(T, TABLE[name][0])
     init_model(TABLE[name][0], {**TABLE[name][1], "hidden_size": 64}, torch.float32).save_pretrained(tmp_path)
     words = (torch.arange(1500) * 7 % 13).tolist()
     loaded, oracle = (kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval() for _ in range(2))
     net = from_pretrained(loaded, dtype=torch.float32)
     check_logits(net, oracle.float(), words, 1e-3)
-    if name == "llama":  # whose tiny model shows what rounded angles do: gpt_neox turns less
+    if name == "llama":  # its tiny model shows the effect of rounded angles: gpt_neox rotates fewer features
         with pytest.raises(AssertionError):
             check_logits(net, oracle.bfloat16().float(), words, 1e-3)
     cast = from_pretrained(kind.from_pretrained(tmp_path, dtype=torch.float32), dtype=torch.bfloat16)
@@ -190,7 +190,7 @@ def test_changes_that_compute_the_same_are_read(name):
     model.register_forward_hook(lambda *_: None)
     model.requires_grad_(False)
     assert not read_or_refuse(model.eval(), sentence)
-    for dtype in (torch.float32,) if name in ROTARY else (torch.float32, torch.bfloat16):  # which rounds angles
+    for dtype in (torch.float32,) if name in ROTARY else (torch.float32, torch.bfloat16):  # this rounds angles
         from_pretrained(model.to(dtype))
     if name != "vit":
         model = init_model(*TABLE[name][:2], torch.float32)
@@ -208,7 +208,7 @@ def test_a_model_that_transformers_has_loaded_is_read(name, tmp_path):
 
 
 def test_fewer_slices_of_a_changed_config_are_read():
-    """Slices that are left out, in the model and in its config."""
+    """Slices that are omitted, in the model and in its config."""
     model, sentence = make_model("bert")
     model.bert.encoder.layer = model.bert.encoder.layer[1:]
     assert read_or_refuse(model, sentence)
@@ -268,7 +268,7 @@ def test_a_compiled_model_is_read(name):
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt_neox"])
 def test_a_longest_sentence_changed_after_building_is_read(name):
-    """Angles that do not depend on the length are those of any length."""
+    """Angles that do not depend on the length are the same for any length."""
     model, sentence = make_model(name)
     model.config.max_position_embeddings *= 4
     assert not read_or_refuse(model, sentence)
@@ -297,7 +297,7 @@ def test_a_plain_table_is_read_where_the_scale_is_one():
         from_pretrained(model)
 
 
-def test_a_class_of_the_same_name_is_told_apart():
+def test_a_class_of_the_same_name_is_distinguished():
     class Linear(torch.nn.Linear):
         pass
 

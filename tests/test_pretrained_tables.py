@@ -1,4 +1,4 @@
-"""Tables of words of T5, BART and Marian: which of them a model computes with, transformers as the oracle."""
+"""Word tables of T5, BART and Marian: which of them a model uses, with transformers as the oracle."""
 
 import itertools
 import json
@@ -33,12 +33,12 @@ def table_key(name, table):
 
 
 def relabel(letters):
-    """The same tables with the first letters of the alphabet, in their order; a dash is a table that is missing."""
+    """Return the same tables with the first letters of the alphabet, in their order; a dash is a missing table."""
     order = list(dict.fromkeys(letters.replace("-", "")))
     return "".join(letter if letter == "-" else "abcd"[order.index(letter)] for letter in letters)
 
 
-# Which of the four tables are one: a letter for each, in the order of TABLES.
+# Which of the four tables are shared: a letter for each, in the order of TABLES.
 PARTITIONS = sorted({relabel("".join(letters)) for letters in itertools.product("abcd", repeat=4)})
 
 
@@ -57,7 +57,7 @@ def test_all_partitions_are_there():
 
 @ALL
 def test_a_model_in_memory_has_the_tables_that_it_computes_with(name):
-    """Whatever `shared` holds, which no stack reads; each partition with one family and one tie."""
+    """For any value of `shared`, which no stack reads; each partition with one family and one tie."""
     kind, options = KINDS[name]
     for tie in (True, False):
         model = init_model(kind, {**options, "tie_word_embeddings": tie})
@@ -81,15 +81,15 @@ def check_tables(name, model, letters):
         assert parameter in from_hugging_face(net, peer), (letters, parameter)
 
 
-def test_new_words_of_a_model_in_memory_are_none_of_its_stacks():
-    """T5 sets `shared` alone, which nothing reads until tables are tied again."""
+def test_set_input_embeddings_of_t5_does_not_change_its_stacks():
+    """T5 sets only `shared`, which is not read until tables are tied again."""
     model = init_model(*KINDS["t5"])
     model.set_input_embeddings(torch.nn.Embedding(13, 12, dtype=D))
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
 
 
 def load_peer(name, folder):
-    """The model that transformers reads from a folder, or None where some of the weights that it reads are missing."""
+    """Return the model that transformers reads from a folder, or None where necessary weights are missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, report = getattr(T, KINDS[name][0]).from_pretrained(folder, output_loading_info=True)
@@ -98,7 +98,7 @@ def load_peer(name, folder):
 
 
 def is_ambiguous(letters):
-    """`shared` and a table that is read are missing, and those that are there differ."""
+    """Return whether `shared` and a used table are missing, and the existing tables differ."""
     return letters[0] == "-" and "-" in letters[1:] and len(set(letters) - {"-"}) > 1
 
 
@@ -113,7 +113,7 @@ CASES = sorted(
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
 def test_a_folder_has_the_tables_that_transformers_reads(part, tmp_path):
-    """Every partition of the tables with every choice of tables that are missing, each with one family and one tie."""
+    """Every partition of the tables with every choice of missing tables, each with one family and one tie."""
     name, tie = list(itertools.product(KINDS, (True, False)))[part]
     kind, options = KINDS[name]
     model = init_model(kind, {**options, "tie_word_embeddings": tie}, torch.float32)
@@ -126,7 +126,7 @@ def test_a_folder_has_the_tables_that_transformers_reads(part, tmp_path):
         tensors = {table_key(name, table): value.clone() for table, value in make_tables(letters).items()}
         write(tmp_path, {**base, **tensors}, sharded=k % 3 == 0)
         peer = None if letters == "----" else load_peer(name, tmp_path)
-        if peer is None or ((tie or name == "t5") and is_ambiguous(letters)):  # a T5 is tied whatever its config says
+        if peer is None or ((tie or name == "t5") and is_ambiguous(letters)):  # a T5 is tied for any config
             with pytest.raises(bt.BNetError):
                 from_pretrained(tmp_path)
         else:
@@ -152,7 +152,7 @@ def write(folder, tensors, *, sharded):
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
-    """A Marian that shares nothing but, where its config ties, the decoder's words and the logits."""
+    """A Marian that shares no tables except, if its config ties them, the decoder's words and the logits."""
     options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17, "tie_word_embeddings": tie}
     model = init_model("MarianMTModel", options)
     model.lm_head.weight = torch.nn.Parameter(torch.randn(17, 12, dtype=D))

@@ -1,4 +1,4 @@
-"""Progress bars are for terminals, unless progress= says otherwise; the rest of the library prints nothing."""
+"""Progress bars are only for terminals, unless progress= is set; the rest of the library prints nothing."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def test_bars_are_for_terminals(name: str, monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().out == ""
 
 
-def test_reading_a_model_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_reading_a_model_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     bt.from_pretrained("tiny").sentence("the cat sat").posterior("c")
     assert capfd.readouterr() == ("", "")

@@ -66,7 +66,7 @@ def fix_tables(problem: InferenceProblem) -> tuple[PyroModel, float]:
 
 
 def _get_sampling_args(problem: InferenceProblem) -> dict[str, object]:
-    """The arguments, with states of choices that cannot be sampled word after word."""
+    """Return the arguments, with states of choices that cannot be sampled word after word."""
     if "z_0" not in problem.model.sites:
         return problem.arguments
     words = problem.sentence.ground.word_counts[""]
@@ -83,7 +83,7 @@ def log_marginal(model: object, problem: InferenceProblem) -> float:
 
 
 def check_joint(problem: InferenceProblem, tolerance: float) -> None:
-    """The log density of a trace, less that of the tables, is the reference's log joint of its states."""
+    """Check that the log density of a trace, minus that of the tables, is the reference's log joint of its states."""
     model, prior = fix_tables(problem)
     trace = poutine.trace(model).get_trace(**_get_sampling_args(problem))
     ground, states = problem.sentence.ground, dict(problem.sentence.state.evidence)
@@ -153,7 +153,7 @@ def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
         prior = torch.log_softmax(net.parameters["c.logits"], -1)
         expected = log_p.logsumexp(-1).sum() if per == "sentence" else (prior + (log_p - prior).sum(0)).logsumexp(0)
         assert -elbo.loss(model, empty_guide, x, y) == pytest.approx(float(expected), abs=1e-10)
-        if per == "sentence":  # Pyro itself refuses to scale a sum inside a corpus-wide choice
+        if per == "sentence":  # Pyro cannot scale a sum inside a corpus-wide choice
             assert -elbo.loss(model, empty_guide, x, y, total=20) == pytest.approx(10 * float(expected), abs=1e-9)
 
 
@@ -168,7 +168,7 @@ def test_padding_changes_nothing(options):
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
     short = elbo.loss(model, empty_guide, x, y)
     assert elbo.loss(model, empty_guide, longer, y_longer, mask=mask) == pytest.approx(short, abs=1e-10)
-    conditioned = pyro.condition(model, data=model.data({"y": torch.cat([y, y[:, :2]], 1)}))  # Pyro wants states
+    conditioned = pyro.condition(model, data=model.data({"y": torch.cat([y, y[:, :2]], 1)}))  # Pyro requires states
     assert elbo.loss(conditioned, empty_guide, longer, mask=mask) == pytest.approx(short, abs=1e-10)
 
 
@@ -256,7 +256,7 @@ VALID = {"c": torch.tensor([0, 1]), "y": torch.randn(2, 3, 4, dtype=D)}
     ],
 )
 def test_what_handlers_bring_in_is_checked(name, value, in_data, message):
-    """By `model.data`, or, without it, in the run."""
+    """By `model.data`, or, without it, during the run."""
     _, model, x = make_model(observe=Normal(1.0))
     raw = value
     if isinstance(value, Tensor):
@@ -317,7 +317,7 @@ def test_tables_that_are_no_probabilities():
     assert "c" in pyro.condition(model, data=model.data({"theta_c": torch.tensor([0.5, 0.5, 0.0], dtype=D)}))(x)
 
 
-def test_what_is_not_seen_changes_no_gradient():
+def test_unobserved_values_change_no_gradient():
     net, model, x = make_model(observe=Normal(1.0))
     y, observed = torch.randn(2, 3, 4, dtype=D), torch.tensor([[True, False, True], [True] * 3])
     sigma = net.parameters["y.log_sigma"]
@@ -454,7 +454,7 @@ def test_it_is_drawn_with_plates():
     graph = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
     for text in ("cluster_sentence", "cluster_word", "theta_c_0 -> c_0", "c_0 -> y"):
         assert text in graph.source
-    nodes = poutine.trace(model).get_trace(x).nodes  # one site for each family, however many words
+    nodes = poutine.trace(model).get_trace(x).nodes  # one site for each node group, for any number of words
     assert {name for name in nodes if not name.startswith("_")} == {"sentence", "word", "theta_c_0", "c_0", "y"}
 
 

@@ -30,7 +30,7 @@ def make_pair(cell, features, dim, slices, dtype=D, **options):
     return peer, net.replace(weights_of(peer, net=net))
 
 
-# torch's own nets
+# the nets of torch
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-6)], ids=["float64", "float32"])
@@ -109,8 +109,7 @@ def test_a_word_knows_no_later_word(cell, n, slices, word):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_padding_changes_no_word(cell):
-    """Nor does padding in front: the arrow from a word that is absent is absent, and the first that is there reads
-    zeros."""
+    """Nor does padding in front: the arrow from an absent word is absent, and the first present word gets zeros."""
     net = jitter(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x = net.module(), torch.randn(4, 5, 2, dtype=D)
     spans = ((0, 5), (0, 2), (3, 5), (4, 5))
@@ -142,7 +141,7 @@ def test_the_word_before_where_all_are_the_same():
 
 @pytest.mark.parametrize("case", RECURRENT, ids=lambda case: case.name)
 def test_setting_a_state_changes_what_comes_after_it(case):
-    """Surgery on one node of a scanned family: its descendants alone change, to what the reference says."""
+    """Surgery on one node of a scanned group: only its descendants change, as in the reference."""
     s = case.sentence
     s = s.do(c=1) if "c" in s.net.network.graph.by_name else s
     for index in sorted(s.net.network.graph.recurrent):
@@ -161,7 +160,7 @@ def test_setting_a_state_changes_what_comes_after_it(case):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_some_states_of_a_batch_are_set_within_the_scan(cell):
-    """Each sentence equals that with the same `do` alone."""
+    """Each sentence equals a run of only that sentence with the same `do`."""
     net = jitter(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x, patch = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
     mask = torch.tensor([[False, True, False, False], [False, False, False, True]])
@@ -176,7 +175,7 @@ def test_some_states_of_a_batch_are_set_within_the_scan(cell):
 
 @pytest.mark.parametrize("cell, gated", [("rnn", True), ("lstm", False)])
 def test_what_the_state_of_a_word_separates(cell, gated):
-    """The state of a word is all that later words know of earlier ones, in an RNN; an LSTM has its cell besides."""
+    """In an RNN the state of a word separates later words from earlier ones; an LSTM also needs its cell."""
     s = bt.recurrent(3, cell=cell, features=2).sentence(x=torch.randn(4, 2))
     assert bool(s.separated("x_0_0", "x_1_3", given=["x_1_1"])) is gated
     assert s.separated("x_0_0", "x_1_3", given=["x_1_1"] if gated else ["x_1_1", "cell_0_1"])
@@ -185,13 +184,13 @@ def test_what_the_state_of_a_word_separates(cell, gated):
 
 @pytest.mark.slow
 def test_it_compiles_without_a_break():
-    torch._dynamo.reset()  # nothing of the nets that other tests compiled
+    torch._dynamo.reset()  # clears the nets that other tests compiled
     module, x = bt.recurrent(3, features=2).module(), torch.randn(2, 2, 2)
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), module(x))
 
 
-# what it costs
+# costs
 
 
 @pytest.mark.parametrize("cell, maps", [("rnn", 1), ("lstm", 4)])
@@ -240,7 +239,7 @@ def test_real_words_of_an_attention_net():
 
 
 def test_the_words_of_a_decoder_are_shifted():
-    """Each output is predicted from the outputs before it: the loss is that of teacher forcing, written out."""
+    """Each output is predicted from the outputs before it: the loss is that of teacher forcing, computed explicitly."""
     net = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0).to(D)
     window, target = torch.randn(5, 6, 2, dtype=D), torch.randn(5, 4, 2, dtype=D)
     mean = net.module().eval()({"enc": window, "dec": target[:, :-1]})
@@ -256,7 +255,7 @@ def test_the_words_of_a_decoder_are_shifted():
         net.generate({"enc": window[0], "dec": target[0]})
 
 
-def test_a_net_of_one_stack_is_told_what_it_predicts():
+def test_a_net_of_one_stack_requires_pairs_for_training():
     """A net of real words predicts next words only from data in pairs."""
     net = bt.decoder(4, heads=2, slices=1, features=1, dropout=0.0)
     x = torch.randn(3, 5, 1)
@@ -301,12 +300,12 @@ def test_shapes_that_do_not_fit():
 
 
 def test_the_shape_of_a_discrete_node_is_known():
-    """A chain of states, and a codebook that is read at the word before, need no shape=; against products by hand."""
+    """A chain of states, and a codebook used at the word before, need no shape=; compared with products by hand."""
     before = bt.Arrow("z", "before")
     stack = bt.Stack([bt.Node("z", Categorical(3), [before], WORD)], [bt.Node("x", Given(2), plates=WORD)])
     net = jitter(bt.BNet(bt.Declaration([stack])), 1.0).to(torch.float64)
     table = net.parameters["z_0.logits"].softmax(-1)
-    probs = table[0]  # state 0 stands before the first word
+    probs = table[0]  # state 0 precedes the first word
     for i in range(4):
         torch.testing.assert_close(net.sentence("a b c d").posterior(f"z_0_{i}"), probs)
         probs = probs @ table

@@ -130,7 +130,7 @@ def test_a_dropout_is_a_delta_and_never_enumerated():
 # budgets and impossible evidence
 
 
-def test_past_the_budget_it_refuses_with_the_count():
+def test_above_the_budget_it_refuses_with_the_count():
     s = bt.bayesuvius(3, slices=3, heads=3, per="word", observe=Categorical(2)).sentence("a b c d e")
     with pytest.raises(bt.BudgetError, match=r"at most 65536 joint states of c_0_0.*got 177147 states"):
         s["x_3_0"]

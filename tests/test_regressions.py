@@ -1,4 +1,4 @@
-"""Mistakes of users: each has one clear error, and none a wrong result."""
+"""Typical mistakes of users: each raises one clear error, and none gives a wrong result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Laplace(TPM):
 
 
 class LocalLaplace(torch.distributions.Laplace):
-    """A distribution that Pyro does not have under this name."""
+    """A distribution with a name that Pyro does not have."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Nameless(Laplace):
         return torch.distributions.Independent(LocalLaplace(parents[0], torch.ones_like(parents[0])), 1)
 
 
-def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
+def test_a_batch_of_a_user_defined_distribution_is_refused_not_replaced():
     weight = bt.Node("W", Select((4, 4)), ["c"])
     readout = bt.Node("y", Laplace(), ["x"], W)
     s = build(weight, bt.Node("x", Linear(), ["W", "x"], W), epilogue=[readout], nodes=[bt.Node("c", Categorical(2))])
@@ -58,7 +58,8 @@ def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
 
 
 def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
-    """`net.pyro()` is advised where it draws: a Laplace of variance 2, and not a class that Pyro does not have."""
+    """The error advises `net.pyro()` only where it can draw: for a Laplace of variance 2, not for a class that Pyro
+    does not have."""
     laplace = build(make_linear(), epilogue=[bt.Node("y", Laplace(), ["x"], W)]).sentence("a b")
     with pytest.raises(bt.BNetError, match="a Categorical or a Normal"):
         laplace.sample(3)
@@ -127,7 +128,7 @@ def test_a_relative_bias_is_the_same_score_under_both_normalisers():
     "selector, reach",
     [(bt.Node("j", Read(), ["x", every("x")], W), "causal"), (bt.Node("j", Categorical(7), plates=W), "every")],
 )
-def test_a_word_is_picked_by_who_reads_it(selector, reach):
+def test_a_word_is_picked_by_its_reader(selector, reach):
     picked = bt.Node("x", Add(), [bt.Arrow("v", reach, pick={"word": "j"})], W)
     with pytest.raises(bt.DeclarationError, match="a pick of a word by a Read"):
         build(make_linear("v"), selector, picked)
@@ -162,7 +163,7 @@ def test_a_node_has_one_value():
 
 @dataclass(frozen=True)
 class Bad(TPM):
-    """A TPM with one thing wrong."""
+    """A TPM with one defect."""
 
     wrong: str = ""
     slots: ClassVar[tuple[str, ...]] = ("x",)
@@ -180,13 +181,13 @@ class Bad(TPM):
 
 
 @pytest.mark.parametrize("wrong", ["raises", "none", "list", "number", "parameters"])
-def test_a_strangers_mistakes_are_faults(wrong):
+def test_mistakes_in_user_defined_tpms_are_reported(wrong):
     with pytest.raises(bt.DeclarationError, match="a_0: expected for Bad"):
         build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))
 
 
 @pytest.mark.parametrize("wrong", ["sum", "nothing"])
-def test_a_value_of_another_shape_is_told(wrong):
+def test_a_value_of_another_shape_is_named(wrong):
     s = build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a")).sentence("a")
     with pytest.raises(bt.BNetError, match=r"a_0 \(Bad\): expected a value of shape \(4,\)"):
         s["x_1_0"]

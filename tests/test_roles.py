@@ -18,7 +18,8 @@ PLANTED = ("same", "previous", "next", "first", "separator", "same token")
 
 
 def plant_net(order=PLANTED, slices: int = 1) -> bt.BNet:
-    """A net whose heads read by one relation each: a state is a token, a position and a constant, each one-hot."""
+    """Return a net whose heads attend by one relation each: a state is a token, a position and a constant, each
+    one-hot."""
     v, n = len(WORDS), 10
     heads, over, dim = ["head"], ["head", "word"], v + n + 1
     nodes = [
@@ -61,7 +62,7 @@ def plant_net(order=PLANTED, slices: int = 1) -> bt.BNet:
 SEPARATED = ["the cat [S] the cat saw [S]", "a dog a [S]", "the [S] the [S]"]
 
 
-def test_planted_heads_are_told_by_what_they_read():
+def test_planted_heads_are_identified_by_their_reads():
     result = bt.roles(plant_net(), SEPARATED * 20, separators=["[S]"])
     assert result.relations == (*PLANTED, OTHER)
     assert result.role == (PLANTED,)
@@ -74,7 +75,7 @@ def test_planted_heads_are_told_by_what_they_read():
 
 
 def name_relations(tokens, read, special, one_stack=True):
-    """The default relation of each pair of words, by a chain of conditions."""
+    """Return the default relation of each pair of words, by a chain of conditions."""
 
     def relate(i, j):
         if one_stack and j - i in (0, -1, 1):
@@ -89,7 +90,8 @@ def name_relations(tokens, read, special, one_stack=True):
 
 
 def count_loop(net, corpus, get_attention, relations, *, stacks=("", ""), special=lambda s: None):
-    """Counts by a loop over sentences, words and words read; `get_attention(s)` is `[slice, head, word, word]`."""
+    """Return counts by a loop over sentences, words and attended words; `get_attention(s)` is `[slice, head, word,
+    word]`."""
     counts = 0
     for text in corpus:
         s = net.sentence(text)
@@ -132,9 +134,9 @@ def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
         torch.testing.assert_close(getattr(chunked, name), getattr(expected, name), msg=name, equal_nan=True)
 
 
-def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
+def test_the_effect_of_other_choices_on_a_head_is_averaged():
     def mean(s, head, slice_, selector, remaining):
-        """`sum P(others | head) P(j | i)`, one choice after another."""
+        """Return `sum P(others | head) P(j | i)`, one choice after another."""
         if selector:
             return mean(s.do({selector: head}), head, slice_, "", remaining)
         if not remaining:
@@ -167,7 +169,7 @@ def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
     torch.testing.assert_close(result.counts, count_loop(word, CORPUS[:1], clamp, result.relations))
 
 
-def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
+def test_a_selector_that_depends_on_another_choice_is_conditioned_on():
     words = ["word"]
     nodes = [
         bt.Node("W_q", bt.tpm.Select((4, 4)), ["c"]),
@@ -186,7 +188,7 @@ def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
     torch.testing.assert_close(result.counts, count_loop(net, CORPUS[:1], lambda _: expected[None], result.relations))
 
 
-def test_a_selector_that_hangs_on_its_past_tells_of_it():
+def test_a_selector_that_depends_on_its_past_uses_it():
     words = ["word"]
     nodes = [
         *(bt.Node(f"W_{r}", bt.tpm.Select((4, 4)), ["c"]) for r in "qk"),
@@ -267,7 +269,7 @@ def test_relations_of_ones_own():
 
 
 def make_statistics(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
-    """Statistics of attention `[sentence, relation]` of sentences of one word: word j is read by relation j."""
+    """Return statistics of attention `[sentence, relation]` of sentences of one word: relation j attends to word j."""
     y = y[:, None]
     sentences, words, relations = y.shape
     result = RelationStatistics((1, 1, relations), alpha, draws, 0)
@@ -312,8 +314,8 @@ def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
 
 
 @pytest.mark.parametrize("sentences", [1, 20])
-def test_intervals_hold_what_they_say_of_sentences(sentences):
-    """A planted theta of the prior; sentences that attend by one sampled relation, or softly by several."""
+def test_intervals_contain_planted_shares_for_sentences(sentences):
+    """A theta drawn from the prior; sentences that attend by one sampled relation, or softly by several."""
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": []}
     for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))
@@ -379,7 +381,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_told():
+def test_impossible_arguments_are_refused():
     net = plant_net()
     for options, message in REFUSED:
         with pytest.raises(bt.BNetError, match=message):

@@ -28,7 +28,7 @@ def test_held_out_futures_are_behind_all_that_is_trained_on():
 
 @pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda forecaster: forecaster.name)
 def test_every_forecaster_forecasts(forecaster, monkeypatch):
-    """One step of each; its forecasts and draws have the form of what follows."""
+    """One step of each; its forecasts and draws have the shape of the future."""
     monkeypatch.setattr(series, "STEPS", 1)
     monkeypatch.setattr(series, "DRAWS", 3)
     windows, future = series.cut_windows(series.sample_series(2, 80, seed=1), series.WINDOW, 80)
@@ -37,7 +37,7 @@ def test_every_forecaster_forecasts(forecaster, monkeypatch):
     assert forecaster.draws(net, windows).shape == (3, *future.shape)
 
 
-def test_an_lstm_has_no_more_parameters_than_the_transformer_beside_it():
+def test_an_lstm_has_at_most_the_parameters_of_its_transformer():
     sizes = [sum(value.numel() for value in f.build(0).parameters.values()) for f in series.FORECASTERS]
     for transformer, lstm in ((sizes[0], sizes[2]), (sizes[1], sizes[3])):
         assert 0.98 * transformer < lstm <= transformer

@@ -80,7 +80,7 @@ def test_marginal_attention_is_the_mixture_over_words_read(options):
     assert "j_1" in h.parents("z_1") and not torch.allclose(h.log_prob(observed), s.log_prob(observed))
 
 
-def test_what_is_read_is_inferred_in_the_marginal_net_alone():
+def test_attention_is_inferred_only_in_the_marginal_net():
     h = two_head_net(attention="marginal").sentence("the cat sat")
     assert not torch.allclose(h.posterior("j_1", {"y_1": 0}), h.posterior("j_1", {"y_1": 1}))
     close(h.log_prob({"j_1": 2, "y_1": 0}), (h.posterior("j_1", {"y_1": 0})[2]).log() + h.log_prob({"y_1": 0}))
@@ -133,7 +133,7 @@ def test_patching_means_noise_and_undoing():
 
 @pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
 def test_separated_nodes_are_independent_in_the_numbers(name):
-    """By d-separation and by D-separation (deterministic=True); some queries hold in the second sense alone."""
+    """By d-separation and by D-separation (deterministic=True); some pairs are separated only in the second sense."""
     s = get_case(name).sentence
     pick, counts = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
     names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]
@@ -146,7 +146,7 @@ def test_separated_nodes_are_independent_in_the_numbers(name):
         if closed or counts["dependent"] < 2:
             try:
                 result = s.separated(x, y, observed, deterministic=True, verify=True)
-            except bt.BNetError:  # real readouts, and choices past the budget
+            except bt.BNetError:  # real readouts, and choices above the budget
                 continue
             assert result.dependence == pytest.approx(0, abs=1e-9) or not result
             counts["dependent"] += result.dependence > 1e-6
@@ -274,7 +274,7 @@ def test_the_tree_of_a_corpus_is_pgmpys():
     counts = [[len(np.unique(x[label == k], axis=0)) for x in (a, b, np.stack([a, b], 1))] for k in (0, 1)]
     bias = sum((n_ab - 1) - (n_a - 1) - (n_b - 1) for n_a, n_b, n_ab in counts) / (2 * 2400)
     assert result.corrected[0, 1] == pytest.approx(expected - bias) and bias > 0
-    # the divergence is that of the counts from the product of their own conditionals along the tree
+    # the divergence of the counts from the product of their conditionals along the tree
     p = np.zeros((2, 3, 3, 3, 3))
     np.add.at(p, (label, a, b, c, d), 1 / 2400)
     ab, bc, bd, B = p.sum((3, 4)), p.sum((1, 4)), p.sum((1, 3)), p.sum((1, 3, 4))
@@ -314,7 +314,7 @@ def test_gumbel_max_keeps_the_marginal_and_is_what_noise_says(n, seed):
     close(torch.stack([gumbel_max(p, p, k) for k in range(n)]), torch.eye(n))
     for k, m in itertools.product(
         range(n), repeat=2
-    ):  # stability: a state whose odds did not rise over k's is not taken
+    ):  # stability: a state whose odds did not rise above those of k is not chosen
         if m != k and q[m] / p[m] <= q[k] / p[k]:
             assert table[k, m] == 0
 
@@ -348,7 +348,7 @@ def test_the_noise_of_a_normal_is_its_residual():
     close(predicted.sigma, torch.full((3, 4), 0.5), 1e-8)
 
 
-def test_choices_below_what_is_set_are_told_by_convention():
+def test_choices_below_set_nodes_follow_a_convention():
     s = two_head_net(atoms=2, heads=3).sentence("the cat")
     result = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
@@ -365,6 +365,6 @@ def test_choices_below_what_is_set_are_told_by_convention():
         s.counterfactual("y_9", {"c": 0})
 
 
-def test_a_posterior_of_an_input_says_so():
+def test_a_posterior_of_an_input_is_refused_with_a_reason():
     with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input one \(Given\)"):
         bt.bayesuvius(3).sentence("the cat").posterior("x_0_0")

@@ -97,7 +97,7 @@ REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "las
 
 
 @pytest.mark.parametrize("kind", REACHES)
-def test_many_words_agree_whatever_the_reach(kind, heads=5):
+def test_many_words_agree_for_any_reach(kind, heads=5):
     """Two slices, and sentences long enough that thinning drops words and heads."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
@@ -147,8 +147,8 @@ def test_every_case_agrees_with_networkx(case):
 
 
 def is_d_separated(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, functions) -> bool:
-    """D-separation by its definition: no trail whose colliders lead to what is given, and that no determined node
-    blocks; a determined node is a given one, or a function of determined parents."""
+    """Compute D-separation by its definition: no active trail, where each collider has an observed descendant and no
+    determined node blocks; a determined node is a given node, or a function of determined parents."""
     determined = set(q.given) | set(ground.cut_nodes)
     for node in nx.topological_sort(graph):
         group = ground.group_of(node)
@@ -248,8 +248,8 @@ def test_what_is_set_is_known():
 
 
 @pytest.mark.parametrize("words, between", [(3, True), (2, False)])
-def test_a_word_that_no_question_names_is_a_way_round(words, between):
-    """Slices share no weight here, so past the given states of both ends leads only a word between them."""
+def test_a_word_outside_the_query_can_open_a_trail(words, between):
+    """Slices share no weight here, so only a word between the given states of both ends connects them."""
     net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, mask="causal")
     s, end = net.sentence(["the", "cat", "sat"][:words]), words - 1
     result = s.separated("x_0_0", f"x_2_{end}", ["x_1_0", f"x_1_{end}"])

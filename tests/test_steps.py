@@ -1,4 +1,4 @@
-"""A step reads nothing off the device and compiles to one graph: by training and by fits."""
+"""A training step reads nothing from the device and compiles to one graph, in training and in fits."""
 
 import math
 from functools import partial
@@ -43,14 +43,15 @@ class NoSynchronisation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_waits_is_noticed():
+def test_synchronising_operations_are_detected():
     for wait in (float, bool, torch.nonzero, lambda x: x[x > 0], lambda x: torch.tensor([2.0])):
         with pytest.raises(AssertionError, match="waits"), NoSynchronisation():
             wait(torch.ones(1))
 
 
 def make_batch(net: bt.BNet) -> Batch:
-    """Three sentences of four words, or as many as the net must have; one shorter where its mask allows."""
+    """Return three sentences of four words, or of the number that the net requires; one is shorter where its mask
+    allows."""
     task, seed = infer_task(net.network), torch.Generator().manual_seed(0)
     x, observed = {}, {}
     for stack, encoder in task.encoders.items():
@@ -90,7 +91,7 @@ def can_train(case) -> bool:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if can_train(case)], ids=lambda case: case.name)
-def test_a_step_of_training_reads_nothing(case):
+def test_a_training_step_reads_nothing_from_the_device(case):
     trainer, batch = make_trainer(case.net), None
     for _ in range(2):
         batch = trainer.prepare_batch(make_batch(case.net))
@@ -105,7 +106,7 @@ def test_a_step_of_training_reads_nothing(case):
 
 
 @pytest.mark.parametrize("lag", [3, 50])
-def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
+def test_deferred_losses_are_equal(lag, tmp_path, monkeypatch):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
     immediate = train(net, TEXT, **options)
@@ -131,7 +132,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     monkeypatch.setattr(torch_context.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
-    assert max(steps) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
+    assert max(steps) == 7 + min(lag, 2)  # a checkpoint after step 9 includes all of them
     result = load_checkpoint(net, tmp_path)
     assert (
         result.steps == 6
@@ -140,8 +141,8 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     )
 
 
-def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(tmp_path):
-    """A step takes parameters, gradients and their means in their memory layout: transposed ones change nothing."""
+def test_parameters_with_another_memory_layout_give_equal_steps(tmp_path):
+    """A step uses parameters, gradients and means in their memory layout: transposed ones give the same result."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     transposed = net.replace({k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in net.parameters.items()})
     assert not all(value.is_contiguous() for value in transposed.parameters.values())
@@ -167,9 +168,9 @@ def test_a_step_is_one_graph(name):
     net = NETS[name]()
     batch, task = make_batch(net), infer_trainable_task(net.network)
     losses, gradients = [], []
-    torch._dynamo.reset()  # nothing of the nets that other tests compiled
+    torch._dynamo.reset()  # clears the nets that other tests compiled
     for compiled in (False, True):
-        objective = TrainingLoss(net.module(), task, 0.0).eval()  # dropout would be drawn otherwise
+        objective = TrainingLoss(net.module(), task, 0.0).eval()  # dropout would differ
         step = torch.compile(objective, fullgraph=True, backend="eager") if compiled else objective
         loss = step(batch)
         loss.backward()
@@ -194,7 +195,7 @@ def test_training_compiled_is_training(monkeypatch):
     torch._dynamo.reset()
     result = train(net, (x, y), steps=4, batch=4, execution=bt.Execution(compile=True))
     assert result.losses == pytest.approx(plain.losses, abs=1e-5)
-    assert 1 <= len(graphs) <= 2  # one for steps, one for the last loss
+    assert 1 <= len(graphs) <= 2  # one graph for steps, one for the last loss
 
 
 @pytest.mark.slow
@@ -246,16 +247,16 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     assert not [name for name in names if "StreamSynchronize" in name or "Pageable" in name]
 
 
-# a readout whose spread is learned
+# a readout with a learned standard deviation
 
 
 @pytest.mark.parametrize("method", ["map", "em"])
 def test_the_spread_of_a_readout_is_learned(method):
-    """With all else fixed, the maximum-likelihood sigma is the root mean square of the residuals."""
+    """With everything else fixed, the maximum-likelihood sigma is the root mean square of the residuals."""
     net = bt.bayesuvius(3, heads=2, observe=Normal(1.0, learnable=True)).to(D)
     x, noise = (torch.randn(40, 3, 3, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
     zeros = {name: torch.zeros_like(v) for name, v in net.parameters.items() if name[0] not in "cy"}
-    net = net.replace({**net.parameters, **zeros})  # all values are zero, whatever the head
+    net = net.replace({**net.parameters, **zeros})  # all values are zero for any head
     learn = ["y.log_sigma", "c.logits"] if method == "em" else ["y.log_sigma"]
     result = flat_options.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
     sigma = float(result.net.parameters["y.log_sigma"].exp())

@@ -1,4 +1,4 @@
-"""The pins are those of what is installed, all of it; the table of licences is that of the pins; builds repeat."""
+"""The pins are complete and installed; the table of licences matches the pins; builds are reproducible."""
 
 import importlib.util
 import re
@@ -29,7 +29,7 @@ def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
     known = licences.list_installed()
     groups = {
         name: expected for name, expected in licences.read_requirements().items() if name != licences.BUILD
-    }  # lives elsewhere
+    }  # is in another place
     expected = {name for group in groups.values() for name in licences.resolve_requirements(known, group)}
     versions = {name: INSTALLED[name] for name in expected if name in INSTALLED}
     assert versions and {name: PINS.get(name) for name in versions} == versions
@@ -43,7 +43,7 @@ def test_every_requirement_of_every_extra_is_pinned_within_its_bounds():
             assert requirement.specifier.contains(PINS[name], prereleases=True), (group, str(requirement), PINS[name])
 
 
-def test_pins_stand_in_order_and_once():
+def test_pins_are_sorted_and_unique():
     names = list(licences.read_pins())
     assert len({canonicalize_name(name) for name in names}) == len(names)
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -60,12 +60,12 @@ def test_the_table_of_licences_is_that_of_the_pins():
         assert key not in known or known[key].licence == licence, name
 
 
-def test_to_write_the_table_again_where_not_all_is_installed_loses_nothing(monkeypatch):
+def test_writing_the_table_with_missing_packages_keeps_rows(monkeypatch):
     monkeypatch.setattr(licences, "list_installed", dict)
     assert licences.build_rows() == [(name, *row) for name, row in licences.read_table().items()]
 
 
-def test_every_pip_of_the_makefile_is_held_to_the_pins():
+def test_every_pip_of_the_makefile_uses_the_pins():
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installing = [line for line in lines if "pip install" in line and not line.startswith("#")]
     assert len(installing) == 3 and all("-c constraints.txt" in line for line in installing)
@@ -77,7 +77,7 @@ def test_every_pip_of_the_makefile_is_held_to_the_pins():
     assert "--strict" in audit, "without it a pin that could not be asked about counts as sound"
 
 
-def test_every_install_that_the_pages_tell_is_held_to_the_pins():
+def test_every_install_command_of_the_pages_uses_the_pins():
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/getting_started.md", "docs/supply.md")]
     commands = [line for page in pages for line in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
     clone = [line for line in commands if re.search(r"(?:^|\s)\"?\.(?:\[|\s|\"|$)", line)]
@@ -86,7 +86,8 @@ def test_every_install_that_the_pages_tell_is_held_to_the_pins():
 
 @pytest.mark.slow
 def test_a_second_build_has_the_same_bytes(tmp_path):
-    """Of the wheel and of the source archive; the archive holds what these tests read, and no file of a megabyte."""
+    """Of the wheel and of the source archive; the archive contains the files that these tests read, and no file of a
+    megabyte."""
     pytest.importorskip("hatchling", reason="it builds the library")
     command = [sys.executable, "-m", "hatchling", "build", "-d"]
     for folder in ("one", "two"):
@@ -105,11 +106,11 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
     )
     assert max(sizes.values()) < 1_000_000
     hidden = {name for name in sizes if any(part.startswith(".") for part in name.split("/"))}
-    assert hidden == {".ci/check_names.py", ".ci/run", ".gitignore"}
+    assert hidden == {".ci/check_names.py", ".ci/check_prose.py", ".ci/run", ".gitignore"}
 
 
-def test_what_wheels_carry_under_another_licence_is_told():
-    """Shared libraries inside the wheels that are installed here: each under a copyleft licence has a row."""
+def test_copyleft_libraries_inside_wheels_are_documented():
+    """Each shared library with a copyleft licence inside an installed wheel has a row."""
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`lib" in line]
     documented = {

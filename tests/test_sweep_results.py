@@ -22,7 +22,7 @@ WORDS = ("the", "cat", "<sat>")
 
 
 def make_sweep(axes=("slice", "word"), sizes=(2, 3), examples=5, *, hole=False, seed=0, clean=True, scale=1.0):
-    """A sweep of random outcomes; with a hole its first cell is missing."""
+    """Return a sweep of random outcomes; with a hole its first cell is missing."""
     generator = torch.Generator().manual_seed(seed)
     outcomes = scale * torch.randn(*sizes, examples, generator=generator, dtype=torch.float64)
     totals = scale * torch.randn(2, examples, generator=generator, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_one_example_has_no_error_and_no_interval():
         result.interval()
 
 
-def test_what_is_no_cell_is_nan_and_has_no_name_nor_row():
+def test_missing_cells_are_nan_without_a_name_or_row():
     result = make_sweep(hole=True)
     for values in (result.values, result.error, result.restored, *result.interval()):
         assert bool(values[0, 0].isnan()) and int(values.isnan().sum()) == 1
@@ -228,7 +228,7 @@ def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
     assert f"The total effect is {float(result.total.mean()):.3g}".replace("-", "−") in get_notes(figure)
 
 
-def test_a_cell_below_zero_is_known_without_its_colour():
+def test_a_negative_cell_is_recognisable_without_colour():
     result = make_sweep(sizes=(2, 3), examples=1)
     result.outcomes[0, :2, 0] = result.corrupt + torch.tensor([0.001, -0.001])  # too weak for a stroke
     large = replace(
@@ -282,7 +282,7 @@ def test_figures_mark_the_strongest_cells():
         resolve_highlight("q_0_0_9", nodes)
 
 
-def test_bad_input_says_what_is_allowed():
+def test_errors_for_bad_input_name_allowed_values():
     result, plain = make_sweep(), make_sweep(clean=False)
     equal_runs = replace(result, clean=result.corrupt)
     cube = make_sweep(("slice", "head", "word"), (2, 2, 2))

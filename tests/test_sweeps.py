@@ -1,4 +1,4 @@
-"""Sweeps equal one intervention at a time, by the reference: every role, rows of attention, ablations, open choices."""
+"""Sweeps equal one intervention at a time, by the reference: roles, rows of attention, ablations, latent choices."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, get_case, jitter
 from tests.sweep_oracle import D, Oracle, get_axes, get_cells, get_outputs, make_metric, make_pair, set_rows, set_values
 
-CELLS, RUNS = 4, 20  # of a sweep that the reference computes at most; and its runs for these
+CELLS, RUNS = 4, 20  # maximum number of cells of a sweep for the reference; and its runs for these
 
 
 def close(actual, expected, tolerance=1e-10):
@@ -31,7 +31,7 @@ def make_sentences(net, corrupt="the cat sat", clean="dog cats sat"):
 
 
 def choose(indices, states, key, count=2):
-    """Random cells of a sweep, as many as the oracle has time for, and the last one."""
+    """Return random cells of a sweep, as many as the oracle can compute in time, and the last one."""
     indices = sorted(indices)
     picked = random.Random(str(key)).sample(indices, min(len(indices), count, RUNS // states))
     return dict.fromkeys([indices[-1], *picked])
@@ -44,7 +44,7 @@ def check(result, oracle, patches, tolerance=1e-10):
 
 
 def find_roles(net):
-    """The roles that a sweep may be over: nodes that are functions, and words that are given."""
+    """Return the roles over which a sweep may run: nodes that are functions, and words that are given."""
     kinds = {m.group.stem: m.tpm.kind for m in net.network.specs}
     return [role for role, kind in kinds.items() if kind == "deterministic"]
 
@@ -53,7 +53,7 @@ def find_roles(net):
 
 
 def test_the_oracle_is_do_and_the_posterior():
-    """With open choices, at words that do not depend on them; with all choices set, at every node."""
+    """With latent choices, at words that do not depend on them; with all choices set, at every node."""
     clean, corrupt = make_pair(get_case("codebook"))
     oracle = Oracle(clean, corrupt, ("y_2",))
     fixed = corrupt.do(x_0_1=clean)
@@ -111,7 +111,7 @@ ROLES = {
 
 
 def check_roles(case_, roles, count):
-    """Sweep roles of a case; so many of the cells are compared with the oracle."""
+    """Sweep the roles of a case; this number of cells is compared with the oracle."""
     clean, corrupt = make_pair(case_)
     names = get_outputs(corrupt)
     oracle = Oracle(clean, corrupt, tuple(names))
@@ -185,7 +185,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_rows_and_entries_of_attention(name):
-    """Whole rows, rows set together, and single entries, whose row need then not sum to one."""
+    """Whole rows, rows set together, and single entries, whose row need not sum to one afterwards."""
     role, reader = READERS[name]
     clean, corrupt = make_pair(get_case(name))
     names = get_outputs(corrupt)
@@ -235,7 +235,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_several_examples_are_each_alone(name):
+def test_several_examples_equal_separate_sweeps(name):
     options, words, sites = EXAMPLES[name]
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3), **options), 2, words=words)
     for at in sites:
@@ -291,7 +291,8 @@ def test_a_metric_of_states_is_that_of_a_function():
 
 
 def test_open_choices_are_averaged_before_the_metric():
-    """log of the mean of P(y | c), the same c in both runs: no mean of the metrics, and no clean value of another c."""
+    """log of the mean of P(y | c), with the same c in both runs: no mean of the metrics, and no clean value of another
+    c."""
     clean, corrupt = make_pair(get_case("slice"))
     result = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     states = list(itertools.product((0, 1), repeat=3))
@@ -305,7 +306,7 @@ def test_open_choices_are_averaged_before_the_metric():
     assert bool((closed.outcomes != result.outcomes).any())
 
 
-def test_past_the_budget_of_states_do_is_named():
+def test_above_the_budget_of_states_the_error_names_do():
     net = jitter(bt.bayesuvius(4, heads=4, slices=9, per="slice", observe=bt.tpm.Categorical(2))).to(D)
     with pytest.raises(bt.BudgetError, match=r"do\("):
         bt.sweep(*make_sentences(net), at="x", metric={"y_2": 1})
@@ -338,8 +339,8 @@ def test_ablations_are_what_do_says(options):
 
 
 def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
-    """Sentences of other lengths, set or observed, of another net: against means computed by hand; all heads of a word
-    together, and in parts where there is little memory."""
+    """Sentences of other lengths, set or observed, of another net: compared with means computed by hand; all heads of a
+    word together, and in parts where memory is short."""
     net = make_net(observe=bt.tpm.Categorical(3))
     (first, second), (corrupt, second_corrupt) = make_examples(net, 2)
     longer, other = net.sentence("a dog sat on the mat"), make_net(observe=bt.tpm.Categorical(3)).sentence("a dog ran")
@@ -363,7 +364,7 @@ def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
     "clean", [lambda references: Mean(references), lambda references: Mean(), lambda references: Noise(0.3)]
 )
 def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
-    """A mean over sentences takes one run of the net more than zeros do, whatever is set and however many examples."""
+    """A mean over sentences takes one run of the net more than zeros do, for any nodes and any number of examples."""
     net, runs = make_net(observe=bt.tpm.Categorical(3)), []
     run = CompiledModule.run
     monkeypatch.setattr(CompiledModule, "run", lambda self, request: runs.append(1) or run(self, request))
@@ -388,8 +389,9 @@ def test_open_choices_are_ablated_state_by_state():
         close(result.outcomes[index][0].exp(), ablated.posterior("y_2")[1])
 
 
-def test_a_choice_that_is_set_in_one_run_alone():
-    """The corrupt run goes through its states, each with the same clean values; what both set is swept as it is."""
+def test_a_choice_that_is_set_in_only_one_run():
+    """The corrupt run goes through its states, each with the same clean values; a choice set in both runs keeps its
+    value."""
     net = make_net(combine="select", heads=3, observe=bt.tpm.Categorical(3))
     one, other = make_sentences(net)
     query = {"metric": make_metric(["y_0", "y_2"])}
@@ -407,7 +409,7 @@ def test_a_choice_that_is_set_in_one_run_alone():
     close(bt.sweep(clean, corrupt, at="c", **query).outcomes.flatten(), result.outcomes[0])
 
 
-def test_entries_of_rows_beside_what_is_set():
+def test_entries_of_rows_with_other_nodes_set():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     row = Attend([0.2, 0.5, 0.3])
     clean, corrupt = clean.do({"a_1_0_1": row}), corrupt.do({"a_0_1_2": row, "x_1_1": Zero()})

@@ -23,12 +23,12 @@ UNMOVED = {"chapter, real", "corpus", "slice", "hidden Markov", "experts", *SEQU
 
 
 def add_noise(s, first=()):
-    """The same sentence but for a little noise in nodes of the first role that can have some."""
+    """Return the same sentence with a little noise in nodes of the first role that supports noise."""
     for role in (*first, *find_roles(s.net)):
         names = [s.ground.name(node) for node in s.ground.select_nodes(s.ground.template.by_stem[role][0]).tolist()]
         try:
             return s.do({name: Noise(NOISE_SCALE) for name in names})
-        except bt.BNetError:  # of weights that hang on a choice
+        except bt.BNetError:  # of weights that depend on a choice
             continue
     raise AssertionError("no such nodes")
 
@@ -44,7 +44,7 @@ def check_effects(estimate, result):
 
 
 @pytest.mark.parametrize("name", [name for name in ROLES if name != "word"])
-def test_a_small_change_has_the_effect_that_the_slope_says(name):
+def test_a_small_change_has_the_first_order_effect(name):
     _, corrupt = make_pair(get_case(name))
     query = make_metric(get_outputs(corrupt))
     largest, refused = 0.0, set()

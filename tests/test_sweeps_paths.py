@@ -1,4 +1,4 @@
-"""Arrows and paths equal their definition by two forward runs, mediation its own by two sweeps; what is refused."""
+"""Arrows and paths equal their definition by two forward runs, mediation its definition by two sweeps; and errors."""
 
 import re
 
@@ -74,7 +74,7 @@ def test_an_arrow_is_two_forward_runs(name, arrow):
 
 
 def test_arrows_set_together_are_set_together():
-    """`over` joins arrows: into one child all its clean parents at once, into several each of them its own."""
+    """`over` joins arrows: a single child gets all its clean parents at once, several children get each of theirs."""
     clean, corrupt = make_sentences(make_net())
     names = get_outputs(corrupt)
     oracle = Oracle(clean, corrupt, tuple(names))
@@ -111,7 +111,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in PATHS.items() for path in paths])
-def test_a_path_carries_the_clean_value_alone(name, path):
+def test_a_path_propagates_only_the_clean_value(name, path):
     clean, corrupt = make_pair(get_case(name))
     names, ground = get_outputs(corrupt), corrupt.ground
     oracle, (first, *remainder) = Oracle(clean, corrupt, tuple(names)), path.split(" -> ")
@@ -168,7 +168,7 @@ def test_paths_leave_the_rest_as_it_was_set(name, arrow):
 
 
 def make_linear_net():
-    """Two linear slices: each word adds the sum of earlier words."""
+    """Return two linear slices: each word adds the sum of earlier words."""
     nodes = [
         bt.Node("v", Linear(4), ["x"], plates=WORD),
         bt.Node("a", Pool("sum"), [bt.Arrow("v", "earlier")], plates=WORD),
@@ -208,7 +208,7 @@ def test_mediation_is_two_sweeps():
         assert float(torch.as_tensor(result.interaction).nan_to_num().abs().max()) > 1e-3
 
 
-def test_a_mediator_on_every_way_has_no_direct_effect():
+def test_a_mediator_on_every_path_has_no_direct_effect():
     corrupt = make_sentences(make_net(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})
     result = bt.mediation(clean, corrupt, through="x", metric=make_metric(["x_2_2"]), over=("slice",))
@@ -219,7 +219,7 @@ def test_a_mediator_on_every_way_has_no_direct_effect():
     close(per_word.indirect_outcomes[0, 0], per_word.corrupt)
 
 
-# bad questions
+# invalid queries
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ INVALID_CELLS = [
 ]
 
 
-def test_a_metric_or_a_place_that_is_none_is_told(example):
+def test_an_invalid_metric_or_position_is_refused(example):
     _, clean, corrupt = example
     for metric_, match in METRICS:
         assert re.search(match, get_refusal(bt.sweep, clean, corrupt, metric=metric_)), match
@@ -262,7 +262,7 @@ def test_a_metric_or_a_place_that_is_none_is_told(example):
     assert "xx" in get_refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
 
 
-def test_sentences_that_do_not_fit_are_told(example):
+def test_sentences_that_do_not_fit_are_refused(example):
     net, clean, corrupt = example
     short = net.sentence("a b")
     for one, other, match in [
@@ -279,8 +279,8 @@ def test_sentences_that_do_not_fit_are_told(example):
             assert re.search(match, get_refusal(call, one, other, metric={"y_2": 1})), match
 
 
-def test_a_metric_that_fails_says_how(example):
-    """Its own error is not hidden: it is the cause of ours."""
+def test_an_error_of_a_metric_is_the_cause(example):
+    """Its error is not hidden: it is the cause of ours."""
 
     def raise_error(y_2):
         raise RuntimeError("a metric of somebody else")

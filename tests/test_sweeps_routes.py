@@ -1,4 +1,4 @@
-"""Which algorithm computes the cells of a sweep: chosen from the structure, explained beforehand, equal results."""
+"""The algorithm for the cells of a sweep: chosen from the structure, explained beforehand, with equal results."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_a_plain_net_shares_one_run():
 
 
 def test_each_kind_of_cell_has_its_route():
-    """Cells below the recurrence share a run, those above it run alone; the node is named."""
+    """Cells below the recurrence share a run, each cell above it has a separate run; the node is named."""
     sentences, options = make_query("recurrent")
     plan = explain_sweep(*sentences, **options)
     assert plan.algorithm == "sequential"
@@ -51,7 +51,7 @@ def test_the_node_that_forbids_one_run_is_named(name, at, node):
     assert (plan.parts or (plan,))[0].node == node and plan.flops is None and plan.evaluations > 0
 
 
-def test_rows_of_a_node_that_is_set_run_alone():
+def test_rows_of_a_set_node_run_separately():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     corrupt = corrupt.do({"a_0_1_2": Attend([0.2, 0.5, 0.3]), "a_1_0_0": Zero()})
     plan = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})

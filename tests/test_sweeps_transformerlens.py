@@ -35,7 +35,7 @@ UNSWEPT = {"attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "
 
 
 def model():
-    """A random GPT-2, its weights large enough that what is patched shows."""
+    """A random GPT-2, with weights large enough that a patch has an effect."""
     net = init_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
     for parameter in net.parameters():
         parameter.data.mul_(2.5)
@@ -67,7 +67,7 @@ def peers(tmp_path_factory):
 
 
 def difference(logits):
-    """The metric of TransformerLens: a difference of logits at the last word, for each prompt."""
+    """Return the metric of TransformerLens: a difference of logits at the last word, for each prompt."""
     return logits[:, -1, FIRST] - logits[:, -1, SECOND]
 
 
@@ -81,7 +81,7 @@ def test_a_sweep_is_what_transformer_lens_patches(peers, name):
         peer = patch(bridge, CORRUPT, cache, difference, reduce="none", baseline=True)
     result = bt.sweep(clean, corrupt, at=at, metric={"y_4": (FIRST, SECOND)}, over=over)
     actual = result.outcomes[:2].permute(*order, len(order))  # resid_pre ends before the last state
-    if over == ENTRY_AXES:  # they set entries that the mask lacks: nothing moves
+    if over == ENTRY_AXES:  # TransformerLens sets entries that the mask removes: no effect
         assert torch.equal(
             actual.isnan(), (torch.arange(5) > torch.arange(5)[:, None])[None, None, ..., None].expand(actual.shape)
         )

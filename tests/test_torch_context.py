@@ -90,7 +90,7 @@ def test_a_default_device_is_not_that_of_a_run():
 
 
 def run_in_threads(calls):
-    """The results of several calls, each in its own thread."""
+    """Return the results of several calls, each in a separate thread."""
     result, threads = {}, []
     for name, call in calls.items():
         threads.append(threading.Thread(target=lambda name=name, call=call: result.update({name: call()})))
@@ -102,7 +102,7 @@ def run_in_threads(calls):
 
 
 @pytest.mark.slow
-def test_threads_draw_as_they_would_alone():
+def test_threads_draw_as_in_separate_runs():
     calls = {("train", k): lambda k=k: train(k) for k in range(2)}
     calls |= {(m, k): lambda m=m, k=k: fit_params(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
     result = bt.fit(make_net(), PAIRS, method=bt.MAP(steps=1), progress=False)
@@ -131,7 +131,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_a_fit_was_told_is_its_own():
+def test_a_fit_copies_its_inputs():
     x, y = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
     result = bt.fit(make_normal_net(), (x, y), method=bt.MAP(steps=1), progress=False)
     before = result.log_likelihood(result.data)
@@ -151,7 +151,7 @@ def test_numbers_of_any_type_are_read():
         assert copy_to_tensor(np.array([0, 1, 2], dtype=dtype)).tolist() == [0, 1, 2], dtype
 
 
-def test_numbers_lie_on_the_host_in_their_order():
+def test_numbers_are_on_the_host_in_order():
     with torch.device("meta"):
         result = copy_to_tensor(np.arange(6).reshape(2, 3).T[::-1])
     assert result.is_contiguous() and result.tolist() == [[2, 5], [1, 4], [0, 3]]

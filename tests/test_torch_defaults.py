@@ -39,7 +39,7 @@ def run_under(default: str, compute: Callable[[], Any]) -> Any:
 
 
 def run_in_threads(compute: Callable[[], Any], threads: int = 8) -> list[Any]:
-    """The results of that many threads that compute at the same moment."""
+    """Return the results of this number of threads that compute at the same time."""
     barrier = threading.Barrier(threads)
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(lambda: (barrier.wait(), compute())[1]) for _ in range(threads)]
@@ -70,7 +70,7 @@ def make_pair(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
 
 @cache
 def fit_net() -> Fit[bt.BNet]:
-    """A fit, computed once and outside of every default."""
+    """Return a fit, computed once outside of every default."""
     return bt.fit(make_net(), [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False)
 
 
@@ -228,7 +228,7 @@ def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
     assert all(np.isfinite(result.scores))
 
 
-def test_what_overflows_is_told_once(recwarn):
+def test_an_overflow_is_reported_once(recwarn):
     net, x = bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)), torch.full((3, 4), 1e30)
     with pytest.raises(bt.BNetError, match="expected a finite bound"):
         bt.fit(net, [(x, torch.zeros(3, 4))], method=bt.SVI(steps=2), spread=1.0, progress=False)

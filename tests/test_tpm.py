@@ -1,4 +1,4 @@
-"""Each TPM against torch's own modules or the formula written out in numpy, and its laws."""
+"""Each TPM compared with torch's modules or the formula in numpy, and its laws."""
 
 import math
 
@@ -111,7 +111,7 @@ def test_bilinear_is_the_correlation_matrix_of_seed_000(over):
         close(tpm.value(make_ctx(tpm.get_slots(), i, mask), *pair, Z, A), row @ Z)
 
 
-def test_rotary_scores_depend_on_distance_alone_and_keep_length():
+def test_rotary_scores_depend_only_on_distance_and_keep_length():
     score, q, k = Dot(rotary=50.0), rand(6), rand(1, 6, seed=3)
     scores = [score.score_keys(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
     for other in scores[1:]:
@@ -139,7 +139,7 @@ def test_relative_bias_and_normalisers():
 
 @pytest.mark.parametrize("two_sided", [True, False])
 def test_buckets_widen_with_the_distance(two_sided):
-    """Each small distance has its own bucket, then bucket widths grow by a constant ratio; the last is unbounded."""
+    """Each small distance has a separate bucket, then bucket widths grow by a constant ratio; the last is unbounded."""
     count, furthest = 16 if two_sided else 8, 64
     table, j = torch.arange(float(count)), torch.arange(-200, 201)
     result = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()
@@ -293,7 +293,7 @@ BATCHED = [
 
 @pytest.mark.parametrize("tpm, slots", BATCHED, ids=lambda x: repr(x) if isinstance(x, bt.tpm.TPM) else "")
 def test_one_definition_serves_a_batch(tpm, slots):
-    """Batch [b] of plates [h]: each entry of the output is that of the entry alone."""
+    """Batch [b] of plates [h]: each entry of the output equals that of a separate call."""
     b, h, m = 2, 3, 4
     parents, values = [], []
     for k, slot in enumerate(slots):
@@ -335,7 +335,7 @@ def test_one_definition_serves_a_batch(tpm, slots):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10**6), st.floats(-3, 3))
-def test_softmax_attention_is_a_distribution_and_its_output_lies_in_the_hull(n, d, seed, scale):
+def test_softmax_attention_is_a_distribution_and_its_output_is_in_the_hull(n, d, seed, scale):
     q, k, v = rand(d, seed=seed), rand(n, d, seed=seed + 1), rand(n, d, seed=seed + 2)
     tpm = Attention(Dot(scale))
     context = make_ctx(tpm.get_slots(), 0, torch.ones(n, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Training: the loss is the reference's, steps are torch's, resume is exact, two processes are as one."""
+"""Training: the loss is the reference's, steps are torch's, resume is exact, two processes equal one."""
 
 import math
 import os
@@ -179,7 +179,7 @@ def test_rates():
     assert [cosine(s) for s in (2, 4, 14, 24)] == pytest.approx([0.05, 0.1, 0.05, 0.0], abs=1e-12)
 
 
-def test_training_learns_and_leaves_the_callers_net_alone():
+def test_training_learns_without_changing_the_callers_net():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
     before = {name: value.clone() for name, value in net.parameters.items()}
     state = torch.get_rng_state()
@@ -201,7 +201,7 @@ def test_seeds_decide_order_and_dropout():
     one, same, other = (bt.train(net, SENTENCES, steps=4, batch=2, seed=seed) for seed in (1, 1, 2))
     assert one.losses == same.losses != other.losses
     constant = bt.train(net, ["a b c d e f g a b"], steps=3, optimizer=bt.AdamW(rate=1e-12))
-    assert len({round(loss, 6) for loss in constant.losses}) == 3  # each step drops out anew
+    assert len({round(loss, 6) for loss in constant.losses}) == 3  # each step draws new dropout
     torch.manual_seed(99)
     assert bt.train(net, SENTENCES, steps=4, batch=2, seed=1).losses == one.losses
 
@@ -230,7 +230,7 @@ def test_forms_of_data_are_one(tmp_path):
     expected = bt.train(net, rows, steps=3, batch=2).losses
     for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
         assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
-    windows = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
+    windows = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the remaining words
     assert (
         bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses
         == bt.train(net, windows, epochs=2, batch=2).losses
@@ -269,7 +269,7 @@ def test_it_stops_early_and_gives_the_best():
     assert last_loss == pytest.approx(min(losses), abs=1e-9)
 
 
-def test_what_training_gives_back():
+def test_the_result_of_training():
     result = bt.train(make_net(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
     frame = result.to_dataframe()
     assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(result.losses)
@@ -358,18 +358,18 @@ def _run_until_divergence(folder, **options):
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["on the way", "after the last step"])
-def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, is_last):
-    """Parameters are saved after their own loss is computed, not after that of the step before."""
+def test_a_checkpoint_has_parameters_with_a_finite_loss(tmp_path, is_last):
+    """Parameters are saved after their loss is computed, not after that of the step before."""
     net, ids, message = _run_until_divergence(tmp_path / "a")
     num_steps = int(message.split()[1].rstrip(":")) - 1
-    if is_last:  # the step that diverges is the last: no later batch tells
+    if is_last:  # the step that diverges is the last: no later batch shows it
         net, ids, message = _run_until_divergence(tmp_path / "b", steps=num_steps)
     loaded = training.load_checkpoint(net, tmp_path / ("b" if is_last else "a"))
     assert loaded.steps == num_steps - 1 == len(loaded.losses) and f"of step {loaded.steps}" in message
     assert loaded.steps > 0 and first_loss(loaded.net, ids) < 3
 
 
-def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
+def test_a_diverged_run_resumes_with_other_rates(tmp_path):
     net, ids, message = _run_until_divergence(tmp_path)
     assert "resume='changed') with a rate= below 40" in message
     options = {"steps": 60, "folder": tmp_path, **GROWING}
@@ -413,7 +413,7 @@ def test_a_resumed_run_has_the_same_aim(run_path):
     assert flat_options.train(make_net(), SENTENCES, steps=4, **options).steps == 4
 
 
-def test_a_loss_of_the_users_is_known_again(tmp_path):
+def test_a_user_defined_loss_is_recognised(tmp_path):
     def make_loss(factor: float, form: str = ""):
         if form == "less":
             return lambda module, batch: factor - module(batch.x).square().mean()
@@ -432,7 +432,7 @@ def test_a_loss_of_the_users_is_known_again(tmp_path):
             flat_options.train(net, SENTENCES, steps=8, loss=make_loss(1.0, form), **options)
 
 
-def test_a_loss_may_leave_parameters_alone(tmp_path):
+def test_a_loss_may_ignore_parameters(tmp_path):
     def loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return module.store["W_q_0/value"].square().mean()
 
@@ -495,14 +495,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "match"), BAD, ids=lambda value: str(value).partition(" at 0x")[0])
-def test_bad_options_are_told(options, match):
+def test_bad_options_are_refused(options, match):
     options = {"steps": 1, **options} if options and "epochs" not in options else options
     with pytest.raises(bt.BNetError, match=match):
         flat_options.train(make_net(), SENTENCES, **options)
 
 
 @pytest.mark.parametrize("option", ["start", "stop"])
-def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
+def test_boundary_words_are_refused_without_next_words(option):
     x = torch.randn(4, 3, 4, dtype=torch.float64)
     for net, data in (
         (make_real_net().to(torch.float64), (x, x)),
@@ -553,13 +553,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_data_is_told(name):
+def test_bad_data_is_refused(name):
     make, data, match = WRONG[name]
     with pytest.raises(bt.BNetError, match=match):
         bt.train(make(), data, steps=1)
 
 
-def test_a_strange_token_is_told_with_its_place(tmp_path):
+def test_an_unknown_token_is_named_with_its_position(tmp_path):
     stream = np.arange(40).astype(np.uint16) % 7
     stream[33] = 9
     np.save(tmp_path / "a.npy", stream)

@@ -19,7 +19,7 @@ D = torch.float64
 
 
 def compute_both(s, name, evidence):
-    """A posterior by elimination and by the reference."""
+    """Return a posterior by elimination and by the reference."""
     observed = s.observe(evidence).state.evidence
     yield s.posterior(name, evidence)
     yield reference.posterior(s.state.model, s.ground.id(name), observed)
@@ -28,8 +28,8 @@ def compute_both(s, name, evidence):
 # evidence on values
 
 
-def test_what_another_word_or_sentence_is_does_not_blur_evidence():
-    """In float32 a word that is not read, or another sentence of the batch, may be arbitrarily large."""
+def test_other_words_and_sentences_do_not_change_evidence():
+    """In float32 a word outside the attention, or another sentence of the batch, may be arbitrarily large."""
     net = bt.bayesuvius(dim=4, heads=3, mask="causal")
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     large = torch.cat([x[:2], 1e5 * x[2:]])
@@ -56,7 +56,7 @@ def test_a_nets_own_values_fit_again(dim):
     fits.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
         fits.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
-    partial = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
+    partial = s.do(x_1_0=torch.zeros(dim))  # the reference computes these
     for sentence, values in ((s, fits), (partial, [partial["x_3_1"][2]])):
         for value in values:
             for result in compute_both(sentence, "c", {"x_3_1": value}):
@@ -122,8 +122,8 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
     close(fixed.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
 
 
-def test_what_was_done_before_holds_in_every_question():
-    """Counterfactuals and rollout are of the sentence after `do`; samples follow its evidence."""
+def test_earlier_interventions_apply_to_every_query():
+    """Counterfactuals and rollout refer to the sentence after `do`; samples follow its evidence."""
     s = two_head_net(slices=2, heads=3).sentence("the cat sat")
     closed = s.do(c=1)
     close(closed.counterfactual("x_2_1", {}).mean, closed["x_2_1"])
@@ -136,7 +136,7 @@ def test_what_was_done_before_holds_in_every_question():
     assert set(samples["y_1"].tolist()) == {2} and set(samples["c"].tolist()) == {1}
 
 
-def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
+def test_noise_and_means_over_words_use_the_sentence_after_do():
     s = two_head_net(combine="concat", slices=2, residual=True).sentence("the cat sat")
     other = s.net.sentence("a dog ran")
     plain = {"x_1_0": other, "a_0_1_2": Attend([0, 0, 1.0])}
@@ -147,11 +147,11 @@ def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
     close(s.do({**plain, "x_1_2": Mean()})["x_1_2"], torch.stack([first[f"x_1_{i}"] for i in range(3)]).mean(0))
     noisy = s.do({"x_1": Noise(0.1), "x_2": Noise(0.1), **{"q_0_0_0": Zero()}})
     base = s.do(q_0_0_0=Zero())
-    for name in ("x_1_2", "x_2_1"):  # each around its own value, not around what the noise of others makes of it
+    for name in ("x_1_2", "x_2_1"):  # each around its value without the noise of others
         close(noisy[name], base.do({name: Noise(0.1)})[name])
 
 
-def test_constants_are_set_whatever_is_open():
+def test_constants_are_set_with_any_latent_choice():
     s = bt.bayesuvius(dim=4, heads=2, slices=2, atoms=3, observe=Normal(0.5)).sentence("the cat sat")
     for name, shape in (("q_1_0", 4), ("W_q_0", (4, 4)), ("y_1", 4)):
         cut = s.do({name: Zero()})
@@ -207,7 +207,7 @@ def find_spec(s, name):
 
 
 def make_row(s, name, seed=0):
-    """A random row of attention over the words that a node reads."""
+    """Return a random row of attention over the words to which a node attends."""
     spec, index = find_spec(s, name)
     values = next(parent for parent in spec.parents if parent.slot == "v.")
     words = reference.find_slot_parents(s.state.model, spec, index, values, {})[2]
@@ -216,7 +216,7 @@ def make_row(s, name, seed=0):
     return Attend(row / row.sum())
 
 
-def test_a_row_changes_who_is_read_and_leaves_the_values_live():
+def test_a_row_changes_the_weights_and_keeps_the_values():
     s = two_head_net(combine="concat", slices=2).sentence("the cat sat")
     other, row = s.net.sentence("the dog sat"), Attend([0, 1.0, 0])
     first = s.do({"x_0_1": other, "a_0_0_2": row})
@@ -258,7 +258,8 @@ def test_a_row_is_the_same_for_every_open_choice(options):
 
 
 def make_net_reading_neighbours():
-    """Words read the others, never themselves, by x in every slot: with a row, x_i is no parent any more."""
+    """Return a net whose words attend to the others, never to themselves, by x in every slot: with a row, x_i is no
+    longer a parent."""
     mask = bt.Reach("mask", table=((False, True, True), (True, False, True), (True, True, False)))
     read, every, word = bt.Arrow("x", mask), bt.Arrow("a", "every"), ["word"]
     a = bt.Node("a", Attention(Dot()), ["x", read, read], plates=word)
@@ -283,7 +284,7 @@ def set_rows(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_the_graph_keeps_the_arrows_of_values_alone(name):
+def test_the_graph_keeps_only_the_arrows_of_values(name):
     s, patched = set_rows(name)
     before, graph = s.graph(), patched.graph()
     for node in NETS[name]:
@@ -366,7 +367,7 @@ def test_rows_that_cannot_be():
         two_head_net(per="word").sentence("a b").do(x_1_0=Attend([1.0, 0]))
 
 
-# the chain that reads follows
+# the chain that reads follow
 
 
 CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": None, "encoder-decoder": "enc_a"}
@@ -374,7 +375,7 @@ CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": Non
 
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
-    """Just nodes on a path from the first state to the last that avoids q and k are refused."""
+    """Only nodes on a path from the first state to the last that avoids q and k are refused."""
     s = get_case(name).sentence
     stack = "enc" if role else ""
     start = "enc_" if role else ""
@@ -401,7 +402,7 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
 # counterfactuals
 
 
-def test_what_was_seen_may_be_set_otherwise():
+def test_observed_nodes_may_be_set_to_other_values():
     s = two_head_net(atoms=2).sentence("the cat sat")
     observed, given = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
     result = observed.counterfactual("y_2", {"W_q_0": 1})
@@ -416,7 +417,7 @@ def test_what_was_seen_may_be_set_otherwise():
         observed.do(W_q_0=1)
 
 
-def test_a_set_query_is_what_it_was_set_to():
+def test_a_query_of_a_set_node_is_its_set_value():
     s = two_head_net(heads=3).sentence("the cat sat")
     result = s.counterfactual("c", {"c": 1}, {"y_2": 1})
     close(result.probabilities, torch.tensor([0.0, 1.0, 0.0]))

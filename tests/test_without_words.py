@@ -142,7 +142,7 @@ def test_pyro_sums_what_elimination_sums():
         assert -elbo.loss(fixed, lambda: None) == pytest.approx(float(total))
 
 
-def test_pyro_draws_as_many_sentences_as_are_asked_for():
+def test_pyro_draws_the_requested_number_of_sentences():
     net, count = asia(), 20_000
     torch.manual_seed(0)
     samples = net.pyro()(batch=count)
@@ -180,7 +180,7 @@ def test_figures_name_the_net_and_leave_nothing_out(tmp_path):
     assert "image/svg+xml" in s._repr_mimebundle_()[0] or s.widget() is not None
 
 
-def test_advice_past_the_limit_of_arrows_can_be_followed(tmp_path):
+def test_advice_above_the_limit_of_arrows_can_be_followed(tmp_path):
     s = asia().sentence()
     for options in ({"detail": "nodes"}, {}):
         with pytest.raises(bt.BudgetError) as caught:
@@ -253,7 +253,7 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
     assert CliRunner().invoke(main, ["ask", "posterior", "z", "--model", path]).exit_code
 
 
-# what needs words
+# features that need words
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Check that the relative links of the Markdown pages lead to a file, and their #anchors to a heading.
 
-Run it from anywhere: ``python docs/scripts/check_links.py``. It needs nothing but Python, prints one line for
-each broken link and exits with 1 if there is one. Links to the web are not followed.
+Run it from any folder: ``python docs/scripts/check_links.py``. It needs only Python. It prints one line for each broken
+link, and exits with 1 if there is one. Links to the web are not followed.
 """
 
 import re
@@ -22,7 +22,7 @@ ANCHOR = re.compile(r"<a\s+(?:id|name)=[\"']([^\"']+)")
 
 
 def iter_prose(page: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a page, without its fenced code."""
+    """Return the numbered lines of a page, without its fenced code."""
     fence = ""
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         mark = FENCE.match(line)
@@ -36,13 +36,13 @@ def iter_prose(page: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def find_anchors(page: Path) -> frozenset[str]:
-    """The fragments that a page answers to: its headings, slugged as GitHub does, and its ``<a id=...>``."""
+    """Return the anchors of a page: its headings, as slugs of GitHub, and its ``<a id=...>``."""
     result: set[str] = set()
     slug_counts: Counter[str] = Counter()
     for _, line in iter_prose(page):
         result.update(ANCHOR.findall(line))
         if heading := HEADING.match(line):
-            title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])  # a linked heading shows its text
+            title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])  # of a linked heading only the text counts
             slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
             result.add(f"{slug}-{slug_counts[slug]}" if slug_counts[slug] else slug)
             slug_counts[slug] += 1
@@ -50,7 +50,7 @@ def find_anchors(page: Path) -> frozenset[str]:
 
 
 def find_fault(page: Path, target: str) -> str | None:
-    """The fault of a link on a page, or None."""
+    """Return the fault of a link on a page, or None."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return None
@@ -65,7 +65,7 @@ def find_fault(page: Path, target: str) -> str | None:
 
 
 def main() -> int:
-    """Check every page, print what is broken, return the exit code."""
+    """Check every page, print the faults, return the exit code."""
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     count, broken = 0, 0
     for page in pages:

@@ -1,8 +1,8 @@
 """Check the site that `make docs` built: every link and picture of its pages leads to a file, and to an anchor in it.
 
-Run it as ``python docs/scripts/check_site.py [FOLDER]``. It reads the HTML as it stands and nothing else, so that it
-finds what Sphinx takes for good. Links to the web are counted and not followed: `make docs-links` does. No formula
-may hold LaTeX that its converter left as it was.
+Run it as ``python docs/scripts/check_site.py [FOLDER]``. It reads only the HTML files, so it finds faults that Sphinx
+accepts. It counts links to the web without following them: `make docs-links` does that. A formula must not contain
+LaTeX that its converter did not convert.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "vide
 
 
 class Page(HTMLParser):
-    """The anchors of a page (`ids`), its `links`, the resources it loads (`parts`), and LaTeX that is `left` in it."""
+    """The anchors of a page (`ids`), its `links`, the resources it loads (`parts`), and unconverted LaTeX (`left`)."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -30,6 +30,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collect the anchors, links and resources of a tag."""
         attributes = {name: value for name, value in attrs if value}
         self.ids.update(value for name, value in attributes.items() if name == "id" or (name == "name" and tag == "a"))
         if tag == "a" and "href" in attributes:
@@ -46,22 +47,24 @@ class Page(HTMLParser):
             self.left.append(r"\\")
 
     def handle_endtag(self, tag: str) -> None:
+        """Track the end of elements inside formulas."""
         if self.inside:
             self.inside.pop()
 
     def handle_data(self, data: str) -> None:
+        """Collect unconverted LaTeX of the text."""
         if self.inside and ("\\" in data or (data.strip() == "&" and self.inside[-1] != "mtext")):
             self.left.append(data.strip())
 
 
 @cache
 def read_page(path: Path) -> Page:
-    """A page, read once."""
+    """Read a page once."""
     return Page(path)
 
 
 def find_fault(site: Path, page: Path, target: str) -> str | None:
-    """The fault of a link of a page, or None."""
+    """Return the fault of a link of a page, or None."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return None
@@ -77,7 +80,7 @@ def find_fault(site: Path, page: Path, target: str) -> str | None:
 
 
 def find_faults(site: Path) -> tuple[list[str], int, int, int]:
-    """The faults, and the numbers of pages, of links, and of links to the web."""
+    """Return the faults, and the numbers of pages, of links, and of links to the web."""
     pages = sorted(site.rglob("*.html"))
     result, links, web = [], 0, 0
     for path in pages:
@@ -90,13 +93,13 @@ def find_faults(site: Path) -> tuple[list[str], int, int, int]:
             f"{path.relative_to(site)}: {part}: fetched from the web" for part in page.parts if urlsplit(part).netloc
         ]
         result += [
-            f"{path.relative_to(site)}: {latex}: LaTeX that is left in a formula" for latex in dict.fromkeys(page.left)
+            f"{path.relative_to(site)}: {latex}: unconverted LaTeX in a formula" for latex in dict.fromkeys(page.left)
         ]
     return result, len(pages), links, web
 
 
 def main() -> int:
-    """Check every page, print what is broken, return the exit code."""
+    """Check every page, print the faults, return the exit code."""
     site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
     result, pages, links, web = find_faults(site)
     print("\n".join([*result, f"{pages} pages, {links} links, {len(result)} broken, {web} to the web (not followed)"]))

@@ -1,4 +1,5 @@
-"""The demo: the bnet of a sentence in MiniLM, a real model. Prints what it is made of; writes files to `demo/`."""
+"""The demo: the bnet of a sentence in MiniLM, a real model. It prints the parts of the bnet and writes files to
+`demo/`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ import bnet_transformer as bt
 from bnet_transformer.attention import Inclusion
 
 SENTENCE = "The cat sat on the mat"
-FRESH = (SENTENCE, "A dog ran in the park", "The bank raised its key rates")  # of one length: they run together
+FRESH = (
+    SENTENCE,
+    "A dog ran in the park",
+    "The bank raised its key rates",
+)  # of equal length, so they run in one batch
 RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "heads.json"
 NUM_ROWS = 8
 
@@ -24,27 +29,25 @@ def main() -> None:
     folder = Path("demo")
     folder.mkdir(exist_ok=True)
     start = time.perf_counter()
-    print_step(1, "reads MiniLM, and builds the bnet of a sentence")
+    print_step(1, "load MiniLM, and build the bnet of a sentence")
     net = bt.from_pretrained("minilm")
     s = net.sentence(SENTENCE)
     print(f"The bnet of {SENTENCE!r} in MiniLM: {net!r}\n")
     print_words(s)
     print_nodes(s)
     print_reads(s)
-    print_step(2, "asks the bnet, and intervenes on it")
+    print_step(2, "query the bnet, and intervene on it")
     print_answers(s)
     print_heads()
-    print_step(
-        3, "fits which heads matter to three sentences (most of the time goes here: under a minute on two cores)"
-    )
+    print_step(3, "fit which heads matter for three sentences (the longest step: under a minute on two cores)")
     result = print_inclusion(net)
-    print_step(4, "draws, and writes graphs and equations")
+    print_step(4, "draw, and write graphs and equations")
     files = write_files(s, folder, result)
     print(f"\nDone in {time.perf_counter() - start:.0f} s. Written:")
     for path, subject in files.items():
         print(f"  {path!s:28} {subject}")
     print(f"\nOpen first: {folder / 'cat.html'} in a browser, then {folder / 'cat.png'} and {folder / 'heads.png'}.")
-    print("Then: the fifteen lines in README.md, and docs/getting_started.md")
+    print("Then: the example in README.md, and docs/getting_started.md")
 
 
 def print_step(number: int, subject: str) -> None:
@@ -71,8 +74,8 @@ def print_nodes(s: bt.Sentence) -> None:
 
 
 def print_reads(s: bt.Sentence) -> None:
-    """The strongest reads of each slice: which head, which word, which word read."""
-    print("Strongest reads, special tokens left out")
+    """Print the strongest reads of each slice: head, attending word, attended word."""
+    print("Strongest reads, without special tokens")
     plain = [i for i, special in enumerate(s.special) if not special]
     for slice_ in range(6):
         attention = s.attention(slice_)[:, plain][:, :, plain]
@@ -86,8 +89,8 @@ def print_reads(s: bt.Sentence) -> None:
 
 
 def print_answers(s: bt.Sentence) -> None:
-    """Some queries and their results."""
-    print("Asked of the bnet")
+    """Print some queries and their results."""
+    print("Queries")
     print(f"  parents of a_0_3_2:       {', '.join(s.parents('a_0_3_2')[:4])}, ...")
     moved = {
         head: float(
@@ -102,32 +105,32 @@ def print_answers(s: bt.Sentence) -> None:
         text: net.sentence(text)["embedding"] for text in ("A kitten lay on a rug", "The bank raised its rates")
     }
     for text, embedding in embeddings.items():
-        print(f"  likeness of embeddings:   {torch.cosine_similarity(s['embedding'], embedding, 0):.2f} to {text!r}")
+        print(f"  similarity of embeddings: {torch.cosine_similarity(s['embedding'], embedding, 0):.2f} to {text!r}")
 
 
 def print_heads() -> None:
-    """The chapter's other reading of heads, on the small net of the package: one head for each sentence."""
+    """Print the chapter's other model of heads, on the small net of the package: one head for each sentence."""
     s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
     observed = {f"y_{i}": s.words[i + 1] for i in range(2, len(s.words) - 1)}
     prior, posterior = ["(" + ", ".join(f"{p:.3f}" for p in s.posterior("c", e).tolist()) + ")" for e in ({}, observed)]
-    print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {prior}, P(c | the words seen) = {posterior}")
+    print(f"\nThe net 'tiny' draws one head for each sentence: P(c) = {prior}, P(c | the words seen) = {posterior}")
 
 
 def print_inclusion(net: bt.BNet) -> Inclusion:
-    """Which heads matter: the first of a table that took minutes, if it is there; and a small fresh one."""
+    """Print which heads matter: the top of a stored table that took minutes, if it exists; and a small new one."""
     entry = json.loads(RESULTS.read_text(encoding="utf-8")).get("minilm-inclusion") if RESULTS.exists() else None
     if entry is not None:
-        print("\nWhich heads of MiniLM matter: computed before, by `python -m experiments minilm-inclusion`")
-        print(f"  {entry['told']}")
+        print("\nWhich heads of MiniLM matter: stored result of `python -m experiments minilm-inclusion`")
+        print(f"  {entry['summary']}")
         rows = [entry["head"], *entry["rows"][:NUM_ROWS]]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
-        print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has them all")
+        print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has all rows")
     start = time.perf_counter()
     result = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
-    print(f"\nFresh, of {len(FRESH)} sentences, in {seconds:.0f} s: so few say little, and the intervals tell")
+    print(f"\nComputed now, from {len(FRESH)} sentences, in {seconds:.0f} s: few sentences, so the intervals are wide")
     columns = ["slice", "head", "rho", "low", "high", "log_bayes", "error", "importance", "ablation"]
     table = result.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
     print("\n".join(f"  {line}" for line in table.splitlines()))
@@ -138,7 +141,7 @@ def write_files(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, s
     """Write figures, the graph with its strongest reads, and the equations."""
     files = {}
     figures = {
-        "cat.svg": ("the reading grid: every word in every slice, and the strongest reads", {"theme": "auto"}),
+        "cat.svg": ("the grid of reads: every word in every slice, and the strongest reads", {"theme": "auto"}),
         "cat.png": ("the same as an image", {}),
         "ground.png": (
             "every node of head 3 in slice 2",
@@ -149,11 +152,11 @@ def write_files(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, s
         s.draw(folder / name, **options)
         files[folder / name] = subject
     bt.plot(result).savefig(folder / "heads.png", dpi=144)
-    files[folder / "heads.png"] = "how sure it is of each head that it is in"
+    files[folder / "heads.png"] = "the posterior probability of each head"
     s.explore(folder / "cat.html", inclusion=result)
-    files[folder / "cat.html"] = "the interactive page: open it in a browser"
+    files[folder / "cat.html"] = "the interactive page, for a browser"
     s.net.draw(folder / "folded.png")
-    files[folder / "folded.png"] = "the net, folded: one box for each template"
+    files[folder / "folded.png"] = "the template graph: one box for each node group"
     data = {
         folder / "cat.json": "the ground graph, reads of at least 0.1, as node-link JSON (networkx reads it)",
         folder / "cat.graphml": "the same as GraphML (Gephi, yEd, Cytoscape read it)",

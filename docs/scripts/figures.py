@@ -1,4 +1,4 @@
-"""Make the figures of `docs/figures.md`: run its python blocks in order, in the folder `docs/figures`.
+"""Make the figures of `docs/figures.md`: run its Python blocks in order, in the folder `docs/figures`.
 
 ``python docs/scripts/figures.py`` writes the same bytes each time with the same versions.
 """

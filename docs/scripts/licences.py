@@ -1,9 +1,9 @@
-"""Write docs/licences.csv: every pinned package, its licence, and what needs it.
+"""Write docs/licences.csv: every pinned package, its licence, and the packages and extras that require it.
 
     python docs/scripts/licences.py [--wheels FOLDER]
 
-It reads constraints.txt and the metadata of what is installed, and of wheels in a folder (`pip download -d FOLDER`).
-Where that is not all that is pinned, who asks for what is known in part: a row whose version stands is kept.
+It reads constraints.txt and the metadata of installed packages, and of wheels in a folder (`pip download -d FOLDER`).
+If some pinned packages are missing there, dependents are known only in part, and rows of unchanged versions are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "licences.csv"
-HEADER = ("package", "version", "licence", "asked for by", "for")
+HEADER = ("package", "version", "licence", "required by", "for")
 CORE, BUILD = "core", "build"
-UNDECLARED = ("editables", "pip")  # asked for by no metadata: by hatchling for an editable install, and what installs
-COPYLEFT = (  # shared libraries that wheels carry, by how their names begin
+UNDECLARED = ("editables", "pip")  # in no metadata: required by hatchling for an editable install, and the installer
+COPYLEFT = (  # beginnings of names of shared libraries inside wheels
     "libgomp", "libgfortran", "libquadmath", "libjbig", "libltdl", "libpango", "libcairo", "libfribidi", "libthai",
     "libdatrie", "libgraphite2", "libcdt", "libcgraph", "libgv", "libpathplan", "libxdot", "libzmq",
 )  # fmt: skip
@@ -51,13 +51,13 @@ class Package:
 
 
 def read_pins() -> dict[str, str]:
-    """The version of each package of constraints.txt, by its name in that file."""
+    """Return the version of each package of constraints.txt, by its name in that file."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     return dict(line.split("==") for line in lines if line)
 
 
 def read_requirements() -> dict[str, list[Requirement]]:
-    """The requirements of the core, of each extra and of the build."""
+    """Return the requirements of the core, of each extra and of the build."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = config["project"]
     groups = {
@@ -71,7 +71,7 @@ def read_requirements() -> dict[str, list[Requirement]]:
 
 
 def find_licence(expression: str | None, classifiers: Iterable[str], text: str | None) -> str:
-    """A licence in few words: an SPDX expression where there is one, else what the classifiers or the text call it."""
+    """Return a short licence: the SPDX expression if there is one, else the name in the classifiers or the text."""
     if expression:
         return expression
     named = [item.rpartition(" :: ")[2] for item in classifiers if item.startswith("License ::")]
@@ -81,19 +81,19 @@ def find_licence(expression: str | None, classifiers: Iterable[str], text: str |
 
 
 def parse_package(about: Message) -> Package:
-    """A package from its metadata."""
+    """Return a package from its metadata."""
     licence = find_licence(about.get("License-Expression"), about.get_all("Classifier") or (), about.get("License"))
     requires = map(Requirement, about.get_all("Requires-Dist") or ())
     return Package(about["Name"], licence, tuple(requires))
 
 
 def list_installed() -> dict[str, Package]:
-    """The packages that are installed here."""
+    """Return the installed packages."""
     return {canonicalize_name(item.metadata["Name"]): parse_package(item.metadata) for item in distributions()}
 
 
 def list_copyleft_libraries() -> dict[str, set[str]]:
-    """The libraries under a copyleft that the wheels installed here carry, by package; versions left out."""
+    """Return the copyleft libraries inside the installed wheels, by package, without versions."""
     result: dict[str, set[str]] = {}
     for item in distributions():
         names = {Path(file).name for file in item.files or () if ".so" in Path(file).name}
@@ -104,7 +104,7 @@ def list_copyleft_libraries() -> dict[str, set[str]]:
 
 
 def read_wheels(folder: Path) -> dict[str, Package]:
-    """The packages of the wheels in a folder."""
+    """Return the packages of the wheels in a folder."""
     result = {}
     for path in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(path) as wheel:
@@ -117,7 +117,8 @@ def read_wheels(folder: Path) -> dict[str, Package]:
 
 
 def resolve_requirements(known: Mapping[str, Package], requirements: Sequence[Requirement]) -> dict[str, set[str]]:
-    """The transitive closure of requirements, each with the packages that require it ("" for the project itself)."""
+    """Return the transitive closure of requirements, each with the packages that require it ("" for the project
+    itself)."""
     todo = [("", item) for item in requirements]
     visited: set[tuple[str, frozenset[str]]] = set()
     result: dict[str, set[str]] = {}
@@ -136,11 +137,13 @@ def resolve_requirements(known: Mapping[str, Package], requirements: Sequence[Re
 
 
 def _parse_extras(by: str) -> list[str]:
+    """Return the extras in the name of a dependent."""
     return by.partition("[")[2].rstrip("]").split(",")
 
 
 def build_rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
-    """Name, version, licence, dependents and extras of each pin; where metadata are incomplete, the old row stays."""
+    """Return name, version, licence, dependents and extras of each pin; if metadata are incomplete, the old row is
+    kept."""
     known, old_rows = list_installed() | ({} if wheels is None else read_wheels(wheels)), read_table()
     groups = {group: resolve_requirements(known, requirements) for group, requirements in read_requirements().items()}
     is_complete = all(canonicalize_name(name) in known for name in read_pins())  # else some dependents are unknown
@@ -159,7 +162,7 @@ def build_rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str
 
 
 def read_table() -> dict[str, tuple[str, str, str, str]]:
-    """The rows of the table, by name."""
+    """Return the rows of the table, by name."""
     if not TABLE.exists():
         return {}
     with TABLE.open(encoding="utf-8", newline="") as file:
@@ -169,7 +172,7 @@ def read_table() -> dict[str, tuple[str, str, str, str]]:
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is not installed here")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels of packages that are not installed")
     rows = build_rows(parser.parse_args().wheels)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([HEADER, *rows])

@@ -1,4 +1,4 @@
-"""Make the screenshots of `docs/explore.md`, in `docs/explore`: its pages in a Chromium, by Playwright."""
+"""Make the screenshots of `docs/explore.md`, in `docs/explore`: its pages in Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     except ImportError:
         chromium = None
     if chromium is None:
-        sys.exit("no Chromium, or no Playwright: the screenshots of docs/explore.md stay as they are")
+        sys.exit("no Chromium, or no Playwright: the screenshots of docs/explore.md are not made")
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

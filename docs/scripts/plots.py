@@ -1,7 +1,7 @@
-"""Make the plots of pages: run their python blocks in order, write `figure` where a picture follows.
+"""Make the plots of pages: run their Python blocks in order, and write `figure` where a picture follows.
 
-``python docs/scripts/plots.py`` writes `docs/plots/*.png`, the same bytes each time with the same versions; names of
-pages choose some (`plots.py heads.md`).
+``python docs/scripts/plots.py`` writes `docs/plots/*.png`, the same bytes each time with the same versions. Names of
+pages select some of them (`plots.py heads.md`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run_page(path: Path) -> None:
         if part["code"]:
             exec(compile(part["code"], str(path), "exec"), page.__dict__)
             continue
-        if not part["picture"].startswith("plots/"):  # what an experiment made
+        if not part["picture"].startswith("plots/"):  # the output of an experiment
             continue
         picture = DOCS / part["picture"]
         picture.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""How often 90% intervals of `bt.roles` hold a planted share: the table of `docs/roles.md`.
+"""How often 90% intervals of `bt.roles` contain a planted share: the table of `docs/roles.md`.
 
 ``python docs/scripts/role_intervals.py`` prints it; it takes some minutes.
 """
@@ -20,27 +20,27 @@ Draw = Callable[[np.random.Generator, Numbers, int], Numbers]
 
 
 def sample_one_relation(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
-    """All words of a sentence read by one relation, drawn from theta."""
+    """Sample sentences in which all words attend by one relation, drawn from theta."""
     return np.tile(np.eye(RELATIONS)[rng.choice(RELATIONS, p=theta)], (words, 1))
 
 
 def sample_soft(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
-    """All words of a sentence have the same soft weights, drawn around theta."""
+    """Sample sentences in which all words have the same soft weights, drawn around theta."""
     return np.tile(rng.dirichlet(4 * theta + 1e-9), (words, 1))
 
 
 def sample_mixed(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
-    """Each word reads by one relation, drawn from shares of its sentence."""
+    """Sample sentences in which each word attends by one relation, drawn from shares of its sentence."""
     return np.eye(RELATIONS)[rng.choice(RELATIONS, words, p=rng.dirichlet(4 * theta + 1e-9))]
 
 
 def sample_independent(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
-    """Each word reads by one relation, drawn from theta independently of its sentence."""
+    """Sample sentences in which each word attends by one relation, drawn from theta independently of its sentence."""
     return np.eye(RELATIONS)[rng.choice(RELATIONS, words, p=theta)]
 
 
 def measure_coverage(rng: np.random.Generator, sample: Draw, sentences: int) -> tuple[float, float]:
-    """The coverage of the intervals of shares above 1 in 100, and their mean width."""
+    """Return the coverage of the intervals of shares above 1 in 100, and their mean width."""
     covered: list[bool] = []
     widths: list[float] = []
     for _ in range(TRUTHS):
