@@ -149,6 +149,8 @@ def normalize(notebook: NotebookNode) -> NotebookNode:
         cell.metadata = NotebookNode({name: cell.metadata[name] for name in ("tags",) if name in cell.metadata})
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
+            for output in cell.outputs:  # no kernel, no widget: its figure stays
+                output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
         clean.cells.append(cell)
     clean.nbformat_minor = 5
     return clean
