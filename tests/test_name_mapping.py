@@ -276,7 +276,7 @@ EQUIVALENTS = {  # hook -> the node group in a pre-norm decoder, in a post-norm 
 
 def test_the_error_for_a_hook_names_the_node():
     word = {"plates": ["word"]}
-    own_names = bt.Stack(
+    user_roles = bt.Stack(
         prologue=[bt.Node("state", Given(4), **word)],
         slice=[
             *[bt.Node(role, Linear(4), ["state"], **word) for role in ("query", "key", "value")],
@@ -287,7 +287,7 @@ def test_the_error_for_a_hook_names_the_node():
         slices=2,
     )
     options = {"dim": 8, "heads": 2, "slices": 2, "vocabulary": ["a", "b"]}
-    nets = [bt.decoder(**options, norm="pre"), bt.decoder(**options), bt.BNet(bt.Declaration([own_names]))]
+    nets = [bt.decoder(**options, norm="pre"), bt.decoder(**options), bt.BNet(bt.Declaration([user_roles]))]
     sentences = [*(net.sentence("a b") for net in nets[:2]), nets[2].sentence(x=torch.zeros(2, 4))]
     for hook, groups in EQUIVALENTS.items():
         for sentence, group in zip(sentences, groups, strict=True):
@@ -296,14 +296,14 @@ def test_the_error_for_a_hook_names_the_node():
             text = "This net has no node" if group is None else f"is {group}_"
             assert text in caught.value.hint and repr(hook) in str(caught.value)
     s = sentences[1]
-    for ask in (
+    for look_up in (
         lambda hook: s.do({hook: 0.0}),
         lambda hook: bt.sweep(s, s, at=hook, metric={"y_1": ("a", "b")}),
         lambda hook: bt.sweep(s, s, at=[hook], metric={"y_1": ("a", "b")}),
         s.parents,
     ):
         with pytest.raises(bt.UnknownNameError, match=r"is x_1_word here, such as x_1_0\. .* do\(x_1=\.\.\.\)"):
-            ask("blocks.1.hook_resid_pre")
+            look_up("blocks.1.hook_resid_pre")
     for hook, hint in (
         ("blocks.1.attn.hook_pattern", r"P\(j \| i\) of a_1_head_word here: s.attention\(1\)"),
         ("blocks.2.hook_resid_pre", "this net has 2 slices"),
