@@ -296,14 +296,14 @@ def test_the_error_for_a_hook_names_the_node():
             text = "This net has no node" if group is None else f"is {group}_"
             assert text in caught.value.hint and repr(hook) in str(caught.value)
     s = sentences[1]
-    for look_up in (
+    for query in (
         lambda hook: s.do({hook: 0.0}),
         lambda hook: bt.sweep(s, s, at=hook, metric={"y_1": ("a", "b")}),
         lambda hook: bt.sweep(s, s, at=[hook], metric={"y_1": ("a", "b")}),
         s.parents,
     ):
         with pytest.raises(bt.UnknownNameError, match=r"is x_1_word here, such as x_1_0\. .* do\(x_1=\.\.\.\)"):
-            look_up("blocks.1.hook_resid_pre")
+            query("blocks.1.hook_resid_pre")
     for hook, hint in (
         ("blocks.1.attn.hook_pattern", r"P\(j \| i\) of a_1_head_word here: s.attention\(1\)"),
         ("blocks.2.hook_resid_pre", "this net has 2 slices"),
