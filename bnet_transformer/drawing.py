@@ -174,16 +174,13 @@ def build_mime_bundle(text: str, state: SentenceState, create_widget: Callable[[
     bundle: dict[str, Any] = {"text/plain": text}
     if shell is not None and getattr(shell, "kernel", None) is None:
         return bundle, {}
-    bundle["image/svg+xml"] = _fallback_svg(state)
-    if shell is None or importlib.util.find_spec("anywidget") is None:
-        return bundle, {}
-    try:
-        content = create_widget()._repr_mimebundle_() or {}  # data, or data and metadata
-    except BudgetError as error:
-        warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
-        return bundle, {}
-    data, about = content if isinstance(content, tuple) else (content, {})
-    return {**data, **bundle}, dict(about)
+    if shell is not None and importlib.util.find_spec("anywidget") is not None:
+        try:
+            data, metadata = create_widget()._repr_mimebundle_()
+            return {**data, **bundle}, metadata
+        except BudgetError as error:
+            warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
+    return bundle | {"image/svg+xml": _fallback_svg(state)}, {}
 
 
 def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
@@ -202,7 +199,9 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
     from bnet_transformer.page.widget import Widget
 
     parsed = parse_page_options(options)
-    return Widget(sentence, lambda changed: describe_sentence(changed.state, parsed))
+    return Widget(
+        sentence, lambda changed: describe_sentence(changed.state, parsed), lambda changed: _fallback_svg(changed.state)
+    )
 
 
 def check_options(path: PathLike, options: Mapping[str, Any]) -> None:

@@ -114,6 +114,31 @@ class Sentence(StructureQueries):
         """
         return self.state.evaluator.distribution(self.ground.id(name))
 
+    def labels(self, name: str) -> tuple[str, ...]:
+        """The labels of the states of a discrete node.
+
+        Args:
+            name: A discrete node, such as a readout.
+
+        Returns:
+            A label for each state, in the order of `posterior`: the `labels` of its TPM, words of the vocabulary, words
+            of the sentence, or numerals where the states have no names.
+
+        Raises:
+            BNetError: The node is not discrete.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat")
+        >>> s.labels("y_0"), s.labels("c")
+        (('the', 'cat', 'sat'), ('0', '1'))
+        """
+        node = self.ground.id(name)
+        kind = self.state.model.spec(node).tpm.kind
+        if kind != "discrete":
+            raise BNetError(name, expected="a discrete node", actual=f"a {kind} one")
+        return self.state.labels(node) or tuple(map(str, range(self.state.model.count_states(node))))
+
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
         """The attention TPMs of a slice, `P(j | i)`.
 

@@ -1,15 +1,15 @@
-"""Execute the notebooks, each in a fresh kernel, from top to bottom, and store their outputs.
+"""Execute the notebooks, each in a fresh kernel, from top to bottom, and save their outputs.
 
-    python notebooks/run.py                     all of them, in place
-    python notebooks/run.py 1_the_bnet          those whose names begin with this (or paths)
-    python notebooks/run.py --check             execute, and write nothing: for CI
+    python notebooks/run.py                     all notebooks, in place
+    python notebooks/run.py 1_the_bnet          notebooks whose names start with this (or paths)
+    python notebooks/run.py --check             execute and write nothing, for CI
 
-A kernel computes with one thread, unless OMP_NUM_THREADS is set, so last digits depend less on the machine. Stored
-outputs are stable: no times, no random ids, each stream in one piece. So a second run of the same source on the same
-machine changes nothing. A cell that fails, prints to stderr, or prints an address or a path of this machine is a fault;
-so is a notebook of more than `SIZE` bytes or one that takes longer than `WALL` seconds times the slack. `--check` also
-reports a committed notebook without outputs as a fault. It lists text that differs from the committed text, but that is
-no fault, because times and last digits differ between machines.
+A kernel uses one thread, unless OMP_NUM_THREADS is set, so that last digits depend less on the machine. The saved
+outputs are stable: they have no times, no random ids and no state of widgets, and streams are merged. A second run of
+the same source on the same machine changes nothing. A fault is a cell that fails, prints to stderr, or prints an
+address or a path of this machine; a notebook of more than `SIZE` bytes; and one that takes longer than `WALL` seconds
+times the slack. With `--check` a committed notebook without outputs is a fault too. Text that differs from the
+committed text is reported, but is not a fault, because times and last digits differ between machines.
 """
 
 from __future__ import annotations
@@ -47,17 +47,15 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class NotebookError(Exception):
-    """A notebook failed; the message lists its faults."""
+    """A notebook fails; the message lists its faults."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named notebooks; the exit code is 1 if one fails."""
+    """Run the notebooks of the command line; the exit code is 1 if one fails."""
     parser = argparse.ArgumentParser(description="Execute the notebooks, each in a fresh kernel.")
-    parser.add_argument("names", nargs="*", help="paths, or the beginnings of names; all by default")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; list outputs that differ from the committed ones"
-    )
-    parser.add_argument("--slack", type=float, default=SLACK, help=f"times {WALL:.0f} s per notebook")
+    parser.add_argument("names", nargs="*", help="paths, or the start of their names; all by default")
+    parser.add_argument("--check", action="store_true", help="write nothing; report outputs that differ")
+    parser.add_argument("--slack", type=float, default=SLACK, help=f"the time limit, in units of {WALL:.0f} s")
     args = parser.parse_args(argv)
     num_failed = 0
     for path in find_notebooks(args.names):
@@ -73,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:
-    """Return the notebooks that these names select, in order."""
+    """The notebooks of these names, in order."""
     if not names:
         return sorted(HOME.glob("*.ipynb"))
     result = []
@@ -82,14 +80,14 @@ def find_notebooks(names: Sequence[str]) -> list[Path]:
         matches = [Path(name)] if Path(name).is_file() else [path for path in available if path.stem.startswith(name)]
         if not matches:
             raise SystemExit(
-                f"no notebook begins with {name!r}; there are {', '.join(path.stem for path in available)}"
+                f"no notebook starts with {name!r}; the notebooks are {', '.join(path.stem for path in available)}"
             )
         result += matches
     return result
 
 
 def run_notebook(path: Path, *, check: bool, limit: float) -> str:
-    """Execute one notebook, in place or to compare, and return a message for its line."""
+    """Execute a notebook, in place or for comparison, and return the message of its line."""
     committed = nbformat.read(path, as_version=4)
     start = time.perf_counter()
     executed = execute(committed, path.resolve().parent, limit)
@@ -101,7 +99,7 @@ def run_notebook(path: Path, *, check: bool, limit: float) -> str:
     if seconds > limit:
         faults.append(f"  {seconds:.0f} s, of at most {WALL:.0f} s times a slack of {limit / WALL:g}")
     if check and not all(iter_executed(committed)):
-        faults.append("  committed without outputs: make notebooks, then commit what it wrote")
+        faults.append("  committed without outputs: run make notebooks and commit the result")
     if faults:
         raise NotebookError("\n".join(faults))
     slow = f"; over {WALL:.0f} s" if seconds > WALL else ""
@@ -116,7 +114,7 @@ def run_notebook(path: Path, *, check: bool, limit: float) -> str:
 
 
 def execute(notebook: NotebookNode, folder: Path, limit: float) -> NotebookNode:
-    """Return the notebook with new outputs, from a fresh kernel without the settings of this user."""
+    """The notebook with new outputs, from a fresh kernel without the settings of this user."""
     fresh = copy.deepcopy(notebook)
     with tempfile.TemporaryDirectory() as home:
         sockets = {"transport": "ipc", "ip": f"{home}/kernel"} if os.name == "posix" else {}
@@ -141,8 +139,7 @@ def execute(notebook: NotebookNode, folder: Path, limit: float) -> NotebookNode:
 
 
 def normalize(notebook: NotebookNode) -> NotebookNode:
-    """Return the notebook without parts that vary between runs: ids of cells are hashes of their source, streams are
-    merged."""
+    """The notebook without parts that change from run to run: the id of a cell is the hash of its source."""
     clean = nbformat.v4.new_notebook(metadata=METADATA)
     counts: dict[str, int] = {}
     for cell in notebook.cells:
@@ -152,13 +149,15 @@ def normalize(notebook: NotebookNode) -> NotebookNode:
         cell.metadata = NotebookNode({name: cell.metadata[name] for name in ("tags",) if name in cell.metadata})
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
+            for output in cell.outputs:  # a widget needs a kernel; its figure does not
+                output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
         clean.cells.append(cell)
     clean.nbformat_minor = 5
     return clean
 
 
 def merge_streams(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """Return outputs, with consecutive pieces of one stream merged."""
+    """Outputs, with consecutive pieces of one stream merged."""
     merged: list[NotebookNode] = []
     for output in outputs:
         if output.output_type == "stream" and merged and merged[-1].get("name") == output.name:
@@ -169,37 +168,37 @@ def merge_streams(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
 
 
 def serialize(notebook: NotebookNode) -> str:
-    """Return the text of the file."""
+    """The text of the file."""
     return str(nbformat.writes(notebook)).rstrip("\n") + "\n"
 
 
 def find_faults(notebook: NotebookNode) -> Iterator[str]:
-    """Return a line for each output that must not be committed."""
+    """A line for each output that must not be committed."""
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", ()):
             printed = get_text(output)
             if output.get("name") == "stderr":
                 yield f"  cell {number} prints to stderr: {printed.strip()[:200]!r}"
             elif match := LOCAL_PATH.search(printed):
-                yield f"  cell {number} prints text that is specific to this machine: {match.group()!r}"
+                yield f"  cell {number} prints an address or path of this machine: {match.group()!r}"
 
 
 def get_text(output: NotebookNode) -> str:
-    """Return the plain text of an output."""
+    """The plain text of an output."""
     if output.output_type == "stream":
         return str(output.text)
     return str(output.get("data", {}).get("text/plain", ""))
 
 
 def iter_executed(notebook: NotebookNode) -> Iterator[bool]:
-    """Return whether any cell has an output, and, cell by cell, whether it was executed."""
+    """Whether any cell has an output, then for each cell whether it was executed."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     yield any(cell.outputs for cell in code)
     yield from (cell.execution_count is not None for cell in code)
 
 
 def find_differences(committed: NotebookNode, executed: NotebookNode) -> list[str]:
-    """Return the cells whose text differs from the committed text, with the first line that differs."""
+    """Cells whose text differs from the committed text, with the first line that differs."""
     result = []
     for number, (before, after) in enumerate(zip(committed.cells, executed.cells, strict=True)):
         lines = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -81,3 +82,33 @@ class Recurrent(TPM):
         x, h = parents
         into = torch.einsum("...oi,...i->...o", context["W"], x)
         return torch.tanh(into + torch.einsum("...oi,...i->...o", context["U"], h) + context["b"])
+
+
+@final
+@dataclass(frozen=True)
+class NoisyWord(TPM):
+    """With probability `noise` a word of the background distribution, else `softmax(W x)`."""
+
+    n: int
+    noise: float = 0.2
+    prior: float | None = None
+    kind: ClassVar[Literal["discrete"]] = "discrete"
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+
+    @property
+    def states(self) -> int:
+        return self.n
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return ()
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        return {"logits": Parameter((self.n,), fill=0.0), "W": Parameter((self.n, *parents[0].shape), 0.5)}
+
+    def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        word = (context["W"] @ parents[0][..., None])[..., 0].log_softmax(-1)
+        background = context["logits"].log_softmax(-1)
+        return torch.logaddexp(word + math.log(1 - self.noise), background + math.log(self.noise))
+
+    def priors(self) -> dict[str, float]:
+        return {} if self.prior is None else {"logits": self.prior}

@@ -20,6 +20,7 @@ from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.learning.fit.restarts import RestartOptimizer, init_restarts
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
+from tests.custom_tpms import NoisyWord
 
 WORDS = ["a", "b", "c", "d"]
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -498,3 +499,30 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     constant = sum(value.numel() for value in weights) * (math.log(0.2) + 0.5 * math.log(2 * math.pi))
     assert 30 * scores[-1] == pytest.approx(log_posteriors[1] + constant)
     assert log_posteriors[1] > log_posteriors[0]
+
+
+@pytest.mark.parametrize("observe", [NoisyWord, Categorical])
+@pytest.mark.parametrize("method", [bt.MAP(restarts=1, steps=150, rate=0.05), bt.EM(restarts=1, steps=150, rate=0.05)])
+def test_a_readout_of_states_has_the_prior_that_its_tpm_declares(observe, method):
+    lines = [line.split() for line in ("a a a", "a b a", "c a a", "a a b")]
+    data = [(line[:-1], line[1:]) for line in lines]
+    nets = [
+        bt.bayesuvius(4, heads=2, mask="causal", vocabulary=["a", "b", "c"], observe=observe(3, prior=prior))
+        for prior in (None, 1000.0)
+    ]
+    fits = [bt.fit(net, data, method=method, progress=False) for net in nets]
+    free, uniform = (f.net.parameters["y.logits"].softmax(-1) for f in fits)
+    assert free.max() > 0.4
+    torch.testing.assert_close(uniform, torch.full((3,), 1 / 3), atol=5e-3, rtol=0)
+    network = nets[1].network
+    learned = select_learnable(network, (network.get_spec("y"),), None, None)
+    assert set(learned.tables) == {"c.logits"} and learned.logits == {"y.logits": 1000.0}
+    logits = network.parameters["y.logits"] + torch.tensor([0.5, 0.0, -1.0])
+    sets = {name: network.parameters[name][None] for name in learned.names} | {"y.logits": logits[None]}
+    prior = torch.distributions.Dirichlet(torch.full((3,), 1000.0))
+    flat = sets | {"y.logits": torch.zeros(1, 3)}
+    change = FitObjective(network, learned, 100).log_prior(sets) - FitObjective(network, learned, 100).log_prior(flat)
+    expected = prior.log_prob(logits.softmax(-1)) - prior.log_prob(torch.full((3,), 1 / 3))
+    torch.testing.assert_close(change[0], expected, rtol=1e-4, atol=1e-3)
+    with pytest.raises(bt.BNetError, match=r"the prior of y.logits.*method='em' or 'map'"):
+        bt.fit(nets[1], data, method="svi", spread=1.0, progress=False)

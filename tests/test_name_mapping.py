@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.weight_mapping import map_parameters
-from bnet_transformer.tpm import Given, Weight
+from bnet_transformer.tpm import Attention, Given, Linear, Weight
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, init_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
@@ -253,3 +253,60 @@ def test_unknown_names_are_refused():
         to_lens(distil, "x_0_*")
     with pytest.raises(bt.BNetError, match=r"a pretrained net of .*bert"):
         from_lens(bt.encoder(4, heads=2), "blocks.0.hook_resid_pre")
+
+
+EQUIVALENTS = {  # hook -> the node group in a pre-norm decoder, in a post-norm decoder, and in a bnet of the book
+    "hook_embed": ("embed", "x_0", None),
+    "hook_pos_embed": ("position", "position", None),
+    "blocks.1.hook_resid_pre": ("x_1", "x_1", "state_1"),
+    "blocks.1.hook_resid_mid": ("add1_1", "add2_1", None),
+    "blocks.1.hook_resid_post": ("x_2", "x_2", "state_2"),
+    "blocks.1.hook_attn_out": ("mix_1", "norm1_1", None),
+    "blocks.1.hook_mlp_out": ("ffn_1", "ffn_1", None),
+    "blocks.1.attn.hook_q": ("q_1", "q_1", "query_1"),
+    "blocks.1.attn.hook_k": ("k_1", "k_1", "key_1"),
+    "blocks.1.attn.hook_v": ("v_1", "v_1", "value_1"),
+    "blocks.1.attn.hook_z": ("a_1", "a_1", "state_2"),
+    "blocks.1.attn.hook_z[:, 0]": ("a_1", "a_1", "state_2"),
+    "blocks.1.ln1.hook_normalized": ("norm1_1", "norm1_1", None),
+    "ln_final.hook_normalized": ("norm", None, None),
+    "blocks.1.mlp.hook_post": (None, None, None),
+}
+
+
+def test_the_error_for_a_hook_names_the_node():
+    word = {"plates": ["word"]}
+    user_roles = bt.Stack(
+        prologue=[bt.Node("state", Given(4), **word)],
+        slice=[
+            *[bt.Node(role, Linear(4), ["state"], **word) for role in ("query", "key", "value")],
+            bt.Node(
+                "state", Attention(), [bt.Arrow("query"), bt.Arrow("key", "every"), bt.Arrow("value", "every")], **word
+            ),
+        ],
+        slices=2,
+    )
+    options = {"dim": 8, "heads": 2, "slices": 2, "vocabulary": ["a", "b"]}
+    nets = [bt.decoder(**options, norm="pre"), bt.decoder(**options), bt.BNet(bt.Declaration([user_roles]))]
+    sentences = [*(net.sentence("a b") for net in nets[:2]), nets[2].sentence(x=torch.zeros(2, 4))]
+    for hook, groups in EQUIVALENTS.items():
+        for sentence, group in zip(sentences, groups, strict=True):
+            with pytest.raises(bt.UnknownNameError) as caught:
+                sentence[hook]
+            text = "This net has no node" if group is None else f"is {group}_"
+            assert text in caught.value.hint and repr(hook) in str(caught.value)
+    s = sentences[1]
+    for query in (
+        lambda hook: s.do({hook: 0.0}),
+        lambda hook: bt.sweep(s, s, at=hook, metric={"y_1": ("a", "b")}),
+        lambda hook: bt.sweep(s, s, at=[hook], metric={"y_1": ("a", "b")}),
+        s.parents,
+    ):
+        with pytest.raises(bt.UnknownNameError, match=r"is x_1_word here, such as x_1_0\. .* do\(x_1=\.\.\.\)"):
+            query("blocks.1.hook_resid_pre")
+    for hook, hint in (
+        ("blocks.1.attn.hook_pattern", r"P\(j \| i\) of a_1_head_word here: s.attention\(1\)"),
+        ("blocks.2.hook_resid_pre", "this net has 2 slices"),
+    ):
+        with pytest.raises(bt.UnknownNameError, match=hint):
+            s[hook]

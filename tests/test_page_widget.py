@@ -184,16 +184,18 @@ def test_in_a_notebook_it_is_a_widget_and_elsewhere_an_svg(tmp_path):
     from nbformat.v4 import new_code_cell, new_notebook
 
     code = 'import bnet_transformer as bt\ns = bt.bayesuvius(4, heads=2).sentence("the <b>cat</b> sat")\ns'
-    notebook = new_notebook(cells=[new_code_cell(code)])
+    notebook = new_notebook(cells=[new_code_cell(code), new_code_cell("s.do(c=1).widget()")])
     run = ExecutePreprocessor(timeout=120, kernel_name="python3", store_widget_state=False)
     run.preprocess(notebook, {"metadata": {"path": str(tmp_path)}})
-    (output,) = notebook.cells[0].outputs
-    data = output["data"]
-    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
+    for cell in notebook.cells:
+        (output,) = cell.outputs
+        assert set(output["data"]) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
     html, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
-    (figure,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
-    named = {group.get("id") for group in ElementTree.fromstring(base64.b64decode(figure)).iter()}
-    assert named >= {"x_1_2", "c"} and "<b>cat" not in html
+    figures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    assert len(figures) == 2
+    for figure in figures:
+        named = {group.get("id") for group in ElementTree.fromstring(base64.b64decode(figure)).iter()}
+        assert named >= {"x_1_2", "c"} and "<b>cat" not in html
 
 
 @pytest.mark.slow  # a process that imports torch

@@ -368,3 +368,11 @@ def test_choices_below_set_nodes_follow_a_convention():
 def test_a_posterior_of_an_input_is_refused_with_a_reason():
     with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input one \(Given\)"):
         bt.bayesuvius(3).sentence("the cat").posterior("x_0_0")
+
+
+def test_labels_name_the_states_of_discrete_nodes():
+    net = bt.bayesuvius(4, heads=3, vocabulary=["the", "cat"], observe=Categorical(2), attention="marginal")
+    s = net.sentence("the cat the")
+    assert s.labels("y_1") == ("the", "cat") and s.labels("c") == ("0", "1", "2") and s.labels("j_0") == s.words
+    with pytest.raises(bt.BNetError, match="x_0_1: expected a discrete node; got a deterministic one"):
+        s.labels("x_0_1")

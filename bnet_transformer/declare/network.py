@@ -149,10 +149,10 @@ class Network:
 
     @cached_property
     def unconditional_logit_names(self) -> tuple[str, ...]:
-        """The logits to which no weights of parents are added: their rows are probabilities as they are."""
-        weighted = {m.param_prefix for m in self.specs if "weight" in m.parameters}
+        """The logits of nodes without vector parents: their rows are log probabilities."""
+        conditional = {m.param_prefix for m in self.specs if any(parent.states is None for parent in m.tpm_parents)}
         return tuple(
-            name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in weighted
+            name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in conditional
         )
 
     def count_states(self, index: int, word_counts: Mapping[str, int]) -> int:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.naming import SLICE, WORD, Reach, join_name, split_name
-from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError
 from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph
+from bnet_transformer.graph.transformer_lens import unknown_node_error
 
 MAX_NODES = 2**40
 NO_WORD = np.zeros(1, dtype=np.int64)  # the place of what has no word
@@ -138,7 +139,8 @@ class GroundGraph:
             if stem == "c" and "head" in self.template.plate_sizes:
                 allowed = "heads are a plate here: all are summed, none is selected; bt.inclusion tells which matter"
                 return UnknownNameError("node", expected="a known name", actual=repr(name), allowed=allowed)
-            return unknown_name_error("node", name, (next(self.iter_names(f)) for f in self.template.groups))
+            names = (next(self.iter_names(f)) for f in self.template.groups)
+            return unknown_node_error("node", name, names, self.template)
         shape = self.shapes[groups[0].index]
         axes = [*([SLICE] if groups[0].slice is not None else []), *self.axes(groups[0])]
         first, last = groups[0], groups[-1]

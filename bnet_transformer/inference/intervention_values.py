@@ -17,8 +17,9 @@ from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.data.encode import encode_value, suggest_do
-from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
+from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.graph import GroundGraph, NodeGroup
+from bnet_transformer.graph.transformer_lens import unknown_node_error
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
 
@@ -127,7 +128,7 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
             nodes += [base + k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
     if not nodes:
         examples = [next(ground.iter_names(group)) for group in template.groups]
-        raise unknown_name_error("pattern of nodes", pattern, examples)
+        raise unknown_node_error("pattern of nodes", pattern, examples, template)
     return nodes
 
 

@@ -55,9 +55,11 @@ def build_observation(readout: TPM | None, source_role: str = "x", plates: Seque
     """The observed node: one for each word, or one for the sentence if the readout pools; [] without a readout."""
     if readout is None:
         return []
-    if not isinstance(readout, Categorical | Normal):
-        raise BNetError("observe", expected="a readout", actual=readout, allowed="Categorical(n), Normal(sigma), None")
-    if readout.pool:
+    slots = readout.get_slots() if isinstance(readout, TPM) and readout.is_random else ()
+    if len(slots) != 1:
+        allowed = "Categorical(n), Normal(sigma), a random TPM with one slot, None"
+        raise BNetError("observe", expected="a readout", actual=readout, allowed=allowed)
+    if slots[0].endswith("."):
         return [Node("y", readout, [Arrow(source_role, "every")])]
     return [Node("y", readout, [source_role], plates=plates)]
 

@@ -21,19 +21,39 @@ from bnet_transformer.page.render import bundle_script, render_style_sheet
 
 
 class Widget(anywidget.AnyWidget):
-    """The page of a sentence in a notebook. `sentence` is the current one, with the interventions made in the page."""
+    """The page of a sentence in a notebook.
+
+    Where no widget runs, such as on GitHub or in a file of nbconvert without the widget's state, the figure of the
+    sentence is shown.
+
+    Args:
+        sentence: The sentence that the page shows at first.
+        describe: Returns the description and the buffer of the page of a sentence.
+        draw: Returns the SVG of a sentence.
+
+    Attributes:
+        sentence: The current sentence, with the interventions made in the page.
+    """
 
     _esm = bundle_script("widget")
     _css = render_style_sheet()
     description = traitlets.Dict().tag(sync=True)
     buffer = traitlets.Bytes().tag(sync=True)
 
-    def __init__(self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]]) -> None:
+    def __init__(
+        self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]], draw: Callable[[Any], str]
+    ) -> None:
         self.initial_sentence = self.sentence = sentence
-        self._describe = describe
+        self._describe, self._draw = describe, draw
         description, buffer = describe(sentence)
         super().__init__(description=description, buffer=buffer)
         self.on_msg(self._handle_message)
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The view of the widget, and the figure of the current sentence as SVG."""
+        content: Any = super()._repr_mimebundle_(**options) or {}  # data, or data and metadata
+        data, metadata = content if isinstance(content, tuple) else (content, {})
+        return {**data, "image/svg+xml": self._draw(self.sentence), "text/plain": repr(self.sentence)}, dict(metadata)
 
     def _handle_message(self, _: object, content: object, __: object) -> None:
         """Run a message of the front end, update the traits, and answer; an error is the answer if it fails."""

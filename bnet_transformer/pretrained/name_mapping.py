@@ -29,6 +29,7 @@ from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
+from bnet_transformer.graph.transformer_lens import FIRST_STATE, NEXT_STATE, POST_NORM_HOOKS, PRE_NORM_HOOKS
 from bnet_transformer.pretrained.families import FAMILIES, family_of
 from bnet_transformer.pretrained.family import READOUT_ONLY_PARTS, WeightLocation
 from bnet_transformer.pretrained.weight_mapping import map_parameters, parse_owner, resolve_part
@@ -352,42 +353,6 @@ def _list_parameter_keys(net: BNet) -> dict[str, tuple[str, ...]]:
 
 # TransformerLens
 
-NEXT_STATE = "next x"
-# Role -> the hooks of a TransformerBridge (TransformerLens 4.3) that hold it; `to_lens` returns the first.
-COMMON_HOOKS = {
-    "embed": ("embed.hook_out",),
-    "position": ("hook_pos_embed", "pos_embed.hook_out"),
-    "q": ("blocks.{t}.attn.hook_q", "blocks.{t}.attn.q.hook_out"),
-    "k": ("blocks.{t}.attn.hook_k", "blocks.{t}.attn.k.hook_out"),
-    "v": ("blocks.{t}.attn.hook_v", "blocks.{t}.attn.v.hook_out"),
-    "j": ("blocks.{t}.attn.hook_pattern",),
-    "a": ("blocks.{t}.attn.hook_z", "blocks.{t}.attn.o.hook_in"),
-    "ffn": ("blocks.{t}.hook_mlp_out", "blocks.{t}.mlp.hook_out", "blocks.{t}.mlp.out.hook_out"),
-    "x": ("blocks.{t}.hook_resid_pre", "blocks.{t}.hook_in"),
-    NEXT_STATE: ("blocks.{t}.hook_resid_post", "blocks.{t}.hook_out"),
-    "logits": ("unembed.hook_out", "hook_unembed"),
-}
-POST_NORM_HOOKS = {
-    **COMMON_HOOKS,
-    "segment_embed": ("token_type_embed.hook_out",),
-    "add": ("embed_ln.hook_in",),
-    "mix": ("blocks.{t}.attn.o.hook_out",),
-    "add1": ("blocks.{t}.ln1.hook_in",),
-    "norm1": ("blocks.{t}.ln1.hook_out", "blocks.{t}.attn.hook_out", "blocks.{t}.hook_attn_out"),
-    "add2": ("blocks.{t}.ln2.hook_in", "blocks.{t}.hook_resid_mid"),
-    "dense": ("mlm_head.hook_out",),
-    "transform": ("ln_final.hook_in",),
-    "transform_norm": ("ln_final.hook_out", "unembed.hook_in"),
-}
-PRE_NORM_HOOKS = {
-    **COMMON_HOOKS,
-    "norm1": ("blocks.{t}.ln1.hook_out", "blocks.{t}.attn.hook_in"),
-    "mix": ("blocks.{t}.hook_attn_out", "blocks.{t}.attn.hook_out", "blocks.{t}.attn.o.hook_out"),
-    "add1": ("blocks.{t}.hook_resid_mid", "blocks.{t}.ln2.hook_in"),
-    "norm2": ("blocks.{t}.ln2.hook_out", "blocks.{t}.mlp.hook_in"),
-    "norm": ("ln_final.hook_out", "unembed.hook_in"),
-}
-
 
 def _list_hooks(net: BNet) -> list[HookPoint]:
     """The hooks of TransformerLens that hold nodes; refuses a family that it lacks."""
@@ -398,7 +363,7 @@ def _list_hooks(net: BNet) -> list[HookPoint]:
     is_post = family.norm == "post"
     points = []
     for role, hooks in (POST_NORM_HOOKS if is_post else PRE_NORM_HOOKS).items():
-        stem = {NEXT_STATE: "x", "j": "a"}.get(role, role)
+        stem = {FIRST_STATE: "x", NEXT_STATE: "x", "j": "a"}.get(role, role)
         if stem not in graph.by_stem:
             continue
         plates = ("head",) if role in ("q", "k", "v", "a", "j") else ()
@@ -407,7 +372,6 @@ def _list_hooks(net: BNet) -> list[HookPoint]:
         slices = range(graph.slices[""]) if "{t}" in hooks[0] else (None,)
         for hook, t in product(hooks, slices):
             node, k = ("x", t + 1) if role == NEXT_STATE and t is not None else (role, t)
+            node, k = ("x", 0) if role == FIRST_STATE else (node, k)
             points.append(HookPoint(hook.format(t=t), node, k, dims, plates, spans))
-    if not is_post:
-        return [*points, HookPoint("hook_embed", "embed")]
-    return [*points, *(HookPoint(hook, "x", 0) for hook in ("hook_embed", "embed_ln.hook_out"))]
+    return points

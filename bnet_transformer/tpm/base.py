@@ -252,7 +252,12 @@ class TPM(CheckedDataclass, abc.ABC):
         return s.call(type(self).__name__)
 
     def priors(self) -> Mapping[str, float]:
-        """For each logits parameter with a Dirichlet prior, the concentration of its rows."""
+        """The Dirichlet priors of the logits, for TPMs that have one; `fit` and `pyro` use them.
+
+        Returns:
+            `{"logits": concentration}`: the softmax of each row of the parameter `logits` has a Dirichlet prior with
+            this concentration for every state. Empty for no prior.
+        """
         return {}
 
     @property

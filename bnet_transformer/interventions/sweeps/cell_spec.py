@@ -21,6 +21,7 @@ from bnet_transformer._core.naming import SLICE, WORD, split_name
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
+from bnet_transformer.graph.transformer_lens import unknown_node_error
 from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
@@ -135,7 +136,7 @@ def build_role_cells(examples: Examples, at: str, over: object) -> PatchCells:
     is_attention = at not in graph.by_stem
     known = {**graph.by_stem, **find_attention_groups(model)} if is_attention else graph.by_stem
     if at not in known:
-        raise unknown_name_error("at", at, known)
+        raise unknown_node_error("at", at, known, graph)
     groups = known[at]
     for group in groups:
         (_check_attention if is_attention else check_patchable)(model, specs[group.index])
@@ -198,7 +199,7 @@ def build_arrow_cells(examples: Examples, at: str, over: object) -> PatchCells:
     roles = [role.strip() for role in at.split(ARROW)]
     for role in roles:
         if role not in model.network.graph.by_stem:
-            raise unknown_name_error("at", role, model.network.graph.by_stem)
+            raise unknown_node_error("at", role, model.network.graph.by_stem, model.network.graph)
     for pair in itertools.pairwise(roles):
         _check_path_memory(at, model.ground.count_arrows(roles=pair))
     steps = [_find_role_arrows(model, *pair, at) for pair in itertools.pairwise(roles)]

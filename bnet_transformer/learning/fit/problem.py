@@ -42,11 +42,14 @@ class LearnableParameters:
         tables: The Dirichlet concentration of the prior of each table of log probabilities.
         weights: The names of all other learned parameters.
         spread: The standard deviation of the Normal prior of the weights; None for no prior.
+        logits: The Dirichlet concentration of the prior of the softmax of each of those `weights` that are logits of a
+            node with a vector parent.
     """
 
     tables: Mapping[str, float]
     weights: tuple[str, ...]
     spread: float | None
+    logits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,12 +85,12 @@ def select_learnable(
         learnable = [name for name in learnable if name in requested]
     if not learnable:
         raise BNetError("net", expected="parameters that a fit changes", actual="none")
-    tables = {
-        name: ancestors[name.removesuffix(".logits")].tpm.priors().get("logits", 1.0)
-        for name in learnable
-        if name in network.unconditional_logit_names
-    }
-    return LearnableParameters(tables, tuple(name for name in learnable if name not in tables), spread)
+    concentrations = {f"{prefix}.{name}": a for prefix, m in ancestors.items() for name, a in m.tpm.priors().items()}
+    is_table = set(network.unconditional_logit_names)
+    tables = {name: concentrations.get(name, 1.0) for name in learnable if name in is_table}
+    weights = tuple(name for name in learnable if name not in tables)
+    logits = {name: concentrations[name] for name in weights if name in concentrations}
+    return LearnableParameters(tables, weights, spread, logits)
 
 
 class FitObjective(nn.Module):
@@ -187,8 +190,9 @@ class FitObjective(nn.Module):
     @property
     def has_prior(self) -> bool:
         """True if the log prior is not constant."""
-        weights = bool(self.learned.weights) and self.learned.spread is not None
-        return weights or any(concentration != 1.0 for concentration in self.learned.tables.values())
+        weights = self.learned.weights if self.learned.spread is not None else ()
+        concentrations = {**self.learned.tables, **self.learned.logits}
+        return any(name not in concentrations for name in weights) or any(a != 1.0 for a in concentrations.values())
 
     def log_prior(self, sets: Parameters) -> Tensor:
         """The log density of the prior of each set, up to a constant, `[set]`: Dirichlet rows, Normal weights.
@@ -198,11 +202,13 @@ class FitObjective(nn.Module):
         """
         first = next(iter(sets.values()))
         total = first.new_zeros(len(first))
-        for name, concentration in self.learned.tables.items():
+        for name, concentration in {**self.learned.tables, **self.learned.logits}.items():
             if concentration != 1.0:
                 total = total + (concentration - 1) * torch.log_softmax(sets[name], -1).flatten(1).sum(1)
         if self.learned.spread is not None:
             for name in self.learned.weights:
+                if name in self.learned.logits:
+                    continue
                 squares = sets[name].reshape(len(first), -1).square().sum(1)
                 total = total - squares / (2 * self.learned.spread**2)
         return total
