@@ -147,3 +147,18 @@ def find_undocumented(obj: Any) -> list[str]:
         if arguments and returned != "None" and not sections & {"Returns", "Yields"}:
             missing.append("Returns")
     return missing + [f"{name}, which is no argument" for name in documented if name not in known]
+
+
+def main() -> None:
+    """Print how many of the public arguments are documented, and what docstrings lack."""
+    objects = dict(iter_public_objects())
+    arguments = [(obj, name) for obj in objects.values() for name in list_arguments(obj)]
+    documented = sum(name in list_documented(obj) for obj, name in arguments)
+    print(f"{len(objects)} public objects; {documented} of their {len(arguments)} arguments are documented")
+    for name, obj in objects.items():
+        if missing := find_undocumented(obj):
+            print(f"{name}: {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main()
