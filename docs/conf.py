@@ -1,6 +1,6 @@
-"""How Sphinx makes the site of `make docs`: of the pages as they stand, the notebooks with their outputs, the package.
+"""The Sphinx configuration of the site that `make docs` builds from the pages, the notebooks and the docstrings.
 
-Its source folder is the whole repository, so that one relative link serves the site and plain Markdown alike.
+The source folder is the whole repository, so that a relative link works in the site and in plain Markdown.
 """
 
 import inspect
@@ -25,10 +25,10 @@ root_doc = "docs/index"
 include_patterns = ["docs/**.md", "docs/api/generated/*.rst", "notebooks/*.ipynb", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "build", "demo", "dist", "bnet_transformer", "tests", "benchmarks", "experiments"]
 nitpicky = True
-# A type of somebody else's stands as text in a signature: the site needs no network to be made.
+# Types of other packages are plain text in signatures, because the build uses no network.
 nitpick_ignore_regex = [("py:class", ".*")]
 
-# Where files that are no pages lead to: the repository, where its address is known; else the file is downloaded.
+# A link to a file that is not a page leads to the repository if its address is known, or downloads the file.
 repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Repository")
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
@@ -62,7 +62,7 @@ toc_object_entries = False
 
 html_theme = "furo"
 html_title = "bnet_transformer"
-html_math_renderer = "mathml"  # of `rendering`: mathematics is in the page, and nothing is fetched to show it
+html_math_renderer = "mathml"  # defined in `rendering`: the page contains the formulas and loads no script
 html_show_sourcelink = False
 html_copy_source = False
 html_extra_path = ["site"]

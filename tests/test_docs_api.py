@@ -152,8 +152,8 @@ LEFT = "<p>a & b \\c</p><math><mrow>{}</mrow></math><p>\\d</p>"
 def test_latex_that_is_left_in_a_formula_is_found(scripts, tmp_path, inside, left):
     check_site = importlib.import_module("check_site")
     (tmp_path / "a.html").write_text(LEFT.format(inside))
-    expected = [f"a.html: {left}: LaTeX that is left in a formula"] if left else []
-    assert check_site.find_faults(tmp_path)[0] == expected
+    faults = [fault.rpartition(": ")[0] for fault in check_site.find_faults(tmp_path)[0]]
+    assert faults == ([f"a.html: {left}"] if left else [])
 
 
 @pytest.mark.slow
