@@ -111,7 +111,7 @@ audit:
 
 clean:
 	@echo "== clean: build products, caches and demo/ (.venv stays: remove it by hand for a fresh one)"
-	@rm -rf build dist demo htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist demo docs/api/generated htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf .import_linter_cache *.egg-info
 	@find bnet_transformer tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -11,11 +11,15 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import bnet_transformer as bt
 
 _MODULES = {"bt": "", "bt.tpm": ".tpm", "bt.models": ".models", "bt.interventions": ".interventions"}
+_REFERENCE = Path(__file__).resolve().parents[1] / "api" / "index.md"
+_REFERENCE_ENTRY = re.compile(r"^   ((?:\w+\.)*\w+)$", re.MULTILINE)
 _SPECIAL_METHODS = ("__call__", "__getitem__")
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$", re.MULTILINE)
 _ARGUMENT = re.compile(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*):")
@@ -40,33 +44,61 @@ def unwrap(obj: Any) -> Any:
     return inspect.unwrap(obj) if callable(obj) else obj
 
 
+def collect_exports() -> dict[str, Any]:
+    """What the public packages export, by name (`bt.tpm.Linear`): functions, classes and modules."""
+    packages = {prefix: importlib.import_module(f"bnet_transformer{path}") for prefix, path in _MODULES.items()}
+    return {f"{prefix}.{name}": getattr(module, name) for prefix, module in packages.items() for name in module.__all__}
+
+
 def iter_members(owner: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties of a class that do not override one of a base class, and their functions."""
+    """The public methods and properties of a class, and their functions.
+
+    Members that an exported base class has are left out, for they are documented there; those of other base classes
+    are members of this class for its users.
+    """
+    exported = [base for base in collect_exports().values() if inspect.isclass(base)]
+    bases = [base for base in owner.__mro__[1:] if base in exported]
     for name in dir(owner):
         if name.startswith("_") and name not in _SPECIAL_METHODS:
             continue
         function = unwrap(inspect.getattr_static(owner, name))
-        overrides = any(name in vars(base) for base in owner.__mro__[1:])
-        if inspect.isfunction(function) and function.__module__.startswith("bnet_transformer") and not overrides:
+        if not inspect.isfunction(function) or not function.__module__.startswith("bnet_transformer"):
+            continue
+        if not any(name in dir(base) for base in bases):
             yield name, function
+
+
+@cache
+def list_reference() -> tuple[str, ...]:
+    """The full paths of the entries of docs/api/index.md, in their order."""
+    return tuple(f"bnet_transformer.{name}" for name in _REFERENCE_ENTRY.findall(_REFERENCE.read_text("utf-8")))
+
+
+def import_entry(path: str) -> Any:
+    """The object at a full path."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def iter_public_objects() -> Iterator[tuple[str, Any]]:
     """Each public function, class, method and property once: its name and the class or function."""
-    classes, roots = collect_classes(), {}
-    for prefix, path in _MODULES.items():
-        module = importlib.import_module(f"bnet_transformer{path}")
-        roots |= {f"{prefix}.{name}": getattr(module, name) for name in module.__all__}
+    classes, roots = collect_classes(), collect_exports()
     objects: dict[str, Any] = {}
     for name, obj in roots.items():
         if not inspect.ismodule(obj) and not any(obj is known for known in objects.values()):
             objects[name] = obj
-            objects |= {f"{name}.{key}": value for key, value in (iter_members(obj) if inspect.isclass(obj) else ())}
+            objects |= _select_new_members(name, obj, objects)
     returned = [word for obj in objects.values() for word in _find_returned(obj)]
     for name in dict.fromkeys(returned):
         if name in classes and not any(classes[name] is known for known in objects.values()):
-            objects |= {name: classes[name]} | {f"{name}.{key}": value for key, value in iter_members(classes[name])}
+            objects |= {name: classes[name]} | _select_new_members(name, classes[name], objects)
     yield from objects.items()
+
+
+def _select_new_members(name: str, obj: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """The members of a class, without those that it shares with a known class."""
+    members = iter_members(obj) if inspect.isclass(obj) else ()
+    return {f"{name}.{key}": value for key, value in members if not any(value is other for other in known.values())}
 
 
 def _find_returned(obj: Any) -> list[str]:

@@ -1,8 +1,7 @@
-"""The Sphinx extension of the site: docstrings as plain text, formulas as MathML, links to files that are no pages."""
+"""The Sphinx extension of the site: docstrings to reStructuredText, formulas to MathML, links to the repository."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from public_objects import list_reference
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 from sphinx.util.nodes import make_refnode
 
 from bnet_transformer import tpm
@@ -20,17 +21,19 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"(`[^`]+`)")
 SPECIAL = re.compile(r"([\\*|_<>])")
 ROWS = re.compile(r"\\(begin|end)\{(?:aligned|split)\}")
-LINKED = ("bnet_transformer", "bnet_transformer.tpm")
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):")
+ENTRY_NAME = re.compile(r"^(    \*{0,2}\w[\w.]*(?:, \*{0,2}\w+)*:)(?= |$)", re.MULTILINE)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_config_value("repository", None, "env")
     app.add_html_math_renderer("mathml", (_visit_inline, None), (_visit_block, None))
-    app.connect("autodoc-process-docstring", _convert_docstring)
+    app.connect("autodoc-process-docstring", _convert_docstring, priority=400)  # before napoleon
     app.connect("builder-inited", _strip_annotated)
     app.connect("doctree-read", _link_files, priority=100)  # before downloads are collected
     app.connect("missing-reference", _resolve_type)
+    next(field for field in PyObject.doc_field_types if field.name == "variable").label = "Attributes"
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -61,23 +64,48 @@ def _strip_annotated(app: Sphinx) -> None:
             hints |= {name: strip_annotated(hint) for name, hint in hints.items() if isinstance(hint, str)}
 
 
-# docstrings: paragraphs with `code`, `>>>` examples, lists, and indented text that stands as it is
+# docstrings: paragraphs with `code`, `>>>` examples, lists, Google-style sections, and indented literal text
 
 
 def plain_to_rst(lines: list[str]) -> Iterator[str]:
-    """A docstring as reStructuredText, block by block.
+    """Yield the lines of a docstring as reStructuredText; its sections keep the Google style that napoleon reads.
 
     >>> list(plain_to_rst(["A `shape` *as* it is."]))
     ['A \\\\ ``shape``\\\\  \\\\*as\\\\* it is.', '']
+    >>> list(plain_to_rst(["Args:", "    x: The `x`.", "", "Returns:", "    A pair: two numbers."]))
+    ['Args:', '    x: The \\\\ ``x``\\\\ .', '', 'Returns:', '    : A pair: two numbers.', '']
     """
+    section = ""
     for block in re.split(r"\n[ \t]*\n", "\n".join(lines).strip("\n")):
-        if block.lstrip().startswith(">>> "):
-            yield from block.splitlines()
-        elif block.startswith(" "):
-            yield from ("::", "", *("    " + line for line in block.splitlines()))
+        header = block.partition("\n")[0]
+        if SECTION.fullmatch(header):
+            section = header.removesuffix(":")
+            yield header
+            yield from _convert_section(section, block.partition("\n")[2]).splitlines()
+        elif section and block.startswith(" "):
+            yield from _convert_section("", block).splitlines()
         else:
-            yield from "".join(_convert_piece(part) for part in CODE.split(block)).splitlines()
+            section = ""
+            if block.lstrip().startswith(">>> "):
+                yield from block.splitlines()
+            elif block.startswith(" "):
+                yield from ("::", "", *("    " + line for line in block.splitlines()))
+            else:
+                yield from _convert_inline(block).splitlines()
         yield ""
+
+
+def _convert_section(section: str, body: str) -> str:
+    """Convert the text of a section. Without a type, napoleon would take text before a colon for the returned type."""
+    if section in ("Returns", "Yields"):
+        return "    : " + _convert_inline(body.strip())
+    parts = ENTRY_NAME.split(body)  # text, name, text, name, ...
+    return "".join(part if k % 2 else _convert_inline(part) for k, part in enumerate(parts))
+
+
+def _convert_inline(text: str) -> str:
+    """Convert code in backticks, and escape what reStructuredText would interpret."""
+    return "".join(_convert_piece(part) for part in CODE.split(text))
 
 
 def _convert_piece(part: str) -> str:
@@ -85,19 +113,25 @@ def _convert_piece(part: str) -> str:
         return SPECIAL.sub(r"\\\1", part)
     code = " ".join(part[1:-1].split())
     path = _find_public_path(code)
-    return rf"\ :py:obj:`{code} <{path}>`\ " if path else rf"\ ``{code}``\ "
+    # autosummary would end its summary at a full stop within code: a zero-width space hides it
+    return rf"\ :py:obj:`{code} <{path}>`\ " if path else "\\ ``" + code.replace(". ", ".\u200b ") + "``\\ "
 
 
 def _find_public_path(code: str) -> str | None:
-    """The public object that a piece of code names: a class as `Sentence`, a function as `bt.sweep`."""
+    """The object of the reference that a piece of code names: a class as `Sentence`, a function as `bt.sweep`."""
     name = code.removeprefix("bt.")
-    if not re.fullmatch(r"\w+", name) or (name == code and not name[:1].isupper()):
+    if name == code and not (name.isidentifier() and name[0].isupper()):
         return None
-    return next((f"{module}.{name}" for module in LINKED if name in importlib.import_module(module).__all__), None)
+    paths = list_reference()
+    if f"bnet_transformer.{name}" in paths:
+        return f"bnet_transformer.{name}"
+    return next((path for path in paths if name == code and path.endswith(f".{name}")), None)
 
 
 def _convert_docstring(app: Sphinx, subject: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     lines[:] = list(plain_to_rst(lines))
+    if subject == "property" and lines:
+        lines[0] = f": {lines[0]}"  # napoleon would take text before a colon for the type of the property
 
 
 # formulas
