@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"\s*(```+|~~~+)")
-INLINE_CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+INLINE_CODE = re.compile(r"(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)")
 # [text](target "title"), ![image](target) and the definition line [name]: target
-LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s+<?([^\s>]+)")
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s+<?([^\s>]+)", re.MULTILINE)
 HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*\s*$")
 ANCHOR = re.compile(r"<a\s+(?:id|name)=[\"']([^\"']+)")
 
@@ -69,13 +69,15 @@ def main() -> int:
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     count, broken = 0, 0
     for page in pages:
-        for number, line in iter_prose(page):
-            for groups in LINK.findall(INLINE_CODE.sub("", line)):
-                target = groups[0] or groups[1]
-                count += 1
-                if problem := find_fault(page, target):
-                    broken += 1
-                    print(f"{page.relative_to(ROOT)}:{number}: {target}: {problem}")
+        numbers, lines = zip(*iter_prose(page), strict=True) if page.stat().st_size else ((), ())
+        text = INLINE_CODE.sub("", "\n".join(lines))  # whole, because a link may continue on the next line
+        for match in LINK.finditer(text):
+            target = match[1] or match[2]
+            count += 1
+            if problem := find_fault(page, target):
+                broken += 1
+                number = numbers[text.count("\n", 0, match.start())]
+                print(f"{page.relative_to(ROOT)}:{number}: {target}: {problem}")
     print(f"{len(pages)} pages, {count} links, {broken} broken")
     return 1 if broken else 0
 
