@@ -326,7 +326,12 @@ def test_a_folded_net_tells_which_words_are_read():
     assert "a depends on every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
     assert "a depends on words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
     caption = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
-    parts = ("Slice 1 repeats", "enc a depends on every word", "dec a depends on words j ≤ i", "dec cross a depends on every word")
+    parts = (
+        "Slice 1 repeats",
+        "enc a depends on every word",
+        "dec a depends on words j ≤ i",
+        "dec cross a depends on every word",
+    )
     assert all(text in caption for text in parts)
     windowed = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
     assert "x depends on words |i − j| ≤ 2" in windowed
@@ -336,7 +341,7 @@ def test_the_attention_grid_has_a_limit_too():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     for options in ({"min_weight": 0.0}, {"min_weight": 0.001, "limit": 100}, {"top": 50, "limit": 20}):
-        with pytest.raises(BudgetError, match="expected at most .* reads") as error:
+        with pytest.raises(BudgetError, match=r"expected at most .* reads") as error:
             s.picture(detail="words", **options)
         filters = re.findall(r"([a-z_]+=(?:range\(\d+\)|[\d.]+)) \((\d+) reads\)", str(error.value))
         assert len(filters) == 3
@@ -448,7 +453,9 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
     for name, options in (("q_3", {}), ("x_5", {"slices": 0}), ("W_q_2", {})):
         with pytest.raises(BNetError, match="highlight") as error:
             net.picture(highlight=name, **options)
-        assert get_unfaded(net.picture(highlight=name, **options | eval(f"dict({error.value.hint.removeprefix('Pass ')})"))) == {name}
+        assert get_unfaded(
+            net.picture(highlight=name, **options | eval(f"dict({error.value.hint.removeprefix('Pass ')})"))
+        ) == {name}
     with pytest.raises(BNetError, match="weights=True"):
         get_case("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
 
