@@ -37,7 +37,7 @@ def layout_quotient(quotient: Quotient, top_box: str | None = None) -> Picture:
 def layout_tan(tan: Tan) -> Picture:
     """Lay out a TAN with its class on top."""
     picture = layout_quotient(tan.quotient, tan.class_box)
-    title = to_sentence_case(tan.kind)
+    title = to_sentence_case(tan.kind.replace("no DAG", "not a DAG"))
     title += "" if tan.class_box == CLASS_BOX else f" with class {format_token(tan.class_box)}"
     if tan.missing:
         title += f"; with arrows to {', '.join(map(format_token, tan.missing))} it would be {tan.nearly}"

@@ -72,7 +72,7 @@ def plot_fit(
         _plot_history(result, canvas, panels[len(selectors)])
     for ax in panels[num_panels:]:
         ax.set_visible(False)
-    canvas.set_title("" if num_panels == 1 else f"{result.method} of {result.sentences:,} sentences")
+    canvas.set_title("" if num_panels == 1 else f"Fit by {result.method.upper()}, {result.sentences:,} sentences")
     canvas.add_note(f"Approximate: {result.approximate}." if result.approximate else "")
 
 

@@ -33,7 +33,7 @@ from bnet_transformer.plots.heat_maps import (
 from bnet_transformer.plots.labelled_arrays import to_float_array
 
 MEASURES = {  # for each measure: the label of its scale, the title, and the attribute with its errors
-    "rho": ("share of sentences, rho", "Share of sentences that include each head", None),
+    "rho": ("share of sentences, rho", "Inclusion of heads", None),
     "log_bayes": ("log Bayes factor, nats", "Log Bayes factor of heads", "error"),
     "importance": ("gradient importance, nats", "Gradient importance of heads", "importance_error"),
     "ablation": ("ablation, nats", "Ablation of single heads", "ablation_error"),
@@ -237,7 +237,7 @@ def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> N
     canvas.style_curve_axes(ax, "number of ablated heads, least important first", "loss per sentence, nats", 8)
     canvas.add_legend(ax, loc="upper left", title="heads ranked by", title_fontsize=SMALL_FONT_SIZE)
     plural = "s" * (result.sentences != 1)
-    canvas.set_title(f"Loss by ablated heads, {result.sentences:,} sentence{plural}")
+    canvas.set_title(f"Loss by number of ablated heads, {result.sentences:,} sentence{plural}")
     canvas.add_note("Bands: ± one standard error over the sentences." if not np.isnan(errors).all() else "")
 
 

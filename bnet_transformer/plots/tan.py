@@ -28,7 +28,7 @@ def plot_tan(result: Tan, canvas: Canvas) -> None:
     data = HeatMapData(counts, tuple(boxes), tuple(boxes))
     draw_heat_map(canvas, data, value_label="arrows", x="to box", y="from box", square=True)
     nearly = f" (almost {result.nearly})" if result.nearly != result.kind else ""
-    canvas.set_title(f"{result.kind}{nearly}")
+    canvas.set_title(f"{result.kind.replace('no DAG', 'not a DAG')}{nearly}")
 
 
 def plot_tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None, top: int | None = None) -> None:
