@@ -364,7 +364,7 @@ def heads(
         columns = columns.rename(columns={"role": "reads", "mean": "share"})
         table = table.merge(columns, on=["slice", "head"], how="left")
     names = ("sentences", "method", "likelihood", "sigma", "interval")
-    document = {"told": result.summary, **{name: getattr(result, name) for name in names}}
+    document = {"summary": result.summary, **{name: getattr(result, name) for name in names}}
     ranks = result.agreement()
     duplicates = None if result.interaction is None else result.duplicates()
     document |= {"table": result.to_dataframe(), "agreement": {name: dict(column) for name, column in ranks.items()}}
