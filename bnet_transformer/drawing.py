@@ -1,7 +1,8 @@
-"""Figures of results: `picture` lays out the figure of a kind of result, `draw` writes it in the format of the suffix.
+"""The functions behind `picture` and `draw`: the layout of the figure of each kind of result, and its file formats.
 
-To add a figure of another result, register a function for it with `make_picture`, and derive its class from `Drawable`.
-To add a format of figures, add its writer to `_figure_writers`; formats of graphs are in `bridges.networkx`.
+To add a figure for another kind of result, register a function for it with `make_picture` and derive the class of the
+result from `Drawable`. To add a file format for figures, add a writer to `_figure_writers`; the file formats of graphs
+are in `bridges.networkx`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from bnet_transformer.figures.options import VIEW_OPTIONS, parse_options
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
 from bnet_transformer.figures.sentence_views import layout_sentence
-from bnet_transformer.figures.style import add_legend_and_caption
+from bnet_transformer.figures.style import add_legend_and_caption, to_sentence_case
 from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
@@ -53,11 +54,11 @@ MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = str) -> Writers:
-    """The writers of a figure by suffix; the figure is laid out when a file is written.
+    """Return the writers of a figure by suffix; the figure is laid out when a file is written.
 
     Args:
-        layout: Lays out the figure.
-        latex: The LaTeX text next to the figure.
+        layout: Returns the layout of the figure.
+        latex: Returns LaTeX text to add to a TeX file, such as the equations of the net.
     """
     return {
         ".svg": lambda: to_svg(layout()).encode(),
@@ -70,19 +71,19 @@ def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = st
 
 @make_picture.register
 def picture_net(network: Network, **options: Any) -> Picture:
-    """The folded graph of a net."""
+    """Lay out the template (folded) graph of a net."""
     return to_notebook_picture(layout_net(network, parse_options(options, VIEW_OPTIONS["folded"])))
 
 
 @make_picture.register
 def picture_sentence(state: SentenceState, **options: Any) -> Picture:
-    """The ground graph of a sentence, its attention grid, or its folded net."""
+    """Lay out the ground graph of a sentence, its attention grid, or the template graph of its net."""
     return to_notebook_picture(layout_sentence(state, parse_options(options)))
 
 
 @make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
-    """The attention grid of the slices, averaged over the choices, without the residual."""
+    """Lay out the attention grid of the slices, averaged over the latent choices, without the residual connection."""
     parsed = parse_options(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
@@ -91,12 +92,13 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
     ]
     words = {"": range(len(result.tokens))}
     grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, attention, parsed)
-    grid = add_legend_and_caption(grid, title="what is read", caption=[result.head, *hidden])
+    caption = [to_sentence_case(result.head), *hidden]
+    grid = add_legend_and_caption(grid, title="Attention of each slice", caption=caption)
     return to_notebook_picture(replace(grid, theme=parsed.theme))
 
 
 def _layout_with_theme(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
-    """A figure whose only option is its theme."""
+    """Lay out a figure whose only option is its theme."""
     theme = parse_options(options, ("theme",)).theme
     return to_notebook_picture(replace(layout(result), theme=theme))
 
@@ -115,7 +117,7 @@ def draw_result(result: Drawable, path: PathLike, **options: Any) -> None:
 
 @write_picture.register
 def draw_net(network: Network, path: PathLike, **options: Any) -> None:
-    """Write the folded graph of a net, or its figure."""
+    """Write the template graph of a net, or its figure."""
 
     def graph() -> Any:
         check_names("option of a graph", options, ())
@@ -127,7 +129,7 @@ def draw_net(network: Network, path: PathLike, **options: Any) -> None:
 
 @write_picture.register
 def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
-    """Write the ground graph of a sentence, its figure, its page or its discrete part."""
+    """Write the ground graph of a sentence, its figure, its interactive page, or its discrete part as BIF."""
     check_options(path, options)
     layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
     writers = get_graph_writers(lambda: sentence_to_networkx(state, **options))
@@ -142,7 +144,7 @@ def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
 
     Args:
         state: The sentence.
-        path: An HTML file.
+        path: The HTML file to write.
         **options: The options of `Sentence.explore`.
     """
     parsed = parse_page_options(options)
@@ -150,7 +152,7 @@ def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
 
 
 def _fallback_svg(state: SentenceState) -> str:
-    """The SVG for a notebook that runs no widget; of a long sentence, the folded net."""
+    """Return the SVG for a notebook that cannot run widgets; for a long sentence, it shows the template graph."""
     is_long = max(map(len, state.tokens.values()), default=0) > MAX_WORDS
     try:
         return to_svg(picture_sentence(state, theme="auto", detail="folded" if is_long else None))
@@ -159,15 +161,18 @@ def _fallback_svg(state: SentenceState) -> str:
 
 
 def build_mime_bundle(text: str, state: SentenceState, create_widget: Callable[[], Any]) -> MimeBundle:
-    """The notebook representation of a sentence: the mime bundle and its metadata.
+    """Return the notebook representation of a sentence: the MIME bundle and its metadata.
 
-    A terminal gets the text alone. GitHub, nbconvert and others that run no widgets use the SVG. Without a kernel or
-    without anywidget there is no widget.
+    A terminal receives only the text. GitHub, nbconvert and other programs that cannot run widgets show the SVG. The
+    bundle has no widget if there is no kernel or if anywidget is not installed.
 
     Args:
         text: The text of the sentence.
-        state: The sentence.
-        create_widget: Creates the widget.
+        state: The state of the sentence.
+        create_widget: Returns the widget.
+
+    Returns:
+        The data by MIME type, and the metadata by MIME type.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
@@ -179,23 +184,26 @@ def build_mime_bundle(text: str, state: SentenceState, create_widget: Callable[[
             data, metadata = create_widget()._repr_mimebundle_()
             return {**data, **bundle}, metadata
         except BudgetError as error:
-            warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
+            warnings.warn(f"showing a figure instead of the widget: {error}", stacklevel=2)
     return bundle | {"image/svg+xml": _fallback_svg(state)}, {}
 
 
 def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
-    """The page of a sentence as a widget.
+    """Return the interactive page of a sentence as a notebook widget.
 
     Args:
         sentence: The `Sentence`.
         options: The options of `Sentence.explore`.
 
+    Returns:
+        The widget.
+
     Raises:
         BNetError: anywidget is not installed.
     """
     if importlib.util.find_spec("anywidget") is None:
-        allowed = 'pip install "bnet-transformer[notebook]"'
-        raise BNetError("widget", expected="anywidget to be installed", actual="no such package", allowed=allowed)
+        hint = 'Run pip install "bnet-transformer[notebook]"'
+        raise BNetError("a widget requires the package anywidget, which is not installed", hint=hint)
     from bnet_transformer.page.widget import Widget
 
     parsed = parse_page_options(options)
@@ -205,11 +213,11 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
 
 
 def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
-    """Refuse options that the format of a file does not have, before anything is written.
+    """Raise an error for options that the file format does not have, before anything is written.
 
     Args:
-        path: The file.
-        options: Those of `Sentence.draw`.
+        path: The file; its suffix determines the format.
+        options: The options of `Sentence.draw`.
     """
     suffix = as_path(path).suffix.lower()
     if suffix == ".html":
@@ -217,6 +225,7 @@ def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
     elif suffix in (".json", ".graphml"):
         check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
     elif suffix == ".bif" and options:
-        raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", actual=", ".join(options))
+        expected = "no options, because a BIF file contains the whole bnet"
+        raise BNetError(f"options of {path}", expected=expected, actual=", ".join(options))
     else:
         parse_options(options)

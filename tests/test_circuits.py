@@ -320,7 +320,7 @@ def test_the_circuit_is_drawn_and_printed(tmp_path):
         assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(result.graph.edges)
     with pytest.raises(bt.BNetError, match="highlight") as error:
         s.picture(highlight=result, detail="words")
-    assert error.value.allowed == "detail='nodes'"
+    assert error.value.hint == "Use detail='nodes'"
     picture = s.picture(highlight=result, detail="nodes")
     assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
     frame = result.to_dataframe()

@@ -134,7 +134,7 @@ def test_heads_prints_the_first_heads_or_all(folder):
     shown = [line for line in top.splitlines() if line.lstrip().startswith("a_")]
     assert len(rows) == 6 and len(shown) == 2 and rows[0].startswith(shown[0]) and rows[1].startswith(shown[1])
     assert "... and 4 more (--all)" in top and "more (--all)" not in full
-    assert "3 sentences" in top and "nothing hangs on: a_1_2" in top and "rank correlations: log Bayes" in top
+    assert "3 sentences" in top and "heads without effect: a_1_2" in top and "rank correlations: log Bayes" in top
     (row, *_) = json.loads(run_heads(folder, *HEADS, "--limit", 1, "--json"))["table"]
     assert row["ablation_error"] is None  # one sentence gives no variance between sentences
     for row in bt.roles(bt.load(folder / "net.safetensors"), HEADS).by_head().itertuples():
@@ -155,14 +155,14 @@ def test_heads_draws_them(folder, tmp_path):
 
 
 BAD_HEADS = [
-    ([], "SENTENCES: expected sentences, or --file with some; got none"),
-    (["the cat", "-f", "said.txt"], "or --file with some; got both"),
-    (["said.txt"], "got the name of a file; allowed: --file said.txt"),
-    (["-f", "none.txt"], "--file none.txt: expected a file that can be read"),
-    (["-f", "."], "expected a file that can be read"),
-    (["-f", "empty.txt"], "expected sentences, one in each line; got none"),
-    (["-f", "bytes.txt"], "expected text in UTF-8"),
-    (["the cat", "-o", "map.docx"], "one that says how; got '.docx'; allowed: .csv, .json, .pdf, .png, .svg"),
+    ([], "no sentence is given. Give SENTENCES or --file"),
+    (["the cat", "-f", "said.txt"], "give SENTENCES or --file, not both"),
+    (["said.txt"], "said.txt is a file, not a sentence. Use --file said.txt"),
+    (["-f", "none.txt"], "--file none.txt: expected a readable file"),
+    (["-f", "."], "expected a readable file"),
+    (["-f", "empty.txt"], "--file empty.txt contains no sentences"),
+    (["-f", "bytes.txt"], "--file bytes.txt is not valid UTF-8"),
+    (["the cat", "-o", "map.docx"], "a supported format; got '.docx'; allowed: .csv, .json, .pdf, .png, .svg"),
     (["the zebra"], "zebra"),
 ]
 
@@ -186,16 +186,22 @@ def test_models_lists_what_is_local():
 
 BAD = [
     (["draw", "the zebra", "-o", "cat.json"], "word of the sentence: expected a known name; got 'zebra'"),
-    (["draw", "the cat", "-o", "cat.json", "--slices", "a"], "--slices: expected whole numbers"),
-    (["draw", "the cat"], "-o: expected a file to write"),
-    (["draw", "-f", "two.txt", "-o", "cat.svg"], "there are 2; got one file for all; allowed: cat-{}.svg"),
+    (["draw", "the cat", "-o", "cat.json", "--slices", "a"], "--slices: expected integers"),
+    (["draw", "the cat"], "the output file is missing. Give it with -o"),
+    (
+        ["draw", "-f", "two.txt", "-o", "cat.svg"],
+        "2 sentences require a name with {} for the number of the sentence. Use -o cat-{}.svg",
+    ),
     (["draw", "the cat", "-o", "cat.svg", "--do", "c"], "--do: expected NAME=VALUE; got c"),
-    (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--do", "c=2"], "--do c: expected one value; got two"),
-    (["draw", "the cat", "-o", "cat.svg", "-m", "none.safetensors"], "got no such file"),
+    (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--do", "c=2"], "--do has two values for c"),
+    (["draw", "the cat", "-o", "cat.svg", "-m", "none.safetensors"], "the file none.safetensors does not exist"),
     (["draw", "the \udcff", "-o", "cat.svg"], "text in UTF-8"),
-    (["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"], "bif holds the whole bnet; got limit"),
-    (["heads", "the cat", "-o", "cat{}.svg"], "one file holds all sentences; got {}; allowed: cat.svg"),
-    (["explore", "the cat"], "-o: expected the page to write, or --open"),
+    (
+        ["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"],
+        "a BIF file contains the whole bnet; got limit",
+    ),
+    (["heads", "the cat", "-o", "cat{}.svg"], "one file contains all sentences, so the name has no {}. Use -o cat.svg"),
+    (["explore", "the cat"], "or use --open"),
     (["explore", "the cat", "-o", "cat.svg"], "got '.svg'; allowed: .html"),
     (["fly"], "No such command"),
 ]
@@ -236,7 +242,7 @@ def test_explore_opens_a_browser(tmp_path, monkeypatch):
     out = tmp_path / "cat.html"
     assert run("explore", "the cat", "-o", out, "--open").exit_code == 0 and opened == [out.as_uri()]
     result = run("explore", "the cat", "--open")
-    assert result.exit_code == 0 and "no browser was found here: open " in result.stderr
+    assert result.exit_code == 0 and "no browser was found. Open " in result.stderr
     assert opened[1].startswith("file:///") and "<html" in Path(opened[1].removeprefix("file://")).read_text()
 
 

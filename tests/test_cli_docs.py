@@ -51,4 +51,4 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
             assert numbers == pytest.approx(shown, rel=2e-3, abs=2e-3)
     assert used == set(COMMANDS) - {"bench"}  # it takes minutes
     written = {path.name for path in tmp_path.iterdir()}
-    assert written >= {"said-0.svg", "said-2.svg", "net.safetensors", "labelled.fit", "loss.png", "map.csv"}
+    assert written >= {"text-0.svg", "text-2.svg", "net.safetensors", "labelled.fit", "loss.png", "map.csv"}

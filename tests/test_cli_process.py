@@ -69,7 +69,7 @@ def test_an_interrupt_of_training_prints_how_to_resume(tmp_path):
     arguments += ["--checkpoint", "kept"]
     folder = tmp_path / "kept"
     result = interrupt_process(arguments, lambda _: folder.is_dir() and any(folder.glob("*.safetensors")), tmp_path)
-    assert result == (130, "", "interrupted: --resume goes on from kept\n")
+    assert result == (130, "", "interrupted: use --resume to continue from kept\n")
 
 
 def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
@@ -88,7 +88,7 @@ def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
     options = ["--dim", "2", "--steps", "1000000", "--every", "5", "--checkpoint", "kept"]
     result = run("fit", "the cat sat", *options, "-o", "net.safetensors")
     sender.join()
-    line = "interrupted: this is the best so far; --resume goes on from kept\n"
+    line = "interrupted: this is the best result so far; use --resume to continue from kept\n"
     assert (result.exit_code, result.stderr.lstrip("\n")) == (130, line)
     assert "written: net.safetensors" in result.stdout and (tmp_path / "net.safetensors").stat().st_size > 1000
 
@@ -108,13 +108,13 @@ def test_a_pipe_that_is_closed_ends_quietly():
 def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as full:
         result = subprocess.run([*PROGRAM, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (result.returncode, result.stderr) == (2, "Error: no space left to write to\n")
+    assert (result.returncode, result.stderr) == (2, "Error: no space left on the device\n")
 
 
 def test_an_input_that_is_closed_is_one_line():
     code = "import sys; sys.stdin = None; from bnet_transformer.cli import main; main(['ask', 'posterior', 'c', '-'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    expected = "Error: standard input: expected a file that can be read; got a closed one\n"
+    expected = "Error: standard input: expected a readable file; got a closed stream\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
 
 
@@ -137,8 +137,8 @@ def make_failing(monkeypatch, error):
 
 
 RAISED = [
-    (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (--debug shows where)", 1),
-    (MemoryError(), "out of memory: take fewer or shorter sentences", 1),
+    (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (use --debug to show the traceback)", 1),
+    (MemoryError(), "out of memory. Use fewer or shorter sentences", 1),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", 1),
     (ModuleNotFoundError("no", name="tokenizers.models"), 'pip install "bnet-transformer[pretrained]"', 2),
     (ModuleNotFoundError("no", name="h5py"), 'pip install "bnet-transformer[hdf5]"', 2),

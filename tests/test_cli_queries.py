@@ -174,7 +174,7 @@ def test_fit_is_that_of_python_and_can_be_queried(folder):
     for name, value in bt.load("n.safetensors").parameters.items():
         torch.testing.assert_close(value, expected.net.parameters[name])
     assert bt.load("n.fit").bounds == pytest.approx(expected.bounds)
-    assert "c: 2 live heads of 2" in run("fit", "-", *options, input="\n".join(TEXTS)).stdout
+    assert "c: 2 of 2 heads live" in run("fit", "-", *options, input="\n".join(TEXTS)).stdout
     again = query("fit", "-f", "said.txt", "-m", "n.safetensors", "--learn", "c.logits", "--method", "em", "--steps", 2)
     assert again["learned"] == ["c.logits"] and again["bounds"][0] == pytest.approx(expected.bounds[-1], abs=0.5)
     out = query("ask", "posterior", "c", TEXTS[0], "-m", "n.fit", "--given", "y_1=sat")
@@ -238,31 +238,34 @@ def test_cost_is_that_of_the_net(tiny, folder):
 
 
 BAD = [
-    (["ask", "posterior", "c"], "SENTENCES: expected sentences"),
-    (["ask", "posterior", "c,", "the cat"], "NODES: expected names with commas"),
+    (["ask", "posterior", "c"], "no sentence is given"),
+    (["ask", "posterior", "c,", "the cat"], "NODES: expected names separated by commas"),
     (["ask", "posterior", "c,y_0,y_1", "the cat", "-o", "p.svg"], "allowed: .csv, .json"),
-    (["ask", "reads", "the cat the", "--word", "the"], "allowed: its number: 0, 2"),
-    (["ask", "reads", "the cat", "--word", "2"], "or its number up to 1; got 2"),
-    (["sweep", "the cat sat", "--answer", "cat"], "sentences in pairs"),
-    (["sweep", "the cat", "the dog"], "--metric or --answer; got neither"),
-    (["sweep", "the cat", "the dog", "--answer", "cat,dog,mat"], "one state or two"),
-    (["sweep", "the cat", "the dog", "--answer", "cat,"], "states with commas between them; got cat,"),
-    (["sweep", "the cat", "the dog", "--answer", "cat", "--top", "1", "--all"], "--top or --all; got both"),
-    (["sweep", "the cat", "the dog", "--answer", "cat", "-o", "{}.csv"], "-o {}.csv: expected a name without {}"),
-    (["ask", "posterior", "c", "the cat", "--top", "1", "--all"], "--top or --all; got both"),
-    (["ask", "reads", "the cat", "--paths", "2"], "--paths: expected --word beside it"),
-    (["fit", "the cat", "-o", "{}.json"], "-o {}.json: expected a name without {}"),
-    (["fit", "the cat", "-m", "tiny", "--dim", "3"], "no option of a new net beside it; got --dim"),
+    (["ask", "reads", "the cat the", "--word", "the"], "Use the index of one of them: 0, 2"),
+    (["ask", "reads", "the cat", "--word", "2"], "or an index up to 1; got 2"),
+    (["sweep", "the cat sat", "--answer", "cat"], "pairs of sentences"),
+    (["sweep", "the cat", "the dog"], "the metric is missing. Use --metric"),
+    (["sweep", "the cat", "the dog", "--answer", "cat,dog,mat"], "one or two states"),
+    (["sweep", "the cat", "the dog", "--answer", "cat,"], "states separated by commas; got cat,"),
+    (["sweep", "the cat", "the dog", "--answer", "cat", "--top", "1", "--all"], "give --top or --all, not both"),
+    (["sweep", "the cat", "the dog", "--answer", "cat", "-o", "{}.csv"], "-o {}.csv: one file contains all sentences"),
+    (["ask", "posterior", "c", "the cat", "--top", "1", "--all"], "give --top or --all, not both"),
+    (["ask", "reads", "the cat", "--paths", "2"], "--paths requires --word"),
+    (["fit", "the cat", "-o", "{}.json"], "-o {}.json: one file contains all sentences"),
+    (["fit", "the cat", "-m", "tiny", "--dim", "3"], "--dim cannot be combined with --model"),
     (["fit", "the"], "at least 2 words"),
-    (["fit", "the cat", "--method", "nuts", "--restarts", "2"], "--restarts: expected an option of --method nuts"),
-    (["fit", "the cat", "--observe", "label"], "lines with a tab"),
-    (["fit", "the cat\tb", "the dog"], "one tab in each, or in none"),
-    (["fit", "-f", "labelled.txt", "--observe", "words"], "as many words behind the tab"),
+    (
+        ["fit", "the cat", "--method", "nuts", "--restarts", "2"],
+        "--restarts is not an option of --method nuts. Use --method map",
+    ),
+    (["fit", "the cat", "--observe", "label"], "--observe label requires observations"),
+    (["fit", "the cat\tb", "the dog"], "one tab in each sentence, or no tabs"),
+    (["fit", "-f", "labelled.txt", "--observe", "words"], "as many words after the tab"),
     (["fit", "the cat", "--resume"], "--checkpoint"),
     (["fit", "the cat", "--held-out", "none.txt"], "--file none.txt"),
-    (["train", "-f", "labelled.txt"], "lines without a tab"),
-    (["cost", "the cat", "--words", "3"], "got both"),
-    (["cost", "--words", "many"], "a whole number, or one for each stack"),
+    (["train", "-f", "labelled.txt"], "lines without tabs"),
+    (["cost", "the cat", "--words", "3"], "give sentences or --words, not both"),
+    (["cost", "--words", "many"], "an integer, or one for each stack"),
 ]
 
 

@@ -148,7 +148,7 @@ def test_the_figures_of_the_chapter():
     assert len({colours[role, "x"] for role in "qkv"}) == len({colours[role, "x"][1] for role in "qkv"}) == 3
     boxed = s.picture(weights=False, boxes="words")
     assert {f.name for f in boxed.frames} == {"class", "word_0", "word_1", "word_2"}
-    with pytest.raises(BNetError, match="side by side"):
+    with pytest.raises(BNetError, match="adjacent nodes"):
         s.picture(weights=False, boxes={"q_0_0": "a", "v_0_0": "a"})
 
 
@@ -175,7 +175,7 @@ def test_arrows_carry_their_probability():
     assert by_weight == sorted(by_weight, key=lambda item: item[1]) == sorted(by_weight, key=lambda item: item[2])
     assert all(a.weight is None for a in s.picture(attention=False).arrows)
     s_large = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
-    assert "160 joint states are open" in s_large.picture().caption
+    assert "160 joint states" in s_large.picture().caption
     assert not any(a.weight for a in s_large.picture().arrows) and any(
         a.weight for a in s_large.picture(attention=True).arrows
     )
@@ -224,7 +224,7 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path):
         assert "\\input" not in tex and "^^" not in tex
     assert same_graph(parse_dot(draw_bytes(tmp_path, s, "dot", **small).decode()), parse_svg(svg_bytes))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "no font has the letters", UserWarning)
+        warnings.filterwarnings("ignore", "no installed font has the characters", UserWarning)
         assert draw_bytes(tmp_path, s, "png", detail="words").startswith(b"\x89PNG")
 
 
@@ -232,7 +232,7 @@ def test_tooltips_hold_whole_words_and_names(tmp_path):
     s = bt.bayesuvius(dim=4).sentence(["a" * 200, "b"])
     titles = [t.text for t in ElementTree.fromstring(draw_bytes(tmp_path, s, "svg")).iter(f"{SVG}title")]
     assert any(t.startswith("x_1_0 “" + "a" * 200) and "deterministic" in t for t in titles)
-    assert titles[0].startswith("the bnet of") and "k_0_1 → x_1_0, P(j | i) = " in " ".join(titles)
+    assert titles[0].startswith("Bnet of") and "k_0_1 → x_1_0, P(j | i) = " in " ".join(titles)
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex") and not shutil.which("lualatex"), reason="LaTeX is not installed")
@@ -258,20 +258,20 @@ def test_a_large_sentence_is_drawn_as_something_to_read(tmp_path):
     s = bt.encoder(48, heads=12, slices=12, vocabulary=words).sentence(words)
     picture = s.picture()
     assert len(picture.boxes) == 128 * 13 and 0 < len(picture.arrows) <= 300
-    num_hidden, total = (
-        int(n.replace(",", "")) for n in re.search(r"([\d,]+) of ([\d,]+) reads", picture.caption).groups()
+    num_shown, total = (
+        int(n.replace(",", "")) for n in re.search(r"([\d,]+) strongest of ([\d,]+) reads", picture.caption).groups()
     )
-    assert total == 12 * 128 * 128 and total - num_hidden == len(picture.arrows)
-    assert "mean over 12 heads" in picture.caption and "1,664 of 87,233 nodes" in picture.caption
+    assert total == 12 * 128 * 128 and num_shown == len(picture.arrows)
+    assert "Mean over 12 heads" in picture.caption and "1,664 of 87,233 nodes" in picture.caption
     selection = s.picture(detail="words", words=range(4), slices=[3], heads=5, top=6)
-    assert len(selection.boxes) == 8 and len(selection.arrows) == 6 and "head 5" in selection.caption
+    assert len(selection.boxes) == 8 and len(selection.arrows) == 6 and "Head 5" in selection.caption
     attention = s.attention(3)[5][:4, :4]
     weights = sorted((a.weight for a in selection.arrows), reverse=True)
     assert weights == pytest.approx(sorted(attention.flatten().tolist(), reverse=True)[:6], abs=1e-6)
     strong_reads = s.picture(min_weight=0.02)
     assert strong_reads.arrows and all(a.weight >= 0.02 for a in strong_reads.arrows)
     assert len(draw_bytes(tmp_path, s, "svg")) < 2_000_000
-    assert "families" in s.picture(detail="folded", slices=0).caption
+    assert "node groups" in s.picture(detail="folded", slices=0).caption
 
 
 def test_a_part_omits_nodes_without_its_words():
@@ -315,7 +315,7 @@ def test_a_deep_net_folds_its_slices():
     net = bt.encoder(8, heads=2, slices=6, vocabulary=["a", "b"], readout="word")
     names = {box.name for box in net.picture().boxes}
     assert {"q_0", "x_1", "x_6", "y"} <= names and "q_1" not in names
-    assert "slices 1 to 5" in net.picture().caption
+    assert "Slices 1 to 5" in net.picture().caption
     assert {"q_3", "x_3", "x_4"} <= {box.name for box in net.picture(slices=3).boxes}
     picture = net.picture(slices=range(6))
     assert same_graph(picture.to_networkx(), net.graph()) and "not drawn" not in picture.caption
@@ -323,20 +323,25 @@ def test_a_deep_net_folds_its_slices():
 
 def test_a_folded_net_shows_the_reach_of_arrows():
     words = ["a", "b"]
-    assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
-    assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
+    assert "a depends on every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
+    assert "a depends on words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
     caption = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
-    parts = ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word")
+    parts = (
+        "Slice 1 repeats",
+        "enc a depends on every word",
+        "dec a depends on words j ≤ i",
+        "dec cross a depends on every word",
+    )
     assert all(text in caption for text in parts)
     windowed = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
-    assert "x reads words |i − j| ≤ 2" in windowed
+    assert "x depends on words |i − j| ≤ 2" in windowed
 
 
-def test_the_reading_grid_has_a_limit_too():
+def test_the_attention_grid_has_a_limit_too():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     for options in ({"min_weight": 0.0}, {"min_weight": 0.001, "limit": 100}, {"top": 50, "limit": 20}):
-        with pytest.raises(BudgetError, match="or nobody can read it") as error:
+        with pytest.raises(BudgetError, match=r"expected at most .* reads") as error:
             s.picture(detail="words", **options)
         filters = re.findall(r"([a-z_]+=(?:range\(\d+\)|[\d.]+)) \((\d+) reads\)", str(error.value))
         assert len(filters) == 3
@@ -363,7 +368,7 @@ def test_every_word_of_a_causal_sentence_has_a_read():
     )
     shown = {end.split("_")[-1] for a in top_picture.arrows for end in (a.source, a.target)}
     assert {box.name.split("_")[-1] for box in top_picture.boxes} == shown
-    assert f"{64 - len(shown)} of 64 words have no drawn read" in top_picture.caption
+    assert f"{64 - len(shown)} of 64 words without a drawn read" in top_picture.caption
 
 
 def test_reads_that_underflow_are_drawn_and_masked_ones_are_not():
@@ -404,7 +409,7 @@ def test_top_of_the_nodes_counts_reads():
 )  # fmt: skip
 def test_an_option_that_a_view_does_not_use_is_refused(view, options):
     s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
-    with pytest.raises(BNetError, match=f"{next(iter(options))}.*a view that uses it.*detail='nodes'"):
+    with pytest.raises(BNetError, match=f"{next(iter(options))}= has no effect.*detail='nodes'"):
         s.picture(detail=view, **options)
 
 
@@ -423,8 +428,8 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
 
 
 def apply_advice(error, options):
-    """Return options with each proposal of an error: `slices=0 (12 arrows); detail='nodes' without words=`."""
-    for advice in error.allowed.replace("; or ", "; ").split("; "):
+    """The options, changed by each proposal of an error: `Pass slices=0 (12 arrows) or limit=300`."""
+    for advice in error.hint.partition(" ")[2].split(" or "):
         changes, _, without = re.sub(r" \(\d+ \w+\)$", "", advice).partition(" without ")
         yield {k: v for k, v in options.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({changes})")
 
@@ -448,7 +453,9 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
     for name, options in (("q_3", {}), ("x_5", {"slices": 0}), ("W_q_2", {})):
         with pytest.raises(BNetError, match="highlight") as error:
             net.picture(highlight=name, **options)
-        assert get_unfaded(net.picture(highlight=name, **options | eval(f"dict({error.value.allowed})"))) == {name}
+        assert get_unfaded(
+            net.picture(highlight=name, **options | eval(f"dict({error.value.hint.removeprefix('Pass ')})"))
+        ) == {name}
     with pytest.raises(BNetError, match="weights=True"):
         get_case("three stacks").net.picture(weights=False, highlight="c")  # a node group without a stack
 
@@ -456,7 +463,7 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     assert get_unfaded(long.picture(highlight=INNER)) == set(INNER)
     assert get_unfaded(long.picture(highlight=STATES)) == set(STATES)
-    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the grid of reads
+    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the attention grid
     assert get_unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
 
 
@@ -625,7 +632,7 @@ def test_a_letter_that_no_font_has_is_warned_of(tmp_path):
     net = bt.bayesuvius(dim=4)
     letters = {"\U000308a2": "fonts-noto-cjk", "\U0001fad9": "fonts-noto-color-emoji", "\U00011a01": "fonts-noto-core"}
     for word, package in letters.items():  # rare ones: few machines have fonts with them
-        with pytest.warns(UserWarning, match=f"no font has the letters.*{package}") as warnings_:
+        with pytest.warns(UserWarning, match=f"no installed font has the characters.*{package}") as warnings_:
             net.sentence(["the", word]).draw(tmp_path / "a.png")
         assert warnings_[0].filename == __file__
     net.sentence(["naïve", "שלום", "مرحبا", "Ж", "😀"]).draw(tmp_path / "a.pdf")  # DejaVu has these

@@ -520,7 +520,7 @@ def test_a_screen_reader_gets_all_content(show):
         status = page.locator(".status").inner_text()
         best = s.attention(0).detach().mean(0)[2]
         j = int(best.argmax())
-        assert "x_1_2" in status and f"reads “{s.words[j]}” {float(best[j]):.2f}" in status.replace("\xa0", " ")
+        assert "x_1_2" in status and f"attends to “{s.words[j]}” {float(best[j]):.2f}" in status.replace("\xa0", " ")
         assert page.locator("html").get_attribute("lang") == "en" and page.get_by_role("main").count() == 1
 
 

@@ -166,7 +166,7 @@ def test_reads_matrix_entropies_and_flow(s):
     fractions = [t.get_text() for t in figure.axes[0].texts if t.get_text()[0].isdigit()]
     assert fractions == [format_fraction(fraction) for fraction in reads.matrix[3].tolist() if fraction > 0]
     thinned = bt.plot(reads, word=3, min_weight=0.2)
-    assert any("Left out: " in t.get_text() for t in thinned.texts)
+    assert any("Omitted: " in t.get_text() for t in thinned.texts)
 
 
 def test_a_large_flow_is_reduced_to_its_strongest_with_a_note():
@@ -186,8 +186,11 @@ def test_a_large_flow_is_reduced_to_its_strongest_with_a_note():
     assert rows == 32 and {0, 89} <= {int(t.get_text()[1:]) for t in ax.texts if t.get_text().startswith("w")}
     assert set(blocks) == {end for t, i, j in ribbons for end in ((t + 1, i), (t, j))}
     notes = " ".join(t.get_text() for t in figure.texts).replace("\n", " ")
-    assert f"Left out: {(flows > 0).sum() - len(ribbons):,} flows and {90 - rows} words without any other" in notes
-    assert f"the most probable path ({format_fraction(reads.paths(89)[0].probability)})" in notes
+    assert (
+        f"Omitted: {(flows > 0).sum() - len(ribbons):,} flows of at most" in notes
+        and f" and {90 - rows} words" in notes
+    )
+    assert f"most probable path ({format_fraction(reads.paths(89)[0].probability)})" in notes
     assert "(0.00)" not in notes and np.isclose(mass.sum(1), 1).all()
 
 
@@ -200,14 +203,14 @@ def test_trees_of_many_words_keep_the_strongest_arrows():
     figure = bt.plot(tree, top=5)
     assert arcs == {f"arc_{words.index(tree.parents[i])}_{words.index(i)}" for i in best}
     assert get_ticks(figure.axes[0]) == [f"w{k}" for k in words]
-    note = f"Left out: {sum(p >= 0 for p in tree.parents) - 5} arrows and {90 - len(words)} words"
-    assert any(note in t.get_text() for t in figure.texts)
+    counts = f"Omitted: {sum(p >= 0 for p in tree.parents) - 5} arrows of at most", f" and {90 - len(words)} words."
+    assert any(all(count in t.get_text() for count in counts) for t in figure.texts)
     assert 20 <= len(get_ticks(bt.plot(tree).axes[0])) <= 40
     minimum = sorted(tree.weights)[-4]
     assert len(bt.plot(tree, min_weight=minimum).axes[0].patches) == sum(
         w >= minimum for w, p in zip(tree.weights, tree.parents, strict=True) if p >= 0
     )
-    with pytest.raises(bt.BNetError, match="a share from 0 to 1"):
+    with pytest.raises(bt.BNetError, match="a probability"):
         bt.plot(tree, min_weight=2)
 
 
@@ -266,7 +269,7 @@ def test_fits_show_every_selector_and_on_what_they_were_judged():
     FigureCanvasAgg(outer)
     ax = outer.subplots()
     bt.plot(result, ax=ax)
-    assert "owner= chooses another" in ax.get_xlabel()
+    assert "choose another with owner=" in ax.get_xlabel()
     with pytest.raises(bt.BNetError, match="c_0, c_1"):
         bt.plot(result, show="pi", owner="c_2")
 
@@ -366,7 +369,7 @@ def test_many_bars_are_reduced_to_the_greatest_with_a_note():
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx(
         (torch.arange(99, 94, -1) / 4950).tolist()
     )
-    assert any("The 5 greatest of 100; the others have 0.902" in t.get_text() for t in figure.texts)
+    assert any("Showing the 5 largest of 100; the sum of the others is 0.902" in t.get_text() for t in figure.texts)
 
 
 @pytest.mark.slow
@@ -420,7 +423,7 @@ def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
     assert left.get_title(loc="left") == "Slice 0" and tuple(outer.get_size_inches()) == (7, 3)
     assert "Blank" in left.get_xlabel()  # notes are below
     render(outer)
-    with pytest.raises(bt.BNetError, match="a plot of one panel; got 3 panels"):
+    with pytest.raises(bt.BNetError, match="a plot with one panel; got 3 panels"):
         bt.plot(s, slice=0, ax=left)
 
 
@@ -466,25 +469,25 @@ def test_colours_are_distinguishable_in_grey():
 
 
 BAD = {
-    "no plot": (lambda s: bt.plot(s.net), "Sentence, what has values and axes, a list of Sentences"),
+    "no plot": (lambda s: bt.plot(s.net), "Sentence, an object with values and axes, a list of Sentences"),
     "no option": (lambda s: bt.plot(s, slize=0), "slice"),
     "theme": (lambda s: bt.plot(s, theme="blue"), "'light', 'dark'"),
-    "ax": (lambda s: bt.plot(s, ax=3), "the Axes of matplotlib"),
+    "ax": (lambda s: bt.plot(s, ax=3), "matplotlib Axes"),
     "title": (lambda s: bt.plot(s, title=3), "a string"),
     "axes": (lambda s: bt.plot(torch.rand(2, 2)), "a name for each of 2 dims"),
     "empty": (lambda s: bt.plot(np.zeros((0, 2)), axes=("a", "b")), "at least one number"),
     "infinite": (lambda s: bt.plot(np.array([np.inf])), "finite numbers"),
     "text": (lambda s: bt.plot(np.array(["a"])), "real numbers"),
-    "labels": (lambda s: bt.plot(np.ones(2), axes="word", labels={"word": ["a"]}), "2 of them"),
+    "labels": (lambda s: bt.plot(np.ones(2), axes="word", labels={"word": ["a"]}), "2 labels"),
     "label of nothing": (lambda s: bt.plot(np.ones(2), axes="word", labels={"wrd": ["a", "b"]}), "word"),
     "half an interval": (lambda s: bt.plot(np.ones(2), low=np.ones(2)), "low= and high="),
-    "upside down": (lambda s: bt.plot(np.ones(2), low=np.ones(2), high=np.zeros(2)), "low at most high"),
-    "shape": (lambda s: bt.plot(np.ones(2), error=np.ones(3)), "the shape of the values"),
+    "upside down": (lambda s: bt.plot(np.ones(2), low=np.ones(2), high=np.zeros(2)), "low= is above high="),
+    "shape": (lambda s: bt.plot(np.ones(2), error=np.ones(3)), "the same shape as values"),
     "slice": (lambda s: bt.plot(s, slice=7), "slices from 0 to 1"),
     "head": (lambda s: bt.plot(s, head=0), "a net with a plate of heads"),
     "evidence": (lambda s: bt.plot(s, evidence={"y_1": 0}), "node="),
-    "both": (lambda s: bt.plot(s, node="c", slice=0), "attention"),
-    "word": (lambda s: bt.plot(s.reads(), word=9), "a word from 0 to 3"),
+    "both": (lambda s: bt.plot(s, node="c", slice=0), "slice= cannot be combined"),
+    "word": (lambda s: bt.plot(s.reads(), word=9), "from 0 to 3"),
     "panels": (lambda s: bt.plot(np.ones((300, 2, 2)), axes=("a", "b", "d")), "at most 256 panels"),
     "empty list": (lambda s: bt.plot([]), "a result that has a plot"),
 }

@@ -189,12 +189,12 @@ def test_plots_show_the_numbers_with_their_errors():
     assert np.allclose(get_cells(bt.plot(result, restored=True)), result.restored)
     figure = bt.plot(result, intervals=True, confidence=0.5)
     low, high = result.interval(0.5)
-    assert f"between {min(float(low.min()), 0):.2g} and {max(float(high.max()), 0):.2g}" in get_notes(figure)
+    assert f"scale from {min(float(low.min()), 0):.2g} to {max(float(high.max()), 0):.2g}" in get_notes(figure)
     cube = make_sweep(("slice", "head", "word"), (2, 4, 3))
     figure = bt.plot(cube)
     assert np.allclose(get_cells(figure, 1), cube.values[:, 1]) and figure.axes[1].get_title() == "head 2"
     figure = bt.plot(make_sweep(("slice", "word", "read"), (2, 3, 3), hole=True))
-    assert "Blank: no such cell" in get_notes(figure) and np.isnan(get_cells(figure)[0, 0])
+    assert "Blank: the cell does not exist" in get_notes(figure) and np.isnan(get_cells(figure)[0, 0])
     tiny = make_sweep(scale=1e-5)
     figure = bt.plot(tiny)
     assert (
@@ -215,9 +215,7 @@ def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
     assert np.allclose(ends.T, torch.stack(result.interval()))
     figure = bt.plot(result, top=2)
     top = sorted(int(name[2:]) for name, _ in result.top(2))
-    assert get_heights(figure) == pytest.approx(result.values[top].tolist()) and "The 2 strongest of 6" in get_notes(
-        figure
-    )
+    assert get_heights(figure) == pytest.approx(result.values[top].tolist()) and "2 strongest of 6" in get_notes(figure)
     assert get_heights(bt.plot(make_sweep((), ()))) == pytest.approx([1e3 * float(make_sweep((), ()).values)])
     result = make_mediation(axes=("cell",), sizes=(3,))
     assert get_heights(bt.plot(result)) == pytest.approx([*result.direct.tolist(), *result.indirect.tolist()])
@@ -225,7 +223,7 @@ def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
     figure = bt.plot(result)
     assert np.allclose(get_cells(figure, 0), result.direct) and np.allclose(get_cells(figure, 1), result.indirect)
     assert np.allclose(get_cells(bt.plot(result, show="interaction")), result.interaction)
-    assert f"The total effect is {float(result.total.mean()):.3g}".replace("-", "−") in get_notes(figure)
+    assert f"Total effect: {float(result.total.mean()):.3g}".replace("-", "−") in get_notes(figure)
 
 
 def test_a_negative_cell_is_recognisable_without_colour():

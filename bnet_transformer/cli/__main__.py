@@ -1,4 +1,4 @@
-"""Run the command line by `python -m bnet_transformer.cli`, where its script is not on the path."""
+"""Run the command line with `python -m bnet_transformer.cli`, for example if its script is not on the PATH."""
 
 from bnet_transformer.cli import main
 

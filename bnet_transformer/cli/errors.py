@@ -1,4 +1,4 @@
-"""The errors of the command line: the line that a user reads, and the exit code."""
+"""The errors of the command line: the line that the user sees, and the exit code."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def exit_with_error(error: Exception, show_traceback: bool) -> Never:
 
     Args:
         error: The exception that ended the command.
-        show_traceback: Whether its traceback is printed first.
+        show_traceback: Whether to print its traceback first.
     """
     line, code = format_error(error)
-    # After a closed pipe or a full disk, what stdout still buffers must go nowhere: Python flushes it at exit, which
-    # would fail a second time, with a traceback of the interpreter itself.
+    # After a closed pipe or a full disk, the buffered text of stdout must be discarded: Python flushes the buffer at
+    # exit, which would fail again, with a traceback of the interpreter.
     if isinstance(error, OSError):
         with suppress(OSError, AttributeError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -43,7 +43,7 @@ def exit_with_error(error: Exception, show_traceback: bool) -> Never:
         if show_traceback:
             click.echo(escape_control("".join(traceback.format_exception(error))), err=True, nl=False)
         elif code == EXIT_BUG:
-            line += " (--debug shows where)"
+            line += " (use --debug to show the traceback)"
         click.echo(line, err=True)
     sys.exit(code)
 
@@ -58,7 +58,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def escape_control(text: str) -> str:
-    r"""Replace control and invisible characters by their escapes, so that text cannot steer a terminal.
+    r"""Replace control and invisible characters by their escapes, so that text cannot control a terminal.
 
     Line breaks are kept.
 
@@ -69,10 +69,10 @@ def escape_control(text: str) -> str:
 
 
 def format_error(error: BaseException) -> tuple[str, int]:
-    """The line of an error, and the exit code.
+    """Return the line of an error, and the exit code.
 
-    >>> format_error(BNetError("slices", expected="a whole number", actual="x"))
-    ('Error: slices: expected a whole number; got x', 2)
+    >>> format_error(BNetError("slices", expected="an integer", actual="x"))
+    ('Error: slices: expected an integer; got x', 2)
     >>> format_error(KeyboardInterrupt())
     ('interrupted', 130)
     """
@@ -84,9 +84,9 @@ def format_error(error: BaseException) -> tuple[str, int]:
 
 
 def _find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The interrupt at the start of a chain of exceptions, or None.
+    """Return the interrupt at the start of a chain of exceptions, or None.
 
-    An import that is interrupted may raise ImportError from the KeyboardInterrupt. A chain can be a cycle.
+    An interrupted import may raise ImportError from the KeyboardInterrupt. A chain can be a cycle.
     """
     visited: set[int] = set()
     while error is not None and id(error) not in visited:
@@ -100,7 +100,7 @@ def _find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 def _describe_error(error: BaseException) -> tuple[str, int]:
-    """The message of an error that is no interrupt, and the exit code."""
+    """Return the message of an error other than an interrupt, and the exit code."""
     if isinstance(error, click.UsageError):
         hint = "" if error.ctx is None else f" ({error.ctx.command_path} --help)"
         return error.format_message() + hint, EXIT_INVALID_INPUT
@@ -111,13 +111,13 @@ def _describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in EXTRAS:
-            return f'{name} is not installed: pip install "bnet-transformer[{EXTRAS[name]}]"', EXIT_INVALID_INPUT
-        need = "and bnet-transformer needs it: pip install bnet-transformer"
-        return f"{name or error} is not installed, {need}", EXIT_BUG
+            return f'{name} is not installed. Run pip install "bnet-transformer[{EXTRAS[name]}]".', EXIT_INVALID_INPUT
+        hint = "bnet-transformer requires it. Run pip install bnet-transformer."
+        return f"{name or error} is not installed, but {hint}", EXIT_BUG
     if isinstance(error, MemoryError) or any(part in str(error).lower() for part in OUT_OF_MEMORY_PATTERNS):
-        return "out of memory: take fewer or shorter sentences, or a smaller net", EXIT_BUG
+        return "out of memory. Use fewer or shorter sentences, or a smaller net.", EXIT_BUG
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}", EXIT_INVALID_INPUT
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "no space left to write to", EXIT_INVALID_INPUT
+        return "no space left on the device", EXIT_INVALID_INPUT
     return f"{type(error).__name__}: {format_value(str(error), 400)}", EXIT_BUG

@@ -1,4 +1,4 @@
-"""The group of commands: imports the module of a command when it is used, runs it, and exits with its code."""
+"""The group of commands: it imports the module of a command on its first use, runs it, and sets the exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
         """Run a command and exit; `--debug` may be anywhere before a `--`.
 
         Args:
-            args: The arguments; those of the process by default.
+            args: The arguments; by default, the arguments of the process.
             *more: Passed to `click.Group.main`.
             **extra: Passed to `click.Group.main`.
 
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
         debug = "--debug" in options or os.environ.get("BNET_DEBUG", "0") not in ("", "0")
         argv = [option for option in options if option != "--debug"] + argv[len(options) :]
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, ValueError):  # a stream that is None, or that is not text
+            with suppress(AttributeError, ValueError):  # a stream may be None, or may not be a text stream
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             with warnings.catch_warnings():
@@ -62,9 +62,9 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS, invoke_without_command=True)
 @click.version_option(package_name="bnet-transformer")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; may stand anywhere.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; allowed anywhere.")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Read a transformer as a Bayesian network: draw it, ask it, intervene on it, fit it."""
+    """Treat a transformer as a Bayesian network: draw it, query it, intervene on it, fit it."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

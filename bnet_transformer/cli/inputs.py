@@ -1,4 +1,4 @@
-"""The inputs of commands: the net, the sentences, and the values, states and names that users type."""
+"""The inputs of commands: the net, the sentences, and the values, states and names that the user types."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ class TextSource:
     """The sentences of a command.
 
     Args:
-        sentences: Sentences.
-        file: A file of sentences, one in each line; - is the standard input, also as a SENTENCE.
+        sentences: The sentences.
+        file: A file with one sentence in each line; - is the standard input, also as a SENTENCE.
     """
 
     sentences: tuple[str, ...]
     file: str | None = None
 
     def read_texts(self) -> list[str]:
-        """The sentences of the command line, of the lines of a file, or of the standard input.
+        """Return the sentences of the command line, of the lines of a file, or of the standard input.
 
         Raises:
-            BNetError: Where there are none, where both sources are given, or where the text is not UTF-8.
+            BNetError: There are no sentences, both sources are given, or the text is not UTF-8.
         """
         source = "-" if self.file is None and self.sentences == ("-",) else self.file
         if source is None:
             return self._read_arguments()
         if self.sentences and self.file is not None:
-            raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="both")
+            raise BNetError("give SENTENCES or --file, not both")
         subject = "standard input" if source == "-" else f"--file {source}"
         if source == "-" and sys.stdin is None:
-            raise BNetError(subject, expected="a file that can be read", actual="a closed one")
+            raise BNetError(subject, expected="a readable file", actual="a closed stream")
         try:
             with click.open_file(source, encoding="utf-8-sig") as file:
                 texts = [line.strip() for line in file if line.strip()]
         except OSError as error:
-            raise BNetError(subject, expected="a file that can be read", actual=error.strerror or str(error)) from error
+            raise BNetError(subject, expected="a readable file", actual=error.strerror or str(error)) from error
         except UnicodeError as error:
-            raise BNetError(subject, expected="text in UTF-8", actual="other bytes") from error
+            raise BNetError(f"{subject} is not valid UTF-8", hint="Convert the file to UTF-8") from error
         if not texts:
-            raise BNetError(subject, expected="sentences, one in each line", actual="none")
+            raise BNetError(f"{subject} contains no sentences", hint="Write one sentence in each line")
         return _check_text(subject, texts)
 
     def read_columns(self) -> list[list[str]]:
@@ -64,35 +64,37 @@ class TextSource:
         return [[part.strip() for part in text.split("\t")] for text in self.read_texts()]
 
     def _read_arguments(self) -> list[str]:
+        """The sentences of the command line."""
         if not self.sentences:
-            raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="none")
+            raise BNetError("no sentence is given", hint="Give SENTENCES or --file")
         first = self.sentences[0]
         if len(self.sentences) == 1 and os.path.isfile(first):
-            raise BNetError("SENTENCES", expected="a sentence", actual="the name of a file", allowed=f"--file {first}")
+            raise BNetError(f"{first} is a file, not a sentence", hint=f"Use --file {first}")
         if not all(text.strip() for text in self.sentences):
-            raise BNetError("SENTENCES", expected="sentences with words", actual="an empty one")
+            raise BNetError("SENTENCES", expected="sentences with words", actual="an empty sentence")
         return _check_text("SENTENCES", list(self.sentences))
 
 
 def _check_text(subject: str, texts: list[str]) -> list[str]:
-    """The texts; refuses NUL, and surrogates, which stand for bytes that are not UTF-8 (PEP 383)."""
+    """Return the texts; raise an error for NUL and for surrogates, which represent invalid UTF-8 bytes (PEP 383)."""
     for text in texts:
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise BNetError(subject, expected="text in UTF-8", actual="other bytes")
+            raise BNetError(subject, expected="text in UTF-8", actual="invalid bytes")
     return texts
 
 
 @dataclass(frozen=True)
 class SentenceQuery(TextSource):
-    """The sentences that a net is asked about, with what is set in them and what is given.
+    """The sentences of a query and their net, with interventions and evidence.
 
     Args:
-        model: The net: tiny, minilm, a folder of Hugging Face, an id of the hub, or a net.safetensors that save wrote.
-        do: Set nodes: a name, a family, a pattern such as q_1_*_2. A value is a state, a word (in quotes of its own, if
-            it is "7"), numbers with commas between, zero, or mean (over the words); may be repeated.
-        given: See a node to be so; values as for --do, but zero and mean; may be repeated.
-        input: The value of a given node that the sentence does not have; may be repeated.
-        pair: A second sentence behind the first.
+        model: The net: tiny, minilm, a folder of a Hugging Face model, a Hugging Face id, or a net.safetensors.
+        do: Set NODE=VALUE by do; NODE is a node, a node group or a pattern such as q_1_*_2. VALUE is a state, a word
+            (a number that is a word in double quotes: "7"), numbers separated by commas, zero, or mean (over the
+            words). May be repeated.
+        given: Observe NODE=VALUE as evidence, with values as for --do except zero and mean. May be repeated.
+        input: The value NODE=VALUE of an input node that the text does not contain. May be repeated.
+        pair: A second sentence, which follows the first one.
     """
 
     model: str = "tiny"
@@ -102,7 +104,7 @@ class SentenceQuery(TextSource):
     pair: str | None = None
 
     def read_texts(self) -> list[str]:
-        """The sentences; for a saved net without words, one empty sentence where none is given."""
+        """Return the sentences; for a saved net without words, one empty sentence if none is given."""
         is_saved = not self.sentences and self.file is None and os.path.isfile(self.model)
         is_wordless = is_saved and not load_model(self.model).network.graph.word_stacks
         return [""] if is_wordless else super().read_texts()
@@ -119,36 +121,36 @@ class SentenceQuery(TextSource):
 
 
 def load_model(model: str) -> BNet:
-    """The net that `--model` names: a file that `save` wrote, or a source of `from_pretrained`."""
+    """Load the net of `--model`: a file that `save` wrote, or a source of `from_pretrained`."""
     if os.path.isfile(model):
         from bnet_transformer.bnet import load_net
 
         return load_net(model)
     if model.endswith(".safetensors"):
-        raise FileError(model, expected="a net that save wrote", actual="no such file")
+        raise FileError(f"the file {model} does not exist", hint="Pass a net that save, fit or train wrote")
     from bnet_transformer.pretrained import from_pretrained
 
     return from_pretrained(model)
 
 
 def split_stacks(net: BNet, text: str) -> object:
-    """The argument of `net.sentence`: the text, None without words, or the texts between `|` by stack."""
+    """Return the argument of `net.sentence`: the text, None for a net without words, or the texts of stacks by name."""
     stacks = net.network.graph.word_stacks
     if not stacks and text:
-        raise BNetError("sentence", expected="None: the net has no words", actual=text)
+        raise BNetError("the net has no words, so it takes no sentence", hint="Leave out SENTENCE")
     if len(stacks) < 2:
         return text or None
     parts = [part.strip() for part in text.split("|")]
     if len(parts) != len(stacks):
-        expected = f"{len(stacks)} texts with | between them, for the stacks {', '.join(stacks)}"
+        expected = f"{len(stacks)} texts separated by |, one for each of the stacks {', '.join(stacks)}"
         raise BNetError("sentence", expected=expected, actual=text)
     return dict(zip(stacks, parts, strict=True))
 
 
 def _match_shape(net: BNet, name: str, value: object) -> object:
-    """The value for a node; a number becomes a vector where the node is a vector of width 1."""
+    """Return the value for a node; a number becomes a vector if the node is a vector of length 1."""
     groups = [g for g in net.network.graph.groups if name == g.name or name.startswith(f"{g.name}_")]
-    group = max(groups, key=lambda g: len(g.name), default=None)  # x_0_1 could also be a node of a group x
+    group = max(groups, key=lambda g: len(g.name), default=None)  # x_0_1 may be a node of group x_0 or of group x
     if group is None or not isinstance(value, int | float):
         return value
     spec = net.network.specs[group.index]
@@ -156,39 +158,39 @@ def _match_shape(net: BNet, name: str, value: object) -> object:
 
 
 def show_progress(items: Sequence[T], unit: str) -> Iterable[T]:
-    """The items, with a progress bar in a terminal where there are several."""
+    """Return the items; in a terminal, several items have a progress bar."""
     from tqdm import tqdm
 
     bar: Iterable[T] = tqdm(items, unit=unit, leave=False, disable=None if len(items) > 1 else True)
     return bar
 
 
-# values, states, names and words that users type
+# values, states, names and words
 
 
 def parse_values(option: str, texts: Sequence[str]) -> dict[str, object]:
-    """The values of nodes by name, from several `NAME=VALUE`."""
+    """Return the values of nodes by name, from several `NAME=VALUE`."""
     values: dict[str, object] = {}
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not sign or not name or not value:
             raise BNetError(option, expected="NAME=VALUE", actual=text)
         if name in values:
-            raise BNetError(f"{option} {name}", expected="one value", actual="two")
+            raise BNetError(f"{option} has two values for {name}", hint="Give each node one value")
         values[name] = parse_value(value, is_intervention=option == "--do")
     return values
 
 
 def parse_states(option: str, text: str) -> list[object]:
-    """States separated by commas: integers, or words; a word that is a number is quoted, `"7"`."""
+    """Return states separated by commas: integers or words; a word that is a number is quoted, `"7"`."""
     parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', text + ",")
     if not all(parts):
-        raise BNetError(option, expected="states with commas between them", actual=text)
+        raise BNetError(option, expected="states separated by commas", actual=text)
     return [parse_value(part, is_intervention=False) for part in parts]
 
 
 def parse_value(text: str, *, is_intervention: bool) -> object:
-    """A state, a vector of floats, or a word; with `is_intervention` also `zero` and `mean`."""
+    """Return a state, a vector of floats, or a word; with `is_intervention` also `zero` and `mean`."""
     if is_intervention and text in ("zero", "mean"):
         from bnet_transformer.interventions import Mean, Zero
 
@@ -201,54 +203,54 @@ def parse_value(text: str, *, is_intervention: bool) -> object:
         numbers = [float(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         return text
-    if not all(map(math.isfinite, numbers)):  # nan and inf are words
+    if not all(map(math.isfinite, numbers)):  # nan and inf are treated as words
         return text
     return numbers if "," in text else numbers[0]
 
 
 def parse_names(option: str, text: str) -> list[str]:
-    """Names separated by commas."""
+    """Return names separated by commas."""
     names = [part.strip() for part in text.split(",")]
     if not all(names):
-        raise BNetError(option, expected="names with commas between them", actual=text)
+        raise BNetError(option, expected="names separated by commas", actual=text)
     return names
 
 
 def find_word(option: str, text: str, words: Sequence[str]) -> int:
-    """The index of a word, from its number or from the word itself if it occurs once."""
+    """Return the index of a word, from its index as text, or from the word if it occurs once."""
     if text in words:
         if words.count(text) > 1:
             indices = ", ".join(str(k) for k, word in enumerate(words) if word == text)
-            raise BNetError(option, expected="a word that stands once", actual=text, allowed=f"its number: {indices}")
+            hint = f"Use the index of one of them: {indices}"
+            raise BNetError(option, expected="a word that occurs once", actual=text, hint=hint)
         return words.index(text)
     if not is_integer(text) or int(text) >= len(words):
         allowed = ", ".join(words[:20])
-        raise BNetError(option, expected=f"a word, or its number up to {len(words) - 1}", actual=text, allowed=allowed)
+        raise BNetError(option, expected=f"a word, or an index up to {len(words) - 1}", actual=text, allowed=allowed)
     return int(text)
 
 
 def make_config(
     config_class: type[T], options: dict[str, Any], alternatives: Sequence[type[Any]] = (), choice: str = ""
 ) -> T:
-    """Make a config of the options that it has fields for, and remove these from `options`.
+    """Create a config from the options that are its fields, and remove these from `options`.
 
     Args:
         config_class: The class of the config.
         options: The options that were given, by their names in Python.
-        alternatives: Configs that could be chosen in place of this one; their options are refused.
-        choice: How this one is chosen on the command line, for the error.
+        alternatives: Other configs that could be chosen; their options cause an error.
+        choice: The option of the command line that chooses this config, for the error.
 
     Returns:
         The config, with its defaults for the fields that no option sets.
 
     Raises:
-        BNetError: Where an option is a field only of `alternatives`.
+        BNetError: An option is a field of only `alternatives`.
     """
     names = {field.name for field in fields(cast(Any, config_class))}
     for name in sorted(options):
         owners = [c.name for c in alternatives if name in {field.name for field in fields(c)}]
         if owners and name not in names:
-            option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {owner}" for owner in owners)
-            expected = f"an option of {choice}"
-            raise BNetError(option, expected=expected, actual="one that it does not have", allowed=allowed)
+            hint = f"Use {' or '.join(f'--method {owner}' for owner in owners)}"
+            raise BNetError(f"--{name.replace('_', '-')} is not an option of {choice}", hint=hint)
     return config_class(**{name: options.pop(name) for name in names & options.keys()})

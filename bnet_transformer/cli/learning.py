@@ -1,4 +1,4 @@
-"""The commands `fit` and `train`: a net is learned from sentences, or from sentences with targets behind a tab."""
+"""The commands `fit` and `train`, which learn a net from sentences, or from sentences with targets after a tab."""
 
 from __future__ import annotations
 
@@ -24,52 +24,56 @@ if TYPE_CHECKING:
 UNOBSERVED = "_"
 DECLARED_OPTIONS = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
 OBSERVATIONS = {"next": "the next words", "words": "a word for each word", "label": "a label for each sentence"}
-DECODER = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}  # defaults of a new one
+DECODER = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}  # the default options of a new decoder
 DEFAULT_STEPS = 300
 TRAIN_OPTIONS = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed", "device")
 
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Sentences, and their `targets` (the text behind the tab of each); None without tabs."""
+    """Sentences and their `targets`: the text after the tab of each sentence, or None without tabs."""
 
     texts: tuple[str, ...]
     targets: tuple[str, ...] | None
 
     def infer_observed(self, requested: str | None) -> str:
-        """The kind of the observations: "next" without targets, else "words" (one per word) or "label".
+        """Return the kind of the observations: "next" without targets, else "words" (one per word) or "label".
 
         Args:
             requested: The kind that `--observe` names; None to infer it.
 
         Raises:
-            BNetError: Where the sentences have no such targets.
+            BNetError: The sentences do not have such targets.
         """
         if self.targets is None:
             if requested not in (None, "next"):
-                raise BNetError("--observe", expected="lines with a tab, and what is observed behind it", actual="none")
+                hint = "Write the observations after a tab in each line"
+                raise BNetError(f"--observe {requested} requires observations", hint=hint)
             return "next"
         if requested == "next":
-            raise BNetError("--observe next", expected="lines without a tab", actual="what is observed behind one")
+            hint = "Remove the text after each tab, or use --observe words or label"
+            raise BNetError(
+                "--observe next", expected="lines without a tab", actual="observations after a tab", hint=hint
+            )
         fits = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.targets, strict=True)]
         if requested == "words" and not all(fits):
             k = fits.index(False)
-            expected = "as many words behind the tab as before it (_ for one that is not observed)"
+            expected = "as many words after the tab as before it (_ for a word that is not observed)"
             raise BNetError(f"sentence {k}", expected=expected, actual=f"{self.texts[k]} | {self.targets[k]}")
         return requested or ("words" if all(fits) and any(" " in text for text in self.texts) else "label")
 
     def build_pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
-        """Pairs of a sentence and its observations; a number that is a label or a word of the net is not an index.
+        """Return pairs of a sentence and its observations; a number is an index if it is no label or word of the net.
 
         Args:
             observed: "next", "words" or "label".
-            network: The net, whose words and labels are known.
+            network: The net, which has words and labels.
         """
         if observed == "next":
             sentences = [text.split() for text in self.texts]
             for words in sentences:
                 if len(words) < 2:
-                    expected = "at least 2 words, the second to be told"
+                    expected = "at least 2 words, because the next words are observed"
                     raise BNetError("sentence", expected=expected, actual=" ".join(words))
             return [(words[:-1], words[1:]) for words in sentences]
         known = {word for words in network.vocabularies.values() for word in words or ()}
@@ -84,14 +88,14 @@ class TextExamples:
 
 
 def read_examples(source: TextSource) -> TextExamples:
-    """The sentences of the command line or of a file, split at the tab."""
+    """Return the sentences of the command line or of a file, split at the tab."""
     rows = source.read_columns()
     if all(len(row) == 1 for row in rows):
         return TextExamples(tuple(text for (text,) in rows), None)
     for k, row in enumerate(rows):
         if len(row) != 2 or not all(row):
             actual = f"{len(row)} parts in sentence {k}"
-            raise BNetError("SENTENCES", expected="one tab in each, or in none", actual=actual)
+            raise BNetError("SENTENCES", expected="one tab in each sentence, or no tabs", actual=actual)
     return TextExamples(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
 
 
@@ -100,10 +104,10 @@ class RunOptions:
     """The options of checkpoints and of held-out sentences.
 
     Args:
-        held_out: A file of sentences by which the run is judged.
+        held_out: A file of held-out sentences, on which the run is evaluated.
         checkpoint: A folder for checkpoints.
-        resume: Go on from the checkpoint, as it began.
-        changed: Go on with another rate, or number of steps, too.
+        resume: Continue from the checkpoint with the same options.
+        changed: Continue from the checkpoint; the rate and the number of steps may differ.
     """
 
     held_out: str | None = None
@@ -118,20 +122,21 @@ class RunOptions:
         if self.checkpoint is not None:
             return Checkpoints(self.checkpoint, "changed" if self.changed else self.resume)
         if self.resume or self.changed:
-            raise BNetError("--resume", expected="--checkpoint with a folder", actual="none")
+            option = "--resume" if self.resume else "--changed"
+            raise BNetError(f"{option} requires --checkpoint", hint="Give the folder with --checkpoint")
         return None
 
     def make_interrupt(self, *messages: str) -> Interrupted:
         """The interrupt of a run; its message says how to resume it."""
-        messages += () if self.checkpoint is None else (f"--resume goes on from {self.checkpoint}",)
+        messages += () if self.checkpoint is None else (f"use --resume to continue from {self.checkpoint}",)
         return Interrupted(": ".join(filter(None, ["interrupted", "; ".join(messages)])))
 
 
 def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
-    """The net of `--model`; refuses options that declare a new one."""
+    """Load the net of `--model`; raise an error for options that declare a new net."""
     if declared:
         actual = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
-        raise BNetError("--model", expected="no option of a new net beside it", actual=actual)
+        raise BNetError(f"{actual} cannot be combined with --model", hint="These options declare a new net")
     return inputs.load_model(model)
 
 
@@ -156,16 +161,16 @@ def fit(
     observe: Literal["next", "words", "label"] | None = None,
     method: Literal["map", "em", "svi", "nuts"] = "map",
 ) -> None:
-    """Fit heads to SENTENCES, or to those of a --file: a new net of the chapter, or a --model.
+    """Fit the heads of a new chapter net, or of a --model, to SENTENCES or to the lines of a --file.
 
     \b
     bnet-transformer fit -f sentences.txt --heads 3 -o net.safetensors
     bnet-transformer fit -f labelled.txt --observe label --method em -o net.safetensors -o heads.svg
 
     Args:
-        model: A net to fit, in place of a new one.
-        observe: The next words; or, behind a tab in each line, a word for each word, or a label.
-        method: The greatest posterior density, expectation maximisation, variational inference, or samples.
+        model: A net to fit, instead of a new one.
+        observe: The observations: the next words, or after a tab in each line a word for each word, or a label.
+        method: Maximum a posteriori, expectation maximisation, stochastic variational inference, or NUTS sampling.
     """
     data = read_examples(source)
     output.check()
@@ -187,11 +192,11 @@ def fit(
     fitted = methods.fit(net, pairs, method=config, checkpoints=checkpoints, **options)
     output.write_result("fit", _make_result(fitted, observed), model=model, observed=observed)
     if not fitted.finished:
-        raise run_options.make_interrupt("this is the best so far")
+        raise run_options.make_interrupt("this is the best result so far")
 
 
 def _build_net(data: TextExamples, observed: str, declared: dict[str, Any], seed: int) -> BNet:
-    """A net of the chapter of Bayesuvius, with the words of the text and a readout of the observations."""
+    """Create a net of the chapter of Bayesuvius, with the words of the text and a readout for the observations."""
     from bnet_transformer.models.bayesuvius import bayesuvius
     from bnet_transformer.tpm import Categorical
 
@@ -203,30 +208,30 @@ def _build_net(data: TextExamples, observed: str, declared: dict[str, Any], seed
         targets = data.targets or ()
         labels = tuple(sorted({*(_list_words(targets) if observed == "words" else targets)} - {UNOBSERVED}))
         if not labels:
-            raise BNetError("sentences", expected="something that is observed", actual="_ alone")
+            raise BNetError("sentences", expected="at least one observation", actual="only _")
         readout = Categorical(len(labels), labels=labels, pool="mean" if observed == "label" else None)
     return bayesuvius(**{"dim": 16, **declared}, mask=mask, vocabulary=words, observe=readout, seed=seed)
 
 
 def _list_words(texts: Sequence[str]) -> list[str]:
-    """The distinct words of texts, in the order of their first occurrence."""
+    """Return the distinct words of texts, in the order of their first occurrence."""
     return list(dict.fromkeys(word for text in texts for word in text.split()))
 
 
 def _check_splits_text(net: BNet, observed: str) -> None:
-    """Refuse a net without words, and for next words a net that does not split one text on spaces."""
+    """Raise an error for a net without words, and for next words if the net does not split one text at spaces."""
     from bnet_transformer.data.task import check_has_words
 
     check_has_words(net.network, "--model", "bt.fit")
     has_tokenizer = net.network.tokenizer is not None
     if observed == "next" and (has_tokenizer or len(net.network.graph.word_stacks) > 1):
-        expected = "a net of one stack that splits text on spaces"
-        actual = "a tokenizer" if has_tokenizer else "several stacks"
-        raise BNetError("--model", expected=expected, actual=actual, allowed="bt.fit")
+        expected = "a net with one stack that splits text at spaces"
+        actual = "a net with a tokenizer" if has_tokenizer else "a net with several stacks"
+        raise BNetError("--model", expected=expected, actual=actual, hint="Use bt.fit in Python")
 
 
 def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
-    """The result of a fit; it saves the fit to a `.fit` file, and the fitted net to any other."""
+    """Return the result of a fit; it saves the fit to a `.fit` file, and the fitted net to any other file."""
     heads = {name: fitted.heads_of(name) for name in fitted.selectors}
     document = {"method": fitted.method, "sentences": fitted.sentences}
     document |= {"judged_on": fitted.evaluated_on, "judged_by": fitted.criterion}
@@ -234,12 +239,13 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     document |= {name: getattr(fitted, name) for name in names}
     document["heads"] = {name: table.to_dataframe().reset_index() for name, table in heads.items()}
     document["effective"] = {name: table.effective for name, table in heads.items()}
-    evaluated = f"judged on {fitted.evaluated_on} by the {fitted.criterion}"
+    evaluated = f"evaluated on {fitted.evaluated_on} by the {fitted.criterion}"
     lines = [f"{fitted.sentences} sentences, {OBSERVATIONS[observed]}, by {fitted.method}; {evaluated}"]
     if fitted.bounds:
-        lines.append(f"bound of a sentence: {fitted.bounds[0]:.3f} at first, {fitted.bounds[-1]:.3f} at last")
+        lines.append(f"bound per sentence: {fitted.bounds[0]:.3f} at the start, {fitted.bounds[-1]:.3f} at the end")
     for name, table in heads.items():
-        lines.append(f"{name}: {table.live} live heads of {len(table.usage)}, {table.effective:.2f} in effect")
+        counts = f"{table.live} of {len(table.usage)} heads live, effective number {table.effective:.2f}"
+        lines.append(f"{name}: {counts}")
         lines += format_table(table.to_dataframe().reset_index())
     lines += [f"approximate: {fitted.approximate}"] if fitted.approximate else []
     save = lambda out: (fitted if out.lower().endswith(".fit") else fitted.net).save(out)  # noqa: E731
@@ -267,16 +273,16 @@ def train(
     model: str | None = None,
     steps: int | None = None,
 ) -> None:
-    """Train on SENTENCES, or on those of a --file: a new decoder, which tells the next word, or a --model.
+    """Train a new decoder, which predicts the next word, or a --model on SENTENCES or on the lines of a --file.
 
-    A net that tells no next word is trained on lines with what is observed behind a tab.
+    A --model that does not predict the next word requires lines with the observations after a tab.
 
     \b
     bnet-transformer train -f sentences.txt --steps 500 -o net.safetensors
 
     Args:
-        model: A net to train, in place of a new decoder.
-        steps: How many steps, 300 unless --epochs tells it.
+        model: A net to train, instead of a new decoder.
+        steps: The number of steps, by default 300 if --epochs is not given.
     """
     data = read_examples(source)
     held_out = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
@@ -296,8 +302,8 @@ def train(
         raise run_options.make_interrupt() from error
     count, losses = len(data.texts), trained.losses
     document = {"sentences": count, "steps": trained.steps, "losses": losses, "held_out": trained.held_out}
-    held_out_loss = f", held out {trained.held_out[-1][1]:.3f}" if trained.held_out else ""
-    loss = f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last{held_out_loss}"
+    held_out_loss = f", held-out loss {trained.held_out[-1][1]:.3f}" if trained.held_out else ""
+    loss = f"loss {losses[0]:.3f} at the start, {losses[-1]:.3f} at the end{held_out_loss}"
     lines = [f"{trained.steps} steps on {count} sentences: {loss}"]
     make_table = lambda: trained.to_dataframe().reset_index()  # noqa: E731
     result = CommandResult(document, lines, make_table, make_plotter(trained), trained.net.save)
@@ -305,9 +311,10 @@ def train(
 
 
 def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
-    """A new decoder, with the words of the text and the start and stop words of `--start` and `--stop`."""
+    """Create a decoder with the words of the text and the start and stop words of `--start` and `--stop`."""
     if data.targets is not None:
-        raise BNetError("SENTENCES", expected="lines without a tab, for a decoder tells next words", actual="tabs")
+        expected = "lines without tabs, because a new decoder predicts the next words"
+        raise BNetError("SENTENCES", expected=expected, actual="lines with tabs")
     from bnet_transformer.models.decoder import decoder
 
     ends = [options[name] for name in ("start", "stop") if name in options]
@@ -316,7 +323,7 @@ def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[s
 
 
 def _make_examples(net: BNet, data: TextExamples) -> list[object]:
-    """The sentences as the net takes them, or pairs with their targets."""
+    """Return the sentences as arguments of `net.sentence`, or pairs of a sentence and its targets."""
     if data.targets is None:
         return [inputs.split_stacks(net, text) for text in data.texts]
     return list(data.build_pairs(data.infer_observed(None), net.network))

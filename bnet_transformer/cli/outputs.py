@@ -27,7 +27,7 @@ DEFAULT_ROWS = 20
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a command in each form that it can be written in.
+    """The result of a command in each output format.
 
     Args:
         document: The JSON document.
@@ -48,13 +48,13 @@ class CommandResult:
 
         Args:
             out: The path.
-            document: The JSON document, which may hold more than the result's own.
+            document: The JSON document, which contains that of the result.
         """
         suffix = Path(out).suffix.lower()
         if suffix == ".json":
             data = (format_json(document) + "\n").encode()
         elif suffix == ".csv" and self.make_table is not None:
-            # Words are quoted, since one may hold a "\r", at which readers would start a new row.
+            # Words are quoted, because a word may contain "\r", at which CSV readers start a new row.
             data = self.make_table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
         elif suffix in IMAGES and self.make_plot is not None:
             buffer = io.BytesIO()
@@ -72,11 +72,11 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a result goes.
+    """The output files of a result, and whether JSON is printed.
 
     Args:
-        out: The file to write, by its suffix: {formats}. May be repeated; {} is the sentence's number.
-        json: Tell everything as one JSON document.
+        out: The file to write; its suffix is the format: {formats}. May be repeated. {} is the sentence's number.
+        json: Print one JSON document.
     """
 
     out: tuple[str, ...] = ()
@@ -84,26 +84,28 @@ class Output:
     formats: tuple[str, ...] = ()
 
     def check(self, count: int | None = None, combined_suffixes: tuple[str, ...] = ()) -> None:
-        """Refuse, before anything is computed, files that cannot be written; several sentences need a {} in the name.
+        """Raise an error for files that cannot be written; for several sentences, a name requires {}.
+
+        This check runs before the results are computed.
 
         Args:
-            count: The number of sentences; None where all are in one file, which has no number.
-            combined_suffixes: The suffixes of files that may hold all sentences.
+            count: The number of sentences; None if one file contains all sentences.
+            combined_suffixes: The suffixes of files that may contain all sentences.
         """
         for out in self.out:
             path = Path(out)
             if path.suffix.lower() not in self.formats:
                 actual, allowed = repr(path.suffix), ", ".join(sorted(self.formats))
-                raise BNetError(f"suffix of {out}", expected="one that says how", actual=actual, allowed=allowed)
+                raise BNetError(f"suffix of {out}", expected="a supported format", actual=actual, allowed=allowed)
             if not path.resolve().parent.is_dir():
-                raise BNetError(out, expected="a folder that is there", actual=f"{path.parent}, which is not")
+                raise BNetError(f"-o {out}: the folder {path.parent} does not exist", hint="Create it first")
             if count is None and "{}" in out:
-                expected = "a name without {}: one file holds all sentences"
-                raise BNetError(f"-o {out}", expected=expected, actual="{}", allowed=out.replace("{}", ""))
+                hint = f"Use -o {out.replace('{}', '')}"
+                raise BNetError(f"-o {out}: one file contains all sentences, so the name has no {{}}", hint=hint)
             if count is not None and count > 1 and "{}" not in out and not out.lower().endswith(combined_suffixes):
-                allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
-                expected = f"a name with {{}} for the number of the sentence: there are {count}"
-                raise BNetError(f"-o {out}", expected=expected, actual="one file for all", allowed=allowed)
+                hint = f"Use -o {path.with_name(f'{path.stem}-{{}}{path.suffix}')}"
+                subject = f"-o {out}: {count} sentences require a name with {{}} for the number of the sentence"
+                raise BNetError(subject, hint=hint)
 
     def write_result(self, command: str, result: CommandResult, **fields: Any) -> None:
         """Write the files of one result for all sentences, and print it.
@@ -111,7 +113,7 @@ class Output:
         Args:
             command: The command, in the JSON document.
             result: The result.
-            **fields: What comes before the result in the JSON document.
+            **fields: Fields of the JSON document that precede the result.
         """
         document = {"command": command, **fields, "files": self.out, **result.document}
         for out in self.out:
@@ -121,10 +123,10 @@ class Output:
     def write_results(
         self, fields: Mapping[str, Any], key: str, texts: Sequence[str], results: Sequence[CommandResult]
     ) -> None:
-        """Write and print the result of each sentence; a table without a {} in its name holds all.
+        """Write and print the result of each sentence; a table without {} in its name contains all results.
 
         Args:
-            fields: What comes before the results in the JSON document.
+            fields: Fields of the JSON document that precede the results.
             key: The key of the results in the JSON document.
             texts: The sentence of each result.
             results: The results.
@@ -149,10 +151,10 @@ class Output:
 
 @dataclass(frozen=True)
 class TableOutput(Output):
-    """Where a result goes, of which the first rows are printed.
+    """The output files of a table, and the number of printed rows.
 
     Args:
-        top: Print so many rows, 20 unless told.
+        top: The number of rows to print, by default 20.
         all_: Print all rows.
     """
 
@@ -166,11 +168,11 @@ class TableOutput(Output):
 
     def check(self, count: int | None = None, combined_suffixes: tuple[str, ...] = ()) -> None:
         if self.all_ and self.top is not None:
-            raise BNetError("rows", expected="--top or --all", actual="both")
+            raise BNetError("give --top or --all, not both")
         super().check(count, combined_suffixes)
 
     def format_rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
-        """The lines of a table that are printed: the rows with the largest absolute values of the column `by`."""
+        """Return the printed lines of a table: the rows with the largest absolute values in the column `by`."""
         if self.all_:
             return format_table(table)
         if by is not None:
@@ -190,7 +192,7 @@ def _join_tables(texts: Sequence[str], results: Sequence[CommandResult]) -> pd.D
 
 
 def number_path(out: str, number: int) -> str:
-    """The file of a sentence: {} in the name becomes the number."""
+    """Return the file of a sentence: {} in the name becomes the number of the sentence."""
     return str(Path(out.replace("{}", str(number))))
 
 
@@ -206,7 +208,7 @@ def make_plotter(result: object, **options: Any) -> Callable[[], Any]:
 
 
 def to_json_value(value: Any) -> Any:
-    """A value as JSON has it: tensors and tables become lists, nan and inf become null.
+    """Convert a value to JSON types: tensors and tables become lists, nan and inf become null.
 
     >>> to_json_value({"a": (1, float("nan")), "b": "x"})
     {'a': [1, None], 'b': 'x'}
@@ -225,11 +227,11 @@ def to_json_value(value: Any) -> Any:
 
 
 def format_json(document: Mapping[str, Any]) -> str:
-    """A JSON document as text, on one line."""
+    """Return a JSON document as text on one line."""
     return json.dumps(to_json_value(document), allow_nan=False)
 
 
 def format_table(table: pd.DataFrame, *, index: bool = False) -> list[str]:
-    """A table as lines, with its index or without; missing values are dashes."""
+    """Return a table as lines, with or without its index; missing values are dashes."""
     lines = table.to_string(index=index, float_format="{:.3f}".format, na_rep="-").splitlines()
     return [line.rstrip() for line in lines]

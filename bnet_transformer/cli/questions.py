@@ -25,20 +25,21 @@ RELATIVE_HELPS = {
     "blanket": "The Markov blanket of NODE: parents, children, and the children's other parents.",
     "parents": "The nodes with an arrow into NODE.",
     "children": "The nodes to which NODE has an arrow.",
-    "ancestors": "All from which a path of arrows leads to NODE.",
-    "descendants": "All to which a path of arrows leads from NODE.",
+    "ancestors": "The nodes from which a path of arrows leads to NODE.",
+    "descendants": "The nodes to which a path of arrows leads from NODE.",
 }
+METRIC_HINT = "Use --metric NODE=STATE, or --answer CLEAN,CORRUPT for the readout of the last word"
 FORMATS = (*TABLES, *IMAGES)
 SENTENCE_FILE = "sentence.py"
 INCLUSION_OPTIONS = ("method", "sigma", "output", "role", "interval", "budget", "seed")
 
 
-@click.group("ask", invoke_without_command=True, short_help="Ask: posteriors, separation, what was read.")
+@click.group("ask", invoke_without_command=True, short_help="Query posteriors, separation, relatives and attention.")
 @click.pass_context
 def ask(ctx: click.Context) -> None:
-    """Ask the bnet of a SENTENCE.
+    """Query the bnet of a SENTENCE.
 
-    Nodes come first, by their ground names (x_1_2: slice 1, word 2), then sentences.
+    Give nodes first, by their ground names (x_1_2: slice 1, word 2), then sentences.
 
     \b
     bnet-transformer ask posterior c "the cat sat" --given y_2=cat
@@ -57,7 +58,7 @@ def ask(ctx: click.Context) -> None:
     options=[ApiOptions(SENTENCE_FILE, ("posterior",), ("budget",))],
 )
 def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output: TableOutput) -> None:
-    """P(NODE | evidence), of one discrete node or of several together, with commas between: c, or c,y_2.
+    """Compute P(NODE | evidence) of a discrete node, or of several nodes jointly (separated by commas: c,y_2).
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
     """
@@ -81,13 +82,13 @@ def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output:
 def separated(
     x: str, y: str, query: SentenceQuery, output: Output, deterministic: bool = False, verify: bool = False
 ) -> None:
-    """Whether the graph separates X from Y, each a node or several with commas between.
+    """Test whether the graph separates X from Y; each is a node, or several nodes separated by commas.
 
-    Here --given names nodes without values: bnet-transformer ask separated x_0_0 x_1_2 "the cat sat" --given q_0_2
+    --given takes names of nodes without values: bnet-transformer ask separated x_0_0 x_1_2 "the cat sat" --given q_0_2
 
     Args:
-        deterministic: Close what is given under the nodes that it determines.
-        verify: Say as well how dependent they are in this sentence's numbers.
+        deterministic: Treat nodes that the given nodes determine as given.
+        verify: Also measure the dependence between X and Y in this sentence.
     """
     left, right = inputs.parse_names("X", x), inputs.parse_names("Y", y)
     known = [name for text in query.given for name in inputs.parse_names("--given", text)]
@@ -130,23 +131,23 @@ for _name, _text in RELATIVE_HELPS.items():
 @ask.command(
     "reads",
     cls=SignatureCommand,
-    short_help="Which word was read.",
+    short_help="Attention to source words over slices.",
     formats=FORMATS,
     options=[ApiOptions(SENTENCE_FILE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
 )
 def reads(
     query: SentenceQuery, output: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
 ) -> None:
-    """Which word was read: P(source word | output word) along the attention TPMs.
+    """Compute the attention of output words to source words: P(source word | output word) over the attention TPMs.
 
     bnet-transformer ask reads "the cat sat" --word sat
 
     Args:
-        word: One output word, by number or as it stands, and the paths by which it was read.
-        paths: So many paths, of --word: 3 unless told.
+        word: Only this output word (a word or its index), with its most probable paths.
+        paths: The number of paths of --word, by default 3.
     """
     if paths is not None and word is None:
-        raise BNetError("--paths", expected="--word beside it", actual="none")
+        raise BNetError("--paths requires --word", hint="Give the output word with --word")
 
     def answer(s: Sentence) -> CommandResult:
         reads = s.reads(**options)
@@ -166,7 +167,7 @@ def reads(
 def _run_question(
     command: str, query: SentenceQuery, output: Output, answer: Callable[[Sentence], CommandResult]
 ) -> None:
-    """Run `answer` on each sentence, and write and print the results; a table may hold all, an image one.
+    """Run `answer` on each sentence, and write and print the results; a table may contain all, an image only one.
 
     Args:
         command: The name after `ask`.
@@ -194,7 +195,7 @@ def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
 @click.command(
     "sweep",
     cls=SignatureCommand,
-    short_help="Put clean values into a corrupt run.",
+    short_help="Patch clean values into a corrupt run.",
     formats=(*IMAGES, *TABLES),
     options=[ApiOptions("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
 )
@@ -211,27 +212,28 @@ def sweep(
     restored: bool = False,
     theme: Literal["light", "dark"] = "light",
 ) -> None:
-    """Which nodes carry what tells a CLEAN sentence from a CORRUPT one.
+    """Find the nodes that distinguish a CLEAN from a CORRUPT sentence, by patching.
 
-    Sentences come in pairs, clean and corrupt, of as many words each; in a file a tab stands between them.
+    Sentences are pairs, clean and corrupt, with equal numbers of words; in a file, a tab separates the two.
 
     bnet-transformer sweep "the cat sat" "the dog sat" --answer cat,dog
 
     Args:
-        at: A role (x, q, j, a), an arrow ("v -> a"), or names and patterns; x unless told; may be repeated.
-        metric: A node and its state, or two for their difference: y_2=cat or y_2=cat,dog. A whole number is a state;
-            the word 7 is "7", in quotes of its own.
-        answer: The same of the last word's readout: the clean and the corrupt answer, cat,dog.
-        over: The axes that stay apart, such as slice,head.
-        ablate: Put in zeros, or the mean over the words: then all sentences are corrupt.
-        memory: About so many MB at once.
-        restored: A picture of shares of the total.
-        theme: The paper.
+        at: The cells: a role (x, q, j, a), an arrow ("v -> a"), or names and patterns; by default x. May be repeated.
+        metric: A node and its state, or two states for their difference: y_2=cat or y_2=cat,dog. An integer is a
+            state; the word 7 is "7", in double quotes.
+        answer: The metric of the readout of the last word, as the clean and the corrupt answer: cat,dog.
+        over: The axes of the result, such as slice,head.
+        ablate: Patch in zeros, or the mean over the words, instead of clean values; all sentences are then corrupt.
+        memory: The approximate memory in MB.
+        restored: Show shares of the total effect in images.
+        theme: The colours of images.
     """
     output.check()
     texts = _read_pairs(query, is_ablated=ablate is not None)
     if (metric is None) == (answer is None):
-        raise BNetError("sweep", expected="--metric or --answer", actual="neither" if metric is None else "both")
+        both = "give --metric or --answer, not both"
+        raise BNetError(both if metric is not None else "the metric is missing", hint=METRIC_HINT)
     from bnet_transformer.interventions import Mean, Zero, sweeps
 
     net = inputs.load_model(query.model)
@@ -251,7 +253,7 @@ def sweep(
     states = states if isinstance(states, tuple) else (states,)
     difference = " - ".join(f"log P({node} = {_format_state(corrupt[0], node, state)})" for state in states)
     baseline = "" if result.clean is None else f"{float(result.clean.mean()):.3f} clean, "
-    header = f"{difference}: {baseline}{float(result.corrupt.mean()):.3f} corrupt; effects are from there"
+    header = f"{difference}: {baseline}{float(result.corrupt.mean()):.3f} corrupt; effects are changes from corrupt"
     lines = [repr(result), header, *output.format_rows(rows, by="effect")]
     plotter = make_plotter(result, restored=restored, theme=theme)
     document["table"] = table
@@ -259,29 +261,29 @@ def sweep(
 
 
 def _read_pairs(query: SentenceQuery, *, is_ablated: bool) -> list[list[str]]:
-    """Pairs of clean and corrupt sentences, tab-separated or alternating; with `is_ablated` corrupt ones alone."""
+    """Return pairs of clean and corrupt sentences, tab-separated or alternating; only corrupt ones if `is_ablated`."""
     if is_ablated:
         return [[text] for text in query.read_texts()]
     rows = query.read_columns()
     if all(len(row) == 1 for row in rows) and len(rows) % 2 == 0:
         return [[clean, corrupt] for (clean,), (corrupt,) in zip(rows[::2], rows[1::2], strict=True)]
     if not all(len(row) == 2 for row in rows):
-        expected = "sentences in pairs, clean and corrupt: in a file with a tab between them"
-        raise BNetError("SENTENCES", expected=expected, actual=f"{len(rows)} in all")
+        hint = "In a file, separate the clean and the corrupt sentence by a tab"
+        raise BNetError("SENTENCES", expected="pairs of sentences", actual=f"{len(rows)} sentences", hint=hint)
     return rows
 
 
 def _parse_cells(specs: tuple[str, ...]) -> str | list[str]:
-    """The `at=` of a sweep: a role or a path of roles as text, names and patterns (with an index) as a list."""
+    """Return `at=` of a sweep: a role or a path of roles as text; names and patterns (with an index) as a list."""
     has_index = any(re.search(r"_(\d|\*)", spec) for spec in specs)
     return list(specs) if has_index or len(specs) > 1 else specs[0] if specs else "x"
 
 
 def _parse_metric(text: str) -> dict[str, object]:
-    """The metric of `NODE=STATE` or `NODE=STATE,STATE`: `{node: state}` or `{node: (state, state)}`."""
+    """Return the metric of `NODE=STATE` or `NODE=STATE,STATE`: `{node: state}` or `{node: (state, state)}`."""
     name, sign, states = text.partition("=")
     if not sign or not name.strip():
-        raise BNetError("--metric", expected="a node and its state or two, y_2=cat or y_2=cat,dog", actual=text)
+        raise BNetError("--metric", expected="a node with one or two states, y_2=cat or y_2=cat,dog", actual=text)
     return {name.strip(): _parse_metric_states("--metric", states)}
 
 
@@ -289,25 +291,26 @@ def _parse_metric_states(option: str, text: str) -> object:
     """One state, or a pair of states."""
     parts = inputs.parse_states(option, text)
     if len(parts) > 2:
-        raise BNetError(option, expected="one state or two", actual=text)
+        raise BNetError(option, expected="one or two states", actual=text)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
-    """The metric of `--answer`: the states of the readout at the last word, or of the sentence's readout."""
+    """Return the metric of `--answer`: states of the readout of the last word, or of the readout of the sentence."""
     from bnet_transformer.data.task import infer_task
 
     readouts = [spec.group for spec in infer_task(s.state.network).readouts if spec.tpm.kind == "discrete"]
     if len(readouts) != 1:
-        actual, allowed = ", ".join(group.name for group in readouts) or "none", "--metric NODE=STATE"
-        raise BNetError("--answer", expected="a net with one discrete readout", actual=actual, allowed=allowed)
+        actual = ", ".join(group.name for group in readouts) or "a net without discrete readouts"
+        expected, hint = "a net with one discrete readout", "Use --metric NODE=STATE"
+        raise BNetError("--answer", expected=expected, actual=actual, hint=hint)
     (group,) = readouts
     last = "" if group.word_stack is None else f"_{s.ground.word_counts[group.word_stack] - 1}"
     return {f"{group.name}{last}": _parse_metric_states("--answer", text)}
 
 
 def _format_state(s: Sentence, node: str, state: object) -> str:
-    """A state by its index, and by its label where it has one."""
+    """Return a state as text: its index, and its label if it has one."""
     labels = s.state.labels(s.ground.id(node))
     if not labels:
         return f"state {state}"
@@ -318,7 +321,7 @@ def _format_state(s: Sentence, node: str, state: object) -> str:
 @click.command(
     "heads",
     cls=SignatureCommand,
-    short_help="Tell which heads matter.",
+    short_help="Rank heads by importance.",
     formats=(*IMAGES, *TABLES),
     options=[ApiOptions("attention/heads/head_inclusion.py", ("inclusion",), INCLUSION_OPTIONS)],
 )
@@ -332,17 +335,19 @@ def heads(
     show: Literal["rho", "log_bayes", "importance", "ablation", "intervals"] = "rho",
     theme: Literal["light", "dark"] = "light",
 ) -> None:
-    """Which heads matter, by SENTENCES or those of a --file: the posterior of each head's share rho, its log Bayes
-    factor, gradient importance and ablation. rho is no importance: the table is ordered by the Bayes factor.
+    """Estimate which heads matter for SENTENCES, or for the lines of a --file.
+
+    For each head, the table has the posterior of the share rho of sentences that include it, its log Bayes factor, its
+    gradient importance and its ablation. rho does not measure importance; the table is sorted by the Bayes factor.
 
     bnet-transformer heads -f sentences.txt --model minilm -o map.svg
 
     Args:
-        model: The net, which sums its heads (tiny does not).
-        limit: Take the first so many sentences.
-        roles: Tell what heads read as well.
-        show: What is drawn: a map of slices and heads, or intervals by rank.
-        theme: The paper.
+        model: The net, which must sum its heads (tiny does not).
+        limit: Use only this number of sentences, the first ones.
+        roles: Add the role of each head, and its share of the attention.
+        show: The measure in a map of slices and heads, or the intervals by rank.
+        theme: The colours of images.
     """
     texts = source.read_texts()[:limit]
     output.check()
@@ -359,18 +364,18 @@ def heads(
         columns = columns.rename(columns={"role": "reads", "mean": "share"})
         table = table.merge(columns, on=["slice", "head"], how="left")
     names = ("sentences", "method", "likelihood", "sigma", "interval")
-    document = {"told": result.summary, **{name: getattr(result, name) for name in names}}
+    document = {"summary": result.summary, **{name: getattr(result, name) for name in names}}
     ranks = result.agreement()
     duplicates = None if result.interaction is None else result.duplicates()
     document |= {"table": result.to_dataframe(), "agreement": {name: dict(column) for name, column in ranks.items()}}
     document |= {"dead": result.dead, "duplicates": duplicates, "roles": by_head}
     lines = [result.summary, *output.format_rows(table)]
     if result.dead:
-        lines.append("nothing hangs on: " + ", ".join(f"{result.slices[s]}_{h}" for s, h in result.dead))
+        lines.append("heads without effect: " + ", ".join(f"{result.slices[s]}_{h}" for s, h in result.dead))
     if duplicates:
         pairs = (f"{result.slices[s]}_{h} and {result.slices[s]}_{o}" for s, h, o in duplicates[:5])
         more = f", {len(duplicates) - 5} more" if len(duplicates) > 5 else ""
-        lines.append(f"stand in for each other: {', '.join(pairs)}{more}")
+        lines.append(f"redundant pairs of heads: {', '.join(pairs)}{more}")
     correlations = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for a, b in itertools.combinations(ranks, 2))
     lines.append("rank correlations: " + "; ".join(correlations))
     num_rows = len(table) if output.all_ else min(output.num_rows, len(table))

@@ -1,7 +1,7 @@
-"""Options of commands from signatures: types and defaults from annotations, help from the `Args:` of docstrings.
+"""Creates options of commands from signatures: types and defaults from annotations, help from `Args:` of docstrings.
 
-Three kinds of signatures become options: that of the command's function, frozen dataclasses that it takes as
-parameters, and functions and configs of the package (`ApiOptions`). The last are read from their source by `ast`,
+Three kinds of signatures become options: the signature of the command's function, frozen dataclasses among its
+parameters, and functions and configs of the package (`ApiOptions`). The latter are parsed from their source by `ast`,
 because `--help` must not import torch.
 """
 
@@ -34,16 +34,16 @@ class IntegerList(click.ParamType):  # type: ignore[type-arg]  # no parameters i
     name = "numbers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        """The integers of a text."""
+        """Return the integers of a text."""
         parts = [part.strip() for part in value.split(",")]
         if not all(is_integer(part) for part in parts):
             subject = "numbers" if param is None else param.opts[0]
-            raise BNetError(subject, expected="whole numbers with commas between them", actual=value)
+            raise BNetError(subject, expected="integers separated by commas", actual=value)
         return [int(part) for part in parts]
 
 
 class FileName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a file, or one of some `names`; a shell completes both."""
+    """The name of a file, or one of some `names`; a shell can complete both."""
 
     name = "text"
 
@@ -67,7 +67,7 @@ def is_integer(text: str) -> bool:
 
 @dataclass(frozen=True)
 class SignatureParameter:
-    """A parameter of a signature: its name, its annotation as text, its default (`MISSING` for none), its help."""
+    """A parameter of a signature: its name, its annotation as text, its default (`MISSING` if required), its help."""
 
     name: str
     annotation: str
@@ -87,8 +87,8 @@ class SignatureParameter:
         """The click argument of a parameter without a default, the click option of one with a default.
 
         Args:
-            is_command: Whether the command itself declares the parameter. The option of a library function is None
-                where it is not given, so that the library's own default applies.
+            is_command: Whether the command itself declares the parameter. The option of a library function is None if
+                it is not given, so that the default of the library applies.
             formats: The suffixes of the files that the command writes.
         """
         kind = self.get_click_type()
@@ -110,7 +110,7 @@ class SignatureParameter:
 
 
 def parse_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
-    """The text of a docstring before its `Args:`, and the text of `Args:` for each parameter."""
+    """Return the text of a docstring before its `Args:`, and the text of `Args:` for each parameter."""
     text = inspect.cleandoc(docstring or "")
     section = ARGS_SECTION_PATTERN.search(text)
     if section is None:
@@ -168,20 +168,20 @@ def _iter_parameters(node: Any, definitions: Mapping[str, Any]) -> Iterator[tupl
     required = [None] * (len(node.args.args) - len(node.args.defaults))
     defaults = [*required, *node.args.defaults, *node.args.kw_defaults]
     for arg, default in zip([*node.args.args, *node.args.kwonlyargs], defaults, strict=True):
-        if arg.annotation is not None:  # self has none
+        if arg.annotation is not None:  # self has no annotation
             yield arg.arg, arg.annotation, default
 
 
 @dataclass(frozen=True)
 class ApiOptions:
-    """Options that a command passes on to functions or configs of the package, as a mapping of those that are given.
+    """Options that a command passes to functions or configs of the package, as a mapping of the given options.
 
     Args:
         file: The file of the package that declares them.
         names: Functions or classes in the file; parameters of the same name become one option.
         only: The parameters that become options; all by default.
         help_prefix: Text before the help of each option.
-        defaults: Defaults of the command in place of the library's.
+        defaults: Defaults of the command, which replace the defaults of the library.
     """
 
     file: str
@@ -203,17 +203,17 @@ class ApiOptions:
 class SignatureCommand(click.Command):
     """A command whose arguments (no default) and options (a default) are the parameters of its function.
 
-    A parameter annotated with a frozen dataclass becomes options for its fields; a parameter named in `forwarded`
-    receives the mapping of those options that are given. The class is the `cls=` of `click.command`, which passes all
-    arguments but the last two by itself.
+    A parameter annotated with a frozen dataclass becomes options for its fields. A parameter named in `forwarded`
+    receives the mapping of the options that were given. The class is the `cls=` of `click.command`, which passes all
+    arguments except the last two.
 
     Args:
         name: The name of the command.
         callback: The function that it calls.
-        params: Parameters declared by click's decorators; none.
+        params: Parameters that decorators of click declare; it must be empty.
         help: The docstring of the function.
-        short_help: Its line in the help of the group.
-        formats: The suffixes of the files that it writes.
+        short_help: The line of the command in the help of the group.
+        formats: The suffixes of the files that the command writes.
         **forwarded: For a parameter of the function, the options of the package that it receives.
     """
 
@@ -233,7 +233,7 @@ class SignatureCommand(click.Command):
 
     @cached_property
     def parameter_groups(self) -> dict[str, tuple[Callable[..., Any], list[SignatureParameter]]]:
-        """For each parameter of the function: the callable that makes its value, and the options that this takes."""
+        """For each parameter of the function: the callable that creates its value, and the options of that callable."""
         groups: dict[str, tuple[Callable[..., Any], list[SignatureParameter]]] = {}
         for parameter in read_signature(self.function):
             name, kind = parameter.name, self.function.__globals__.get(parameter.annotation)
@@ -247,7 +247,7 @@ class SignatureCommand(click.Command):
 
     @cached_property
     def click_parameters(self) -> list[click.Parameter]:
-        """The arguments and options; made when the command is used, not when the group lists it."""
+        """The arguments and options; they are created when the command is used, not when the group lists it."""
         return [
             p.to_click(is_command=make is not _get_given_options, formats=self.formats)
             for make, parameters in self.parameter_groups.values()

@@ -1,7 +1,7 @@
-"""The reading grid: the state of every word in every slice, with the strongest attention weights as arrows.
+"""The attention grid: the hidden state of every word in every slice, with the strongest attention weights as arrows.
 
-Words are columns and slices are rows; a long sentence has its words in rows. The other nodes of a slice (q, k, v, ...)
-are folded into the arrows: word i of one state reads word j of the state before with probability `P(j | i)`.
+Words are columns and slices are rows; in a long sentence, words are rows. The other nodes of a slice (q, k, v, ...) are
+not drawn: an arrow shows that word i attends to word j of the state before with probability `P(j | i)`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ MAX_UPRIGHT_WORDS = 12  # more words than this become rows
 DOT_SIZE = 5.0
 TOKEN_SIZE = 9.0
 
-# Word i reads word j in `attentions[matrix]`; `gain` is the weight divided by the uniform weight of the row.
+# Word i attends to word j in `attentions[matrix]`; `gain` is the weight divided by the uniform weight of the row.
 EDGE_DTYPE = np.dtype([("matrix", "i8"), ("i", "i8"), ("j", "i8"), ("weight", "f8"), ("gain", "f8")])
 EdgeArray = Any  # a record array of EDGE_DTYPE
 
 
 @dataclass(frozen=True)
 class StateAttention:
-    """`weights[i, j]`: the probability with which word i of state `target` reads word j of state `source`.
+    """The attention between two hidden states: word i of `target` attends to word j of `source`.
 
-    A state is a stack and the number of its slice. `mask[i, j]` is True where the bnet has an arrow.
+    Args:
+        source: The stack and the slice of the state that is attended to.
+        target: The stack and the slice of the state that attends.
+        weights: `[word i, word j]`, the probabilities `P(j | i)`.
+        mask: `[word i, word j]`, True where the bnet has an arrow.
     """
 
     source: tuple[str, int]
@@ -45,17 +49,17 @@ class StateAttention:
     mask: NDArray[np.bool_]
 
 
-GridEdges = Sequence[tuple[StateAttention, int, int, float]]  # word i reads word j with this weight
+GridEdges = Sequence[tuple[StateAttention, int, int, float]]  # word i attends to word j with this weight
 
 
 def get_attention_specs(network: Network, slices: Collection[int] | None) -> list[NodeSpec]:
-    """The specs with attention over words, in these slices (None: in all)."""
+    """Return the nodes with attention over words in these slices; None selects all slices."""
     specs = [spec for spec in network.specs if spec.has_word_attention]
     return [spec for spec in specs if slices is None or spec.group.step in slices]
 
 
 def get_end_states(network: Network, spec: NodeSpec) -> tuple[tuple[str, int], tuple[str, int]]:
-    """The states at both ends of an attention: that of the words that are read, and that of the words that read."""
+    """Return the states at both ends of an attention: the one that is attended to, and the one that attends."""
     step = spec.group.step or 0
     source = network.get_source_stack(spec)
     out = step if source == spec.group.stack else network.graph.slices[source]
@@ -70,9 +74,10 @@ def layout_attention_grid(
     options: FigureOptions,
     highlighted: Collection[tuple[str, int]] = (),
 ) -> tuple[Picture, list[str]]:
-    """The reading grid of these words, and captions that count what it leaves out.
+    """Lay out the attention grid of these words; also return captions that count the omitted arrows and words.
 
-    `stems` has the stem of the state nodes of each stack. Words of `highlighted` are drawn even if no arrow meets them.
+    `stems` maps each stack to the stem of the names of its state nodes. The words of `highlighted`, pairs of stack and
+    word, are drawn even if no arrow starts or ends at them.
     """
     end_states = {end for attn in attentions for end in (attn.source, attn.target)}
     states = {stack: sorted(slice_ for name, slice_ in end_states if name == stack) for stack in words}
@@ -106,35 +111,33 @@ def _select_edges(
     *,
     can_filter: bool,
 ) -> tuple[GridEdges, str]:
-    """The edges that are drawn, strongest last, and a caption that counts the others.
+    """Return the edges to draw, strongest last, and a caption that counts them.
 
-    `options.min_weight` and `options.top` choose them; with neither, `_rank_edges` does. More edges than
-    `options.limit` are an error that names filters that fit: a threshold or, if `can_filter`, fewer slices or words.
+    `options.min_weight` and `options.top` select the edges; without both, `_rank_edges` does. If more edges than
+    `options.limit` remain, an error suggests filters: a threshold or, if `can_filter`, fewer slices or words.
     """
     min_weight, top, limit = options.min_weight, options.top, options.limit
     edges = _collect_edges(attentions, words)
     total = len(edges)
-    # A weight is compared with that of a uniform row: 0.2 is much of 100 words, and little of two.
+    # A weight is compared with the uniform share of its row: 0.2 is large among 100 words and small among two.
     edges = edges[np.lexsort((edges.j, edges.i, edges.matrix, -edges.gain.round(9)))]
     if min_weight is None and top is None:
         count = MAX_EDGES if limit is None else min(MAX_EDGES, limit)
         edges = edges[_rank_edges(edges, attentions)[:count]]
-        rule = f"drawn are the strongest of each word, then what is over {MIN_ATTENTION} or twice the even share, "
-        rule += f"up to {count}"
     else:
         edges = edges[edges.weight >= (min_weight or 0.0)][:top]
-        rules = [f"P(j | i) below {min_weight:.2g}"] if min_weight else []
-        rules += [f"past the strongest {top} against the even share"] if top else []
-        rule = ", or ".join(rules)
     if limit is not None and len(edges) > limit:
         raise _edge_limit_error(edges, attentions, limit, can_filter)
-    num_hidden = total - len(edges)
     selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
-    return selected, f"{num_hidden:,} of {total:,} reads are not drawn ({rule})" if num_hidden else ""
+    caption = f"Showing the {len(edges):,} strongest of {total:,} reads"
+    if min_weight is not None and top is None:
+        caption = f"Showing {len(edges):,} of {total:,} reads"
+    threshold = f" (P(j | i) ≥ {min_weight:.2g})" if min_weight else ""
+    return selected, caption + threshold if len(edges) < total else ""
 
 
 def _collect_edges(attentions: Sequence[StateAttention], words: Mapping[str, Collection[int]]) -> EdgeArray:
-    """Every edge between these words."""
+    """Return every edge between these words."""
     parts = []
     for k, attn in enumerate(attentions):
         rows, columns = np.array(sorted(words[attn.target[0]])), np.array(sorted(words[attn.source[0]]))
@@ -147,10 +150,10 @@ def _collect_edges(attentions: Sequence[StateAttention], words: Mapping[str, Col
 
 
 def _rank_edges(edges: EdgeArray, attentions: Sequence[StateAttention]) -> NDArray[np.int64]:
-    """The indices of the edges to draw, most important first; `edges` are sorted by gain.
+    """Return the indices of the edges to draw, most important first; `edges` are sorted by gain.
 
-    First the strongest edge of each word, then the strongest of each word in each slice if these are not too many,
-    then the edges above a threshold.
+    The order is: the strongest edge of each word; the strongest edge of each word in each slice, unless these are too
+    many; the edges above a threshold.
     """
     stacks = sorted({attn.target[0] for attn in attentions})
     stack = np.array([stacks.index(attn.target[0]) for attn in attentions])[edges.matrix]
@@ -168,7 +171,7 @@ def _rank_edges(edges: EdgeArray, attentions: Sequence[StateAttention]) -> NDArr
 def _edge_limit_error(
     edges: EdgeArray, attentions: Sequence[StateAttention], limit: int, can_filter: bool
 ) -> BudgetError:
-    """The error for a grid with more edges than the limit, with three filters that fit."""
+    """Return the error for a grid with more edges than the limit; it suggests up to three filters."""
     fits = [f"top={limit} ({limit} reads)"] if limit else []
     for threshold in np.unique(np.ceil(np.sort(edges.weight)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
         if len(fits) < 2 and 0 < (count := int((edges.weight >= threshold).sum())) <= limit:
@@ -180,15 +183,15 @@ def _edge_limit_error(
         if len(fits) < 3 and 0 < (count := int(mask.sum())) <= limit:
             fits.append(f"{name} ({count} reads)")
     count = len(edges)
-    return limit_error("reading grid", limit, "reads", f"{count} reads", fits, count)
+    return limit_error("attention grid", limit, "reads", f"{count} reads", fits, count)
 
 
 def _select_words(
     words: Mapping[str, Collection[int]], edges: GridEdges, highlighted: Collection[tuple[str, int]]
 ) -> tuple[dict[str, list[int]], str]:
-    """The words that are drawn, and a caption that counts the others.
+    """Return the words to draw, and a caption that counts the others.
 
-    A long sentence is drawn without the words that no arrow meets and that are not highlighted.
+    In a long sentence, words without an arrow are omitted unless they are highlighted.
     """
     ends = {end for attn, i, j, _ in edges for end in ((attn.source[0], j), (attn.target[0], i))} | set(highlighted)
     every_word = {stack: sorted(ids) for stack, ids in words.items()}
@@ -197,7 +200,7 @@ def _select_words(
     num_hidden = total - sum(map(len, selected.values()))
     if total <= MAX_UPRIGHT_WORDS or not ends or not num_hidden:
         return every_word, ""
-    return selected, f"{num_hidden:,} of {total:,} words have no drawn read, and no place"
+    return selected, f"{num_hidden:,} of {total:,} words without a drawn read are omitted"
 
 
 def _position_states(
@@ -207,9 +210,9 @@ def _position_states(
     is_upright: bool,
     edges: GridEdges,
 ) -> tuple[dict[tuple[str, int, int], Point], list[TextLine]]:
-    """The point of each (stack, slice, word), and the texts: the words at both ends, the slices along one side.
+    """Return the point of each (stack, slice, word), and the texts: words at both ends, slices along one side.
 
-    Positions are computed as (across the words, along the slices): x and y if `is_upright`, else y and x.
+    Positions are computed as (across the words, along the slices). These are x and y if `is_upright`, else y and x.
     """
     positions: dict[tuple[str, int, int], Point] = {}
     texts: list[TextLine] = []
@@ -241,7 +244,7 @@ def _position_states(
             text(center, low - before[0], token, before[1], title=title)
             if not is_crossed:
                 text(center, high + after[0], token, after[1], title=title)
-        # The labels of the states: at the left of the first stack; of the others at the right, which no arrow crosses.
+        # The labels of the states: left of the first stack, and right of the other stacks, where no arrow crosses them.
         is_first = stack == next(iter(words))
         margin = width / 2 + 12.0 if is_upright else 14.0
         side = across - margin if is_first else across + step * max(len(word_ids) - 1, 0) + margin
@@ -254,7 +257,7 @@ def _position_states(
 
 
 def _stack_offsets(states: Mapping[str, Sequence[int]], edges: GridEdges) -> dict[str, int]:
-    """By how many steps each stack is shifted, such that a state that another stack reads comes before its reader."""
+    """Return the shift of each stack in steps; it puts a state before the states of other stacks that attend to it."""
     offsets = dict.fromkeys(states, 0)
     crossing = {(attn.source, attn.target) for attn, *_ in edges if attn.source[0] != attn.target[0]}
     for out, into in sorted(crossing):

@@ -1,6 +1,6 @@
-"""Writes pictures as editable DOT: the graph with labels and colours, without positions, which Graphviz computes.
+"""Writes pictures as editable DOT: the graph with labels and colours, without positions. Graphviz computes positions.
 
-Writing DOT does not need Graphviz; rendering it needs the program `dot`.
+Writing DOT does not require Graphviz; rendering it requires the program `dot`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bnet_transformer.figures.labels import TextRun, escape_invisible, text_to_l
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow
 from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, border_colour, get_palette
 
-ClusterTree = dict[int, tuple[Frame, int | None, frozenset[str]]]  # index of a frame: it, its parent, its nodes
+ClusterTree = dict[int, tuple[Frame, int | None, frozenset[str]]]  # by index: frame, parent, names of nodes
 
 EDGE_STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
 
 
 def to_dot(picture: Picture) -> str:
-    """The picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame around nodes."""
+    """Return the picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame around nodes."""
     colours = get_palette("light" if picture.theme == "auto" else picture.theme)
     font = {"fontname": "DejaVu Sans", "fontcolor": colours["ink"], "fontsize": f"{LABEL_SIZE:g}"}
     box = {"shape": "box", "style": "rounded,filled", "fillcolor": colours["paper"], "color": colours["ink"], **font}
@@ -39,7 +39,7 @@ def to_dot(picture: Picture) -> str:
 
 
 class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz has no type hints
-    """DOT source that a notebook shows, rendered by `dot` if it is on the PATH, else as the SVG of this library."""
+    """DOT source that a notebook can show: rendered by `dot` if it is on the PATH, else as the SVG of this library."""
 
     def __init__(self, dot: str, svg: Callable[[], str]) -> None:
         super().__init__(dot)
@@ -55,7 +55,7 @@ class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz has no type 
 def _render_cluster(
     parent_id: int | None, boxes: Sequence[NodeBox], cluster_tree: ClusterTree, colours: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """The lines of the nodes directly in a cluster, then those of its subclusters."""
+    """Yield the lines of the nodes directly in a cluster, then the lines of its subclusters."""
     clusters = {k: (frame, names) for k, (frame, parent, names) in cluster_tree.items() if parent == parent_id}
     nested = {name for _, names in clusters.values() for name in names}
     for box in boxes:
@@ -70,10 +70,12 @@ def _render_cluster(
 
 
 def _with_alpha(colour: str, alpha: float) -> str:
+    """A colour with an opacity, as `#rrggbbaa`."""
     return colour + ("" if alpha >= 1 else f"{round(255 * alpha):02x}")
 
 
 def _render_box(box: NodeBox, colours: Mapping[str, str]) -> str:
+    """The attributes of a node."""
     line, alpha = border_colour(box), FADED_OPACITY if box.is_faded else 1.0
     return _format_attributes(
         _render_label(box.label or text_to_label(box.title or box.name)),
@@ -88,6 +90,7 @@ def _render_box(box: NodeBox, colours: Mapping[str, str]) -> str:
 
 
 def _render_arrow(arrow: PictureArrow, colours: Mapping[str, str]) -> str:
+    """The attributes of an edge."""
     return _format_attributes(
         color=""
         if arrow.colour == "grey" and arrow.opacity >= 1
@@ -100,9 +103,9 @@ def _render_arrow(arrow: PictureArrow, colours: Mapping[str, str]) -> str:
 
 
 def _build_cluster_tree(picture: Picture) -> ClusterTree:
-    """The frames that are clusters, largest first, each with the smallest cluster around it and its nodes.
+    """Return the frames that become clusters, largest first, each with its parent cluster and its nodes.
 
-    Clusters of DOT must be nested or disjoint, so a frame that overlaps a larger one partially is left out.
+    DOT requires clusters to be nested or disjoint, so a frame that partially overlaps a larger one is omitted.
     """
     groups = [(k, frame, _boxes_inside(frame, picture.boxes)) for k, frame in enumerate(picture.frames)]
     tree: ClusterTree = {}
@@ -114,37 +117,40 @@ def _build_cluster_tree(picture: Picture) -> ClusterTree:
 
 
 def _boxes_inside(frame: Frame, boxes: Sequence[NodeBox]) -> frozenset[str]:
+    """The names of the boxes whose centres are inside a frame."""
     right, bottom = frame.x + frame.width, frame.y + frame.height
     return frozenset(box.name for box in boxes if frame.x < box.x < right and frame.y < box.y < bottom)
 
 
 def _format_attributes(html_label: str = "", **attributes: str) -> str:
-    """A list of attributes in brackets; `html_label` is a label in the HTML-like markup of Graphviz."""
+    """Return a list of attributes in brackets; `html_label` is a label in the HTML-like markup of Graphviz."""
     parts = [f"label=<{html_label}>"] if html_label else []
     for name, value in attributes.items():
         if value:
             text = _escape_backslashes(escape_invisible(value)).replace("&", "&amp;")
-            text = (
-                _escape_backslashes(text) if name == "tooltip" else text
-            )  # the backslashes of a tooltip are read twice
+            # Graphviz unescapes the backslashes of a tooltip twice.
+            text = _escape_backslashes(text) if name == "tooltip" else text
             parts.append(f"{name}={_quote_string(text)}")
     return " [" + ", ".join(parts) + "]"
 
 
 def _quote_name(name: str) -> str:
-    """The name of a node as a DOT string."""
+    """Return the name of a node as a DOT string."""
     return _quote_string(_escape_backslashes(escape_invisible(name)))
 
 
 def _quote_string(text: str) -> str:
+    """Text in quotation marks, as DOT requires."""
     return '"' + text.replace('"', '\\"') + '"'
 
 
 def _escape_backslashes(text: str) -> str:
+    """Text with each backslash doubled."""
     return text.replace("\\", "\\\\")
 
 
 def _render_label(label: Sequence[TextRun]) -> str:
+    """A label in the HTML-like markup of Graphviz."""
     marks = {"math": ("<I>", "</I>"), "sub": ("<SUB>", "</SUB>"), "sup": ("<SUP>", "</SUP>")}
     parts = []
     for run in label:

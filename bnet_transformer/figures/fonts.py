@@ -1,4 +1,4 @@
-"""The fonts of this machine, through matplotlib: the letters that they have, and the widths of texts."""
+"""The installed fonts, found through matplotlib: the characters that they contain, and the widths of texts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 from matplotlib.textpath import text_to_path
 
-BASE_FONT = "DejaVu Sans"  # comes with matplotlib
-LAST_RESORT_FONT = "Last Resort High-Efficiency"  # empty boxes, with warnings
+BASE_FONT = "DejaVu Sans"  # included in matplotlib
+LAST_RESORT_FONT = "Last Resort High-Efficiency"  # contains only empty boxes, and causes warnings
 MISSING_GLYPH = "▯"
 
 
 def replace_missing_glyphs(texts: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-    """The texts with missing letters replaced, the font families for the others, and the letters that no font has."""
+    """Return the texts with missing characters replaced, the required font families, and the missing characters."""
     strings = list(texts)
     families, absent = _find_fonts(frozenset(letter for text in strings for letter in text))
     swapped = str.maketrans(dict.fromkeys(absent, MISSING_GLYPH))
@@ -23,7 +23,7 @@ def replace_missing_glyphs(texts: Iterable[str]) -> tuple[list[str], list[str], 
 
 
 def text_width(text: str, size: float) -> float:
-    """The width of a line of text in points; a letter that `BASE_FONT` lacks counts as an M."""
+    """Return the width of a line of text in points; a character that `BASE_FONT` lacks counts as an M."""
     font = FontProperties(family=BASE_FONT, size=size)
     has = _supported_letters(findfont(font), frozenset(text))
     text = "".join(letter if letter in has else "M" for letter in text)
@@ -32,7 +32,7 @@ def text_width(text: str, size: float) -> float:
 
 @lru_cache(maxsize=64)
 def _find_fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The font families that cover these letters, `BASE_FONT` first, and the letters that no installed font has."""
+    """Return the font families that cover these characters, `BASE_FONT` first, and the characters that no font has."""
     families = [BASE_FONT]
     missing = letters - _supported_letters(findfont(FontProperties(family=BASE_FONT)), letters)
     regular = {
@@ -49,9 +49,9 @@ def _find_fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str
 
 
 def _supported_letters(path: str, letters: frozenset[str]) -> frozenset[str]:
-    """The letters of `letters` that a font has."""
+    """Return the characters of `letters` that a font contains."""
     try:
         charmap = FT2Font(path).get_charmap()
-    except RuntimeError:  # a file that FreeType cannot read
+    except RuntimeError:  # FreeType cannot read the file
         return frozenset()
     return frozenset(letter for letter in letters if ord(letter) in charmap)

@@ -25,20 +25,20 @@ from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.inference.selection import parse_slices
 
 WORDLESS_BOX_GAP = 28.0  # between the boxes of a row in a net without words
-MAX_FULL_SLICES = 3  # a folded net of at most so many slices is drawn in full ...
-MAX_FULL_GROUPS = 50  # ... if it has at most so many node groups
+MAX_FULL_SLICES = 3  # a folded net with at most this many slices is drawn in full ...
+MAX_FULL_GROUPS = 50  # ... if it has at most this many node groups
 
 REACH_TEXTS = {
     "every": "every word",
     "causal": "words j ≤ i",
     "earlier": "words j < i",
     "before": "word i − 1",
-    "rest": "its own word, but at the first",
+    "rest": "its own word, except for the first word",
     "first": "the first word",
     "last": "the last word",
     "window": "words |i − j| ≤ {}",
     "recent": "words 0 ≤ i − j ≤ {}",
-    "mask": "the words of a table",
+    "mask": "the words that a mask allows",
 }
 
 
@@ -46,9 +46,9 @@ REACH_TEXTS = {
 
 
 def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
-    """The picture of a graph that `ground_graph_to_networkx` returns.
+    """Lay out a graph that `ground_graph_to_networkx` returned.
 
-    `boxes` maps the name of a node to that of the box it belongs to; each box is framed.
+    `boxes` maps the name of a node to the name of its box. A frame is drawn around each box.
     """
     groups = {name: network.graph.by_name[_group_name(attrs)] for name, attrs in graph.nodes(data=True)}
     # States and inputs over words show their token.
@@ -85,7 +85,7 @@ def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[s
 
 
 def layout_net(network: Network, options: FigureOptions) -> Picture:
-    """The picture of the folded graph; of a deep net, only the first slice and what follows the last."""
+    """Lay out the folded graph; a deep net is shown by its first slice and the nodes after its last slice."""
     graph, groups = template_graph_to_networkx(network), network.graph.groups
     slices, depth = network.graph.slices, network.graph.depth
     names = list(graph)
@@ -93,15 +93,15 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     if options.slices is not None:
         names = _groups_in_slices(network, parse_slices(options.slices, network))
         num_hidden = len(graph) - len(names)
-        caption = f"{num_hidden} of {len(graph)} families of nodes are not drawn" if num_hidden else ""
+        caption = f"{num_hidden} of {len(graph)} node groups are not drawn" if num_hidden else ""
     elif depth > MAX_FULL_SLICES or (depth > 1 and len(graph) > MAX_FULL_GROUPS):
         names = _groups_in_slices(network, [0])
         steps = [(group, group.step) for group in groups if group.step is not None]
         names += [group.name for group, step in steps if step >= slices[group.stack]]
         last_groups = {group.name for group, step in steps if step + 1 == slices[group.stack] == group.slice}
         names += last_groups
-        text = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
-        caption = f"{text} not drawn"
+        repeated = "Slice 1 repeats" if depth == 2 else f"Slices 1 to {depth - 1} repeat"
+        caption = f"{repeated} slice 0 and {'is' if depth == 2 else 'are'} not drawn"
     if not options.weights:
         wordless = {groups[index].name for index in network.graph.word_independent}
         names = [name for name in names if name not in wordless]
@@ -109,25 +109,26 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
         group = network.graph.by_name.get(name)
         if group is not None and name not in names:
             step = group.step
-            allowed = "weights=True" if step is None else f"slices={min(max(step, 0), slices[group.stack] - 1)}"
-            raise BNetError("highlight", expected="families that the figure draws", actual=name, allowed=allowed)
+            option = "weights=True" if step is None else f"slices={min(max(step, 0), slices[group.stack] - 1)}"
+            expected = "node groups that the figure draws"
+            raise BNetError("highlight", expected=expected, actual=name, hint=f"Pass {option}")
     picture = layout_template_graph(network, subgraph(graph, names))
     last = [box for box in picture.boxes if box.name in last_groups]
     dots = [TextLine(box.x, box.bounds[1] - 12.0, text_to_label("⋮"), size=14.0, colour="grey") for box in last]
     picture = replace(picture, texts=(*picture.texts, *dots))
-    captions = [caption, *_describe_reaches(network, names)]
-    return finish_picture(picture, options, f"the folded graph of the net {network.declaration.name}", captions)
+    captions = [caption, "; ".join(_describe_reaches(network, names))]
+    return finish_picture(picture, options, f"Folded graph of the net {network.declaration.name}", captions)
 
 
 def _describe_reaches(network: Network, group_names: Sequence[str]) -> list[str]:
-    """For each role that reads other words, which words those are: an arrow of the folded graph does not show it."""
+    """Return the words that each role depends on, if these are not only its own: folded arrows do not show them."""
     reaches: dict[tuple[str, str], None] = {}
     for spec in network.specs:
         for parent in spec.parents if spec.group.name in group_names else ():
             if parent.reach.kind != "same" and network.specs[parent.index].group.name in group_names:
                 text = REACH_TEXTS[parent.reach.kind].format(parent.reach.width)
                 reaches[join_stem(spec.group.stack, spec.group.role).replace("_", " "), text] = None
-    return [f"{role} reads {text}" for role, text in reaches]
+    return [f"{role} depends on {text}" for role, text in reaches]
 
 
 def _groups_in_slices(network: Network, slices: Sequence[int]) -> list[str]:
@@ -137,7 +138,7 @@ def _groups_in_slices(network: Network, slices: Sequence[int]) -> list[str]:
 
 
 def layout_template_graph(network: Network, graph: nx.MultiDiGraph) -> Picture:
-    """The picture of the folded graph: one box for each node group, a frame for each plate."""
+    """Lay out the folded graph: one box for each node group, a frame for each plate."""
     groups = {group.name: group for group in network.graph.groups if group.name in graph}
     boxes, columns = {}, {}
     stacks = [stack.name for stack in network.declaration.stacks]
@@ -160,7 +161,10 @@ def layout_template_graph(network: Network, graph: nx.MultiDiGraph) -> Picture:
 def _plate_frames(
     network: Network, boxes: Sequence[NodeBox], node_groups: Mapping[str, NodeGroup], graph: nx.MultiDiGraph
 ) -> tuple[list[Frame], list[TextLine], set[str]]:
-    """Frames and labels of the plates, and the nodes of plates whose frame would hold other nodes and is left out."""
+    """Return the frames of plates, their labels, and the nodes of plates without a frame.
+
+    A plate has no frame if the frame would contain nodes that are not in the plate.
+    """
     groups: dict[tuple[str, str, int | None], list[NodeBox]] = {}
     for box in boxes:
         node_group = node_groups[box.name]
@@ -234,14 +238,14 @@ def _arrange(
 
 
 def _separate_columnless(items: Sequence[GridItem]) -> list[GridItem]:
-    """The items; those without a column move to a new column at the right if their row has items with one."""
+    """Move items without a column to a new column at the right if their row has items with a column."""
     shared = {item.row for item in items if item.column is not None}
     right = 1 + max((item.column for item in items if item.column is not None), default=0)
     return [replace(i, column=right) if i.column is None and i.row in shared else i for i in items]
 
 
 def _order_rows(items: Sequence[GridItem], arrows: Sequence[PictureArrow]) -> list[GridItem]:
-    """The items of a net without words, each row in an order with few crossings of arrows."""
+    """Order each row of a net without words such that few arrows cross."""
     items = sorted(items, key=lambda item: item.order)
     rows = {item.box.name: item.row for item in items}
     positions = minimize_crossings(rows, [(arrow.source, arrow.target) for arrow in arrows])
@@ -249,6 +253,7 @@ def _order_rows(items: Sequence[GridItem], arrows: Sequence[PictureArrow]) -> li
 
 
 def _group_name(attrs: Mapping[str, Any]) -> str:
+    """The name of the node group of a node."""
     stem = join_stem(attrs["stack"], attrs["role"])
     return join_name(stem, () if attrs["slice"] is None else (attrs["slice"],))
 
@@ -270,14 +275,14 @@ def _make_box(name: str, attrs: Mapping[str, Any], label: tuple[TextRun, ...]) -
         fill="do" if is_done else "observed" if kind == "observed" else "paper",
         border="double" if is_done or kind == "deterministic" else "single",
         is_dashed=learnable,
-        title=f"{name}{word}: {description}, {'×'.join(map(str, attrs['shape'])) or 'one number'}",
+        title=f"{name}{word}: {description}, {'×'.join(map(str, attrs['shape'])) or 'scalar'}",
     )
 
 
 def _slice_lines(
     grid: Grid, groups: Mapping[str, NodeGroup], min_x: float = 0.0, *, is_always_shown: bool = False
 ) -> tuple[list[Frame], list[TextLine]]:
-    """A thin line beside the rows of each slice, and its number; a single slice has them if `is_always_shown`."""
+    """Return a thin line next to the rows of each slice, and its number; for a single slice if `is_always_shown`."""
     steps: dict[tuple[str, int], list[NodeBox]] = {}
     for name in grid.items_by_name:
         group = groups[name]
@@ -300,7 +305,7 @@ def _slice_lines(
 
 
 def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple[list[Frame], list[TextLine]]:
-    """A frame and a label around the nodes of each box; an error if a frame would hold other nodes."""
+    """Return a frame with a label for each box; raise an error if a frame would contain nodes of no or another box."""
     groups: dict[str, list[NodeBox]] = {}
     for box in boxes:
         if box.name in box_names:
@@ -312,8 +317,8 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
         outside = [b.name for b in boxes if box_names.get(b.name) != name and _overlaps(b, frame)]
         if outside:
             received = f"{outside[0]} among the nodes of {name}"
-            allowed = "s.shrink(boxes).draw(path), or s.tan(boxes).draw(path), which draw the shrunk graph"
-            raise BNetError("boxes", expected="boxes whose nodes stand side by side", actual=received, allowed=allowed)
+            hint = "To draw the shrunk graph, use s.shrink(boxes).draw(path) or s.tan(boxes).draw(path)"
+            raise BNetError("boxes", expected="boxes of adjacent nodes", actual=received, hint=hint)
         frames.append(frame)
         position = frame.x + 7.0, frame.y + frame.height - 7.0
         texts.append(TextLine(*position, text_to_label(format_token(name).replace("_", " ")), "start", 8.0, "accent"))
@@ -321,10 +326,12 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
 
 
 def _bounding_frame(boxes: Sequence[NodeBox], padding: float, kind: str, name: str) -> Frame:
+    """The frame around some boxes."""
     left, top, right, bottom = bounding_box(box.bounds for box in boxes)
     return Frame(left - padding, top - padding, right - left + 2 * padding, bottom - top + 2 * padding, kind, name)
 
 
 def _overlaps(box: NodeBox, frame: Frame) -> bool:
+    """True if a box and a frame overlap."""
     left, top, right, bottom = box.bounds
     return left < frame.x + frame.width and right > frame.x and top < frame.y + frame.height and bottom > frame.y

@@ -1,7 +1,7 @@
 """The grid layout: boxes in rows and columns, weights in a separate column at the left, and the routes of arrows.
 
-No box overlaps the gaps between rows or the gutters between columns. An arrow between neighbouring rows is one curve;
-every other arrow is routed through gaps and gutters, so no arrow crosses a box.
+No box overlaps the gaps between rows or the gutters between columns. An arrow between neighbouring rows is one curve.
+Every other arrow is routed through gaps and gutters, so no arrow crosses a box.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GridItem:
 
 @dataclass(frozen=True)
 class WeightItem:
-    """A box of the column at the left, above the row that it feeds; at `depth` 2 and more it feeds other weights."""
+    """A weight in the column at the left, above the row of its children; from `depth` 2 on, it feeds other weights."""
 
     box: NodeBox
     row: int
@@ -43,8 +43,12 @@ class WeightItem:
 class GridSpacing:
     """The gaps of a grid, in points.
 
-    They are between rows (wider by `reach_factor` times the widest arrow into the row), between columns, between
-    weights and words, and between the boxes of one cell.
+    Args:
+        row_gap: Between rows, at least.
+        column_gap: Between columns.
+        weight_gap: Between weights and words.
+        reach_factor: The gap above a row is at least this factor times the horizontal extent of its widest arrow.
+        box_gap: Between the boxes of one cell.
     """
 
     row_gap: float = 30.0
@@ -55,7 +59,7 @@ class GridSpacing:
 
 
 class Grid:
-    """Positions boxes and routes arrows. After `layout`, `rows` and `columns` are the ends of each row and column."""
+    """Positions boxes and routes arrows. After `layout`, `rows` and `columns` have the ends of each row and column."""
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class Grid:
     # lanes
 
     def _is_direct(self, arrow: PictureArrow) -> bool:
-        """True if one curve from row to row meets no box."""
+        """True if one curve from row to row crosses no box."""
         source, target = self.items_by_name[arrow.source], self.items_by_name[arrow.target]
         if target.row <= source.row:
             return False
@@ -144,6 +148,7 @@ class Grid:
     # positions
 
     def _layout_columns(self) -> None:
+        """Set the horizontal positions of boxes and columns."""
         widths: dict[int, float] = defaultdict(float)
         for (_, column), cell in self.cells.items():
             if column is not None:
@@ -168,9 +173,11 @@ class Grid:
                 left += item.box.width + self.spacing.box_gap
 
     def _cell_width(self, cell: Sequence[GridItem]) -> float:
+        """The width of the boxes of a cell with the gaps between them."""
         return sum(item.box.width for item in cell) + self.spacing.box_gap * (len(cell) - 1)
 
     def _layout_rows(self) -> None:
+        """Set the vertical positions of boxes and rows."""
         reach: dict[int, float] = defaultdict(float)
         for arrow in self.arrows:
             if arrow.source in self.items_by_name and arrow.target in self.items_by_name and self._is_direct(arrow):
@@ -192,9 +199,11 @@ class Grid:
             self.boxes[item.box.name] = replace(self.boxes[item.box.name], y=(top + bottom) / 2)
 
     def _weights_above(self, row: int) -> list[WeightItem]:
+        """The weights of depth 1 above a row."""
         return [weight for weight in self.weights if weight.row == row and weight.depth == 1]
 
     def _layout_weights(self) -> None:
+        """Set the positions of the weights, left of the other boxes."""
         if not self.weights:
             return
         right = self._left_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
@@ -238,14 +247,14 @@ class Grid:
 
     @cached_property
     def _port_points(self) -> dict[int, Point]:
-        """The end of each arrow into the top of a box: side by side, sorted by the side that they come from."""
+        """The end of each arrow at the top of its target box; the ends are sorted by the x from which arrows arrive."""
         incoming: dict[str, list[int]] = defaultdict(list)
         for k, arrow in enumerate(self.arrows):
             if arrow.target not in self.items_by_name:
                 continue
             if k in self.lane_by_arrow or not self._is_between_neighbours(arrow):
                 incoming[arrow.target].append(k)
-        # Sorted by the x from which they arrive, the last pieces of the arrows into one box do not cross.
+        # In this order, the last segments of the arrows into one box do not cross.
         ports = {}
         for name, arrows in incoming.items():
             box = self.boxes[name]
@@ -263,11 +272,13 @@ class Grid:
         return self._lane_x(k) if k in self.lane_by_arrow else self.boxes[arrow.source].x
 
     def _lane_x(self, k: int) -> float:
+        """The x of the lane of an arrow."""
         column, lane = self.lane_by_arrow[k]
         right = self.lanes_start if column == max(self.columns) else self.columns[column][1]
         return right + 18.0 + LANE_WIDTH * lane
 
     def _route_arrow(self, k: int) -> PictureArrow:
+        """An arrow with its route."""
         arrow = self.arrows[k]
         source, target = self.boxes[arrow.source], self.boxes[arrow.target]
         if arrow.source in self.weights_by_name:
@@ -279,6 +290,7 @@ class Grid:
         return replace(arrow, points=cubic_curve((source.x, source.bounds[3]), self._port_points[k]))
 
     def _route_from_weight(self, k: int, arrow: PictureArrow, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
+        """The route of an arrow that starts at a weight."""
         weight = self.weights_by_name[arrow.source]
         out = (source.bounds[2], source.y)
         if arrow.target in self.weights_by_name:
@@ -294,6 +306,7 @@ class Grid:
         return rounded_polyline([out, (lane, source.y), (lane, y), (end[0], y), end])
 
     def _route_by_lane(self, k: int, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
+        """The route of an arrow through its lane."""
         arrow, x = self.arrows[k], self._lane_x(k)
         column, lane = self.lane_by_arrow[k]
         begin, end = self.items_by_name[arrow.source], self.items_by_name[arrow.target]

@@ -1,4 +1,4 @@
-"""Labels of nodes as runs of styled text, and tokens escaped and shortened for display."""
+"""Labels of nodes as runs of styled text, and functions that escape and shorten tokens for display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 MAX_TOKEN_LENGTH = 16
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 SCRIPT_SCALE = 0.72  # size of subscripts and superscripts
-# Widths of the letters of DejaVu Sans in hundredths of the font size, from the space to the tilde.
+# Widths of the characters of DejaVu Sans in hundredths of the font size, from the space to the tilde.
 _LETTER_WIDTHS = """
 32 40 46 84 64 95 78 27 39 39 50 84 32 36 32 34 64 64 64 64 64 64 64 64 64 64 34 34 84 84 84 53 100
 68 69 70 77 63 58 77 75 29 29 66 56 86 75 79 60 79 69 63 61 73 68 99 69 61 69 39 34 39 84 50 50 61
@@ -28,7 +28,9 @@ class TextRun:
 
 
 def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str:
-    r"""A word for display: invisible characters escaped, cut with an ellipsis at `max_length` (None: never).
+    r"""Return a word for display: invisible characters are escaped, and text beyond `max_length` becomes an ellipsis.
+
+    With `max_length=None` the word is not shortened.
 
     >>> format_token("a\nb"), format_token(" "), format_token("x" * 200, 5)
     ('a\\nb', '␣', 'xxxx…')
@@ -46,7 +48,7 @@ def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str
 
 @lru_cache(maxsize=2**12)
 def escape_invisible(text: str) -> str:
-    r"""The text with control, format and unassigned characters, which break file formats and viewers, as escapes.
+    r"""Return the text with control, format and unassigned characters escaped: they break file formats and viewers.
 
     >>> escape_invisible("a\x00\u202eb")
     'a\\x00\\u202eb'
@@ -62,7 +64,7 @@ def escape_invisible(text: str) -> str:
 
 
 def has_non_latin(text: str) -> bool:
-    """True for text with letters that a Latin font may lack.
+    """Return True if the text has characters that a Latin font may lack.
 
     >>> has_non_latin("“naïve”…"), has_non_latin("中文")
     (False, True)
@@ -71,7 +73,7 @@ def has_non_latin(text: str) -> bool:
 
 
 def parse_role(role: str) -> tuple[TextRun, list[str]]:
-    """The letter of a role and the parts of its subscript; without a letter, the full role as a name.
+    """Return the letter of a role and the parts of its subscript; a role without a letter is returned as a name.
 
     >>> parse_role("W_q"), parse_role("embed")
     ((TextRun(text='W', style='math'), ['q']), (TextRun(text='embed', style='name'), []))
@@ -91,7 +93,9 @@ def format_node_label(
     word: int | None = None,
     token: str | None = None,
 ) -> tuple[TextRun, ...]:
-    """The label of a node: its letter, the word below, the slice and (in parentheses) plates above, and its token.
+    """Return the label of a node: its letter, the word as subscript, slice and plates as superscript, and its token.
+
+    Indices of plates are in parentheses.
 
     >>> label_to_text(format_node_label("W_q", slice=1))
     'W_q^1'
@@ -114,18 +118,18 @@ def format_node_label(
 
 
 def label_to_text(label: Iterable[TextRun]) -> str:
-    """A label as one line of plain text."""
+    """Return a label as one line of plain text."""
     marks = {"sub": "_", "sup": "^"}
     return "".join(marks.get(run.style, "") + run.text for run in label)
 
 
 def text_to_label(text: str) -> tuple[TextRun, ...]:
-    """Plain text as a label."""
+    """Return plain text as a label."""
     return (TextRun(text),)
 
 
 def measure_label(label: Iterable[TextRun], size: float) -> float:
-    """The approximate width of a label in points, estimated on the wide side."""
+    """Return an upper estimate of the width of a label in points."""
     return sum(
         sum(map(_letter_width, run.text)) * size * (SCRIPT_SCALE if run.style in ("sub", "sup") else 1.0)
         for run in label
@@ -134,6 +138,7 @@ def measure_label(label: Iterable[TextRun], size: float) -> float:
 
 @lru_cache(maxsize=2**12)
 def _letter_width(letter: str) -> float:
+    """The width of a character, relative to the font size."""
     if letter.isascii():
         return LETTER_WIDTHS[ord(letter) - 32] / 100 if " " <= letter <= "~" else 0.7
     if unicodedata.combining(letter):

@@ -1,4 +1,4 @@
-"""The options of a figure, validated; and the nodes and arrows to highlight, from names or from a result."""
+"""The options of a figure and their validation; and the nodes and arrows to highlight, from names or from a result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ VIEW_OPTIONS: Mapping[str, tuple[str, ...]] = {  # the options that each view us
 }
 THEMES = ("light", "dark", "auto")
 MarkedArrows = frozenset[tuple[str, str]]
-HIGHLIGHT_KINDS = (
-    "a name, names, a mapping from names to what they are, a networkx graph, a Trail, a Separation, a Sweep"
-)
+HIGHLIGHT_KINDS = "a name, names, a mapping from names to labels, a networkx graph, a Trail, a Separation, a Sweep"
 PATH_SEPARATOR = "->"
 ATTENTION_ROW = re.compile(r"((?:\w+_)?)j((?:_(?:\d+|\*))*)(?:\[\d+\])?")
 
@@ -40,19 +38,19 @@ class FigureOptions:
     """The options of `Sentence.picture`; the first six are those of `Sentence.graph`.
 
     Args:
-        weights: Whether selectors and weights are drawn.
-        slices: Slices to draw, such as 0 or 0,5; None for all.
-        words: Words to draw; None for all.
-        heads: Heads to draw, such as 3 or 0,3; None for all.
-        attention: Whether arrows carry `P(j | i)`; None for the default: yes in figures, no in graphs.
-        min_weight: Leave out arrows with a lower probability than this.
-        top: Draw only so many attention weights, the strongest.
-        detail: The view: `"nodes"`, `"words"` or `"folded"`; None for the most detailed one that is readable.
+        weights: Whether to draw selectors and weights.
+        slices: The slices to draw, such as 0 or 0,5; None for all slices.
+        words: The words to draw; None for all words.
+        heads: The heads to draw, such as 3 or 0,3; None for all heads.
+        attention: Whether arrows show `P(j | i)`; None for the default: True in figures, False in graphs.
+        min_weight: Omit arrows with a lower probability `P(j | i)` than this.
+        top: Draw only this number of attention weights, the strongest ones.
+        detail: The view: `"nodes"`, `"words"` or `"folded"`; None for the most detailed view that is readable.
         only: The nodes to draw, or a networkx graph of them.
-        highlight: Names, patterns, paths or a result to mark.
+        highlight: What to mark: names, patterns, paths, or a result.
         boxes: Frames around nodes: `"words"`, `"roles"`, or a mapping from names of nodes to names of boxes.
-        theme: `"light"`, `"dark"` or `"auto"`.
-        legend: Whether a legend is drawn.
+        theme: The colours: `"light"`, `"dark"` or `"auto"`.
+        legend: Whether to draw a legend.
         limit: The maximum number of arrows; None for any number.
     """
 
@@ -94,19 +92,19 @@ class FigureOptions:
 
     @property
     def non_default(self) -> list[str]:
-        """The names of the options, except `detail`, that differ from their defaults."""
+        """The names of the options, `detail` excluded, that differ from their defaults."""
         pairs = [(option.name, getattr(self, option.name), option.default) for option in fields(self)]
         return [n for n, value, usual in pairs if n != "detail" and (type(value) is not type(usual) or value != usual)]
 
     def unused(self, view: str) -> list[str]:
-        """The given options that a view does not use."""
+        """Return the options that were given and that a view does not use."""
         return [name for name in self.non_default if name not in VIEW_OPTIONS[view]]
 
     def check_view(self, view: str) -> None:
         """Raise an error if an option is given that a view does not use."""
         for name in self.unused(view):
-            uses = ", ".join(f"detail={other!r}" for other, names in VIEW_OPTIONS.items() if name in names)
-            raise BNetError(name, expected="a view that uses it", actual=f"detail={view!r}", allowed=uses)
+            uses = " or ".join(f"detail={other!r}" for other, names in VIEW_OPTIONS.items() if name in names)
+            raise BNetError(f"{name}= has no effect with detail={view!r}", hint=f"Use {uses}")
 
 
 def parse_options(options: Mapping[str, Any], allowed: Collection[str] = ()) -> FigureOptions:
@@ -119,9 +117,8 @@ def limit_error(
     subject: str, limit: int, unit: str, received: str, suggestions: Sequence[str], count: int
 ) -> BudgetError:
     """The error for a figure with too many arrows to be readable, with suggestions that fit the limit."""
-    advice = "; ".join(suggestions) + "; or " if suggestions else ""
-    expected = f"at most {limit} {unit}, or nobody can read it"
-    return BudgetError(subject, expected=expected, actual=received, allowed=f"{advice}limit={count}")
+    hint = f"Pass {' or '.join([*suggestions, f'limit={count}'])}"
+    return BudgetError(subject, expected=f"at most {limit} {unit}", actual=received, hint=hint)
 
 
 # highlights
@@ -129,7 +126,7 @@ def limit_error(
 
 @runtime_checkable
 class SupportsMarks(Protocol):
-    """A result that can be highlighted: it maps the nodes it is about to labels."""
+    """A result that can be highlighted: it has a label for each of its nodes."""
 
     def marks(self) -> Mapping[str, str]:
         """The label of each node, such as "given" or "collider"."""
@@ -139,7 +136,7 @@ class SupportsMarks(Protocol):
 def resolve_highlight(highlight: object, names: Collection[str]) -> tuple[dict[str, str], MarkedArrows]:
     """The highlighted nodes with their labels, and the highlighted arrows.
 
-    A star matches any index; an attention row `j_0_1` matches the node that reads by it.
+    A star matches any index. The name of a row of attention, such as `j_0_1`, matches the node that attends.
 
     >>> resolve_highlight("q_0_* -> x_1_0", ["q_0_0", "q_0_1", "x_1_0"])[0]
     {'q_0_0': 'marked', 'q_0_1': 'marked', 'x_1_0': 'marked'}
@@ -158,7 +155,7 @@ def resolve_highlight(highlight: object, names: Collection[str]) -> tuple[dict[s
 
 
 def name_variants(name: str) -> list[str]:
-    """A name or a pattern, and for an attention row also the names of the node that reads by it."""
+    """Return a name or a pattern; for a row of attention, also the names of the node that attends."""
     row = ATTENTION_ROW.fullmatch(name)
     return [name] if row is None else [name, *(f"{row[1]}{role}{row[2]}" for role in "ax")]
 
@@ -205,7 +202,7 @@ def _parse_marks(highlight: Any) -> Mapping[str, str]:
     names = [highlight] if isinstance(highlight, str) else highlight
     if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
         return dict.fromkeys(names, MARKED)
-    raise BNetError("highlight", expected="nodes", actual=highlight, allowed=HIGHLIGHT_KINDS)
+    raise BNetError("highlight", expected="nodes to highlight", actual=highlight, allowed=HIGHLIGHT_KINDS)
 
 
 def get_highlighted_names(highlight: object) -> tuple[str, ...]:
@@ -220,7 +217,7 @@ def select_subgraph(graph: nx.DiGraph, only: Any, check_name: Callable[[str], ob
         check_name(name)
     missing = [name for name in names if name not in graph]
     if missing:
-        raise BNetError("only", expected="nodes that the other options keep", actual=missing[0])
+        raise BNetError("only", expected="nodes that the other options do not exclude", actual=missing[0])
     if not isinstance(only, nx.Graph):
         return subgraph(graph, names)
     for source, target in sorted(arrows):
@@ -232,7 +229,7 @@ def select_subgraph(graph: nx.DiGraph, only: Any, check_name: Callable[[str], ob
 
 
 def drop_wordless_components(graph: nx.DiGraph) -> nx.DiGraph:
-    """The connected components with a word: a part of a sentence leaves readouts and weights isolated."""
+    """Remove the connected components without a word: readouts and weights that the selection isolates."""
     word = nx.get_node_attributes(graph, "word")
     groups = [group for group in nx.weakly_connected_components(graph) if any(word[n] is not None for n in group)]
     return subgraph(graph, set().union(*groups)) if groups else graph

@@ -1,7 +1,7 @@
 """The layout of a figure: boxes, arrows, frames and texts with their positions in points; and the geometry of arrows.
 
-y points downwards; the route of an arrow is a chain of cubic Bézier curves. A `Picture` is independent of file formats
-and architectures, and is all that the writers (`svg`, `dot`, `tikz`) read.
+y increases downwards. The route of an arrow is a chain of cubic Bézier curves. A `Picture` is independent of file
+formats and architectures, and the writers (`svg`, `dot`, `tikz`) use nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DASH_PATTERNS = {"solid": (), "dash": (5.0, 2.6), "dot": (0.9, 2.3)}  # lengths 
 class NodeBox:
     """A node: its centre, size, label and style.
 
-    `fill` is `paper`, `observed` or `do`. `border` is `double`, `single`, or `dot` for a node drawn as a point.
-    `num_stacked` more outlines are drawn behind a node that a plate repeats.
+    `fill` is `paper`, `observed` or `do`. `border` is `double`, `single`, or `dot` for a node that is drawn as a point.
+    Behind a node that a plate repeats, `num_stacked` more outlines are drawn.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class TextLine:
-    """A line of text; `x` is its `start`, `middle` or `end`, as `anchor` says, and `y` its vertical middle."""
+    """A line of text; `anchor` states whether `x` is its `start`, `middle` or `end`; `y` is its vertical middle."""
 
     x: float
     y: float
@@ -102,7 +102,7 @@ class TextLine:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A line of the legend: a sample, and its explanation."""
+    """An entry of the legend: a sample and its explanation."""
 
     handle: NodeBox | PictureArrow
     text: TextLine
@@ -110,7 +110,20 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure. `title` says what is drawn, `caption` what is left out."""
+    """The layout of a figure, as `Sentence.picture` returns it; a notebook shows it.
+
+    Args:
+        boxes: The nodes.
+        arrows: The arrows with their routes.
+        frames: The frames around nodes, and the lines of the slices.
+        texts: The texts outside nodes, the caption included.
+        legend: The entries of the legend.
+        title: What the figure shows.
+        caption: Averages and omitted parts, as sentences; empty if everything is drawn.
+        theme: `"light"`, `"dark"` or `"auto"`.
+        width: The width in points.
+        height: The height in points.
+    """
 
     boxes: tuple[NodeBox, ...]
     arrows: tuple[PictureArrow, ...]
@@ -131,7 +144,7 @@ class Picture:
             yield entry.text
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """The drawn graph: nodes with labels and fills, arrows with colours and weights."""
+        """Return the drawn graph: nodes with labels and fills, arrows with colours and weights."""
         graph = nx.MultiDiGraph()
         graph.add_nodes_from((box.name, {"label": label_to_text(box.label), "fill": box.fill}) for box in self.boxes)
         graph.add_edges_from((a.source, a.target, {"colour": a.colour, "weight": a.weight}) for a in self.arrows)
@@ -143,7 +156,7 @@ PartT = TypeVar("PartT", bound=NodeBox | PictureArrow | Frame | TextLine | Legen
 
 
 def extent(picture: Picture) -> Bounds:
-    """Left, top, right, bottom of all that is drawn."""
+    """Left, top, right, bottom of the drawing."""
     return bounding_box(
         corners for kind in PART_FIELDS for part in getattr(picture, kind) for corners in _part_rectangles(part)
     )
@@ -156,7 +169,7 @@ def bounding_box(rectangles: Iterable[Bounds]) -> Bounds:
 
 
 def fit_to_extent(picture: Picture) -> Picture:
-    """The picture moved such that its content starts at the margin, with `width` and `height` set."""
+    """Move the content of a picture to the margin, and set `width` and `height`."""
     left, top, right, bottom = extent(picture)
     dx, dy = PAGE_MARGIN - left, PAGE_MARGIN - top
     parts: dict[str, Any] = {
@@ -166,7 +179,7 @@ def fit_to_extent(picture: Picture) -> Picture:
 
 
 def translate(part: PartT, dx: float, dy: float) -> PartT:
-    """The part of a picture, moved."""
+    """Move a part of a picture."""
     if isinstance(part, LegendEntry):
         return replace(part, handle=translate(part.handle, dx, dy), text=translate(part.text, dx, dy))
     if isinstance(part, PictureArrow):
@@ -193,7 +206,7 @@ def _part_rectangles(part: NodeBox | PictureArrow | Frame | TextLine | LegendEnt
 
 
 def sample_curve(points: tuple[Point, ...]) -> Iterator[Point]:
-    """Points on a chain of curves: eight for each curve, and the last point."""
+    """Yield points on a chain of curves: eight for each curve, and the last point."""
     # The cubic Bézier curve in Bernstein form.
     for start, one, two, end in zip(points[::3], points[1::3], points[2::3], points[3::3], strict=False):
         for k in range(8):
@@ -254,10 +267,12 @@ def rounded_polyline(corners: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _line_segment(start: Point, end: Point) -> list[Point]:
+    """A straight line as a cubic curve, without its first point."""
     (x0, y0), (x1, y1) = start, end
     return [(x0 + (x1 - x0) / 3, y0 + (y1 - y0) / 3), (x0 + 2 * (x1 - x0) / 3, y0 + 2 * (y1 - y0) / 3), end]
 
 
 def _point_towards(start: Point, end: Point, length: float) -> Point:
+    """The point at a distance from one point on the way to another."""
     distance = math.dist(start, end)
     return start[0] + (end[0] - start[0]) * length / distance, start[1] + (end[1] - start[1]) * length / distance

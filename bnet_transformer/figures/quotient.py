@@ -1,4 +1,4 @@
-"""Layout of quotient graphs: the boxes of a shrunk bnet, a slice as a TAN, the tree of each word's best parent."""
+"""Layout of quotient graphs: the boxes of a shrunk bnet, a slice as a TAN, the tree of the best parents of words."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bnet_transformer.attention import Tan, TanTree
 from bnet_transformer.figures.grid_layout import Grid, GridItem, GridSpacing
 from bnet_transformer.figures.labels import TextRun, format_node_label, format_token, measure_label
 from bnet_transformer.figures.picture import NodeBox, Picture, PictureArrow, arch_curve
-from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption
+from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption, to_sentence_case
 from bnet_transformer.graph import Quotient
 
 CLASS_BOX = "class"
 
 
 def layout_quotient(quotient: Quotient, top_box: str | None = None) -> Picture:
-    """The picture of a quotient; boxes of one cycle share a row, and `top_box` has the first row."""
+    """Lay out a quotient graph; boxes of one cycle share a row, and `top_box` is in the first row."""
     graph = quotient.to_networkx()
     rows = _assign_rows(graph, quotient.boxes, top_box)
     max_count = int(quotient.counts.max()) if len(quotient.counts) else 0
@@ -30,22 +30,23 @@ def layout_quotient(quotient: Quotient, top_box: str | None = None) -> Picture:
         width = 0.8 + 0.35 * math.log2(count)
         arrows.append(PictureArrow(quotient.boxes[i], quotient.boxes[j], (), "grey", width, title=title))
     picture = _layout_rows([_make_box(name) for name in quotient.boxes], rows, arrows)
-    caption = f"an arrow stands for up to {max_count} arrows of the ground graph" if max_count > 1 else ""
-    return add_legend_and_caption(picture, legend=False, title="a shrunk bnet", caption=[caption])
+    caption = f"Each arrow represents up to {max_count} arrows of the ground graph" if max_count > 1 else ""
+    return add_legend_and_caption(picture, legend=False, title="Shrunk bnet", caption=[caption])
 
 
 def layout_tan(tan: Tan) -> Picture:
-    """The picture of a TAN, its class on top."""
+    """Lay out a TAN with its class on top."""
     picture = layout_quotient(tan.quotient, tan.class_box)
-    title = tan.kind + ("" if tan.class_box == CLASS_BOX else f"; the class is {format_token(tan.class_box)}")
+    title = to_sentence_case(tan.kind.replace("no DAG", "not a DAG"))
+    title += "" if tan.class_box == CLASS_BOX else f" with class {format_token(tan.class_box)}"
     if tan.missing:
-        title += f"; with arrows to {', '.join(map(format_token, tan.missing))} it were {tan.nearly}"
+        title += f"; with arrows to {', '.join(map(format_token, tan.missing))} it would be {tan.nearly}"
     plain = replace(picture, texts=(), caption="")
-    return add_legend_and_caption(plain, legend=False, title=title, caption=[title, picture.caption])
+    return add_legend_and_caption(plain, legend=False, title=title, caption=[title, picture.caption.removesuffix(".")])
 
 
 def layout_tan_tree(tree: TanTree) -> Picture:
-    """The picture of a tree of best parents: words in a row below the class, arrows wide by attention weight."""
+    """Lay out a tree of best parents: words in a row below the class; the width of an arrow is its attention weight."""
     names = [f"word_{i}" for i in range(len(tree.tokens))]
     boxes = [_make_box(CLASS_BOX, (TextRun("x", "math"), TextRun(str(tree.slice), "sup")))]
     for name, token in zip(names, tree.tokens, strict=True):
@@ -57,13 +58,14 @@ def layout_tan_tree(tree: TanTree) -> Picture:
             title = f"{names[parent]} → {names[i]}: P(j | i) = {weight:.3f}"
             style = 0.6 + 2.3 * weight, 0.35 + 0.65 * weight  # width and opacity
             arrows.append(PictureArrow(names[parent], names[i], (), "accent", *style, weight=weight, title=title))
-    title = f"slice {tree.slice}, {tree.head}: {tree.mass:.1%} of the attention between words is in the tree"
+    caption = f"Slice {tree.slice}, {tree.head}: the tree has {tree.mass:.1%} of the attention between words"
     return add_legend_and_caption(
-        _layout_rows(boxes, rows, arrows), has_box_signs=False, title="the tree of best parents", caption=[title]
+        _layout_rows(boxes, rows, arrows), has_box_signs=False, title="Tree of best parents", caption=[caption]
     )
 
 
 def _make_box(name: str, label: tuple[TextRun, ...] = (), title: str = "") -> NodeBox:
+    """The box of a quotient graph."""
     label = label or _box_label(name)
     return NodeBox(
         name,
@@ -77,7 +79,7 @@ def _make_box(name: str, label: tuple[TextRun, ...] = (), title: str = "") -> No
 
 
 def _box_label(name: str) -> tuple[TextRun, ...]:
-    """The label of a box: letter and indices if the box is named as a node or node group, else its name."""
+    """The label of a box: letter and indices if its name is that of a node or node group, else its name."""
     stem, indices = split_name(name)
     letter = stem.rsplit("_", 1)[-1]
     if indices and stem.isidentifier() and (len(letter) == 1 or stem[1:2] == "_") and len(indices) < 3:
@@ -86,9 +88,9 @@ def _box_label(name: str) -> tuple[TextRun, ...]:
 
 
 def _assign_rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> dict[str, int]:
-    """The row of each box: `first` alone in row 0, then each box below its parents; boxes of a cycle share a row.
+    """The row of each box: only `first` is in row 0, and each box is below its parents; boxes of a cycle share a row.
 
-    Below the class of words there is one row.
+    If `first` is the class of the words, all other boxes are in row 1.
     """
     if first == CLASS_BOX:
         return {box: int(box != first) for box in boxes}
@@ -102,7 +104,7 @@ def _assign_rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> 
 
 
 def _layout_rows(boxes: Sequence[NodeBox], rows: dict[str, int], arrows: Sequence[PictureArrow]) -> Picture:
-    """The picture with boxes in centred rows; arrows between rows are curves, those within a row arches below it."""
+    """Lay out boxes in centred rows; arrows between rows are curves, arrows within a row are arches below it."""
     lines: dict[int, list[str]] = {}
     for name, row in rows.items():
         lines.setdefault(row, []).append(name)

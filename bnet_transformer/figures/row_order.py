@@ -12,16 +12,16 @@ from bnet_transformer.graph import TemplateGraph
 def assign_rows(template_graph: TemplateGraph, group_ids: Collection[int]) -> dict[int, tuple[int, int]]:
     """The (row, depth) of each node group of `group_ids`; rows are numbered without gaps.
 
-    Groups that depend on words have depth 0. A group that does not, such as a weight, is drawn above the row of its
-    children: at depth 1 above groups of depth 0, at depth 2 above groups of depth 1, and so on.
+    Groups that depend on words have depth 0. A group that does not depend on words, such as a weight, is drawn above
+    the row of its children: at depth 1 above groups of depth 0, at depth 2 above groups of depth 1, and so on.
     """
     wordless = template_graph.word_independent
     graph = nx.DiGraph()
     graph.add_nodes_from(group.index for group in template_graph.groups if group.index not in wordless)
     pairs = ((edge.parent, edge.child) for edge in template_graph.edges if edge.parent < edge.child)
     graph.add_edges_from((parent, child) for parent, child in pairs if parent in graph and child in graph)
-    # Longest-path layering: every node below its parents; then, children first, each is moved down to its children,
-    # which keeps that order and shortens the arrows.
+    # Longest-path layering puts every node below its parents. Then, children first, each node is moved down to the row
+    # above its children: it stays below its parents, and its arrows become shorter.
     rows = {idx: row for row, indices in enumerate(nx.topological_generations(graph)) for idx in indices}
     for idx in reversed(list(graph)):
         if graph[idx]:

@@ -1,4 +1,4 @@
-"""The figure of a sentence: the choice of the view, the nodes that are drawn, and a caption with what is left out."""
+"""The figure of a sentence: the choice of the view, the nodes to draw, and a caption that counts omitted parts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from bnet_transformer.inference.joint_posterior import expected_group_attention
 from bnet_transformer.inference.selection import find_state_group
 from bnet_transformer.reference.node_tables import compute_read_mask
 
-MAX_UNFOLDED_ARROWS = 500  # by default, a sentence with at most so many arrows is drawn with all its nodes
-MAX_OPEN_STATES = 64  # by default, attention is averaged over at most so many joint states of open choices
-MAX_GRID_STATES = 15_000  # of words in one reading grid
-MAX_GRID_PAIRS = 10_000_000  # of words in one reading grid, before the strong ones are selected
-MAX_WEIGHED_ARROWS = 2_000_000  # for which weights are computed to select some of them
-FILTER_OPTIONS = ("slices", "words", "heads", "weights")  # options that leave nodes out
-MAX_MATCHED_NODES = 20_000  # an unknown name is compared with all nodes of a net of at most so many
+MAX_UNFOLDED_ARROWS = 500  # by default, a sentence with at most this many arrows is drawn with all its nodes
+MAX_OPEN_STATES = 64  # by default, attention is averaged over at most this many joint states of the latent choices
+MAX_GRID_STATES = 15_000  # of words in one attention grid
+MAX_GRID_PAIRS = 10_000_000  # of words in one attention grid, before the strongest pairs are selected
+MAX_WEIGHED_ARROWS = 2_000_000  # arrows for which weights are computed to select some of them
+FILTER_OPTIONS = ("slices", "words", "heads", "weights")  # options that exclude nodes
+MAX_MATCHED_NODES = 20_000  # an unknown name is compared with all nodes of a net with at most this many nodes
 
 ArrowWeights = Mapping[tuple[int, int], float]
 
@@ -61,7 +61,7 @@ def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
 
 
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
-    """The picture of a sentence: its nodes if they are few, else the reading grid, else the folded net."""
+    """Lay out a sentence: its nodes if they are few, else the attention grid if it has one, else the folded net."""
     view = options.detail or _choose_view(state, options)
     _check_highlights(state, options, view)
     if view == "folded":
@@ -70,12 +70,14 @@ def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
 
 
 def _choose_view(state: SentenceState, options: FigureOptions) -> str:
-    """The default view: all nodes if they are few, else the reading grid, else the folded net; a view that does not
-    draw the highlighted nodes is skipped."""
+    """Return the default view: all nodes if they are few, else the attention grid, else the folded net.
+
+    A view that does not draw the highlighted nodes is skipped.
+    """
     if _omitted_highlights(state, FigureOptions(highlight=options.highlight), "nodes"):
         return "folded" if _can_draw_all(state, options, "folded") else "nodes"
     max_arrows = MAX_UNFOLDED_ARROWS if options.limit is None else min(MAX_UNFOLDED_ARROWS, options.limit)
-    can_use_grid = _can_draw_all(state, replace(options, weights=True), "words")  # no weight is in the reading grid
+    can_use_grid = _can_draw_all(state, replace(options, weights=True), "words")  # the attention grid has no weights
     if not can_use_grid or state.ground.count_arrows(select_nodes(state, options)) <= max_arrows:
         return "nodes"
     if _can_draw_grid(state, select_nodes(state, options)):
@@ -118,11 +120,11 @@ def _check_highlights(state: SentenceState, options: FigureOptions, view: str) -
         raise unknown_name_error("highlight", omitted[0], known)
     if suggestions := [text for other in VIEW_OPTIONS if (text := _suggest_options(state, options, other))]:
         expected = f"nodes that this figure draws (detail={view!r})"
-        raise BNetError("highlight", expected=expected, actual=omitted[0], allowed="; ".join(suggestions))
+        raise BNetError("highlight", expected=expected, actual=omitted[0], hint=f"Use {' or '.join(suggestions)}")
 
 
 def _suggest_options(state: SentenceState, options: FigureOptions, view: str) -> str:
-    """The options with which a view draws all highlighted nodes, as text; an empty string if there are none."""
+    """Return as text the options with which a view draws all highlighted nodes; an empty string if there are none."""
     defaults: dict[str, Any] = {option.name: option.default for option in fields(FigureOptions)}
     unused = options.unused(view)
     parts = [name for name in FILTER_OPTIONS if name in options.non_default and name not in unused]
@@ -153,7 +155,7 @@ def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bo
 
 
 def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
-    """The picture of the selected nodes and their arrows."""
+    """Lay out the selected nodes and their arrows."""
     ground, selection = state.ground, select_nodes(state, options)
     limit = math.inf if options.limit is None else options.limit
     if options.only is not None:
@@ -187,7 +189,7 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
     if graph.number_of_edges() > limit:
         raise _arrow_limit_error(state, options, selection)
     if not len(graph):
-        raise BNetError("picture", expected="options that keep a node", actual="none kept")
+        raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
     picture = layout_ground_graph(state.network, graph, boxes=_assign_boxes(state, options, list(graph)))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
@@ -206,7 +208,7 @@ def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequen
 
 
 def _arrow_limit_error(state: SentenceState, options: FigureOptions, selection: NodeSelection) -> BudgetError:
-    """The error for a graph past the limit: its counts, and three ways to a figure with all highlighted nodes."""
+    """Return the error for a graph with too many arrows; it suggests options that draw all highlighted nodes."""
     ground, limit = state.ground, options.limit or 0
     views = ("words", "folded") if _attention_specs(state, selection) else ("folded",)
     other_views = [f"detail={view!r}" for view in views if _can_draw_all(state, options, view)]
@@ -214,7 +216,7 @@ def _arrow_limit_error(state: SentenceState, options: FigureOptions, selection: 
     fits: list[str] = []
     for filters in _candidate_filters(ground):
         if len(fits) + len(other_views[:1]) < 3:
-            with suppress(BNetError):  # such as slices= of a net without slices
+            with suppress(BNetError):  # such as slices= for a net without slices
                 part = select_nodes(state, replace(options, **filters))
                 count = ground.count_arrows(part)
                 if 0 < count <= limit and all(_is_selected(ground, name, part) for name in required):
@@ -226,7 +228,7 @@ def _arrow_limit_error(state: SentenceState, options: FigureOptions, selection: 
 
 
 def _candidate_filters(ground: GroundGraph) -> list[dict[str, Any]]:
-    """Options that leave nodes out, the mildest first."""
+    """Return options that exclude nodes; those that exclude few nodes come first."""
     heads = {"heads": 0} if "head" in ground.template.plate_sizes else {}
     prefixes = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.word_counts.values(), default=0)]
     candidates: list[dict[str, Any]] = [{"slices": 0}, heads, *prefixes, {"slices": 0, **heads}]
@@ -237,10 +239,10 @@ def _candidate_filters(ground: GroundGraph) -> list[dict[str, Any]]:
 
 
 def _select_strongest(state: SentenceState, weights: ArrowWeights, options: FigureOptions) -> ArrowWeights:
-    """The weights, with -1 for arrows below `min_weight` or not among the `top` strongest reads.
+    """Return the weights, with -1 for arrows below `min_weight` or not among the `top` strongest reads.
 
-    A read is the group of arrows by which one node reads one word (those of k and v). Reads are compared by their
-    weight divided by the uniform weight of their row.
+    A read is the group of arrows by which one node attends to one word (from k and v). Reads are compared by their
+    weight divided by the uniform share of their row.
     """
     min_weight, ground = options.min_weight or 0.0, state.ground
     indices = {node: ground.unravel_index(node) for arrow in weights for node in arrow}
@@ -265,7 +267,7 @@ def _select_strongest(state: SentenceState, weights: ArrowWeights, options: Figu
 def _attention_weights(
     state: SentenceState, options: FigureOptions, selection: NodeSelection
 ) -> tuple[ArrowWeights | None, str]:
-    """`P(j | i)` of each arrow; or None and, if it is too expensive for a default, the reason as text."""
+    """Return `P(j | i)` of each arrow, or None; and the reason as text if `P(j | i)` is too expensive by default."""
     if options.attention is False and options.min_weight is None and options.top is None:
         return None, ""
     if not any(spec.has_word_attention for spec in state.network.specs):
@@ -276,7 +278,7 @@ def _attention_weights(
         and options.top is None
         and (count := _count_open_states(state)) > MAX_OPEN_STATES
     ):
-        return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
+        return None, f"P(j | i) is not drawn: the latent choices have {count:,} joint states (use attention=True)"
     return arrow_weights(state.query(), state.evaluator, selection), ""
 
 
@@ -291,7 +293,7 @@ def _count_open_states(state: SentenceState) -> int:
 
 
 def _assign_boxes(state: SentenceState, options: FigureOptions, names: Sequence[str]) -> dict[str, str]:
-    """The name of the box of each node that is in one."""
+    """Return the name of the box of each node that is in a box."""
     if isinstance(options.boxes, str):
         box, _ = build_box_namer(state.ground, options.boxes, options.slices if isinstance(options.slices, int) else 0)
         boxes = {name: box(name) for name in names}
@@ -302,7 +304,7 @@ def _assign_boxes(state: SentenceState, options: FigureOptions, names: Sequence[
     return {name: given_boxes[name] for name in names if name in given_boxes}
 
 
-# the reading grid
+# the attention grid
 
 
 def _attention_specs(state: SentenceState, selection: NodeSelection) -> list[NodeSpec]:
@@ -313,7 +315,7 @@ def _attention_specs(state: SentenceState, selection: NodeSelection) -> list[Nod
 
 
 def _can_draw_grid(state: SentenceState, selection: NodeSelection) -> bool:
-    """True if a reading grid can be drawn: every attention is a distribution, between states over words."""
+    """True if the attention grid can be drawn: every attention is a distribution over words, between hidden states."""
     specs = _attention_specs(state, selection)
     stacks = {stack for spec in specs for stack, _ in get_end_states(state.network, spec)}
     has_states = all(find_state_group(state.network, stack) is not None for stack in stacks)
@@ -321,7 +323,7 @@ def _can_draw_grid(state: SentenceState, selection: NodeSelection) -> bool:
 
 
 def _grid_nodes(state: SentenceState, selection: NodeSelection) -> dict[str, tuple[str, int]]:
-    """The stack and the word of each node of the reading grid of a selection."""
+    """Return the stack and the word of each node of the attention grid of a selection."""
     network, nodes = state.network, dict[str, tuple[str, int]]()
     specs = _attention_specs(state, selection)
     for stack, slice_ in {end for spec in specs for end in get_end_states(network, spec)}:
@@ -332,24 +334,25 @@ def _grid_nodes(state: SentenceState, selection: NodeSelection) -> dict[str, tup
 
 
 def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
-    """The picture of the reading grid."""
+    """Lay out the attention grid."""
     network, selection = state.network, select_nodes(state, options)
     ends = [(spec, get_end_states(network, spec)) for spec in _attention_specs(state, selection)]
     if not ends:
-        expected = "a net with P(j | i) (detail='words')"
-        raise UnsupportedError("detail", expected=expected, actual=network.declaration.name)
+        expected, actual = "a net with attention P(j | i)", network.declaration.name
+        raise UnsupportedError("detail='words'", expected=expected, actual=actual, hint="Use detail='nodes'")
     end_states = {end for _, states in ends for end in states}
     stacks = [stack for stack in state.tokens if any(stack == end[0] for end in end_states)]
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
     pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
-    allowed = "fewer words= or slices=" + (", or detail='folded'" if _can_draw_all(state, options, "folded") else "")
+    hint = "Select fewer words= or slices="
+    hint += ", or use detail='folded'" if _can_draw_all(state, options, "folded") else ""
     for unit, count, maximum in (
         ("states", sum(len(words[stack]) for stack, _ in end_states), MAX_GRID_STATES),
         ("pairs", pairs, MAX_GRID_PAIRS),
     ):
         if count > maximum:
             expected = f"at most {maximum} {unit} of words"
-            raise BudgetError("reading grid", expected=expected, actual=count, allowed=allowed)
+            raise BudgetError("attention grid", expected=expected, actual=count, hint=hint)
     heads = selection.plates.get("head")
     attentions = [
         StateAttention(*states, _mean_attention(state, spec, heads), compute_read_mask(state.model, spec))
@@ -364,7 +367,7 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
 
 
 def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray[np.float64]:
-    """The attention weights of a spec, `[word, word]`: their posterior expectation, averaged over plates."""
+    """Return the attention weights of a node group, `[word, word]`: the posterior mean, averaged over plates."""
     if not spec.tpm.has_attention:
         raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
     table: NDArray[np.float64] = to_numpy(
@@ -372,29 +375,31 @@ def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray
     )
     if heads is not None and "head" in spec.group.plates:
         table = np.take(table, list(heads), axis=spec.group.plates.index("head"))
-    return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # a certain weight is exactly 1
+    return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # a certain weight becomes 1
 
 
 def _state_stem(network: Network, stack: str) -> str:
-    """The stem of the states of a stack's words."""
+    """Return the stem of the names of the hidden states of a stack."""
     group = find_state_group(network, stack)
     if group is None:
-        expected, received = "a stack with a state over words", stack or "none"
-        raise UnsupportedError("detail", expected=expected, actual=received, allowed="detail='nodes'")
+        name = f"stack {stack}" if stack else "the net"
+        raise UnsupportedError(f"detail='words' requires hidden states, which {name} lacks", hint="Use detail='nodes'")
     return group.stem
 
 
 def _describe_heads(network: Network, options: FigureOptions) -> str:
+    """Return a caption with the heads over which the attention grid is averaged."""
     if "head" not in network.graph.plate_sizes:
         return ""
     if options.heads is None:
-        return f"the mean over {network.graph.plate_sizes['head']} heads"
+        return f"Mean over {network.graph.plate_sizes['head']} heads"
     heads = [options.heads] if isinstance(options.heads, int) else list(options.heads)
-    return f"head {heads[0]}" if len(heads) == 1 else f"the mean over heads {', '.join(map(str, heads))}"
+    return f"Head {heads[0]}" if len(heads) == 1 else f"Mean over heads {', '.join(map(str, heads))}"
 
 
 def _format_title(state: SentenceState) -> str:
+    """The title of the figure of a sentence."""
     if not state.tokens:
-        return f"the bnet {state.network.declaration.name}"
+        return f"Bnet {state.network.declaration.name}"
     text = " | ".join(" ".join(format_token(word, None) for word in words) for words in state.tokens.values())
-    return f"the bnet of “{text[:300]}”"
+    return f"Bnet of “{text[:300]}”"

@@ -1,7 +1,7 @@
 """Style of pictures: colours, fills, borders and dashes with their meaning, the legend, and the caption.
 
-The name of a colour has one meaning in every picture, in the light and the dark theme, and the colours are safe for
-colour-blind readers. Colour is never the only sign: a border, a dash or a label repeats it.
+The name of a colour has one meaning in every picture, in the light and the dark theme. Colour-blind readers can
+distinguish the colours, and a border, a dash or a label repeats the meaning of each colour.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DEFAULT_MARK = "marked"
 FADED_OPACITY = 0.3  # of nodes that are not highlighted
 
 ROLE_DASHES = {"q": "solid", "k": "dash", "v": "dot"}
-ARROW_WIDTH = (0.5, 2.3)  # of an arrow with probability 0, and what probability 1 adds
-ARROW_OPACITY = (0.25, 0.75)  # as well
+ARROW_WIDTH = (0.5, 2.3)  # of an arrow with probability 0, and the increment for probability 1
+ARROW_OPACITY = (0.25, 0.75)  # likewise: for probability 0, and the increment for probability 1
 ROLE_TEXTS = {"q": "query q", "k": "key k", "v": "value v"}
 
 
@@ -49,10 +49,10 @@ COLOURS = {
     "k": ("#0b66ad", "#62aef0"),  # keys
     "v": ("#0b8a68", "#3fc79d"),  # values
     "observed": ("#d9dce1", "#474e59"),  # fill of an observed node
-    "do": ("#f6c453", "#a8741a"),  # fill of a node that is set
+    "do": ("#f6c453", "#a8741a"),  # fill of a node that is set by do
     "learnable": ("#8a5a9e", "#c79bdb"),  # learned parameters
     "accent": ("#0b66ad", "#62aef0"),  # the subject of the figure
-    "second": ("#c2571a", "#f0995c"),  # what the subject is compared with
+    "second": ("#c2571a", "#f0995c"),  # the reference that the subject is compared with
 }
 PALETTES: Mapping[str, Mapping[str, str]] = {
     theme: {name: pair[k] for name, pair in COLOURS.items()} for k, theme in enumerate(("light", "dark"))
@@ -77,7 +77,7 @@ def get_palette(theme: str = "light") -> Mapping[str, str]:
 
 
 def arrow_colour(parent: str, child: str) -> str:
-    """The name of an arrow's colour by the roles at its ends: that of q, k or v if one of them is, else grey.
+    """Return the name of an arrow's colour: that of q, k or v if a role at one of its ends is q, k or v, else grey.
 
     >>> arrow_colour("x", "q"), arrow_colour("k", "x"), arrow_colour("enc.x", "cross_v"), arrow_colour("c", "W_q")
     ('q', 'k', 'v', 'grey')
@@ -86,12 +86,13 @@ def arrow_colour(parent: str, child: str) -> str:
 
 
 def _role_letter(role: str) -> str:
+    """The letter q, k or v of a role; an empty string for other roles and for weights."""
     last = role.rsplit("_", 1)[-1]
     return last if last in ROLE_DASHES and not role.startswith("W_") else ""
 
 
 def make_arrow(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> PictureArrow:
-    """An arrow without a route yet; `weight`, its probability, sets width and opacity."""
+    """Return an arrow without a route; its probability `weight` determines width and opacity."""
     style = 0.9, 1.0
     if weight is not None:
         style = ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight
@@ -100,7 +101,7 @@ def make_arrow(source: str, target: str, colour: str, weight: float | None = Non
 
 
 def border_colour(box: NodeBox) -> str:
-    """The name of the colour of a box's border, by its mark."""
+    """Return the name of the colour of a box's border, which depends on its mark."""
     if not box.mark:
         return "ink"
     return {"given": "second", "collider": "second", "y": "learnable"}.get(box.mark, "accent")
@@ -118,7 +119,7 @@ def box_outlines(box: NodeBox) -> Iterator[tuple[float, float, float]]:
 
 
 def split_arrow_head(arrow: PictureArrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """The curves of an arrow's line, which end inside its head, and the corners of the head, the tip first."""
+    """Return the curves of an arrow's line, which end inside its head, and the corners of the head, the tip first."""
     if not arrow.has_head:
         return arrow.points, ()
     (x1, y1), before = arrow.points[-1], arrow.points[-2]
@@ -133,13 +134,14 @@ def split_arrow_head(arrow: PictureArrow) -> tuple[tuple[Point, ...], tuple[Poin
 
 
 def _sample_box(**fields: Any) -> NodeBox:
+    """A box for the legend."""
     return NodeBox("", 0.0, 0.0, 22.0, 14.0, **fields)
 
 
 def collect_legend(
     boxes: Sequence[NodeBox], arrows: Sequence[PictureArrow]
 ) -> list[tuple[NodeBox | PictureArrow, str]]:
-    """A sample and a text for every sign that a picture uses."""
+    """Return a sample and an explanation for every style that a picture uses."""
     signs: list[tuple[bool, NodeBox, str]] = [
         (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
         (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
@@ -149,20 +151,21 @@ def collect_legend(
         (any(b.num_stacked for b in boxes), _sample_box(num_stacked=2), "repeated over plates"),
     ]
     entries: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for is_used, sample, text in signs if is_used]
-    for role in dict.fromkeys("its effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
+    for role in dict.fromkeys("effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
         entries.append((_sample_box(mark=role), role))
     colours = {arrow.colour for arrow in arrows}
     entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
     has_heads = any(arrow.has_head for arrow in arrows)
     if "accent" in colours:
-        entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from a word to its reader"))
+        entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from word j to word i"))
     if any(arrow.weight is not None for arrow in arrows):
         sample = _sample_arrow("accent" if "accent" in colours else "grey")
-        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i): wide and dark is likely"))
+        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i), by width and darkness"))
     return entries
 
 
 def _sample_arrow(colour: str) -> PictureArrow:
+    """An arrow for the legend."""
     return PictureArrow(
         "",
         "",
@@ -173,8 +176,17 @@ def _sample_arrow(colour: str) -> PictureArrow:
     )
 
 
+def to_sentence_case(text: str) -> str:
+    """Return the text with its first letter in upper case.
+
+    >>> to_sentence_case("mean over 2 heads")
+    'Mean over 2 heads'
+    """
+    return text[:1].upper() + text[1:]
+
+
 def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
-    """The marks of highlighted boxes, as texts above them."""
+    """Yield the marks of highlighted boxes as texts above the boxes."""
     for box in boxes:
         if box.mark not in ("", DEFAULT_MARK) and box.border != "dot":
             left, top, _, _ = box.bounds
@@ -184,8 +196,11 @@ def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
 def add_legend_and_caption(
     picture: Picture, *, legend: bool = True, has_box_signs: bool = True, title: str = "", caption: Sequence[str] = ()
 ) -> Picture:
-    """The picture with legend and caption below it, fitted to its extent; without `has_box_signs` the legend
-    explains arrows only."""
+    """Add the legend and the caption below a picture, and fit its size.
+
+    `caption` has sentences without full stops; empty ones are ignored. Without `has_box_signs` the legend explains only
+    the arrows.
+    """
     picture = replace(picture, texts=(*picture.texts, *label_marks(picture.boxes)))
     left, _, right, bottom = extent(picture)
     width = max(right - left, MIN_WIDTH)
@@ -196,21 +211,20 @@ def add_legend_and_caption(
         entries, y = _layout_legend(
             collect_legend(picture.boxes if has_box_signs else (), picture.arrows), left, width, y
         )
-    pieces = [piece for piece in caption if piece]
-    lines = _wrap_text("; ".join(pieces), width)
+    full_caption = " ".join(f"{sentence}." for sentence in caption if sentence)
+    lines = _wrap_text(full_caption, width)
     texts = [
         TextLine(left + width / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
         for k, text in enumerate(lines)
     ]
-    result = replace(
-        picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption="; ".join(pieces)
-    )
+    result = replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption=full_caption)
     return fit_to_extent(result)
 
 
 def _layout_legend(
     signs: Sequence[tuple[NodeBox | PictureArrow, str]], left: float, max_width: float, y: float
 ) -> tuple[list[LegendEntry], float]:
+    """The entries of the legend in centred rows of similar length, and the y below the last row."""
     widths = [(sample, text, 30.0 + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs]
     width, rows = max_width, _wrap_entries(widths, max_width)
     while width > 60.0 and len(_wrap_entries(widths, width * 0.97)) == len(rows):  # rows of about one length
@@ -229,7 +243,7 @@ def _layout_legend(
 def _wrap_entries(
     signs: Sequence[tuple[NodeBox | PictureArrow, str, float]], max_width: float
 ) -> list[list[tuple[NodeBox | PictureArrow, str, float]]]:
-    """Signs in rows of at most `max_width`."""
+    """Distribute the entries of a legend over rows of at most `max_width`."""
     rows: list[list[tuple[NodeBox | PictureArrow, str, float]]] = [[]]
     for sign in signs:
         if rows[-1] and sum(need for *_, need in rows[-1]) + sign[2] > max_width:
@@ -239,6 +253,7 @@ def _wrap_entries(
 
 
 def _wrap_text(text: str, max_width: float) -> list[str]:
+    """The lines of a text of at most `max_width`."""
     lines: list[str] = []
     for word in text.split():
         if lines and measure_label(text_to_label(f"{lines[-1]} {word}"), CAPTION_SIZE) <= max_width:

@@ -1,7 +1,8 @@
 """Writes pictures as SVG, PNG and PDF.
 
-The SVG has vector text, a title, a description and tooltips; it has no script and fetches nothing. typst converts it to
-PNG and PDF, so all three formats have one layout. Fonts are those of the system and DejaVu, which matplotlib ships.
+The SVG has text elements, a title, a description and tooltips; it has no script and loads no other file. typst converts
+it to PNG and PDF, so all three formats have the same layout. The fonts are those of the system and DejaVu, which
+matplotlib includes.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
 MAX_SHOWN_WIDTH = 680.0  # points: wider pictures are shown smaller
 PDF_PAGE_SIZE = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
 PNG_DPI = 192.0
-MAX_PNG_PIXELS = 8000.0  # a side of a PNG at most
-DEJAVU_FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all fonts that the figures name
-# Files whose stack frames are between a warning and the code of the user that draws.
+MAX_PNG_PIXELS = 8000.0  # the maximum width and height of a PNG
+DEJAVU_FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all fonts that figures use by name
+# The files of this package and of the standard library: a warning is reported at the first stack frame outside them.
 INTERNAL_PATHS = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
-# The figure is passed as an input, so no text in it is parsed as typst. Without a date, equal figures are equal bytes.
+# The figure is passed as an input, so no text in it is parsed as typst. Without a date, equal figures have equal bytes.
 TYPST_TEMPLATE = """
 #set document(title: sys.inputs.title, date: none)
 #set page(width: {width}pt, height: {height}pt, margin: 0pt, fill: none)
@@ -54,21 +55,22 @@ TYPST_TEMPLATE = """
 
 
 class NotebookPicture(Picture):
-    """A picture that a notebook shows as SVG, and a console as one line."""
+    """The layout of a figure; a notebook shows it as SVG, and a console as one line."""
 
     def __repr__(self) -> str:
-        return f"<Picture: {self.title or 'a figure'}, {len(self.boxes)} boxes, {len(self.arrows)} arrows>"
+        return f"<Picture: {self.title or 'figure'}, {len(self.boxes)} boxes, {len(self.arrows)} arrows>"
 
     def _repr_svg_(self) -> str:
+        """The SVG that a notebook shows."""
         return to_svg(self)
 
     def to_graphviz(self) -> graphviz.Source:
-        """The figure as DOT without places: see `Sentence.to_graphviz`."""
+        """Return the figure as DOT without positions; see `Sentence.to_graphviz`."""
         return DotSource(to_dot(self), self._repr_svg_)
 
 
 def to_notebook_picture(picture: Picture) -> NotebookPicture:
-    """The picture as one that a notebook shows."""
+    """Return the picture in the type that a notebook can show."""
     return NotebookPicture(**vars(picture))
 
 
@@ -83,9 +85,10 @@ def quoteattr(text: str) -> str:
 
 
 def to_svg(picture: Picture, *, is_print: bool = False) -> str:
-    """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode.
+    """Return the picture as SVG. With `theme="auto"` its colours follow the light or dark mode of the viewer.
 
-    `is_print` is for typst, which has no dark mode and sets each text element in one font, that of its rarest letter.
+    `is_print` is for typst, which has no dark mode and uses one font for each text element: a font that has its rarest
+    character.
     """
     width, height = picture.width, picture.height
     scale = min(1.0, MAX_SHOWN_WIDTH / width) if width else 1.0
@@ -118,7 +121,7 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
 
 
 class SvgColours:
-    """Colours as attributes of one theme; if `has_dark_mode`, with classes for the style sheet of the dark mode."""
+    """Colours as SVG attributes; with `has_dark_mode`, also as classes for the style sheet of the dark mode."""
 
     def __init__(self, theme: str, is_print: bool = False) -> None:
         self.has_dark_mode = theme == "auto" and not is_print
@@ -134,7 +137,7 @@ class SvgColours:
         return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.has_dark_mode else "")
 
     def dark_style_sheet(self) -> str:
-        """The style sheet for the dark mode of the reader, or an empty string."""
+        """Return the style sheet for the dark mode of the viewer, or an empty string."""
         if not self.has_dark_mode:
             return ""
         rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
@@ -142,17 +145,20 @@ class SvgColours:
 
 
 def _describe_picture(picture: Picture) -> str:
+    """The description of a picture for screen readers."""
     legend = ", ".join(label_to_text(entry.text.runs) for entry in picture.legend)
     counts = f"{len(picture.boxes)} nodes and {len(picture.arrows)} arrows"
     return ". ".join(part for part in (counts, f"Legend: {legend}" if legend else "", picture.caption) if part)
 
 
-@lru_cache(maxsize=2**14)  # a figure has the same few coordinates many times over
+@lru_cache(maxsize=2**14)  # a figure repeats a few coordinates many times
 def _fmt(value: float) -> str:
+    """A number with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
 def _render_box(box: NodeBox, colours: SvgColours) -> str:
+    """The SVG element of a box."""
     left, top, _, _ = box.bounds
     faded = f' opacity="{FADED_OPACITY}"' if box.is_faded else ""
     attrs = f' id={quoteattr(box.name)} class="node"' if box.name else ""
@@ -176,6 +182,7 @@ def _render_box(box: NodeBox, colours: SvgColours) -> str:
 
 
 def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
+    """The SVG element of an arrow."""
     points, head = split_arrow_head(arrow)
     path = f"M{_format_point(points[0])}C" + " ".join(_format_point(point) for point in points[1:])
     dash = DASH_PATTERNS[arrow.dash]
@@ -196,10 +203,12 @@ def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
 
 @lru_cache(maxsize=2**14)
 def _format_point(point: tuple[float, float]) -> str:
+    """A point as text."""
     return f"{_fmt(point[0])},{_fmt(point[1])}"
 
 
 def _render_frame(frame: Frame, colours: SvgColours) -> str:
+    """The SVG element of a frame."""
     if frame.kind == "line":
         path = f"M{_fmt(frame.x)},{_fmt(frame.y)}v{_fmt(frame.height)}"
         return f'<path d="{path}"{colours.stroke("grey")} stroke-width="0.8"/>'
@@ -209,6 +218,7 @@ def _render_frame(frame: Frame, colours: SvgColours) -> str:
 
 
 def _render_text(line: TextLine, colours: SvgColours) -> str:
+    """The SVG elements of a line of text."""
     label, size = line.runs, line.size
     word = next((k for k, run in enumerate(label) if run.style == "token" and has_non_latin(run.text)), 0)
     if colours.is_print and word and line.anchor == "middle":  # a separate element, and so a separate font
@@ -222,7 +232,7 @@ def _render_text(line: TextLine, colours: SvgColours) -> str:
 
 
 def _render_spans(label: tuple[TextRun, ...], size: float) -> Iterator[str]:
-    """Runs as spans; `dy` is relative in SVG, so the text after a subscript or superscript moves back."""
+    """Yield runs as spans. `dy` is relative in SVG, so the text after a subscript or superscript is moved back."""
     offset = 0.0
     for run in label:
         target = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
@@ -242,32 +252,33 @@ def _render_spans(label: tuple[TextRun, ...], size: float) -> Iterator[str]:
 
 
 def to_png(picture: Picture) -> bytes:
-    """The picture as PNG, at 192 dpi, or at fewer if a side would exceed 8,000 pixels."""
+    """Return the picture as PNG, at 192 dpi, or at a lower resolution if a side would exceed 8,000 pixels."""
     dpi = min(PNG_DPI, 72.0 * MAX_PNG_PIXELS / max(picture.width, picture.height, 1.0))
     return _compile_typst(picture, 1.0, format="png", ppi=dpi)
 
 
 def to_pdf(picture: Picture) -> bytes:
-    """The picture as PDF with vectors and selectable text, scaled down to fit a page."""
+    """Return the picture as PDF with vector graphics and selectable text, scaled down to fit a page."""
     scale = min(1.0, PDF_PAGE_SIZE[0] / max(picture.width, 1.0), PDF_PAGE_SIZE[1] / max(picture.height, 1.0))
     return _compile_typst(picture, scale, format="pdf")
 
 
 def _compile_typst(picture: Picture, scale: float, **options: Any) -> bytes:
+    """Convert a picture to PNG or PDF with typst."""
     import typst
 
     page = TYPST_TEMPLATE.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
-    inputs = {"svg": to_svg(picture, is_print=True), "title": escape_invisible(picture.title or "a figure")}
+    inputs = {"svg": to_svg(picture, is_print=True), "title": escape_invisible(picture.title or "Figure")}
     _warn_missing_glyphs(picture)
     return bytes(typst.compile(page.encode(), font_paths=_load_fonts(), sys_inputs=inputs, **options))
 
 
 @cache
 def _load_fonts() -> Any:
-    """The fonts of the system and DejaVu, searched once in a process, as there may be thousands.
+    """Return the fonts of the system and DejaVu; the search runs once in a process, because it can find thousands.
 
-    typst takes folders. That of matplotlib has LastResort, a font with a box for every letter, which typst would choose
-    for labels; so the three needed files are copied to a temporary folder, which is removed at exit.
+    typst searches folders. The folder of matplotlib has LastResort, a font with a box for every character, which typst
+    would use for labels. So the three required files are copied to a temporary folder, which is removed at exit.
     """
     import typst
 
@@ -282,10 +293,10 @@ def _load_fonts() -> Any:
 
 
 def _warn_missing_glyphs(picture: Picture) -> None:
-    """Warn of letters that no font has: typst draws an empty box for each without a warning."""
+    """Warn about characters that no font has: typst draws an empty box for each and does not warn."""
     labels = [box.label for box in picture.boxes] + [line.runs for line in picture.lines]
     words = {escape_invisible(run.text) for label in labels for run in label if has_non_latin(run.text)}
-    if not words:  # most figures: they do not need matplotlib, whose import takes time
+    if not words:  # the usual case, which does not import matplotlib
         return
     from bnet_transformer.figures.fonts import replace_missing_glyphs
 
@@ -293,14 +304,14 @@ def _warn_missing_glyphs(picture: Picture) -> None:
     if missing:
         letters = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         warnings.warn(
-            f"no font has the letters {letters}: PNG and PDF show an empty box for each. Install a font that has them, "
-            f"on Debian and Ubuntu such as {_suggest_font_package(missing[0])}; SVG takes the fonts of its reader",
+            f"no installed font has the characters {letters}: PNG and PDF show an empty box for each. Install a font "
+            f"that has them (on Debian and Ubuntu: {_suggest_font_package(missing[0])}). SVG uses the viewer's fonts",
             stacklevel=_caller_stacklevel(),
         )
 
 
 def _caller_stacklevel() -> int:
-    """The `stacklevel` of the first frame outside this package."""
+    """Return the `stacklevel` of the first frame outside this package."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_code.co_filename.startswith(INTERNAL_PATHS):
         frame, level = frame.f_back, level + 1
@@ -308,7 +319,7 @@ def _caller_stacklevel() -> int:
 
 
 def _suggest_font_package(letter: str) -> str:
-    """The Debian package with a font that has a letter."""
+    """Return the Debian package with a font that has this character."""
     name = unicodedata.name(letter, "")
     if name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL")):
         return "fonts-noto-cjk"

@@ -1,6 +1,7 @@
 """Writes pictures as LaTeX: a complete document with a TikZ figure and, for a net, the structural equations below it.
 
-It is plain ASCII and compiles with pdflatex and lualatex. pdflatex shows a letter that it lacks by its code point.
+The document is plain ASCII and compiles with pdflatex and lualatex. If pdflatex lacks a character, it shows the code
+point.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bnet_transformer.figures.style import (
     split_arrow_head,
 )
 
-MAX_WIDTH = 495.0  # of the text, in points of TeX
+MAX_WIDTH = 495.0  # of the text area, in TeX points
 MAX_HEIGHT = 620.0
 
 PREAMBLE = r"""\documentclass{article}
@@ -32,9 +33,9 @@ PREAMBLE = r"""\documentclass{article}
 \usepackage{fontspec}
 \IfFontExistsTF{DejaVu Sans}{\newfontfamily\bnetfont{DejaVu Sans}}{\let\bnetfont\relax}
 \fi
-% a letter by its code point: itself, or under pdflatex its number
+% the character with a code point; with pdflatex, the code point as text
 \newcommand{\bnetletter}[1]{\ifPDFTeX{\tiny\texttt{U+#1}}\else{\bnetfont\char"#1}\fi}
-% a label, made smaller where it is wider than its box
+% a label, scaled down if it is wider than its box
 \newcommand{\bnetfit}[2]{\sbox0{#2}\ifdim\wd0>#1\resizebox{#1}{!}{\usebox0}\else\usebox0\fi}
 """
 LATEX_ESCAPES: Mapping[str, str] = {
@@ -42,12 +43,12 @@ LATEX_ESCAPES: Mapping[str, str] = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     '"': r"\textquotedbl{}",
-    "$": r"{\char36}",  # the symbol itself: `\$` asks for a font that a small LaTeX has not
+    "$": r"{\char36}",  # the character itself: `\$` requires a font that a small LaTeX installation lacks
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     **{letter: "\\" + letter for letter in "#%&_{}"},
-    **{letter: "{" + letter + "}" for letter in "'`-?!,"},  # alone: no ligature, no end of an option
+    **{letter: "{" + letter + "}" for letter in "'`-?!,"},  # in braces, these form no ligature and end no option
     "“": r"\textquotedblleft{}",
     "”": r"\textquotedblright{}",
     "…": r"\dots{}",
@@ -117,7 +118,7 @@ def render_tikzpicture(picture: Picture) -> Iterator[str]:
 
 
 def escape_tex(text: str) -> str:
-    r"""Text that TeX shows literally, in ASCII.
+    r"""Escape text such that TeX shows it literally; the result is ASCII.
 
     >>> escape_tex("50% of \\input{x}"), escape_tex("é ш")
     ('50\\% of \\textbackslash{}input\\{x\\}', "\\'{e} \\bnetletter{0448}")
@@ -126,6 +127,7 @@ def escape_tex(text: str) -> str:
 
 
 def _escape_letter(letter: str) -> str:
+    """One character as TeX that shows it literally."""
     if letter in LATEX_ESCAPES:
         return LATEX_ESCAPES[letter]
     if letter.isascii() and letter.isprintable():
@@ -138,6 +140,7 @@ def _escape_letter(letter: str) -> str:
 
 
 def _render_label(label: tuple[TextRun, ...]) -> str:
+    """A label as TeX."""
     parts = []
     for run in label:
         text, mark = escape_tex(run.text), {"sub": "_", "sup": "^"}.get(run.style)
@@ -147,14 +150,16 @@ def _render_label(label: tuple[TextRun, ...]) -> str:
             parts.append(rf"$\mathit{{{text}}}$" if run.text.isascii() and run.text.isalnum() else text)
         else:
             parts.append(rf"\text{'rm' if run.style == 'name' else 'sf'}{{{text}}}")
-    return "".join(parts).replace("$$", "")  # one math group, so sub- and superscript are aligned
+    return "".join(parts).replace("$$", "")  # one math group, so that subscript and superscript are aligned
 
 
 def _font_option(size: float) -> str:
+    """The TikZ option for a font size."""
     return rf"font=\fontsize{{{size:g}}}{{{1.2 * size:g}}}\selectfont"
 
 
 def _render_box(box: NodeBox, scale: float) -> Iterator[str]:
+    """The TikZ commands of a box."""
     left, top, right, bottom = box.bounds
     line = f"bnet{border_colour(box)}"
     opacity = f",opacity={FADED_OPACITY}" if box.is_faded else ""
@@ -173,6 +178,7 @@ def _render_box(box: NodeBox, scale: float) -> Iterator[str]:
 
 
 def _render_arrow(arrow: PictureArrow, scale: float) -> str:
+    """The TikZ commands of an arrow."""
     points, head = split_arrow_head(arrow)
     path = _format_point(points[0])
     for one, two, end in zip(points[1::3], points[2::3], points[3::3], strict=True):
@@ -185,10 +191,12 @@ def _render_arrow(arrow: PictureArrow, scale: float) -> str:
 
 
 def _format_point(point: tuple[float, float]) -> str:
+    """A point as TikZ coordinates."""
     return f"({point[0]:.2f},{point[1]:.2f})"
 
 
 def _render_frame(frame: Frame, scale: float) -> str:
+    """The TikZ command of a frame."""
     right, bottom = frame.x + frame.width, frame.y + frame.height
     if frame.kind == "line":
         ends = f"({frame.x:.2f},{frame.y:.2f}) -- ({frame.x:.2f},{bottom:.2f})"
@@ -199,6 +207,7 @@ def _render_frame(frame: Frame, scale: float) -> str:
 
 
 def _render_text(line: TextLine) -> str:
+    """The TikZ command of a line of text."""
     anchor = {"start": "west", "middle": "center", "end": "east"}[line.anchor]
     style = f"anchor={anchor},text=bnet{line.colour},{_font_option(line.size)}"
     return rf"\node[{style}] at ({line.x:.2f},{line.y:.2f}) {{{_render_label(line.runs)}}};"

@@ -1,5 +1,5 @@
-"""The attention `P(j | i)` that the page shows, in every state of the open choices and on average; and the inclusion of
-heads."""
+"""The attention `P(j | i)` that the page shows, for every state of the latent choices and averaged; and the inclusion
+of heads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bnet_transformer.inference.node_evaluator import NodeQuery
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import split_choices
 
-MAX_OPEN_STATES = 64  # joint states of open choices that are shown one by one; of more, only the mean
-MAX_REFERENCE_NODES = 4_096  # nodes whose mean the reference computes one by one
+MAX_OPEN_STATES = 64  # with more joint states of the latent choices than this, only the mean is shown
+MAX_REFERENCE_NODES = 4_096  # the maximum number of nodes whose mean the reference algorithm computes, one at a time
 
 AttentionArray = NDArray[np.floating[Any]]
 
@@ -32,9 +32,9 @@ AttentionArray = NDArray[np.floating[Any]]
 class PageAttention:
     """The attention of a node group, `[slot, plate, word, word attended to]`.
 
-    The slots are the posterior mean (if `has_mean`) and then the joint states of the open choices, the last choice
-    fastest; `choices` has their names and numbers of states. Rows of nodes that `do` sets are zero. `note` says what is
-    missing.
+    The slots are the posterior mean (if `has_mean`) and then the joint states of the latent choices; the last choice
+    varies fastest. `choices` has the names of the choices and their numbers of states. Rows of nodes that `do` sets are
+    zero. `note` explains omitted values.
     """
 
     spec: NodeSpec
@@ -53,15 +53,15 @@ def prepare_attention(state: SentenceState, specs: Sequence[NodeSpec]) -> None:
 def compute_page_attention(
     state: SentenceState, spec: NodeSpec, heads: Collection[int] | None = None
 ) -> PageAttention | str:
-    """The attention of a node group, of all heads or of some; the reason as text if it has none."""
+    """Return the attention of a node group, for all or some heads; if it has no attention, the reason as text."""
     model, group = state.model, spec.group
     set_nodes = [node for node in model.do if model.ground.group_of(node).index == group.index]
     if not spec.tpm.has_attention:
-        return f"{group.name}: expected attention P(j | i); got {spec.tpm.no_attention_reason()}"
+        return f"{group.name} has no P(j | i): {spec.tpm.no_attention_reason()}."
     if group.index in model.network.graph.recurrent and set_nodes:
-        return f"{group.name} reads what is set in it: no P(j | i) is shown"
-    # The other nodes of the group attend as if nothing in the group were set: since the group is not recurrent, none of
-    # them depends on another. So the attention is computed without these interventions; rows of set nodes become zero.
+        return f"{group.name}: P(j | i) is not shown, because do set some of these nodes and others depend on them."
+    # The group is not recurrent, so its nodes do not depend on each other: the other nodes attend as they would without
+    # these interventions. So the attention is computed without them, and the rows of set nodes become zero.
     if set_nodes:
         interventions = {node: value for node, value in state.interventions.items() if node not in set_nodes}
         state = replace(state, interventions=interventions, previous=None)
@@ -75,7 +75,7 @@ def compute_page_attention(
         try:
             parts.append(_mean_attention(state, query)[None])
         except BudgetError as error:
-            note = f"{group.name}: no posterior mean ({error})"
+            note = f"{group.name}: the posterior mean is not shown ({error})."
     has_mean = bool(parts and choices)
     if has_states:
         values = to_numpy(state.evaluator.attention(group.step or 0, group.stem).detach())
@@ -83,8 +83,10 @@ def compute_page_attention(
     elif not parts:
         return note
     elif choices:
-        text = f"{count:,} joint states are open" if count > MAX_OPEN_STATES else "its words hang on different choices"
-        note = f"{group.name}: {text}; the mean alone is shown"
+        reason = "its words depend on different choices"
+        if count > MAX_OPEN_STATES:
+            reason = f"the latent choices have {count:,} joint states"
+        note = f"{group.name}: only the posterior mean is shown, because {reason}."
     table = np.concatenate(parts)
     for node in set_nodes:
         index: tuple[Any, ...] = (slice(None), *model.ground.unravel_index(node)[1])
@@ -96,9 +98,9 @@ def compute_page_attention(
 
 
 def _count_choice_states(model: GroundModel, query: NodeQuery, per_word: Collection[int]) -> dict[str, int]:
-    """The numbers of states of the open choices that the attention depends on, by name, in the order of the dims.
+    """Return the numbers of states of the latent choices of an attention, by name, in the order of the dims.
 
-    A name of a group in `per_word`, which has a choice for each word, ends in `_i`.
+    The groups in `per_word` have a choice for each word; their names end in `_i`.
     """
     counts = {}
     for choice in sorted(set().union(*query.choices.values())):
@@ -109,11 +111,13 @@ def _count_choice_states(model: GroundModel, query: NodeQuery, per_word: Collect
 
 
 def _mean_attention(state: SentenceState, query: NodeQuery) -> AttentionArray:
-    """The attention averaged over the posterior of the open choices, `[*plates, word, word]`."""
+    """Return the attention averaged over the posterior of the latent choices, `[*plates, word, word]`."""
     group = query.spec.group
     num_nodes = len(state.ground.select_nodes(group))
     if num_nodes > MAX_REFERENCE_NODES and route_expected_attention(query).algorithm == "reference":
-        raise BudgetError(group.name, expected=f"at most {MAX_REFERENCE_NODES} nodes for a mean", actual=num_nodes)
+        raise BudgetError(
+            group.name, expected=f"at most {MAX_REFERENCE_NODES} nodes for a posterior mean", actual=num_nodes
+        )
     return to_numpy(expected_group_attention(state.query(), query))
 
 
@@ -121,7 +125,7 @@ def _mean_attention(state: SentenceState, query: NodeQuery) -> AttentionArray:
 
 
 def describe_inclusion(network: Network, inclusion: object) -> dict[str, Any] | None:
-    """The inclusion of heads for JSON: a row for each slice (in a posterior: for each group of heads), or None."""
+    """Return the inclusion of heads for JSON: a row for each slice, or in a posterior for each group of heads."""
     if inclusion is None:
         return None
     return (
@@ -139,9 +143,11 @@ def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dic
         group = groups.get(name)
         sizes = None if group is None else [network.graph.plate_sizes[plate] for plate in group.plates]
         if sizes != [heads]:
-            actual = "no such family" if sizes is None else f"{sizes[0]} of them" if sizes else "one without heads"
-            expected = f"the inclusion of heads of this net, {heads} of {name}"
-            raise BNetError("inclusion", expected=expected, actual=actual, allowed="bt.inclusion(s.net, sentences)")
+            actual = f"{name} with {sizes[0]} heads" if sizes else f"{name} without heads"
+            actual = f"no node group {name}" if sizes is None else actual
+            hint = "Compute it for this net with bt.inclusion(s.net, sentences)"
+            expected = f"the inclusion of heads of this net: {name} with {heads} heads"
+            raise BNetError("inclusion", expected=expected, actual=actual, hint=hint)
     tables = {
         "probabilities": inclusion.mean,
         "low": inclusion.low,
@@ -151,21 +157,21 @@ def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dic
     s = "s" * (inclusion.sentences != 1)
     sigma = "" if inclusion.sigma is None else f", sigma {inclusion.sigma:.3g}"
     return {
-        "title": "Share of sentences in which a head is in",
-        "note": f"By {inclusion.sentences:,} sentence{s}: the mean of rho, its interval of {inclusion.interval:.0%} as "
-        f"a line. {inclusion.likelihood}{sigma}.",
+        "title": "Share of sentences that include a head",
+        "note": f"Posterior mean of rho over {inclusion.sentences:,} sentence{s}; line: {inclusion.interval:.0%} "
+        f"interval. {inclusion.likelihood}{sigma}.",
         "rows": list(inclusion.slices),
         **{name: to_numpy(values.double()).round(6).tolist() for name, values in tables.items()},
     }
 
 
 def _describe_inclusion_table(network: Network, inclusion: object) -> dict[str, Any]:
-    """The probabilities that heads are included, `[slice, head]`; a single row is that of every slice."""
+    """Return the probabilities that heads are included, `[slice, head]`; a single row applies to every slice."""
     try:
         values = inclusion.tolist() if isinstance(inclusion, Tensor) else inclusion
         table = np.atleast_2d(np.asarray(values, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        expected = "probabilities, [slice, head], or what bt.inclusion found"
+        expected = "probabilities of shape [slice, head], or a result of bt.inclusion"
         raise BNetError("inclusion", expected=expected, actual=inclusion) from error
     graph, slices = network.graph, network.graph.depth
     states = {m.tpm.states for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]}
@@ -176,4 +182,4 @@ def _describe_inclusion_table(network: Network, inclusion: object) -> dict[str, 
     if not ((table >= 0) & (table <= 1)).all():
         raise BNetError("inclusion", expected="probabilities from 0 to 1", actual=inclusion)
     rows: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
-    return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "probabilities": rows}
+    return {"title": "P(head is included)", "rows": [f"slice {k}" for k in range(slices)], "probabilities": rows}

@@ -1,7 +1,7 @@
-"""The data of the page: a description for JSON, and a buffer with the attention as bytes, then adjacency as bits.
+"""The data of the page: a description for JSON, and a buffer with the attention as bytes and then adjacency as bits.
 
-The arrows between two groups are a Kronecker product of two boolean matrices, of plates and of words; equal matrices
-are stored once. Where `do` removed arrows of single nodes, one matrix has all pairs of nodes.
+The arrows between two groups are a Kronecker product of two boolean matrices, one of plates and one of words; equal
+matrices are stored once. If `do` removed arrows of single nodes, one matrix has all pairs of nodes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ from bnet_transformer.reference.node_tables import check_discrete_node, compute_
 QUANTIZATION_STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MAX_WORDS = 512  # of a stack
 MAX_BYTES = 40_000_000  # of attention: 512 words in 12 slices of 12 heads
-MAX_STATES = 24  # of a discrete node whose posterior is shown
-MAX_CHOICES, MAX_NODES = 24, 200  # nodes whose posteriors are shown by default, of a net with words and of one without
+MAX_STATES = 24  # the number of states of a discrete node that are shown
+MAX_CHOICES, MAX_NODES = (
+    24,
+    200,
+)  # the number of posteriors that are shown by default, for a net with words and for one without
 PAGE_DETAILS = (None, "words", "nodes")
 
 
@@ -50,7 +53,18 @@ BitTables = dict[tuple[int, int, bytes], int]  # the numbers of boolean matrices
 
 @dataclass(frozen=True)
 class PageOptions:
-    """The options of the page. `slices` and `heads` limit the attention that it holds; the graph is always complete."""
+    """The options of the page. `slices` and `heads` limit the attention that it contains; the graph is complete.
+
+    Args:
+        detail: What is unfolded at first: `"words"` nothing, `"nodes"` every slice; None for every slice of a small
+            sentence.
+        posterior: Discrete nodes whose posteriors are shown, in addition to selectors.
+        title: The title of the page; None for the words of the sentence.
+        theme: The colours: `"auto"`, `"light"` or `"dark"`.
+        slices: The slices whose attention the page contains; None for all slices.
+        heads: The heads whose attention the page contains; None for all heads.
+        inclusion: A result of `bt.inclusion`, or probabilities `[slice, head]` that heads are included.
+    """
 
     detail: str | None = None
     posterior: str | Sequence[str] | None = None
@@ -64,17 +78,17 @@ class PageOptions:
         check_choice("detail", self.detail, PAGE_DETAILS)
         check_choice("theme", self.theme, THEMES)
         if self.title is not None and not isinstance(self.title, str):
-            raise BNetError("title", expected="text", actual=self.title)
+            raise BNetError("title", expected="a string", actual=self.title)
 
 
 def parse_page_options(options: Mapping[str, Any]) -> PageOptions:
-    """The options from keywords; an unknown name is refused with near matches."""
+    """Return the options from keyword arguments; the error for an unknown name suggests similar names."""
     check_names("option of a page", options, [field.name for field in fields(PageOptions)])
     return PageOptions(**options)
 
 
 def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[str, Any], bytes]:
-    """The description of a sentence for JSON, and the buffer that its offsets point into."""
+    """Return the description of a sentence for JSON, and the buffer to which its offsets refer."""
     model, network, ground = state.model, state.network, state.ground
     selection = state.selection(slices=options.slices, heads=options.heads)
     heads = selection.plates.get("head")
@@ -129,21 +143,22 @@ def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[
 
 
 def _format_title(state: SentenceState) -> str:
+    """The title of the page: the words of the sentence, or the name of the net."""
     return " | ".join(" ".join(words) for words in state.tokens.values())[:300] or state.network.declaration.name
 
 
 def _check_word_count(state: SentenceState) -> None:
+    """Raise an error if the sentence has too many words for a page."""
     for stack, words in state.tokens.items():
         if len(words) > MAX_WORDS:
             actual = f"{len(words)} words" + (f" in the stack {stack}" if stack else "")
-            allowed = "a shorter sentence, or draw('x.svg', words=...), which draws some words of a long one"
-            raise BudgetError(
-                "page", expected=f"a sentence of at most {MAX_WORDS} words", actual=actual, allowed=allowed
-            )
+            expected = f"a sentence of at most {MAX_WORDS} words"
+            hint = "Use a shorter sentence, or draw('x.svg', words=...) to draw some of its words"
+            raise BudgetError("page", expected=expected, actual=actual, hint=hint)
 
 
 def _check_size(model: GroundModel, specs: Sequence[NodeSpec], num_heads: int | None) -> None:
-    """Refuse more attention than a page can hold, with the slices and heads that fit."""
+    """Raise an error if the attention is too large for a page; the error suggests slices and heads that fit."""
     sizes = [_count_attention_entries(model, spec, num_heads) for spec in specs]
     if sum(sizes) <= MAX_BYTES:
         return
@@ -154,11 +169,13 @@ def _check_size(model: GroundModel, specs: Sequence[NodeSpec], num_heads: int | 
     fits += [f"heads=range({int(MAX_BYTES // per_head)})"] if per_head <= MAX_BYTES and heads > 1 else []
     if not fits and per_slice <= MAX_BYTES * heads:
         fits = [f"slices=0, heads=range({int(MAX_BYTES * heads // per_slice)})"]
-    expected, actual = f"at most {MAX_BYTES:,} reads P(j | i)", f"{sum(sizes):,}"
-    raise BudgetError("page", expected=expected, actual=actual, allowed=", or ".join(fits) or "a shorter sentence")
+    expected, actual = f"at most {MAX_BYTES:,} values P(j | i)", f"{sum(sizes):,}"
+    hint = f"Pass {' or '.join(fits)}" if fits else "Use a shorter sentence"
+    raise BudgetError("page", expected=expected, actual=actual, hint=hint)
 
 
 def _count_attention_entries(model: GroundModel, spec: NodeSpec, num_heads: int | None) -> int:
+    """The number of values `P(j | i)` of a node group."""
     pairs = int(compute_read_mask(model, spec).sum())
     plates = [
         model.network.graph.plate_sizes[p] if p != "head" or num_heads is None else num_heads for p in spec.group.plates
@@ -170,7 +187,7 @@ def _count_attention_entries(model: GroundModel, spec: NodeSpec, num_heads: int 
 
 
 def _order_groups(network: Network, rows: Mapping[int, tuple[int, int]]) -> list[int]:
-    """The order of groups within rows; without words, one with few crossings of arrows."""
+    """Return the order of groups within rows; in a net without words, an order with few crossings of arrows."""
     names = [group.name for group in network.graph.groups]
     if network.graph.word_stacks:
         return list(range(len(names)))
@@ -180,7 +197,7 @@ def _order_groups(network: Network, rows: Mapping[int, tuple[int, int]]) -> list
 
 
 def _table_index(tables: BitTables, table: NDArray[np.bool_]) -> int:
-    """The number of a boolean matrix, `[row, column]`; equal matrices share one."""
+    """Return the number of a boolean matrix, `[row, column]`; equal matrices have the same number."""
     key = (*table.shape, np.packbits(table.reshape(-1)).tobytes())
     return tables.setdefault(key, len(tables))
 
@@ -192,7 +209,9 @@ def _describe_edges(model: GroundModel, tables: BitTables) -> list[list[Any]]:
         parent, child = graph.groups[edge.parent], graph.groups[edge.child]
         plates, words = _match_plates(ground, edge), ground.word_adjacency(edge)
         changed = [*ground.get_cut_nodes(child.index), *ground.get_partly_cut_nodes(child.index)]
-        if changed:  # no product any more: one matrix of all pairs of nodes, with the rows of these nodes replaced
+        if (
+            changed
+        ):  # no longer a product: one matrix of all pairs of nodes, in which the rows of these nodes are replaced
             plates, words = np.kron(plates, words), np.ones((1, 1), dtype=bool)
             for node in changed:
                 start = int(ground.offsets[parent.index])
@@ -204,7 +223,7 @@ def _describe_edges(model: GroundModel, tables: BitTables) -> list[list[Any]]:
 
 
 def _match_plates(ground: GroundGraph, edge: EdgeTemplate) -> NDArray[np.bool_]:
-    """The flat plate indices of a child and of its parent that agree along shared plates, `[child, parent]`."""
+    """Return which flat plate indices of a child and of its parent agree along shared plates, `[child, parent]`."""
     child, parent = (ground.template.groups[k].plates for k in (edge.child, edge.parent))
     sizes = [[ground.template.plate_sizes[plate] for plate in plates] for plates in (child, parent)]
     of_child, of_parent = (np.indices(size).reshape(len(size), math.prod(size)) for size in sizes)
@@ -216,6 +235,7 @@ def _match_plates(ground: GroundGraph, edge: EdgeTemplate) -> NDArray[np.bool_]:
 
 
 def _describe_group(model: GroundModel, spec: NodeSpec, row: int, depth: int, equation: int) -> dict[str, Any]:
+    """The description of a node group."""
     group, network = spec.group, model.network
     in_edges = network.graph.in_edges[group.index]
     letter, subscripts = parse_role(group.role)
@@ -243,13 +263,14 @@ def _describe_group(model: GroundModel, spec: NodeSpec, row: int, depth: int, eq
 
 
 def _is_state(network: Network, group: NodeGroup) -> bool:
-    """True for a state of words, and for a role that goes from slice to slice in a stack without words."""
+    """True for a hidden state of words; in a stack without words, for a role that each slice passes to the next."""
     if group.stack is None or group.stack in network.graph.word_stacks:
         return network.is_word_state(group)
     return network.is_state(group)
 
 
 def _describe_stack(state: SentenceState, name: str) -> dict[str, Any]:
+    """The description of a stack and its words."""
     words = state.tokens.get(name, ())
     return {
         "name": name,
@@ -269,7 +290,7 @@ def _describe_stack(state: SentenceState, name: str) -> dict[str, Any]:
 def _pack_attention(
     model: GroundModel, attentions: Sequence[PageAttention], tables: BitTables
 ) -> tuple[list[dict[str, Any]], bytearray]:
-    """Describe each attention; the buffer has their bytes: of each slot and plate the pairs in the mask."""
+    """Describe each attention; the buffer has the bytes of the pairs in the mask, for each slot and plate."""
     descriptions: list[dict[str, Any]] = []
     buffer = bytearray()
     for item in attentions:
@@ -279,7 +300,7 @@ def _pack_attention(
         descriptions.append(
             {
                 "group": spec.group.index,
-                # the last one is the values, not the keys
+                # the last one is the group of values, not of keys
                 "source_group": [parent.index for parent in spec.parents if WORD in parent.over][-1],
                 "word_parents": sorted({parent.index for parent in spec.word_parents}),
                 "target_state": target,
@@ -306,7 +327,7 @@ def quantize(probabilities: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
 
 
 def _find_end_groups(network: Network, spec: NodeSpec) -> tuple[int | None, int | None]:
-    """The groups of states between which a node attends: of the target words, and of the source words."""
+    """Return the groups of hidden states at both ends of an attention: the target, and the source."""
     source, target = get_end_states(network, spec)
     indices: list[int | None] = []
     for stack, slice_ in (target, source):
@@ -320,7 +341,7 @@ def _find_end_groups(network: Network, spec: NodeSpec) -> tuple[int | None, int 
 
 
 def _describe_posteriors(state: SentenceState, options: PageOptions) -> list[dict[str, Any]]:
-    """Prior and posterior of the nodes in `options.posterior`, and of selectors; without words, of discrete nodes."""
+    """Describe prior and posterior of selectors and `options.posterior`; without words, of all discrete nodes."""
     requested = () if options.posterior is None else options.posterior
     names = [requested] if isinstance(requested, str) else check_sequence("posterior", requested, str)
     ids = [state.ground.id(name) for name in names]
@@ -340,10 +361,12 @@ def _describe_posteriors(state: SentenceState, options: PageOptions) -> list[dic
 
 
 def _is_selector(network: Network, group: NodeGroup) -> bool:
+    """True for a discrete node with children."""
     return network.specs[group.index].tpm.kind == "discrete" and bool(network.graph.out_edges[group.index])
 
 
 def _describe_posterior(state: SentenceState, node: int) -> dict[str, Any]:
+    """The description of prior and posterior of one node."""
     after = joint_posterior(state.query([node]))
     before = joint_posterior(replace(state.query([node]), evidence={})) if state.evidence else after
     labels = state.labels(node) or tuple(map(str, range(len(after))))
@@ -358,19 +381,19 @@ def _describe_posterior(state: SentenceState, node: int) -> dict[str, Any]:
 
 
 def _format_value(value: Tensor, state: SentenceState | None = None, node: int = -1) -> str:
-    """A value as short text: a state by its label, a number, or whether a vector is zero."""
+    """Return a value as short text: the label of a state, a number, or for a vector whether it is zero."""
     if value.dim() or value.is_floating_point():
         if not value.dim():
             return f"{float(value):.4g}"
-        return "a value" if value.any() else "zero"
+        return "a vector" if value.any() else "zero"
     labels = None if state is None else state.labels(node)
     return format_token(labels[int(value)]) if labels else str(int(value))
 
 
 def _relative_changes(state: SentenceState) -> dict[str, list[float]] | None:
-    """The norm of the change of each state by `do` over the norm of the state before, by group and word.
+    """Return the relative change of each state by `do`, `|x' - x| / |x|`, by group and word.
 
-    None if a state has no single value, since a choice is open.
+    Return None if a state depends on a latent choice, so that it has no single value.
     """
     if not state.interventions:
         return None
@@ -392,7 +415,7 @@ def _relative_changes(state: SentenceState) -> dict[str, list[float]] | None:
 
 
 def _state_vector(state: SentenceState, node: int) -> Tensor | None:
-    """The value of a state, set or computed; None if it cannot be computed."""
+    """Return the value of a state, set by do or computed; None if it cannot be computed."""
     with suppress(BNetError):
         return (state.model.do[node] if node in state.model.do else state.evaluator.value(node)).double()
     return None

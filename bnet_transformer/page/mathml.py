@@ -1,4 +1,4 @@
-"""The equations of a net as LaTeX and as MathML in nested lists, of which the page builds elements without a parser."""
+"""The equations of a net as LaTeX and as MathML; nested lists replace MathML tags, so the page requires no parser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNDERBRACE = "\u23df"
 
 
 def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
-    """The equations with name, LaTeX, MathML and note; and for each node group the index of its equation."""
+    """Return the equations with name, LaTeX, MathML and note; and the index of the equation of each node group."""
     rows = [
         {
             "name": row.name,
@@ -41,13 +41,13 @@ def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int
 
 
 def _render_sides(left: str, right: str) -> list[Any] | None:
-    """The MathML of the two sides of an equation: two formulas, so that the page can put them on two lines."""
+    """Return the MathML of the two sides of an equation as two formulas, so that the page can use two lines."""
     sides = to_mathml(left), to_mathml(f"= {right}")
     return None if None in sides else list(sides)
 
 
 def to_mathml(latex: str) -> list[Any] | None:
-    """A formula as MathML: `[tag, attributes, text or children]`; None if the converter does not know the LaTeX.
+    """Return a formula as MathML: `[tag, attributes, text or children]`; None if the converter lacks a command.
 
     >>> to_mathml("x^2")[2][0][2][0]
     ['msup', {}, [['mi', {}, 'x'], ['mn', {}, '2']]]
@@ -56,18 +56,18 @@ def to_mathml(latex: str) -> list[Any] | None:
 
     try:
         root = ElementTree.fromstring(convert(latex, display="block"))
-    except Exception:  # the LaTeX of a user's TPM may be anything: the page then shows it as text
+    except Exception:  # a user's TPM may have any LaTeX; the page shows LaTeX that cannot be converted as text
         return None
     return _element_to_lists(root)
 
 
 def _element_to_lists(element: ElementTree.Element) -> list[Any]:
+    """An element of MathML as nested lists."""
     tag = element.tag.rpartition("}")[2]
     attributes = {name: value for name, value in element.attrib.items() if name in MATHML_ATTRIBUTES}
     children = _merge_upright_letters([_element_to_lists(child) for child in element])
-    if (
-        tag == "munder" and len(children) == 2 and children[1][2] == UNDERBRACE
-    ):  # few fonts can stretch a brace: the style sheet draws it
+    if tag == "munder" and len(children) == 2 and children[1][2] == UNDERBRACE:
+        # Few fonts can stretch a brace, so the style sheet draws it.
         return ["mrow", {"class": "brace"}, children[:1]]
     if children:
         return [tag if tag in MATHML_TAGS else "mrow", attributes, children]
@@ -75,7 +75,7 @@ def _element_to_lists(element: ElementTree.Element) -> list[Any]:
 
 
 def _merge_upright_letters(elements: list[list[Any]]) -> list[list[Any]]:
-    r"""Merge the upright letters that the converter makes of `\mathrm{name}`, and digits after them."""
+    r"""Merge the separate letters into which the converter splits `\mathrm{name}`, and the digits after them."""
     merged: list[list[Any]] = []
     for element in elements:
         tag, attributes, content = element

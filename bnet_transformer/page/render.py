@@ -1,4 +1,4 @@
-"""The self-contained HTML file: the front end, its style sheet and the data of the page; it fetches nothing."""
+"""The self-contained HTML file: the front end, its style sheet and the data of the page; it loads no other file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXPORT = re.compile(r"^export ((?:const|class|(?:async )?function) (\w+))", re.
 
 
 def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
-    """The HTML file of a description and its buffer."""
+    """Return the HTML file for a description and its buffer."""
     theme = str(description["theme"])
     parts = {
         "title": html.escape(escape_invisible(f"{description['title']} — a Bayesian network")),
@@ -50,15 +50,16 @@ def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
 
 @cache
 def bundle_script(entry_point: str) -> str:
-    """The front end as one module, whose entry point is `boot` (the HTML file) or `widget` (anywidget).
+    """Return the front end as one module; its entry point is `boot` (for the HTML file) or `widget` (for anywidget).
 
-    Neither an HTML file opened from disk nor anywidget can import a second file. So each module in `MODULES`, in the
-    order of their imports, becomes a function that runs once and returns its exports.
+    Neither an HTML file opened from disk nor anywidget can import a second file. So each module in `MODULES` becomes a
+    function that runs once and returns its exports; a module follows the modules that it imports.
     """
     return "\n".join([*map(_wrap_module, MODULES), _resolve_imports(entry_point)])
 
 
 def _wrap_module(name: str) -> str:
+    """The text of a module as a function that returns its exports."""
     text = _resolve_imports(name)
     exports = ", ".join(name for _, name in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1", text)
@@ -66,29 +67,31 @@ def _wrap_module(name: str) -> str:
 
 
 def _resolve_imports(name: str) -> str:
-    """The text of a module, whose imports are destructured from the modules before it."""
+    """Return the text of a module in which each import reads the exports of an earlier module."""
     return _IMPORT.sub(r"const \1 = $\2;", _read_asset(f"{name}.js"))
 
 
 @cache
 def render_style_sheet() -> str:
-    """The style sheet, with the palettes of all figures as CSS variables."""
+    """Return the style sheet, with the palettes of figures as CSS variables."""
     light, dark = (_css_variables(theme) for theme in ("light", "dark"))
     media = f'@media (prefers-color-scheme: dark) {{ .bnet:not([data-theme="light"]) {{ {dark} }} }}'
     return f'.bnet {{ {light} }}\n{media}\n.bnet[data-theme="dark"] {{ {dark} }}\n{_read_asset("style.css")}'
 
 
 def _css_variables(theme: str) -> str:
+    """The colours of a theme as CSS variables."""
     colours = {**get_palette(theme), **{f"head-{k}": colour for k, colour in enumerate(HEAD_COLOURS[theme])}}
     return f"color-scheme: {theme}; " + "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
 
 
 def _read_asset(name: str) -> str:
+    """The text of a file of the front end."""
     return resources.files("bnet_transformer.page").joinpath("frontend", name).read_text("utf-8")
 
 
 def encode_buffer(buffer: bytes) -> str:
-    """A buffer as text: gzip without a time stamp, so that equal buffers give equal text, then base64."""
+    """Return a buffer as text: gzip and base64; gzip has no time stamp, so equal buffers have equal text."""
     return base64.b64encode(gzip.compress(buffer, compresslevel=4, mtime=0)).decode("ascii")
 
 

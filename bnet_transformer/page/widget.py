@@ -1,9 +1,9 @@
-"""The page as a widget of notebooks: the same front end through anywidget, with a `do` that runs the net again.
+"""The page as a notebook widget: the same front end through anywidget, with a `do` that runs the net again.
 
-The front end (`widget.js`) sends `{"id": n, "do": [[name, setting], ...]}`, or `{"id": n, "undo": [name, ...]}`
-(without names: all interventions of the widget); `bnet_transformer.page` describes names and settings. The answer is
-`{"id": n}`, after the traits with the new page, or `{"id": n, "error": text}`. Every view of the widget receives it;
-the id is unique to one view.
+The front end (`widget.js`) sends `{"id": n, "do": [[name, setting], ...]}` or `{"id": n, "undo": [name, ...]}`; an
+empty list of names removes all interventions of the widget. `bnet_transformer.page` describes names and settings. The
+answer is `{"id": n}`, after the traits of the new page, or `{"id": n, "error": text}`. Every view of the widget
+receives the answer; the id belongs to one view.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Widget(anywidget.AnyWidget):
         return {**data, "image/svg+xml": self._draw(self.sentence), "text/plain": repr(self.sentence)}, dict(metadata)
 
     def _handle_message(self, _: object, content: object, __: object) -> None:
-        """Run a message of the front end, update the traits, and answer; an error is the answer if it fails."""
+        """Run a message of the front end, update the traits and send the answer, which is an error if it fails."""
         message = content if isinstance(content, Mapping) else {}
         answer: dict[str, object] = {"id": message.get("id")}
         try:
@@ -66,7 +66,7 @@ class Widget(anywidget.AnyWidget):
             self.send(answer | {"error": str(error) or type(error).__name__})
             if isinstance(error, BNetError):
                 return
-            raise  # a fault of the library or of a user's TPM belongs in the notebook's log too
+            raise  # an error of the library or of a user's TPM is also shown in the log of the notebook
         self.sentence = sentence
         with self.hold_sync():
             self.description, self.buffer = description, buffer
@@ -74,7 +74,7 @@ class Widget(anywidget.AnyWidget):
 
 
 def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, Any]) -> Any:
-    """The sentence after one message; `initial_sentence` is the one before all messages."""
+    """Return the sentence after one message; `initial_sentence` is the sentence before all messages."""
     match dict(message):
         case {"do": pairs}:
             return sentence.do({name: _setting_value(sentence, setting) for name, setting in pairs})
@@ -82,11 +82,11 @@ def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, An
             return initial_sentence
         case {"undo": names}:
             return sentence.undo(*names)
-    raise BNetError("message", expected="do, with names and settings, or undo, with names", actual=dict(message))
+    raise BNetError("message", expected="do with names and settings, or undo with names", actual=dict(message))
 
 
 def _setting_value(sentence: Any, setting: Mapping[str, object]) -> object:
-    """The value that a setting gives a node; the value of another node is that in the current sentence."""
+    """Return the value of a setting; the value of another node is its value in the current sentence."""
     kind = setting.get("set")
     check_choice("setting", kind, ("zero", "node", "state"))
     if kind == "state":

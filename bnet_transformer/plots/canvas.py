@@ -1,4 +1,4 @@
-"""The canvas of a plot: a new figure or the axes of the caller, with colours, fonts, titles, labels and notes."""
+"""The canvas of a plot: a new figure or the user's axes, with colours, fonts, titles, labels and notes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from bnet_transformer.figures.fonts import BASE_FONT, MISSING_GLYPH, replace_mis
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.style import HEAD_COLOURS, get_palette
 
-PAGE_WIDTH = 6.9  # inches between the margins of a page
+PAGE_WIDTH = 6.9  # the width of the text of a page, in inches
 FONT_SIZE = 8.0
 SMALL_FONT_SIZE = 7.0
 TITLE_FONT_SIZE = 9.0
 PADDING = 0.06  # inches around the content
-DPI = 144  # to the inch
+DPI = 144  # points per inch
 
-MAX_LABEL_LENGTH = 18  # letters of a word
+MAX_LABEL_LENGTH = 18  # characters of a word
 
-# One hue, with lightness monotone from background to text: it reads the same with any colour vision, and in grey.
+# One hue, whose lightness changes monotonically from background to text: the scale is readable with any colour vision
+# and in grey.
 SEQUENTIAL_COLOURS = {
     "light": ("#f1f4f8", "#c3d7ea", "#7fb0d8", "#3a82bd", "#135a97", "#08335c"),
     "dark": ("#1d242e", "#1f4468", "#256b9f", "#4796cf", "#8cc3ea", "#e3f2fd"),
@@ -55,7 +56,7 @@ RC_PARAMS: Any = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
 }
-DATE_METADATA = {"svg": "Date", "pdf": "CreationDate"}  # left out, so that equal plots are equal bytes
+DATE_METADATA = {"svg": "Date", "pdf": "CreationDate"}  # omitted, so that equal plots have equal bytes
 
 
 @contextmanager
@@ -86,7 +87,7 @@ class PlotFigure(Figure):
         if file_format.lower() in DATE_METADATA:
             options["metadata"] = {DATE_METADATA[file_format.lower()]: None, **(options.get("metadata") or {})}
         options = {"bbox_inches": "tight", "pad_inches": PADDING, **options}
-        self.draw_without_rendering()  # lay out at the dpi of the figure, not at that of the file
+        self.draw_without_rendering()  # compute the layout at the dpi of the figure, not of the file
         with plot_rc_context(self.text_colour), atomic_write(fname) if is_path else nullcontext(fname) as target:
             buffer = io.BytesIO()  # on a full disk, the writers of matplotlib raise errors other than OSError
             super().savefig(buffer if is_path else target, format=file_format, **options)
@@ -94,6 +95,7 @@ class PlotFigure(Figure):
                 target.write_bytes(buffer.getvalue())
 
     def _repr_png_(self) -> bytes:
+        """The PNG that a notebook shows."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=DPI)
         return buffer.getvalue()
@@ -112,7 +114,7 @@ class FigureLayout(ConstrainedLayoutEngine):
     def execute(self, fig: Any) -> None:
         size = tuple(fig.get_size_inches())
         if size != self.size and self.panels[0].get_subplotspec() is not None:
-            super().execute(fig)  # not idempotent: a second run would move the panels slightly
+            super().execute(fig)  # a second run would move the panels slightly
         self.size = size
         inches = fig.dpi_scale_trans.inverted()
         boxes = [ax.get_tightbbox() for ax in fig.axes if ax.get_visible()]
@@ -134,11 +136,11 @@ class FigureLayout(ConstrainedLayoutEngine):
 
 
 class Canvas:
-    """The figure and axes of a plot; `colours` are those of the theme, and notes are printed below the panels."""
+    """The figure and axes of a plot, with the `colours` of the theme; notes are printed below the panels."""
 
     def __init__(self, ax: Axes | None, theme: str, title: str | None) -> None:
         if ax is not None and not isinstance(ax, Axes):
-            raise BNetError("ax", expected="the Axes of matplotlib, or None", actual=ax)
+            raise BNetError("ax", expected="matplotlib Axes or None", actual=ax)
         if title is not None and not isinstance(title, str):
             raise BNetError("title", expected="a string", actual=title)
         self.colours = get_palette(theme)
@@ -167,14 +169,14 @@ class Canvas:
         return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
     def add_axes(self, width: float, height: float) -> Axes:
-        """One panel: the axes of the caller, or those of a new figure with a size in inches."""
+        """One panel: the user's axes, or the axes of a new figure with a size in inches."""
         return self.add_panels(1, 1, width, height)[0]
 
     def add_panels(self, rows: int, columns: int, width: float, height: float, **options: Any) -> list[Axes]:
-        """The panels of a new figure, row by row; or the axes of the caller, if one panel is needed."""
+        """The panels of a new figure, row by row; or the user's axes if there is only one panel."""
         if self.user_axes is not None and rows * columns > 1:
-            allowed = "an option that chooses one panel; or no ax="
-            raise BNetError("ax", expected="a plot of one panel", actual=f"{rows * columns} panels", allowed=allowed)
+            hint = "Choose one panel by an option of the plot, or leave out ax="
+            raise BNetError("ax", expected="a plot with one panel", actual=f"{rows * columns} panels", hint=hint)
         if self.user_axes is not None:
             return self._style_axes([self.user_axes])
         panels = self._create_figure(width, height).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
@@ -185,7 +187,7 @@ class Canvas:
     ) -> list[Axes]:
         """Many small panels with a size in inches, row by row, and a colour bar.
 
-        They have no labels, so their positions are computed directly, without the slow constrained layout.
+        The panels have no labels, so their positions are computed directly, without the slow constrained layout.
         """
         (w, h), (gap_x, gap_y) = panel_size, gap
         width, height = columns * (w + gap_x) + 0.4, rows * (h + gap_y)
@@ -208,7 +210,7 @@ class Canvas:
         return self.figure
 
     def _style_axes(self, panels: list[Axes]) -> list[Axes]:
-        """The panels, with thin frames, small type and the colours of the theme."""
+        """The panels with thin frames, small fonts and the colours of the theme."""
         ticks: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"], "labelsize": SMALL_FONT_SIZE}
         for ax in panels:
             ax.set_facecolor(self.colours["paper"])
@@ -230,7 +232,7 @@ class Canvas:
         ax.tick_params(which="both", length=0)
 
     def set_title(self, text: str, *, is_above_legend: bool = False) -> None:
-        """Set the default title of the figure, for callers that give none."""
+        """Set the default title of the figure; the user's title replaces it."""
         self._title, self._is_title_above_legend = text, is_above_legend
 
     def set_panel_title(self, ax: Axes, text: str) -> None:
@@ -239,19 +241,19 @@ class Canvas:
         ax.set_title(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["ink"], pad=3)
 
     def set_axis_labels(self, ax: Axes, x: str = "", y: str = "") -> None:
-        """Set the labels of the axes of a panel; an empty one is left as it is."""
+        """Set the labels of the axes of a panel; an empty label does not change the existing one."""
         for text, set_label in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
             if text:
                 (line,), fonts = self.format_texts([text], 80)
                 set_label(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["grey"])
 
     def add_note(self, text: str) -> None:
-        """Add a note below the plot, such as what is hidden or a convention, unless it is there already."""
+        """Add a note below the plot, such as a convention or a count of omitted parts; a note is added only once."""
         if text and text not in self._notes:
             self._notes.append(text)
 
     def format_texts(self, texts: Sequence[object], max_length: int = MAX_LABEL_LENGTH) -> tuple[list[str], list[str]]:
-        """The texts for display, and the fonts for them; letters that no font has are replaced and noted."""
+        """The texts for display and their fonts; characters that no font has are replaced, and a note lists them."""
         strings, fonts, missing = replace_missing_glyphs([format_token(text, max_length) for text in texts])
         self._missing_glyphs |= set(missing)
         return strings, fonts
@@ -337,7 +339,7 @@ class Canvas:
         if self._missing_glyphs:
             points = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(self._missing_glyphs)[:8])
             more = f" and {len(self._missing_glyphs) - 8} more" if len(self._missing_glyphs) > 8 else ""
-            self.add_note(f"{MISSING_GLYPH} stands for letters that no font here has: {points}{more}.")
+            self.add_note(f"{MISSING_GLYPH} replaces characters that no installed font has: {points}{more}.")
         if self.user_axes is not None:
             label_lines = [self.user_axes.get_xlabel(), *self._notes]
             if self._notes:

@@ -20,10 +20,10 @@ def plot_counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20
     """Plot the counterfactual distribution of a node: bars of its states, or of the features of its mean."""
     check_int("top", top)
     if result.probabilities is not None:
-        labels, name = _axis_labels(result.labels, "state"), f"P({result.node} had it been so)"
+        labels, name = _axis_labels(result.labels, "state"), f"counterfactual P({result.node})"
         array = make_labelled_array(result.probabilities, "state", labels=labels, value_label=name)
     else:
-        name = f"mean of {result.node} had it been so"
+        name = f"counterfactual mean of {result.node}"
         array = make_labelled_array(result.mean.flatten(), "feature", value_label=name)
     plot_labelled_array(array, canvas, top=top)
     canvas.add_note(f"{result.convention}." if result.convention else "")
@@ -34,7 +34,8 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
     check_int("top", top)
     names = list(result.states)
     if node is None and len(names) != 1:
-        raise BNetError("node", expected="one of the nodes that were drawn", actual=None, allowed=", ".join(names[:12]))
+        hint = f"Pass node=, one of the sampled nodes: {', '.join(names[:12])}"
+        raise BNetError("several nodes were sampled", hint=hint)
     name = node if node is not None else names[0]
     if name not in result.states:
         raise unknown_name_error("node", name, names)
@@ -42,7 +43,7 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
     if not samples.is_floating_point():
         labels = result.labels.get(name)
         fractions = torch.bincount(samples.flatten().long(), minlength=len(labels or ())).double() / result.n
-        text = f"share of {result.n:,} draws"
+        text = f"share of {result.n:,} samples"
         array = make_labelled_array(fractions, name, labels=_axis_labels(labels, name), value_label=text)
         plot_labelled_array(array, canvas, top=top)
         return
@@ -51,13 +52,13 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
         colour = canvas.head_colours[k % len(canvas.head_colours)]
         label = f"{name}[{k}]" if samples.dim() > 1 else name
         ax.hist(to_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=label)
-    canvas.set_axis_labels(ax, name, f"of {result.n:,} draws")
+    canvas.set_axis_labels(ax, name, f"count, {result.n:,} samples")
     if samples.dim() > 1 and samples[0].numel() <= 8:
         canvas.add_legend(ax)
 
 
 def plot_categorical(result: Categorical, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:
-    """Plot the probabilities of the states, a row for each batch element (a state of the open choices)."""
+    """Plot the probabilities of the states, a row for each batch element (a state of the latent choices)."""
     probs = result.probs.detach().flatten(0, -2) if result.probs.dim() > 1 else result.probs.detach()
     axes = ("state",) if probs.dim() == 1 else ("choice", "state")
     array = make_labelled_array(probs, axes, labels=_axis_labels(labels, "state"), value_label="probability")
@@ -69,7 +70,8 @@ def plot_distribution(result: Distribution, canvas: Canvas, *, labels: object = 
     try:
         mean, deviation = result.mean.detach(), result.variance.detach().sqrt()
     except NotImplementedError:
-        raise BNetError("distribution", expected="one with a mean and a variance", actual=result) from None
+        expected = "a distribution with a mean and a variance"
+        raise BNetError("distribution", expected=expected, actual=result) from None
     event, batch = tuple(result.event_shape), tuple(result.batch_shape)
     shape = event if not batch and len(event) == 2 else (-1,) if not batch else (math.prod(batch), -1)
     axes = ("row", "column") if not batch and len(event) == 2 else ("choice", "feature")[-len(shape) :]
@@ -78,9 +80,9 @@ def plot_distribution(result: Distribution, canvas: Canvas, *, labels: object = 
     axis_labels = _axis_labels(labels, axes[-1])
     array = make_labelled_array(mean.reshape(shape), axes, labels=axis_labels, error=error, value_label=text)
     plot_labelled_array(array, canvas, top=top)
-    canvas.add_note("Intervals: a standard deviation to each side." if is_random else "")
+    canvas.add_note("Intervals: mean ± one standard deviation." if is_random else "")
 
 
 def _axis_labels(labels: object, axis: str) -> dict[str, object] | None:
-    """Labels as `make_labelled_array` takes them."""
+    """The labels in the form that `make_labelled_array` accepts."""
     return None if labels is None else {axis: labels}

@@ -20,11 +20,11 @@ from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
 
 FIT_VIEWS = ("pi", "theta", "history")
-MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn pale, with its running mean
+MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn in a pale colour, with its running mean
 
 
 def plot_training(result: Trained[Any], canvas: Canvas) -> None:
-    """Plot the loss of each step, and that on held-out sentences."""
+    """Plot the loss of each step, and the loss on held-out sentences."""
     ax = canvas.add_axes(4.6, 2.5)
     _draw_curve(canvas, ax, result.losses, "loss")
     if result.held_out:
@@ -44,7 +44,7 @@ def plot_fit(
     check_choice("show", show, (None, *FIT_VIEWS))
     check_fraction("share", share)
     if owner is not None and show == "history":
-        raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", actual=owner)
+        raise BNetError("owner= has no effect with show='history'", hint="Use show='pi' or show='theta'")
     if show == "theta":
         _plot_theta(result, canvas, owner, share)
         return
@@ -53,12 +53,13 @@ def plot_fit(
     selected = [show] if show is not None else views[:1] if canvas.user_axes is not None else views
     if not selected or any(view not in views for view in selected):
         allowed = ", ".join(f"show={view!r}" for view in (*views, *(["theta"] if result.theta else [])))
-        raise BNetError(
-            "show", expected="what this fit has", actual=show or "neither pi nor a history", allowed=allowed
-        )
+        if show is None:
+            hint = f"Pass {allowed}" if allowed else None
+            raise BNetError("this fit has no table pi and no history to plot", hint=hint)
+        raise BNetError("show", expected="a part that this fit has", actual=show, allowed=allowed)
     selectors = _choose_selectors(result, owner) if "pi" in selected else []
     if canvas.user_axes is not None and len(selectors) > 1:
-        canvas.add_note(f"{selectors[0]} of the selectors {', '.join(selectors)}; owner= chooses another.")
+        canvas.add_note(f"Selector {selectors[0]} of {', '.join(selectors)}; choose another with owner=.")
         selectors = selectors[:1]
     num_panels = len(selectors) + ("history" in selected)
     num_columns = min(2 if num_panels == 4 else 3, num_panels)
@@ -71,7 +72,7 @@ def plot_fit(
         _plot_history(result, canvas, panels[len(selectors)])
     for ax in panels[num_panels:]:
         ax.set_visible(False)
-    canvas.set_title("" if num_panels == 1 else f"{result.method} of {result.sentences:,} sentences")
+    canvas.set_title("" if num_panels == 1 else f"Fit by {result.method.upper()}, {result.sentences:,} sentences")
     canvas.add_note(f"Approximate: {result.approximate}." if result.approximate else "")
 
 
@@ -81,10 +82,10 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     if show == "usage":
         ax = canvas.add_axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
         _plot_usage(canvas, ax, result)
-        canvas.set_title(f"{result.live} live heads of {len(result.usage)}, {result.effective:.2f} in effect")
+        canvas.set_title(f"{result.live} of {len(result.usage)} heads live, effective number {result.effective:.2f}")
         return
     if not result.cosine:
-        raise BNetError("show", expected="heads with matrices", actual="none", allowed="'usage'")
+        raise BNetError("these heads have no matrices to compare", hint="Use show='usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
     maps = [HeatMapData(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     labels: Any = {"value_label": "cosine", "x": "head", "y": "head"}
@@ -93,20 +94,20 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
         canvas.set_title(maps[0].name)
         return
     draw_heat_maps(canvas, maps, **labels, num_columns=min(4, len(maps)), limits=(-1.0, 1.0))
-    canvas.set_title("How alike the heads are")
+    canvas.set_title("Similarity of heads")
 
 
 def plot_comparison(result: Comparison, canvas: Canvas) -> None:
     """Plot how many sentences each pair of heads of two fits has in common, with matched heads framed."""
     overlap = to_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
-    labels: Any = {"value_label": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
+    labels: Any = {"value_label": "sentences in common", "x": "head of the other fit", "y": "head of this fit"}
     ax = draw_heat_map(canvas, HeatMapData(overlap, rows, columns), **labels, square=True)
     for head, match in enumerate(result.match):
         if match >= 0:
             frame_cell(canvas, ax, head, match)
     canvas.set_title(f"Adjusted Rand index {result.agreement:.2f}")
-    canvas.add_note(f"Red frames: matched heads. Gain {result.gain:+.3g} ± {result.gain_error:.2g} nats a sentence.")
+    canvas.add_note(f"Red frames: matched heads. Gain: {result.gain:+.3g} ± {result.gain_error:.2g} nats per sentence.")
 
 
 def plot_check(result: Check, canvas: Canvas) -> None:
@@ -116,7 +117,9 @@ def plot_check(result: Check, canvas: Canvas) -> None:
     difference = np.array([result.observed[name] - result.mean[name] for name in names])
     z = np.divide(difference, deviation, out=np.where(difference == 0, 0.0, np.nan), where=deviation > 0)
     ax = canvas.add_axes(4.8, 0.26 * len(names) + 1.0)
-    ax.axvspan(-2, 2, color=canvas.colours["observed"], alpha=0.5, linewidth=0, label="2 deviations of the draws")
+    ax.axvspan(
+        -2, 2, color=canvas.colours["observed"], alpha=0.5, linewidth=0, label="2 standard deviations of the samples"
+    )
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.8)
     ax.plot(z, range(len(names)), "o", color=canvas.colours["accent"], markersize=4.5, label="data")
     canvas.set_tick_labels(ax, "y", names, 0.26 * len(names))
@@ -127,10 +130,10 @@ def plot_check(result: Check, canvas: Canvas) -> None:
     right.set_yticks(range(len(names)), labels=[f"p = {result.p[name]:.2f}" for name in names])
     right.tick_params(length=0, labelsize=6.5, labelcolor=canvas.colours["grey"])
     right.spines["right"].set_visible(False)
-    canvas.set_axis_labels(ax, "deviations from the mean of the draws")
+    canvas.set_axis_labels(ax, "z-score: standard deviations from the mean of the samples")
     canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     constant = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
-    canvas.add_note(f"Not drawn, since all draws agree: {', '.join(constant)}." if constant else "")
+    canvas.add_note(f"Not drawn, because all samples are equal: {', '.join(constant)}." if constant else "")
 
 
 def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
@@ -139,7 +142,7 @@ def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     check_choice("show", show, options)
     rows = sorted((row for row in result.rows if getattr(row, show)), key=lambda row: -getattr(row, show))
     if not rows:
-        raise BNetError("show", expected="a cost that some template has", actual=show, allowed=", ".join(options))
+        raise BNetError("show", expected="a cost above 0 of some template", actual=show, allowed=", ".join(options))
     numbers = np.array([float(getattr(row, show)) for row in rows])
     scale, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if numbers[0] >= s)
     unit_names = {"flops": "FLOPs", "value_bytes": "bytes of values", "parameter_bytes": "bytes of parameters"}
@@ -148,10 +151,11 @@ def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     value_label = f"{unit + ' ' if unit else ''}{unit_name}"
     draw_bars(canvas, [series], [row.template for row in rows[:25]], value_label=value_label, category_label="template")
     if show == "flops" and result.unknown:
-        canvas.add_note(f"FLOPs not known of {', '.join(result.unknown)}.")
+        canvas.add_note(f"Unknown FLOPs: {', '.join(result.unknown)}.")
     if len(rows) > 25:
         canvas.add_note(
-            f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {value_label}."
+            f"Showing the 25 largest of {len(rows)} templates; "
+            f"the others have {numbers[25:].sum() / scale:.3g} {value_label}."
         )
     words = ", ".join(f"{n:,}" for n in result.words.values())
     canvas.set_title(f"{result.name}, {words} words, batch {result.batch}")
@@ -163,21 +167,23 @@ def _choose_selectors(result: Fit[Any], owner: str | None) -> list[str]:
     for name in result.selectors:
         by_owner.setdefault(result.network.get_spec(name).param_prefix, name)
     if owner is not None and owner not in by_owner:
-        raise BNetError("owner", expected="a selector", actual=owner, allowed=", ".join(by_owner) or "none")
+        raise BNetError("owner", expected="a selector", actual=owner, allowed=", ".join(by_owner) or None)
     return list(by_owner.values()) if owner is None else [by_owner[owner]]
 
 
 def _plot_pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
+    """Plot the probabilities of the states of one selector."""
     heads = result.heads_of(selector)
     low, high = _posterior_interval(result, f"{result.network.get_spec(selector).param_prefix}.logits", share)
     _plot_usage(canvas, ax, heads, low, high)
-    canvas.set_panel_title(ax, f"{heads.live} live of {len(heads.usage)}, {heads.effective:.2f} in effect")
-    canvas.add_note(f"Intervals of {share:.0%}." if low is not None else "")
+    canvas.set_panel_title(ax, f"{heads.live} of {len(heads.usage)} live, effective {heads.effective:.2f}")
+    canvas.add_note(f"Intervals: {share:.0%} of the posterior." if low is not None else "")
 
 
 def _plot_usage(
     canvas: Canvas, ax: Axes, heads: Heads, low: FloatArray | None = None, high: FloatArray | None = None
 ) -> None:
+    """Draw the usage of each head as a bar."""
     labels = [f"{k} (dead)" if k in heads.dead else str(k) for k in range(len(heads.usage))]
     usage = to_numpy(heads.usage.double()).reshape(-1)
     draw_bars(
@@ -204,7 +210,7 @@ def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         if is_best:
             label, style = f"{result.evaluated_on},\nrestart {restart}", {}
         _draw_points(canvas, ax, steps, values, label, **style)
-    canvas.style_curve_axes(ax, "step", f"{result.criterion} of a sentence, nats", 7)
+    canvas.style_curve_axes(ax, "step", f"{result.criterion} per sentence, nats", 7)
     canvas.add_legend(ax, loc="best")
 
 
@@ -215,13 +221,13 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
         conditional = [name for name, value in tables.items() if value.dim() > 1]
         owner = (conditional or list(tables) or [""])[0]
     if owner not in tables:
-        raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or "none")
+        raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or None)
     values = to_numpy(tables[owner].double())
     flat = values.reshape(-1, values.shape[-1])
     low, high = _posterior_interval(result, f"{owner}.logits", share)
     if low is not None and high is not None:
         low, high = low.reshape(flat.shape), high.reshape(flat.shape)
-        canvas.add_note(f"Intervals of {share:.0%}.")
+        canvas.add_note(f"Intervals: {share:.0%} of the posterior.")
     rows = [", ".join(map(str, index)) for index in np.ndindex(values.shape[:-1])] if values.ndim > 1 else [owner]
     columns = tuple(str(k) for k in range(flat.shape[1]))
     data = HeatMapData(flat, tuple(rows), columns, low=low, high=high)
@@ -229,6 +235,7 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
 
 
 def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[FloatArray | None, FloatArray | None]:
+    """The interval of a parameter that has posterior samples, else (None, None)."""
     if name not in result.samples:
         return None, None
     low, high = result.interval(name, share)
@@ -236,7 +243,7 @@ def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[Floa
 
 
 def _draw_curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None:
-    """Plot a value for each step, counted from 1; a long curve pale, with its running mean."""
+    """Plot a value for each step, counted from 1; a long curve is drawn in a pale colour, with its running mean."""
     steps = np.arange(1, len(values) + 1)
     numbers = np.asarray(values, dtype=float)
     colour = canvas.colours["accent"]

@@ -1,7 +1,7 @@
-"""Plots of the heads of a net: which of them matter, the loss without some of them, and what they read.
+"""Plots of the heads of a net: their importance, the loss without some of them, and their roles.
 
-Which heads matter is a heat map with a cell for each head of each slice, or intervals by rank. The role of a head is a
-sign in its cell, whose colour is the fuller, the farther its attention is from chance.
+The importance of heads is drawn as a heat map with a cell for each head of each slice, or as intervals by rank. The
+role of a head is a sign in its cell; the colour of the cell is more intense if its attention is farther from chance.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from bnet_transformer.plots.heat_maps import (
 )
 from bnet_transformer.plots.labelled_arrays import to_float_array
 
-MEASURES = {  # of each measure: its scale, the title, and which numbers are its errors
-    "rho": ("share of sentences, rho", "Where heads are in", None),
-    "log_bayes": ("log Bayes factor, nats", "Heads in some sentences against none", "error"),
+MEASURES = {  # for each measure: the label of its scale, the title, and the attribute with its errors
+    "rho": ("share of sentences, rho", "Inclusion of heads", None),
+    "log_bayes": ("log Bayes factor, nats", "Log Bayes factor of heads", "error"),
     "importance": ("gradient importance, nats", "Gradient importance of heads", "importance_error"),
-    "ablation": ("ablation, nats", "One head off", "ablation_error"),
+    "ablation": ("ablation, nats", "Ablation of single heads", "ablation_error"),
 }
-LOG_SCALE_RATIO = 50.0  # of the largest number and the median, above which scales are logarithmic
+LOG_SCALE_RATIO = 50.0  # the ratio of the largest number to the median above which a scale is logarithmic
 LINE_STYLES = (("accent", "-", "o"), ("second", "--", "s"), ("v", ":", "^"))
 
 RELATION_SIGNS = {
@@ -54,7 +54,7 @@ RELATION_SIGNS = {
     "other": "·",
 }
 CONFIDENT_PROBABILITY = 0.9  # a role with a lower probability has a question mark
-MIN_FILL = 0.1  # of the cell of a head that reads at random
+MIN_FILL = 0.1  # the intensity of the cell of a head whose attention equals chance
 
 
 def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top: int = 20) -> None:
@@ -65,10 +65,10 @@ def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top:
     check_choice("show", show, (*MEASURES, "intervals"))
     check_int("top", top)
     plural = "s" * (result.sentences != 1)
-    source = f"by {result.sentences:,} sentence{plural}"
+    source = f"{result.sentences:,} sentence{plural}"
     if show == "intervals":
         _plot_forest(result, canvas, top)
-        canvas.set_title(f"Heads that matter, {source}")
+        canvas.set_title(f"Heads by log Bayes factor, {source}")
     else:
         _plot_measure(result, canvas, show)
         canvas.set_title(f"{MEASURES[show][1]}, {source}")
@@ -101,14 +101,14 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
         bar.minorticks_off()
     _frame_dead_heads(result, canvas, ax, values, norm)
     if any(line.get_label() == "interval" for line in ax.collections):
-        canvas.add_note(f"Beneath each mean its interval of {result.interval:.0%}, from 0 (left) to 1.")
+        canvas.add_note(f"Line below each mean: {result.interval:.0%} interval, on a scale from 0 (left) to 1.")
     if any("±" in text.get_text() for text in ax.texts):
         kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
         canvas.add_note(f"±: {kind}.")
 
 
 def choose_norm(values: FloatArray) -> Normalize:
-    """A linear scale of colours from 0; a symmetric logarithmic one if a few numbers are far above the others."""
+    """A linear colour scale from 0; a symmetric logarithmic scale if a few numbers are much larger than the others."""
     magnitudes = np.abs(values[np.isfinite(values)])
     largest, median = float(magnitudes.max(initial=0.0)), float(np.median(magnitudes)) if len(magnitudes) else 0.0
     low, high = shared_limits([values])
@@ -118,7 +118,7 @@ def choose_norm(values: FloatArray) -> Normalize:
 
 
 def format_short(value: float) -> str:
-    """A number in few letters.
+    """A number as short text.
 
     >>> [format_short(value) for value in (0.934, 1.0, -2.5, 26.05, 1234.5, 2.5e6)]
     ['.93', '1.00', '−2.5', '26', '1234', '2e6']
@@ -170,7 +170,7 @@ def _frame_dead_heads(result: Inclusion, canvas: Canvas, ax: Axes, values: Float
         edge = canvas.contrasting_colour(colours(norm(values[i, j])))
         style: Any = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
         ax.add_patch(Rectangle((j - 0.45, i - 0.45), 0.9, 0.9, gid=f"dead_{i}_{j}", **style))
-    canvas.add_note("Dashed frame: nothing hangs on this head." if result.dead else "")
+    canvas.add_note("Dashed frame: a head without effect." if result.dead else "")
 
 
 def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
@@ -187,7 +187,7 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     _, height = canvas.panel_size(ax, (0.0, height))
     y = np.arange(len(names))
     colour = canvas.colours["accent"]
-    ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="mean of the prior")
+    ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="prior mean")
     ax.hlines(y, low, high, color=colour, linewidth=1.5, label="interval")
     ax.plot(mean, y, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
     step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * height)))
@@ -198,14 +198,14 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     ax.set_xlim(0.0, 1.02)
     ax.set_ylim(len(names) - 0.4, -0.6)
     canvas.set_tick_labels(ax, "y", names, height)
-    canvas.set_axis_labels(ax, f"rho, with its interval of {result.interval:.0%}; log Bayes factor at the right")
+    canvas.set_axis_labels(ax, f"rho with {result.interval:.0%} interval; right: log Bayes factor")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=canvas.colours["line"], linewidth=0.5)
     ax.set_axisbelow(True)
-    canvas.add_note("Dashed: the mean of rho before any sentence is seen.")
+    canvas.add_note("Dashed line: prior mean of rho.")
     num_heads = slices * heads
     canvas.add_note(
-        f"The {len(names)} of the greatest log Bayes factor, of {num_heads:,} heads." if len(names) < num_heads else ""
+        f"Showing {len(names)} of {num_heads:,} heads, by log Bayes factor." if len(names) < num_heads else ""
     )
 
 
@@ -234,11 +234,11 @@ def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> N
         ax.set_yscale("symlog", linthresh=linthresh)
         ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linthresh))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    canvas.style_curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
-    canvas.add_legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL_FONT_SIZE)
+    canvas.style_curve_axes(ax, "number of ablated heads, least important first", "loss per sentence, nats", 8)
+    canvas.add_legend(ax, loc="upper left", title="heads ranked by", title_fontsize=SMALL_FONT_SIZE)
     plural = "s" * (result.sentences != 1)
-    canvas.set_title(f"What heads are worth to {result.sentences:,} sentence{plural}")
-    canvas.add_note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
+    canvas.set_title(f"Loss by number of ablated heads, {result.sentences:,} sentence{plural}")
+    canvas.add_note("Bands: ± one standard error over the sentences." if not np.isnan(errors).all() else "")
 
 
 def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:
@@ -263,10 +263,10 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in used_roles]
     canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
     plural = "s" * (result.sentences != 1)
-    canvas.set_title(f"What heads read, by {result.sentences:,} sentence{plural}")
-    canvas.add_note("In each cell the relation whose share of the reading is most above chance, over that share.")
+    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}")
+    canvas.add_note("Cell: the relation whose share of the attention is farthest above chance, and that share.")
     canvas.add_note(
-        f"Full: all is read so. Faint: as by chance. ?: it is that relation with less than {CONFIDENT_PROBABILITY:.0%}."
+        f"Intense colour: all attention. Pale: chance. ?: probability of the role below {CONFIDENT_PROBABILITY:.0%}."
     )
 
 
@@ -335,7 +335,7 @@ def _plot_relation(result: Roles, canvas: Canvas, relation: str) -> None:
     heads = tuple(str(head) for head in range(mean.shape[1]))
     data = HeatMapData(mean, result.slices, heads)
     draw_heat_map(canvas, data, value_label=f"share of {relation}", x="head", y="", limits=probability_limits([mean]))
-    canvas.set_title(f"How much heads read the {relation} word" if relation != OTHER else "What else heads read")
+    canvas.set_title(f"Attention to the {relation} word" if relation != OTHER else "Attention to other words")
     canvas.add_note(
-        f"By chance {chance.mean():.2f}. Intervals of {result.interval:.0%} are at most {(high - low).max():.2f} wide."
+        f"Chance: {chance.mean():.2f}. {result.interval:.0%} intervals: at most {(high - low).max():.2f} wide."
     )

@@ -22,7 +22,7 @@ from bnet_transformer.plots.canvas import FONT_SIZE, MAX_LABEL_LENGTH, PAGE_WIDT
 FloatArray = NDArray[np.float64]
 
 MAX_PANELS = 256
-MAX_GAPPED_CELLS = 40  # more rows or columns are drawn without gaps, as an image in SVG and PDF
+MAX_GAPPED_CELLS = 40  # with more rows or columns, cells have no gaps and are an image in SVG and PDF
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ def draw_heat_maps(
 ) -> list[Axes]:
     """Draw several matrices on one scale, `num_columns` in a row; None is an empty panel.
 
-    A panel is at most `max_width` inches wide, and `aspect` times as high. Only the outer panels have labels: all if
-    they fit, none if they do not, or with `should_thin_labels` some of them. `should_write_numbers` writes numbers into
-    the cells if they fit.
+    A panel is at most `max_width` inches wide; its height is `aspect` times its width. Only the outer panels have
+    labels. If the labels do not fit, they are omitted, or with `should_thin_labels` only some of them are. With
+    `should_write_numbers`, the cells have numbers if these fit.
     """
     filled = [m for m in maps if m is not None]
     if len(filled) > MAX_PANELS:
-        allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
-        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(filled)}", allowed=allowed)
+        hint = "Plot fewer panels with slice=, head= or do, such as s.do(c=1)"
+        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(filled)}", hint=hint)
     first, rows = filled[0], math.ceil(len(maps) / num_columns)
     names = ["" if m is None else m.name for m in maps]
     is_titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(maps))]
@@ -169,7 +169,7 @@ def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Seq
 
     filled = [m for m in maps if m is not None]
     if not fits(names) and all(m.short_name for m in filled):
-        canvas.add_note(f"Above each panel only its numbers: the last is {filled[-1].name}.")
+        canvas.add_note(f"Titles of panels are shortened; the last is {filled[-1].name}.")
         names = ["" if m is None else m.short_name for m in maps]
     longest = next((n for n in range(60, 3, -1) if fits(names, n)), 3)
     return [format_token(name, longest) if name else "" for name in names]
@@ -178,7 +178,7 @@ def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Seq
 def draw_cells(
     canvas: Canvas, ax: Axes, data: HeatMapData, limits: tuple[float, float] | None, norm: Normalize | None = None
 ) -> Any:
-    """Draw the cells of a matrix, the first row on top, NaN as blank; the image is returned, for colours of texts."""
+    """Draw the cells of a matrix, the first row on top, NaN as blank; return the image, which has the colours."""
     values = np.ma.masked_invalid(data.values)
     norm = norm or make_norm(*(limits or shared_limits([data.values])))
     rows, columns = values.shape
@@ -233,7 +233,7 @@ def write_numbers(canvas: Canvas, ax: Axes, values: FloatArray, image: Any, erro
 
 
 def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any) -> None:
-    """Draw in each cell its interval, vertical, on one scale for all cells; a dot is the value, a thin line is zero."""
+    """Draw the interval of each cell as a vertical line, on one scale for all cells; a dot is the value."""
     assert data.low is not None and data.high is not None
     smallest, largest = float(np.nanmin(data.low, initial=0.0)), float(np.nanmax(data.high, initial=0.0))
     span = (largest - smallest) or 1.0
@@ -256,9 +256,7 @@ def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any) -> N
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.1, label="interval"))
     x, y = np.array(dots).T
     ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
-    canvas.add_note(
-        f"In each cell the value (dot) and its interval, between {smallest:.2g} and {largest:.2g}; thin line: 0."
-    )
+    canvas.add_note(f"Cell: value (dot) and interval, on a scale from {smallest:.2g} to {largest:.2g}; thin line: 0.")
 
 
 def tick_label_width(labels: Sequence[str], max_length: int = MAX_LABEL_LENGTH) -> float:

@@ -25,7 +25,7 @@ from bnet_transformer.plots.heat_maps import (
     tick_label_width,
 )
 
-MAX_UPRIGHT_BARS = 16  # more bars than this are horizontal
+MAX_UPRIGHT_BARS = 16  # with more bars than this, bars are horizontal
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LabelledArray:
         return bool(smallest >= 0 and np.allclose(sums, 1, atol=1e-4))
 
     def labels_along(self, dim: int) -> tuple[str, ...]:
-        """The labels along a dim: the given ones, else its indices."""
+        """The labels along a dim; if none are given, the indices."""
         axis = self.axes[dim]
         return self.labels.get(axis, tuple(map(str, range(self.values.shape[dim]))))
 
@@ -72,22 +72,23 @@ def make_labelled_array(
     numbers = to_float_array("values", values)
     names = parse_axes(axes, numbers.ndim)
     if numbers.size == 0:
-        raise BNetError("values", expected="at least one number", actual=f"none, of shape {numbers.shape}")
+        raise BNetError("values", expected="at least one number", actual=f"shape {numbers.shape}")
     label_map = _parse_labels(labels, names, numbers.shape)
     if error is not None:
         if low is not None or high is not None:
-            raise BNetError("error", expected="error=, or low= and high=", actual="both")
+            raise BNetError("pass error=, or low= and high=, not both")
         half_width = to_float_array("error", error, numbers.shape)
         if bool((half_width < 0).any()):
-            raise BNetError("error", expected="no number below 0", actual=float(np.nanmin(half_width)))
+            raise BNetError("error", expected="no negative numbers", actual=float(np.nanmin(half_width)))
         return LabelledArray(numbers, names, label_map, numbers - half_width, numbers + half_width, value_label)
     if (low is None) != (high is None):
-        raise BNetError("interval", expected="low= and high=", actual="one of them")
+        missing = "low" if low is None else "high"
+        raise BNetError(f"an interval requires both low= and high=; {missing}= is missing")
     if low is None:
         return LabelledArray(numbers, names, label_map, value_label=value_label)
     lower, upper = to_float_array("low", low, numbers.shape), to_float_array("high", high, numbers.shape)
     if bool((lower > upper).any()):
-        raise BNetError("interval", expected="low at most high", actual="low above high")
+        raise BNetError("low= is above high= in some places", hint="Pass the lower ends as low=")
     return LabelledArray(numbers, names, label_map, lower, upper, value_label)
 
 
@@ -95,15 +96,15 @@ def to_float_array(subject: str, value: object, shape: tuple[int, ...] | None = 
     """An array or tensor as an array of floats, which may be NaN but not infinite."""
     try:
         array = np.asarray(to_numpy(copy_to_tensor(value)) if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError):  # rows of different lengths, a tensor without accessible values
+    except (TypeError, ValueError):  # rows of different lengths, or a tensor without accessible values
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise BNetError(subject, expected="an array of real numbers", actual=value)
     numbers = array.astype(np.float64)
     if bool(np.isinf(numbers).any()):
-        raise BNetError(subject, expected="finite numbers (NaN is left blank)", actual="an infinite one")
+        raise BNetError(subject, expected="finite numbers, or NaN for blank", actual="an infinite number")
     if shape is not None and numbers.shape != shape:
-        raise BNetError(subject, expected=f"the shape of the values, {shape}", actual=numbers.shape)
+        raise BNetError(subject, expected=f"the same shape as values, {shape}", actual=numbers.shape)
     return numbers
 
 
@@ -115,14 +116,15 @@ def parse_axes(axes: object, count: int) -> tuple[str, ...]:
     if not 1 <= count <= 3:
         raise BNetError("values", expected="1, 2 or 3 dims", actual=f"{count}")
     if len(names) != count or not all(isinstance(name, str) and name for name in names):
-        allowed = 'such as ("sentence", "head"), ("slice", "head"), ("head", "word", "word")'
-        raise BNetError("axes", expected=f"a name for each of {count} dims", actual=axes, allowed=allowed)
+        hint = 'Examples: ("sentence", "head"), ("slice", "head"), ("head", "word", "word")'
+        raise BNetError("axes", expected=f"a name for each of {count} dims", actual=axes, hint=hint)
     if len(set(names)) != count:
         raise BNetError("axes", expected="different names", actual=axes)
     return names
 
 
 def _parse_labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
+    """The labels of each axis, validated."""
     parsed = {}
     sizes = dict(zip(names, shape, strict=True))
     label_map = check_mapping("labels", labels)
@@ -131,7 +133,7 @@ def _parse_labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]
         if isinstance(names_along, str) or not isinstance(names_along, Sequence):
             raise BNetError(f"labels of {axis}", expected="a list of strings", actual=names_along)
         if len(names_along) != sizes[axis]:
-            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", actual=len(names_along))
+            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} labels", actual=len(names_along))
         parsed[axis] = tuple(map(str, names_along))
     return parsed
 
@@ -171,7 +173,8 @@ def plot_array_result(result: Any, canvas: Canvas, *, top: int = 20, sort: bool 
 def plot_labelled_array(result: LabelledArray, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
     """Plot one axis as bars, two as a heat map (with intervals in its cells), three as panels of heat maps.
 
-    At most the `top` greatest bars are drawn. `sort` orders rows by their strongest column; by default, sentences are.
+    At most the `top` largest bars are drawn. `sort` orders rows by their strongest column; by default, only rows that
+    are sentences are sorted.
     """
     check_int("top", top)
     check_choice("sort", sort, (None, True, False))
@@ -188,6 +191,7 @@ def plot_labelled_array(result: LabelledArray, canvas: Canvas, *, top: int = 20,
 
 
 def _plot_matrix(result: LabelledArray, canvas: Canvas, value_label: str, sort: bool | None) -> None:
+    """Plot an array with two axes."""
     rows, columns = result.labels_along(0), result.labels_along(1)
     data = HeatMapData(result.values, rows, columns, low=result.low, high=result.high)
     y, x = result.axes
@@ -196,7 +200,7 @@ def _plot_matrix(result: LabelledArray, canvas: Canvas, value_label: str, sort: 
         order = np.lexsort((-numbers.max(1), numbers.argmax(1)))  # by strongest column, then by its value
         low, high = (None if bound is None else bound[order] for bound in (result.low, result.high))
         data = HeatMapData(result.values[order], tuple(rows[k] for k in order), columns, low=low, high=high)
-        canvas.add_note(f"{y.capitalize()}s in the order of their strongest {x}.")
+        canvas.add_note(f"{y.capitalize()}s are sorted by their strongest {x}.")
     limits = probability_limits([result.values]) if result.is_distribution else None
     ax = draw_heat_map(canvas, data, value_label=value_label, x=x, y=y, limits=limits, square=x == y)
     if y == "sentence" and len(rows) > 40 and "sentence" not in result.labels:
@@ -205,8 +209,10 @@ def _plot_matrix(result: LabelledArray, canvas: Canvas, value_label: str, sort: 
 
 
 def _plot_panels(result: LabelledArray, canvas: Canvas, value_label: str) -> None:
+    """Plot an array with three axes."""
     if result.low is not None:
-        raise BNetError("interval", expected="a table of 1 or 2 axes to draw intervals in", actual="3 axes")
+        expected = "an array with 1 or 2 axes"
+        raise BNetError("values with low=, high= or error=", expected=expected, actual="3 axes")
     by = result.axes.index("head") if "head" in result.axes else 0
     values, names = np.moveaxis(result.values, by, 0), result.labels_along(by)
     other_dims = [dim for dim in range(3) if dim != by]
@@ -237,14 +243,14 @@ class BarSeries:
 
 
 def select_top(series: Sequence[BarSeries], labels: Sequence[str], top: int) -> tuple[list[BarSeries], list[str], str]:
-    """The `top` bars by magnitude in the last series, greatest first, their labels, and a note on the others."""
+    """The `top` largest bars by magnitude in the last series, their labels, and a note on the others."""
     count = len(labels)
     if count <= top:
         return list(series), list(labels), ""
     indices = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
     selected = [bars.select(indices) for bars in series]
     remainder = float(np.nansum(np.delete(series[-1].values, indices)))
-    note = f"The {top} greatest of {count:,}; the others have {remainder:.3g} together."
+    note = f"Showing the {top} largest of {count:,}; the sum of the others is {remainder:.3g}."
     return selected, [labels[k] for k in indices], note
 
 
@@ -258,7 +264,7 @@ def draw_bars(
     max_length: int = MAX_LABEL_LENGTH,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw bars with numbers at their ends: vertical if there are few with short labels, else horizontal."""
+    """Draw bars with numbers at their ends: vertical for a few bars with short labels, else horizontal."""
     max_width = max(text_width(format_token(label, max_length), SMALL_FONT_SIZE + 0.5) for label in labels)
     is_upright = len(labels) <= MAX_UPRIGHT_BARS and max_width < 60
     width = max(2.6, min(PAGE_WIDTH, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
@@ -290,6 +296,7 @@ def draw_bars(
 
 
 def _draw_series(canvas: Canvas, ax: Axes, positions: Any, thickness: float, bars: BarSeries, is_upright: bool) -> None:
+    """Draw the bars of one series."""
     draw: Any = ax.bar if is_upright else ax.barh
     bar_style = {"color": canvas.colours[bars.colour], "label": bars.name or None, "linewidth": 0}
     for bar in draw(positions, np.nan_to_num(bars.values), thickness, **bar_style):

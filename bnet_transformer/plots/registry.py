@@ -27,7 +27,7 @@ from bnet_transformer.plots import distributions, fits, heads, labelled_arrays, 
 from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.plots.labelled_arrays import LabelledArray
 
-# The first type of which a result is an instance decides.
+# The first type that matches a result determines its plot.
 PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     LabelledArray: labelled_arrays.plot_labelled_array,
     Tensor: labelled_arrays.plot_array,
@@ -54,7 +54,7 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     sentences.SentenceLike: sentences.plot_sentence,
 }
 PUBLIC_NAMES: Mapping[type, str] = {LabelledArray: "Table", sentences.SentenceLike: "Sentence"}  # in error messages
-UNTYPED_RESULTS = "what has values and axes, a list of Sentences"
+UNTYPED_RESULTS = "an object with values and axes, a list of Sentences"
 
 
 def plot(
@@ -68,13 +68,13 @@ def plot(
 
     Args:
         result: The result, such as a `Sentence`, a `Sweep`, a `Fit`, an array.
-        ax: The matplotlib axes to draw on; None for a new figure.
-        theme: "light" or "dark".
+        ax: The matplotlib axes to draw on, for plots with one panel; None for a new figure.
+        theme: The colours, "light" or "dark".
         title: The title; None for the default title.
-        **options: The options of the type of the result.
+        **options: The options of the plot for this type of result.
 
     Returns:
-        The new figure, or that of `ax`.
+        The new figure, or the figure that contains `ax`.
 
     Raises:
         BNetError: The result has no plot, or an option is unknown or invalid.
@@ -95,6 +95,7 @@ def plot(
 
 
 def _find_plot(result: object) -> Callable[..., None]:
+    """The function that plots a result."""
     if isinstance(result, list | tuple) and result and all(isinstance(item, sentences.SentenceLike) for item in result):
         return sentences.plot_sentences
     for kind, draw in PLOTS_BY_TYPE.items():
@@ -103,4 +104,5 @@ def _find_plot(result: object) -> Callable[..., None]:
     if hasattr(result, "values") and hasattr(result, "axes"):
         return labelled_arrays.plot_array_result
     names = ", ".join([*(PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE), UNTYPED_RESULTS])
-    raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=f"{names}; draw is for graphs")
+    hint = "To draw a graph, use draw()"
+    raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=names, hint=hint)

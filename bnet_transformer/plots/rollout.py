@@ -30,9 +30,9 @@ from bnet_transformer.plots.heat_maps import (
 )
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
-MAX_BLOCK_HEIGHT = 0.86  # of a block with mass 1, in rows
+MAX_BLOCK_HEIGHT = 0.86  # the height of a block with mass 1, in rows
 MAX_FLOWS, MAX_FLOW_WORDS = 300, 32  # drawn by default
-MIN_FLOW = 1e-3  # of a flow that is drawn by default
+MIN_FLOW = 1e-3  # the weight of a flow that is drawn by default
 
 
 def plot_reads(
@@ -46,33 +46,33 @@ def plot_reads(
     check_choice("show", show, ROLLOUT_VIEWS)
     n = len(result.tokens)
     if word is not None and show != "flow":
-        raise BNetError("word", expected="a word with show='flow' alone", actual=word)
+        raise BNetError(f"word= has no effect with show={show!r}", hint="Use show='flow'")
     if min_weight is not None and not 0 <= check_float("min_weight", min_weight) < 1:
-        raise BNetError("min_weight", expected="a share from 0 to 1", actual=min_weight)
+        raise BNetError("min_weight", expected="a probability of at least 0 and below 1", actual=min_weight)
     first, last = result.slices[0], result.slices[-1]
     span = f"slice {first}" if len(result.slices) == 1 else f"slices {first}–{last}"
-    note = f"Chain of attention TPMs, residual share {result.residual:g}, {result.head}; no posterior of the bnet."
+    note = f"Product of attention TPMs, residual share {result.residual:g}, {result.head}; not a posterior of the bnet."
     if show == "matrix":
         is_flow = result.method == "flow"
-        labels: Any = {"value_label": "greatest flow" if is_flow else "P(source | output)"}
+        labels: Any = {"value_label": "maximum flow" if is_flow else "P(source | output)"}
         labels |= {"x": "source word", "y": "output word"}
         values = to_numpy(result.matrix.masked_fill(~reachability(result), torch.nan))
         limits = None if is_flow else probability_limits([values])
         data = HeatMapData(values, result.tokens, result.tokens)
         draw_heat_map(canvas, data, **labels, limits=limits, square=True)
-        canvas.set_title(f"What is read over {span}")
+        canvas.set_title(f"Attention over {span}")
     elif show == "entropy":
         data = HeatMapData(to_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
-        draw_heat_map(canvas, data, value_label="entropy of P(j | i), nats", x="word i that reads", y="slice")
+        draw_heat_map(canvas, data, value_label="entropy of P(j | i), nats", x="word i that attends", y="slice")
         return
     else:
         reader = n - 1 if word is None else check_int("word", word, minimum=0)
         if reader >= n:
-            raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
+            raise BNetError("word", expected=f"an index of a word from 0 to {n - 1}", actual=word)
         best_path = result.paths(reader)[0]
-        canvas.add_note(f"{note} Red: the most probable path ({format_fraction(best_path.probability)}).")
+        canvas.add_note(f"{note} Red: most probable path ({format_fraction(best_path.probability)}).")
         draw_flow(canvas, result, reader, best_path.words, min_weight)
-        canvas.set_title(f"What '{format_token(result.tokens[reader], 14)}' reads over {span}")
+        canvas.set_title(f"Attention of '{format_token(result.tokens[reader], 14)}' over {span}")
         return
     canvas.add_note(note)
 
@@ -116,7 +116,7 @@ def propagate_flow(attention: FloatArray, weights: FloatArray, word: int) -> tup
 
 
 def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min_weight: float | None) -> None:
-    """Draw the words that `word` reads in each slice, with ribbons as thick as their weight, and `path` in red."""
+    """Draw the words that `word` attends to in each slice, with ribbons as thick as their weight, and `path` in red."""
     tokens, last = result.tokens, len(result.slices)
     mass, flows = propagate_flow(to_numpy(result.chain), to_numpy(result.weights), word)
     mask = select_flows(mass, flows, path, min_weight)
@@ -154,10 +154,10 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     if hidden.any():
         largest = float((flows * hidden).sum((1, 2)).max())
         num_hidden = len(tokens) - len(rows)
-        words = f" and {num_hidden} words without any other" if num_hidden else ""
+        words = f" and {num_hidden} words" if num_hidden else ""
         greatest = format_fraction(float((flows * hidden).max()))
-        omitted = f"{int(hidden.sum()):,} flows{words}, none above {greatest}, at most {100 * largest:.2g}% of a slice"
-        canvas.add_note(f"Left out: {omitted}.")
+        omitted = f"{int(hidden.sum()):,} flows of at most {greatest}{words}; at most {100 * largest:.2g}% of a slice"
+        canvas.add_note(f"Omitted: {omitted}.")
 
 
 def format_fraction(value: float) -> str:
@@ -172,9 +172,9 @@ def format_fraction(value: float) -> str:
 def select_flows(
     mass: FloatArray, flows: FloatArray, path: Sequence[int], min_weight: float | None
 ) -> NDArray[np.bool_]:
-    """A mask of the flows to draw: those of at least `min_weight`, or the strongest that fit on a page.
+    """A mask of the flows to draw: those of at least `min_weight`, or the strongest flows that fit on a page.
 
-    The latter are between the words of the path and the words with the greatest mass in any slice.
+    The strongest flows are chosen between the words of the path and the words with the largest mass in any slice.
     """
     if min_weight is not None:
         return (flows >= min_weight) & (flows > 0)
@@ -229,6 +229,7 @@ def _draw_words(
 
 
 def _make_block(level: int, bar: float, y: float, height: float, colour: str) -> PathPatch:
+    """The block of a word at the end of ribbons."""
     left, right, top, foot = level - bar, level + bar, y - height / 2, y + height / 2
     corners = [(left, top), (right, top), (right, foot), (left, foot)]
     return PathPatch(Outline(corners), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
@@ -250,5 +251,6 @@ def _make_ribbon(x0: float, y0: float, x1: float, y1: float, thickness: float, c
 
 
 def _make_path_line(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatch:
+    """A piece of the most probable path."""
     path = Outline(_bezier_points(x0, y0, x1, y1), [Outline.MOVETO, *[Outline.CURVE4] * 3])
     return PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)

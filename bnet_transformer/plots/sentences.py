@@ -30,7 +30,7 @@ from bnet_transformer.plots.labelled_arrays import (
 from bnet_transformer.reference.node_tables import compute_read_mask
 
 TOKEN_WORDS = "tokens"
-BLANK_NOTE = "Blank: no arrow, word i does not read word j."
+BLANK_NOTE = "Blank: no arrow; word i cannot attend to word j."
 
 
 @runtime_checkable
@@ -61,17 +61,19 @@ def plot_sentence(
     """Plot the attention TPMs of slices, by default of all; or the posterior of `node` given the `evidence`."""
     if node is not None:
         if slice is not None or head is not None or role is not None or words != TOKEN_WORDS:
-            raise BNetError("node", expected="node= with evidence= and top=", actual="options of attention as well")
+            options = {"slice": slice, "head": head, "role": role, "words": None if words == TOKEN_WORDS else words}
+            given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
+            raise BNetError(f"{given} cannot be combined with node=", hint="Use only evidence= and top= with node=")
         plot_posterior(s, canvas, node, evidence, top)
         return
     if evidence is not None:
-        allowed = "node=; s.observe(...), whose attention is that of what was seen"
-        raise BNetError("evidence", expected="a node whose posterior it changes", actual="none", allowed=allowed)
+        hint = "Pass node=, or plot s.observe(...) to see the attention given evidence"
+        raise BNetError("evidence= requires node=", hint=hint)
     check_choice("words", words, (TOKEN_WORDS, "words"))
     slices = parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
     maps_by_slice = {t: build_attention_maps(s, t, head, role, words) for t in slices}
     maps = [m for slice_maps in maps_by_slice.values() for m in slice_maps]
-    labels: Any = {"value_label": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
+    labels: Any = {"value_label": "P(j | i)", "x": "word j attended to", "y": "word i that attends"}
     if any(bool(np.isnan(m.values).any()) for m in maps):
         canvas.add_note(BLANK_NOTE)
     limits = probability_limits([m.values for m in maps])
@@ -81,11 +83,11 @@ def plot_sentence(
         return
     num_columns, panels = arrange_panels(maps_by_slice)
     draw_heat_maps(canvas, panels, **labels, num_columns=num_columns, limits=limits)
-    canvas.set_title(f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs, slice by slice")
+    canvas.set_title(f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs by slice")
 
 
 def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int, list[HeatMapData | None]]:
-    """The number of columns, and the panels row by row; each slice begins a row, whose rest is None."""
+    """The number of columns, and the panels row by row; each slice starts a new row, which is filled with None."""
     panels: list[HeatMapData | None] = []
     max_maps = max(map(len, maps_by_slice.values()))
     if max_maps == 1:
@@ -104,7 +106,7 @@ def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int,
 def build_attention_maps(
     s: SentenceLike, slice_: int, head: int | None, role: str | None, words: str
 ) -> list[HeatMapData]:
-    """A heat map for each joint state of the open choices and each head of a slice; NaN where there is no arrow."""
+    """A heat map for each joint state of the latent choices and each head of a slice; NaN where there is no arrow."""
     model = s.state.model
     attention = s.attention(slice_, role=role, words=words).double()
     spec = find_attention_spec(model, slice_, role)
@@ -118,11 +120,12 @@ def build_attention_maps(
     if head is not None:
         if "head" not in names:
             choices = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
-            allowed = f"s.do({choices[0]}=...)" if choices else "head=None"
-            raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
+            hint = f"Choose a state of the selector with s.do({choices[0]}=...)" if choices else "Leave out head="
+            raise BNetError("head= requires a net with a plate of heads", hint=hint)
         head_dim = names.index("head")
         if check_int("head", head, minimum=0) >= attention.shape[head_dim]:
-            raise BNetError("head", expected=f"a head from 0 to {attention.shape[head_dim] - 1}", actual=head)
+            expected = f"an index of a head from 0 to {attention.shape[head_dim] - 1}"
+            raise BNetError("head", expected=expected, actual=head)
     maps = []
     for states in np.ndindex(*attention.shape[:-2]):
         state_by_dim = dict(zip(names, states, strict=True))
@@ -141,9 +144,9 @@ def plot_posterior(
     check_int("top", top)
     names = (node,) if isinstance(node, str) else tuple(node)
     if not 1 <= len(names) <= 2:
-        raise BNetError("node", expected="one node, or two together", actual=f"{len(names)}")
+        raise BNetError("node", expected="the name of one node, or of two nodes", actual=f"{len(names)} names")
     texts = [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in (evidence or {}).items()]
-    given = ", ".join([*texts, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
+    given = ", ".join([*texts, *(f"{s.state.ground.name(node)} observed" for node in s.state.evidence)])
     condition = f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")"
     value_label = f"P({', '.join(names)}" + condition
     if len(names) == 2:
@@ -154,7 +157,7 @@ def plot_posterior(
     series = [BarSeries(to_numpy(s.posterior(names[0], evidence).double()), value_label)]
     if evidence:
         before = to_numpy(s.posterior(names[0]).double())
-        prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
+        prior = f"P({names[0]}" + (" | observed)" if s.state.evidence else ")")
         series = [BarSeries(before, prior, colour="prior"), *series]
     series, labels, note = select_top(series, state_labels(s, names[0]), top)
     canvas.add_note(note)
@@ -169,7 +172,7 @@ def plot_sentences(
         raise BNetError("node", expected="the name of one node", actual=node)
     posteriors = [s.posterior(node, evidence) for s in sentences_]
     if len({len(posterior) for posterior in posteriors}) != 1:
-        raise BNetError("sentences", expected=f"as many states of {node} in each", actual="different numbers")
+        raise BNetError(f"the sentences have different numbers of states of {node}", hint="Use sentences of one net")
     texts = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in sentences_]
     labels = {"sentence": texts, node: state_labels(sentences_[0], node)}
     has_evidence = bool(evidence) or any(s.state.evidence for s in sentences_)
@@ -179,13 +182,14 @@ def plot_sentences(
 
 
 def state_labels(s: SentenceLike, name: str) -> list[str]:
-    """The labels of the states of a node: their words, else their numbers."""
+    """The labels of the states of a node; states without labels have their numbers."""
     node = s.state.ground.id(name)
     labels = s.state.labels(node)
     return list(labels) if labels is not None else [str(k) for k in range(s.state.model.count_states(node))]
 
 
 def _word_labels(s: SentenceLike, stack: str, words: str) -> tuple[str, ...]:
+    """The labels of the words of a stack: tokens, or full words."""
     tokens = tuple(s.state.tokens[stack])
     if words == TOKEN_WORDS:
         return tokens
@@ -193,7 +197,7 @@ def _word_labels(s: SentenceLike, stack: str, words: str) -> tuple[str, ...]:
 
 
 def _name_dims(s: SentenceLike, spec: NodeSpec, num_dims: int) -> list[str]:
-    """The names of the dims of an attention before those of the words: open choices, then plates."""
+    """The names of the dims of an attention that precede the dims of words: latent choices, then plates."""
     model = s.state.model
     plates = [axis for axis in model.ground.axes(spec.group) if axis != WORD]
     if len(plates) == num_dims:

@@ -19,10 +19,10 @@ from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_floa
 
 MAX_BAR_CELLS = 12  # more cells with direct and indirect effects are drawn as heat maps
 MAX_STACKED_PANELS = 12  # in a column on a page
-MAX_THINNED_PANELS = 3  # so few panels may be narrow, with only some of their labels
+MAX_THINNED_PANELS = 3  # at most this many panels may be narrow, with only some of their labels
 MAX_STROKE_CELLS = 160  # strokes are not visible with more rows or columns
-MIN_STROKE_EFFECT = 0.02  # of the greatest effect; weaker ones have no stroke
-MAX_NAME_LENGTH = 44  # letters of the name of a cell or a path
+MIN_STROKE_EFFECT = 0.02  # relative to the largest effect; weaker effects have no stroke
+MAX_NAME_LENGTH = 44  # characters of the name of a cell or a path
 PANELS_WIDTH = 5.6  # of all panels of a row, in inches
 MIN_WORD_PITCH = 6.7  # points between words
 
@@ -75,14 +75,14 @@ def plot_sweep(
         names = [f"{axis} {label}" for label in result.labels[axis]]
         _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4)
     order = ", to first order" if result.first_order else ""
-    canvas.set_title(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}")
-    canvas.add_note("Blank: no such cell." if len(result.names) < values.size else "")
+    canvas.set_title(f"{result.at}, {'ablated' if result.clean is None else 'clean patched into corrupt'}{order}")
+    canvas.add_note("Blank: the cell does not exist." if len(result.names) < values.size else "")
     if has_intervals:
         canvas.add_note(_interval_note(result, confidence))
     elif errors is not None:
         maximum, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
         in_cells = ax is not None and any("±" in text.get_text() for text in ax.texts)
-        note = f"±: the standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
+        note = f"±: standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
         canvas.add_note(note)
 
 
@@ -98,7 +98,9 @@ def plot_mediation(
     total = f"{float(result.total.mean()):.3g}".replace("-", "−")
     if show is not None:
         plot_sweep(result.of(show), canvas, confidence=confidence, top=top)
-        canvas.add_note(f"The {show if show == 'interaction' else f'{show} effect'}; the total effect is {total}.")
+        canvas.add_note(
+            f"{'Interaction' if show == 'interaction' else f'{show.capitalize()} effect'}; total effect: {total}."
+        )
         return
     parts = {name: result.of(name) for name in ("direct", "indirect")}
     values = {name: to_float_array(name, part.values) for name, part in parts.items()}
@@ -108,7 +110,7 @@ def plot_mediation(
         if len(result.axes) > 2:
             raise _axes_limit_error(result, 2)
         _draw_panels(canvas, result, values, (0, 1), f"effect{unit_text}", 2)
-        canvas.add_note("Blank: no such cell." if len(result.names) < values["direct"].size else "")
+        canvas.add_note("Blank: the cell does not exist." if len(result.names) < values["direct"].size else "")
     else:
         has_intervals = result.examples > 1
         styles: Any = {"direct": {"colour": "prior"}, "indirect": {"colour": "accent", "hatch": "////"}}
@@ -118,8 +120,8 @@ def plot_mediation(
             series.append(_make_series(result, values[name], bounds, name=name, **styles[name]))
         _draw_bars(canvas, result, series, f"effect{unit_text}", top)
         canvas.add_note(_interval_note(parts["direct"], confidence) if has_intervals else "")
-    canvas.set_title(f"through {result.at}", is_above_legend=True)
-    canvas.add_note(f"The total effect is {total}: what direct and indirect lack of it is their interaction.")
+    canvas.set_title(f"Effects through {result.at}", is_above_legend=True)
+    canvas.add_note(f"Total effect: {total} = direct + indirect + interaction.")
 
 
 def _should_draw_intervals(result: Sweep, intervals: bool | None, restored: bool) -> bool:
@@ -127,12 +129,14 @@ def _should_draw_intervals(result: Sweep, intervals: bool | None, restored: bool
     refused = {"a single example": result.examples == 1, "restored=True": restored, "3 axes": len(result.axes) == 3}
     reason = next((name for name, is_so in refused.items() if is_so), None)
     if intervals and reason:
-        raise BNetError("intervals", expected="effects of several examples, over 1 or 2 axes", actual=reason)
+        expected = "effects of several examples over 1 or 2 axes"
+        raise BNetError("intervals=True", expected=expected, actual=reason)
     return reason is None and (len(result.axes) < 2 if intervals is None else intervals)
 
 
 def _interval_note(result: Sweep, confidence: float) -> str:
-    return f"Intervals of {confidence:.0%}, bootstrapped over {result.examples:,} examples."
+    """The note that explains intervals."""
+    return f"{confidence:.0%} bootstrap intervals over {result.examples:,} examples."
 
 
 def _choose_unit(*arrays: FloatArray) -> tuple[float, str]:
@@ -144,6 +148,7 @@ def _choose_unit(*arrays: FloatArray) -> tuple[float, str]:
 
 
 def _scale_interval(result: Sweep, confidence: float, unit: float) -> IntervalEnds:
+    """The ends of the intervals of the effects, multiplied by a unit."""
     low, high = result.interval(confidence)
     return to_numpy(low) * unit, to_numpy(high) * unit
 
@@ -157,14 +162,14 @@ def _make_series(result: Sweep | Mediation, values: FloatArray, interval: Interv
 def _draw_bars(
     canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int
 ) -> Axes:
-    """Draw a bar for each cell with its name, or its label on the only axis; of many, the `top` strongest in order."""
+    """Draw a bar for each cell with its name, or with its label if there is one axis; at most the `top` strongest."""
     labels, category = list(result.names.values()), "cell"
     if len(result.axes) == 1:
         (category,) = result.axes
         labels = [result.labels[category][k] for (k,) in result.names]
     if len(labels) > top:
         indices = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
-        canvas.add_note(f"The {top} strongest of {len(labels):,}.")
+        canvas.add_note(f"Showing the {top} strongest of {len(labels):,}.")
         if category == "word":
             labels = [f"{i} {label}" for i, label in zip(result.positions_along(category), labels, strict=True)]
         series, labels = [bars.select(indices) for bars in series], [labels[k] for k in indices]
@@ -207,7 +212,7 @@ def _axis_options(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str,
     """The names of the axes as options of a heat map, which is square if both are words."""
     y, x = (result.axes[dim] for dim in dims)
     is_attention = "read" in (x, y)
-    names = {"read": "word that is read", "word": "word that reads" if is_attention else "word"}
+    names = {"read": "word attended to", "word": "word that attends" if is_attention else "word"}
     return {"x": names.get(x, x), "y": names.get(y, y), "square": is_attention and "word" in (x, y)}
 
 
@@ -218,7 +223,7 @@ def symmetric_limits(*arrays: FloatArray) -> tuple[float, float]:
 
 
 def _draw_strokes(canvas: Canvas, panels: Sequence[Axes], arrays: Sequence[FloatArray]) -> None:
-    """Draw a minus sign in each negative cell without a number or interval, so that colour is not the only sign."""
+    """Draw a minus sign in each negative cell without a number or interval, so that the sign is not only a colour."""
     largest = symmetric_limits(*arrays)[1]
     has_strokes = False
     for ax, values in zip(panels, arrays, strict=True):
@@ -232,14 +237,15 @@ def _draw_strokes(canvas: Canvas, panels: Sequence[Axes], arrays: Sequence[Float
         lines = [[(j - 0.22, i), (j + 0.22, i)] for i, j in negative]
         ax.add_collection(LineCollection(lines, colors=colours, linewidths=0.8, label="below 0"))
         has_strokes = True
-    canvas.add_note("A stroke in a cell: below 0." if has_strokes else "")
+    canvas.add_note("Stroke in a cell: negative value." if has_strokes else "")
 
 
 def _axes_limit_error(result: Sweep | Mediation, max_axes: int) -> BNetError:
     """The error for a sweep with more axes than can be plotted."""
     axis = result.axes[0]
-    allowed = f".select({axis}={result.positions_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
+    hint = f"Plot each {axis} separately, such as .select({axis}={result.positions_along(axis)[0]})"
+    hint += ", or compute the result with fewer axes in over="
     if isinstance(result, Mediation) and len(result.axes) == 3:
-        allowed += "; or show='indirect', and so for each part"
+        hint += ", or plot each part separately, such as show='indirect'"
     received = f"{len(result.axes)}: {', '.join(result.axes)}"
-    return BNetError("plot", expected=f"at most {max_axes} axes", actual=received, allowed=allowed)
+    return BNetError("plot", expected=f"at most {max_axes} axes", actual=received, hint=hint)

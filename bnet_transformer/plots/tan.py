@@ -1,4 +1,4 @@
-"""Plots of tree-augmented naive Bayes readings: of one slice, of the best parents of words, and of a corpus."""
+"""Plots of tree-augmented naive Bayes (TAN): of one slice, of the best parents of words, and of a corpus."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, frame_c
 from bnet_transformer.plots.rollout import format_fraction
 
 MAX_TREE_WORDS = 40  # by default, arrows between at most so many words are drawn, such that all can be labelled
-HIDDEN_PARENT = -2  # the parent of a word whose arrow is not drawn; -1 is that of a root
+HIDDEN_PARENT = -2  # the parent of a word whose arrow is not drawn; the parent of a root is -1
 
 
 def plot_tan(result: Tan, canvas: Canvas) -> None:
-    """Plot the number of arrows between boxes, the class first."""
+    """Plot the number of arrows between boxes; the class is the first box."""
     boxes = [result.class_box, *(box for box in result.quotient.boxes if box != result.class_box)]
     positions = np.array([boxes.index(box) for box in result.quotient.boxes])
     counts = np.full((len(boxes), len(boxes)), np.nan)
     counts[*positions[result.quotient.arrows].T] = result.quotient.counts
     data = HeatMapData(counts, tuple(boxes), tuple(boxes))
     draw_heat_map(canvas, data, value_label="arrows", x="to box", y="from box", square=True)
-    nearly = f" (nearly {result.nearly})" if result.nearly != result.kind else ""
-    canvas.set_title(f"{result.kind}{nearly}")
+    nearly = f" (almost {result.nearly})" if result.nearly != result.kind else ""
+    canvas.set_title(f"{result.kind.replace('no DAG', 'not a DAG')}{nearly}")
 
 
 def plot_tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None, top: int | None = None) -> None:
@@ -37,32 +37,32 @@ def plot_tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None =
     By default, the strongest arrows between as many words as can be labelled are drawn.
     """
     if min_weight is not None and not 0 <= check_float("min_weight", min_weight) <= 1:
-        raise BNetError("min_weight", expected="a share from 0 to 1", actual=min_weight)
+        raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
     if top is not None:
         check_int("top", top)
     draw_arcs(canvas, result, min_weight, top)
     canvas.set_title(f"Best parents in slice {result.slice}, {result.head}")
-    canvas.add_note(f"The tree keeps {result.mass:.1%} of the attention between words. Square: a root.")
+    canvas.add_note(f"The tree has {result.mass:.1%} of the attention between words. Square: a root.")
 
 
 def plot_corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> None:
-    """Plot the mutual information of each pair of boxes given the class, with the arrows of the tree framed."""
+    """Plot the mutual information of each pair of boxes given the class; frames mark the arrows of the tree."""
     check_choice("corrected", corrected, (True, False))
     values = (result.corrected if corrected else result.information).copy()
     np.fill_diagonal(values, np.nan)
     data = HeatMapData(values, result.boxes, result.boxes)
-    value_label = "information given the class, nats" + (", corrected" if corrected else "")
+    value_label = "mutual information given the class, nats" + (", corrected" if corrected else "")
     ax = draw_heat_map(canvas, data, value_label=value_label, x="box", y="box", square=True)
     for i, parent in enumerate(result.parents):
         for row, column in ((i, parent), (parent, i)) if parent >= 0 else ():
             frame_cell(canvas, ax, row, column)
-    distance = "" if result.divergence is None else f", {result.divergence:.3g} nats from the TAN"
+    distance = "" if result.divergence is None else f", divergence from the TAN {result.divergence:.3g} nats"
     canvas.set_title(f"{result.sentences:,} sentences{distance}")
-    canvas.add_note("Red frames: the arrows of the tree.")
+    canvas.add_note("Red frames: arrows of the tree.")
 
 
 def prune_tree(canvas: Canvas, tree: TanTree, min_weight: float | None, top: int | None) -> TanTree:
-    """The tree with only the arrows to draw and the words at their ends; a note counts what is left out."""
+    """The tree with only the arrows to draw and the words at their ends; a note counts the omitted parts."""
     parents, weights = tree.parents, tree.weights
     arrows = [i for i, parent in enumerate(parents) if parent >= 0]
     order = sorted(arrows, key=lambda i: (-weights[i], i))
@@ -82,10 +82,10 @@ def prune_tree(canvas: Canvas, tree: TanTree, min_weight: float | None, top: int
     shown = sorted(word_ids) or range(len(parents))
     new_ids = {i: k for k, i in enumerate(shown)}
     num_hidden = len(parents) - len(shown)
-    words = f" and {num_hidden} words without any other" if num_hidden else ""
+    words = f" and {num_hidden} words" if num_hidden else ""
     strongest = max(weights[i] for i in arrows if i not in selected)
-    counts = f"{len(arrows) - len(selected)} arrows{words}"
-    canvas.add_note(f"Left out: {counts}, none stronger than {format_fraction(strongest)}.")
+    counts = f"{len(arrows) - len(selected)} arrows of at most {format_fraction(strongest)}{words}"
+    canvas.add_note(f"Omitted: {counts}.")
     new_parents = [new_ids[parents[i]] if i in selected else -1 if parents[i] < 0 else HIDDEN_PARENT for i in shown]
     return replace(
         tree,

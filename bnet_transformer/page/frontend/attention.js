@@ -1,11 +1,11 @@
 // @ts-check
-/** Attention P(j | i) of one group of nodes: a byte for each pair of words that its mask allows, in every slot and plate. */
+/** Attention P(j | i) of one node group: a byte for each pair of words that its mask allows, in every slot and plate. */
 
 /**
  * @typedef {import("./ground_graph.js").GroundGraph} GroundGraph
  * @typedef {{group: number, source_group: number, target_state: number|null, source_state: number|null, choices: [string, number][],
  *   word_parents: number[], has_mean: boolean, num_slots: number, num_plates: number, mask: number, offset: number}} AttentionDescription
- * @typedef {{plate: number|"mean", states: Record<string, number>|null}} AttentionView  one plate or the mean over plates, at states of the open choices; `states` null: the posterior mean
+ * @typedef {{plate: number|"mean", states: Record<string, number>|null}} AttentionView  one plate or the mean over plates, at states of the latent choices; `states` null: the posterior mean
  * @typedef {{i: number, j: number, weight: number, plate: number|"mean"}} AttentionEntry
  */
 
@@ -25,7 +25,7 @@ export class PageAttention {
     this.cache = new Map();
   }
 
-  /** The slot of a view: the mean, or the joint state of the choices, the last one fastest; -1 if there is none. @param {AttentionView} view */
+  /** The slot of a view: the mean, or a joint state of the choices, where the last choice varies fastest; -1 if there is none. @param {AttentionView} view */
   slotIndex(view) {
     const { choices, has_mean: hasMean } = this.description;
     if (!choices.length) return 0;
@@ -89,7 +89,7 @@ export class PageAttention {
       for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) {
         const weight = weights[k];
         if (weight < minWeight || weight <= 0 || (selected.length >= top && weight <= weights[selected[selected.length - 1]])) continue;
-        // insertion sort into at most `top` pairs; without a limit no order is needed, since all are drawn
+        // Insertion sort into at most `top` pairs. Without a limit all pairs are drawn, and their order does not matter.
         let index = selected.length;
         if (top < Infinity) while (index && weights[selected[index - 1]] < weight) index--;
         selected.splice(index, 0, k);

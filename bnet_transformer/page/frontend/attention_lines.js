@@ -1,5 +1,5 @@
 // @ts-check
-/** The lines to draw: attention between states or nodes, and arrows of unfolded slices; and attention as text and tables. */
+/** The lines to draw: attention between hidden states or nodes, and arrows of unfolded slices; and attention as text and tables. */
 
 import { PageAttention } from "./attention.js";
 import { GroundGraph } from "./ground_graph.js";
@@ -63,7 +63,7 @@ export class AttentionLines {
     };
   }
 
-  /** The arrows between the nodes of unfolded slices; null if they are too many. @returns {Line[]|null} */
+  /** The arrows between the nodes of unfolded slices; null if there are too many. @returns {Line[]|null} */
   buildArrows() {
     const { graph } = this;
     /** @type {Line[]} */
@@ -84,8 +84,8 @@ export class AttentionLines {
         }
       }
     }
-    // Arrows from a weight to a row share one horizontal line. The farthest draws it, the others branch off: overlapping
-    // dashes and opacities would add up.
+    // Arrows from a weight to a row share one horizontal line. Only the longest arrow draws it, and the others branch off:
+    // overlapping dashes and opacities would add up.
     /** @type {Map<string, Line>} */
     const farthest = new Map();
     for (const line of lines) if (line.source.row < 0) {
@@ -106,7 +106,7 @@ export class AttentionLines {
     });
   }
 
-  /** A function from two boxes to P(j | i) of the arrow between them; null if its weight is no attention. @param {number} parent @param {number} child */
+  /** A function from two boxes to P(j | i) of the arrow between them; null if the arrow has no attention weight. @param {number} parent @param {number} child */
   getWeightLookup(parent, child) {
     const attention = this.attentions.find((attention) => attention.description.group === child && attention.description.word_parents.includes(parent));
     if (!attention) return null;
@@ -117,7 +117,7 @@ export class AttentionLines {
     };
   }
 
-  /** The attentions in which a node attends (none if it is set), and those in which it is attended to. @param {number} node */
+  /** The attentions in which a node attends (none if do set the node), and those in which it is attended to. @param {number} node */
   getAttentionRoles(node) {
     const group = this.graph.groupOf(node), isSet = this.graph.severed.has(node);
     const asTarget = isSet ? [] : this.attentions.filter((attention) => attention.description.target_state === group || attention.description.group === group);
@@ -125,7 +125,7 @@ export class AttentionLines {
     return { asTarget, asSource };
   }
 
-  /** The lines of one box: its sources, its readers and, where `withArrows`, its other arrows. @param {Box} box @param {boolean} withArrows @returns {Line[]} */
+  /** The lines of one box: to the words that it attends to, to the words that attend to it, and if `withArrows` its other arrows. @param {Box} box @param {boolean} withArrows @returns {Line[]} */
   linesOfBox(box, withArrows) {
     const { asTarget, asSource } = this.getAttentionRoles(box.ids[0]), { minWeight } = this.settings, word = box.word ?? 0;
     /** @type {Line[]} */
@@ -161,19 +161,19 @@ export class AttentionLines {
     return box.plate === null || (attention.description.num_plates === 1 && !this.description.heads) || plate === "mean" || this.plateIndex(box.plate) === plate;
   }
 
-  /** The strongest sources and readers of a box as a sentence, for screen readers. @param {Box} box */
+  /** For screen readers: the words that a box attends to most, and those that attend to it most, as a sentence. @param {Box} box */
   summarizeBox(box) {
     const { asTarget, asSource } = this.getAttentionRoles(box.ids[0]), word = box.word ?? 0, parts = [this.describeBox(box)];
     const listStrongest = (/** @type {any[]} */ entries, /** @type {PageAttention} */ attention, /** @type {"i"|"j"} */ end) => entries.slice(0, 3).filter((entry) => entry.weight > 0).map((entry) => {
       const group = this.graph.groups[end === "j" ? attention.description.source_group : attention.description.group];
       return `“${this.graph.stacks.find((stack) => stack.name === group.word_stack)?.words[entry[end]] ?? ""}” ${entry.weight.toFixed(2)}`;
     }).join(", ");
-    for (const attention of asTarget) { const views = this.getViews(attention), text = listStrongest(attention.sourcesOf(views.length > 1 ? { ...views[0], plate: "mean" } : views[0], word), attention, "j"); if (text) parts.push(`reads ${text}`); }
-    for (const attention of asSource) { const views = this.getViews(attention), text = listStrongest(attention.readersOf(views.length > 1 ? { ...views[0], plate: "mean" } : views[0], word), attention, "i"); if (text) parts.push(`is read by ${text}`); }
+    for (const attention of asTarget) { const views = this.getViews(attention), text = listStrongest(attention.sourcesOf(views.length > 1 ? { ...views[0], plate: "mean" } : views[0], word), attention, "j"); if (text) parts.push(`attends to ${text}`); }
+    for (const attention of asSource) { const views = this.getViews(attention), text = listStrongest(attention.readersOf(views.length > 1 ? { ...views[0], plate: "mean" } : views[0], word), attention, "i"); if (text) parts.push(`attended to by ${text}`); }
     return parts.join("; ");
   }
 
-  /** Tables of P(j | i) for a node's word: its sources, and its readers. @param {number[]} ids */
+  /** Tables of P(j | i) for a node's word: the words that it attends to, and the words that attend to it. @param {number[]} ids */
   attentionTables(ids) {
     const group = this.graph.groupOf(ids[0]), { asTarget, asSource } = this.getAttentionRoles(ids[0]), word = this.graph.wordOf(ids[0]) ?? 0;
     const hasPlate = this.graph.numPlates(group) > 1 && ids.length === 1;
@@ -184,7 +184,7 @@ export class AttentionLines {
       const rows = head === -1 ? [] : (isTarget ? attention.sourcesOf(view, word) : attention.readersOf(view, word)).map((entry) => ({ index: isTarget ? entry.j : entry.i, word: stack?.words[isTarget ? entry.j : entry.i] ?? "", weight: entry.weight }));
       const name = this.graph.groups[attention.description.group].name, heads = attention.description.num_plates === 1 && !this.description.heads ? "" : plate === "mean" ? `mean over ${attention.description.num_plates} heads` : `head ${this.description.heads?.[plate] ?? plate}`;
       const states = !attention.description.choices.length ? "" : view.states ? attention.description.choices.map(([choice]) => `${choice} = ${view.states?.[choice] ?? 0}`).join(", ") : "posterior mean";
-      return { title: isTarget ? "Reads" : "Is read by", isVisible: head !== -1, key: `${isTarget ? "reads" : "readers"}-${name}`, rows, note: [`P(j | i) of ${name}`, heads, states].filter(Boolean).join(", ") };
+      return { title: isTarget ? "Attends to" : "Attended to by", isVisible: head !== -1, key: `${isTarget ? "reads" : "readers"}-${name}`, rows, note: [`P(j | i) of ${name}`, heads, states].filter(Boolean).join(", ") };
     };
     return [...asTarget.map((attention) => makeTable(attention, true)), ...asSource.map((attention) => makeTable(attention, false))].filter(({ isVisible }) => isVisible);
   }

@@ -1,5 +1,5 @@
 // @ts-check
-/** Entry point of the HTML file: decode the embedded description and buffer, and mount the explorer. */
+/** Entry point of the HTML file: decodes the embedded description and buffer, and mounts the explorer. */
 
 import { mount } from "./explorer.js";
 

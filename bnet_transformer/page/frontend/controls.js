@@ -29,7 +29,7 @@ function checkbox(name, text, isChecked, change) {
 /** A button that runs a command. @param {string} command @param {string} text @param {string} label @param {(command: string) => void} runCommand */
 const commandButton = (command, text, label, runCommand) => htmlElement("button", { type: "button", "data-command": command, "aria-label": label, title: label, onclick: () => runCommand(command) }, text);
 
-/** The elements of the toolbar, those that the sentence has a use for. @param {ControlOptions} options @returns {HTMLElement[]} */
+/** The elements of the toolbar that apply to the sentence. @param {ControlOptions} options @returns {HTMLElement[]} */
 export function renderControls(options) {
   const { settings, updateSettings, runCommand } = options, elements = [];
   if (options.numPlates > 1) {
@@ -39,9 +39,9 @@ export function renderControls(options) {
   if (options.choices.length) elements.push(...renderStateSelectors(options));
   if (options.hasAttention) {
     const output = htmlElement("output", {}, settings.minWeight.toFixed(2));
-    const slider = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "range", name: "min_weight", min: 0, max: 1, step: 0.01, value: settings.minWeight, "aria-label": "least P(j | i) that is drawn" }));
+    const slider = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "range", name: "min_weight", min: 0, max: 1, step: 0.01, value: settings.minWeight, "aria-label": "minimum P(j | i) to draw" }));
     slider.addEventListener("input", () => { output.textContent = Number(slider.value).toFixed(2); updateSettings({ minWeight: Number(slider.value) }); });
-    const top = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "number", name: "top", min: 1, max: 999, value: settings.top || "", placeholder: "all", "aria-label": "strongest reads of each word that are drawn" }));
+    const top = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "number", name: "top", min: 1, max: 999, value: settings.top || "", placeholder: "all", "aria-label": "number of strongest reads to draw for each word" }));
     top.addEventListener("input", () => updateSettings({ top: Math.max(0, Math.floor(Number(top.value)) || 0) }));
     elements.push(labelledField("P ≥", slider, output), labelledField("top", top), checkbox("all_words", "all words", settings.allWords, (allWords) => updateSettings({ allWords })));
   }

@@ -1,12 +1,12 @@
 // @ts-check
-/** SVG and HTML elements of nodes, labels, lines and arrows. User text enters by textContent alone, so it cannot become markup. */
+/** SVG and HTML elements of nodes, labels, lines and arrows. User text is only set as textContent, so it cannot become markup. */
 
 /**
  * @typedef {import("./ground_graph.js").GroundGraph} GroundGraph
  * @typedef {import("./layout.js").Box} Box
  * @typedef {import("./layout.js").Layout} Layout
  * @typedef {{width: [number, number], opacity: [number, number], dashes: Record<string, number[]>}} LineStyle
- * @typedef {{source: Box, target: Box, hue: string, weight: number|null, kind: string, nodes?: [number, number], isBranch?: boolean, detourX?: number}} Line  `nodes`: source and target;  `isBranch`: leaves a shared weight line that another arrow draws;  `detourX`: runs right of the boxes between
+ * @typedef {{source: Box, target: Box, hue: string, weight: number|null, kind: string, nodes?: [number, number], isBranch?: boolean, detourX?: number}} Line  `nodes`: source and target;  `isBranch`: starts on the shared line of a weight, which another arrow draws;  `detourX`: the x of a route to the right of the boxes between
  */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -47,7 +47,7 @@ export function renderLabel(graph, group, word, plate, size, tag = "tspan") {
   return spans;
 }
 
-/** The fill, border and dash of a node, as `figures.style` has them. @param {GroundGraph} graph @param {Box} box @param {Set<number>} interventions @param {Set<number>} evidence */
+/** The fill, border and dash of a node, as defined in `figures.style`. @param {GroundGraph} graph @param {Box} box @param {Set<number>} interventions @param {Set<number>} evidence */
 function nodeStyle(graph, box, interventions, evidence) {
   const group = graph.groups[box.group];
   const isSet = box.ids.every((id) => interventions.has(id)), isObserved = group.kind === "observed" || box.ids.every((id) => evidence.has(id));
@@ -147,7 +147,7 @@ export function renderLines(lines, style, graph) {
   });
 }
 
-/** One path for all lines of a colour, kind and opacity level: thousands of lines are a few elements. @param {Line[]} lines @param {LineStyle} style */
+/** One path for all lines of a colour, kind and opacity level, so that thousands of lines are a few elements. @param {Line[]} lines @param {LineStyle} style */
 export function renderLineBatches(lines, style) {
   /** @type {Map<string, string[]>} */
   const pathsByKey = new Map();
@@ -160,7 +160,7 @@ export function renderLineBatches(lines, style) {
     if (batch) batch.push(arrowPath(line)); else pathsByKey.set(key, [arrowPath(line)]);
   }
   const arrowHeads = [...headsByHue].map(([hue, parts]) => svgElement("path", { d: parts.join(""), class: `tip hue-${hue}` }));
-  // weak lines first, so that strong ones are on top
+  // Weak lines come first, so that strong lines are on top.
   const paths = [...pathsByKey].sort((a, b) => Number(a[0].split(" ")[1]) - Number(b[0].split(" ")[1])).map(([key, parts]) => {
     const [hue, level, kind] = key.split(" "), weight = level === "-1" ? null : (Number(level) + 0.5) / NUM_OPACITY_LEVELS;
     const path = svgElement("path", { d: parts.join(""), class: `lines ${kind} hue-${hue}`, "data-count": parts.length,

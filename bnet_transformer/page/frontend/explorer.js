@@ -1,5 +1,5 @@
 // @ts-check
-/** The explorer of one sentence: its settings and what is drawn, and the handlers of pointer and keys. */
+/** The explorer of one sentence: its settings, its drawing, and the handlers of pointer and keyboard. */
 
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
@@ -19,8 +19,8 @@ import { Viewport } from "./viewport.js";
  */
 
 const MAX_LINES = 20_000; // lines of attention that are drawn at once
-const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows is folded at first
-const MAX_FREE_WORDS = 24; // of a sentence with more words only the strongest entries of each word are drawn at first
+const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows is folded initially
+const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest entries of each word are drawn initially
 
 /** Draw a sentence into an element; `host` makes `do` live. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
 export function mount(root, data, host) {
@@ -48,7 +48,7 @@ class Explorer extends AttentionLines {
     this.root = root;
     this.host = host && { do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
     this.viewport = new Viewport(root.dataset.page !== undefined);
-    this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" });
+    this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "display settings" });
     this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts" });
     this.status = htmlElement("div", { class: "status", role: "status", "aria-live": "polite" });
     this.footer = htmlElement("div", { class: "footer" });
@@ -65,7 +65,7 @@ class Explorer extends AttentionLines {
     this.root.replaceChildren();
   }
 
-  /** Wait for the host, and show its error if it refuses. @param {Promise<void>|void} answer */
+  /** Wait for the host, and show its error if it fails. @param {Promise<void>|void} answer */
   async awaitHost(answer) {
     this.root.classList.add("running");
     try { await answer; this.status.textContent = "done"; } catch (error) {
@@ -73,7 +73,7 @@ class Explorer extends AttentionLines {
     } finally { this.root.classList.remove("running"); }
   }
 
-  /** Show a description: the first one, or the one after a `do`; settings and selection stay. @param {PageData} data */
+  /** Show a description, initially or after a `do`; settings and selection do not change. @param {PageData} data */
   setData({ description, buffer }) {
     this.description = description;
     this.graph = new GroundGraph(description, buffer);
@@ -118,7 +118,7 @@ class Explorer extends AttentionLines {
 
   // drawing
 
-  /** Compute the layout and draw everything: after unfolding, not while panning. */
+  /** Compute the layout and draw everything; this runs after unfolding, but not while panning. */
   draw() {
     const { graph, settings } = this, plate = settings.head === "mean" || settings.head === "all" ? settings.head : Number(settings.head);
     this.layout = computeLayout(graph, { openSections: this.openSections, showWeights: settings.showWeights, unfoldHeads: settings.unfoldHeads, plate });
@@ -167,9 +167,9 @@ class Explorer extends AttentionLines {
     }
     const numLines = lines.length;
     if (numLines > MAX_LINES) lines = lines.sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0)).slice(0, MAX_LINES);
-    const summary = lines.length < numLines ? `the strongest ${MAX_LINES.toLocaleString("en")} of ${numLines.toLocaleString("en")} reads are drawn` : allWords && this.attentions.length ? `${numLines.toLocaleString("en")} reads of P(j | i) ≥ ${minWeight.toFixed(2)}${top ? `, the strongest ${top} of each word` : ""}` : "";
-    const arrowNote = arrows === null ? "of unfolded slices the arrows of the selected node are drawn" : arrows.some((line) => line.weight !== null) ? `k and v arrows are as wide and dark as P(j | i), those below ${minWeight.toFixed(2)} left out` : "";
-    this.footer.textContent = [numLines || !arrows?.length ? summary : "", arrowNote].filter(Boolean).join("; ");
+    const summary = lines.length < numLines ? `Showing the ${MAX_LINES.toLocaleString("en")} strongest of ${numLines.toLocaleString("en")} reads` : allWords && this.attentions.length ? `Showing ${numLines.toLocaleString("en")} reads with P(j | i) ≥ ${minWeight.toFixed(2)}${top ? `, the ${top} strongest of each word` : ""}` : "";
+    const arrowNote = arrows === null ? "In unfolded slices, only the arrows of the selected node are drawn" : arrows.some((line) => line.weight !== null) ? `Width and darkness of k and v arrows: P(j | i) ≥ ${minWeight.toFixed(2)}` : "";
+    this.footer.textContent = [numLines || !arrows?.length ? summary : "", arrowNote].filter(Boolean).map((text) => `${text}.`).join(" ");
     if (this.settings.head === "all") this.footer.append(...this.renderHeadLegend());
     this.footer.dataset.reads = String(lines.length);
     this.background.replaceChildren(...renderLineBatches([...(arrows ?? []), ...lines], this.description.line_style));
@@ -180,7 +180,7 @@ class Explorer extends AttentionLines {
     return Array.from({ length: this.numPlates }, (_, plate) => htmlElement("span", { class: `key hue-head-${plate % 8}` }, `head ${this.description.heads?.[plate] ?? plate}`));
   }
 
-  /** Show the lines of some boxes; of the selected box if there are none. @param {Box|null} box @param {Box[]} [boxes] */
+  /** Show the lines of some boxes; without boxes, those of the selected box. @param {Box|null} box @param {Box[]} [boxes] */
   highlightBoxes(box, boxes) {
     const selectedBox = this.selected.length ? this.boxByNode.get(this.selected[0]) ?? null : null;
     const highlighted = boxes ?? (box ? [box] : selectedBox ? [selectedBox] : []);
@@ -287,7 +287,7 @@ class Explorer extends AttentionLines {
   /** Save the view as a file. @param {string} kind  "svg" or "png" */
   async save(kind) {
     const view = this.viewport.view, paper = getComputedStyle(this.root).backgroundColor;
-    const text = viewToSvg(view, this.viewport.layers(), `the bnet of “${this.description.title}”`, paper);
+    const text = viewToSvg(view, this.viewport.layers(), `Bnet of “${this.description.title}”`, paper);
     const blob = kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await svgToPng(text, view.clientWidth, view.clientHeight);
     downloadBlob(blob, `bnet.${kind}`);
   }
@@ -315,7 +315,7 @@ class Explorer extends AttentionLines {
       else if (box) { this.focusBox(box); this.select(box.ids); } else if (target.closest(".main")) this.select([]);
     });
     grid.addEventListener("focusin", (event) => {
-      const box = boxFrom(event), byKeys = /** @type {Element} */ (event.target).matches(":focus-visible"); // what a pointer focuses must not move under it
+      const box = boxFrom(event), byKeys = /** @type {Element} */ (event.target).matches(":focus-visible"); // a box that the pointer focuses must not move
       if (box && byKeys && box !== this.focus) this.focusBox(box, true);
     });
     (this.root.dataset.page === undefined ? this.root : document).addEventListener("keydown", (event) => this.handleKey(/** @type {KeyboardEvent} */ (event)));

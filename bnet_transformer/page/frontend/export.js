@@ -58,7 +58,7 @@ export async function svgToPng(text, width, height) {
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
     /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("no image"))), "image/png"));
+    return await new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser cannot create a PNG of this size"))), "image/png"));
   } finally { URL.revokeObjectURL(url); }
 }
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** The ground graph of the description: names, node numbers and arrows, with the queries on its structure. */
+/** The ground graph of the description: names, node numbers and arrows, and queries of its structure. */
 
 /**
  * @typedef {{name: string, role: string, stack: string, slice: number|null, step: number|null, plates: string[], dims: number[],
@@ -43,7 +43,7 @@ export class GroundGraph {
     this.edges = description.edges.map((/** @type {any} */ [parent, child, plates, words, hue]) => ({ parent, child, plates: this.relations[plates], words: this.relations[words], hue }));
     this.edgesInto = this.groups.map((_, k) => this.edges.filter((edge) => edge.child === k));
     this.edgesOutOf = this.groups.map((_, k) => this.edges.filter((edge) => edge.parent === k));
-    /** @type {Set<number>} nodes without arrows in, since do set them */
+    /** @type {Set<number>} nodes without incoming arrows, because do set them */
     this.severed = new Set(description.severed);
   }
 

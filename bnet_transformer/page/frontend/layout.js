@@ -42,7 +42,7 @@ export function getSections(graph) {
 /** The short label of a group: its letter and subscripts. @param {import("./ground_graph.js").Group} group */
 const shortLabel = (group) => group.label[0] + group.label[2].join("");
 
-/** True for a selector that several rows depend on: it is shown at the left, folded or not. @param {import("./ground_graph.js").Group} group */
+/** True for a selector on which several rows depend: it is shown at the left, also in folded views. @param {import("./ground_graph.js").Group} group */
 const isGlobalSelector = (group) => group.is_selector && group.depth > 0 && (group.depth > 1 || group.slice === null);
 
 /** Lay out the visible nodes. @param {GroundGraph} graph @param {LayoutOptions} options @returns {Layout} */
@@ -193,7 +193,7 @@ function layoutWeights(graph, weights, rowWeights, rows, size) {
   return { positions, width: total };
 }
 
-/** The labels of sections beside their rows, at least 18 pixels apart. @param {GroundGraph} graph @param {Section[]} sections @param {LayoutOptions} options @param {{centre: (n: number) => number}} rows */
+/** The labels of sections next to their rows, at least 18 pixels apart. @param {GroundGraph} graph @param {Section[]} sections @param {LayoutOptions} options @param {{centre: (n: number) => number}} rows */
 function layoutSections(graph, sections, options, rows) {
   let lastY = -8;
   return sections.map((section) => {

@@ -41,18 +41,18 @@ const isolateText = (text) => htmlElement("bdi", {}, text);
 /** Prior and posterior of discrete nodes. @param {Description} description */
 function renderPosteriors(description) {
   return description.posteriors.map((/** @type {any} */ posterior) => {
-    const title = htmlElement("h3", {}, posterior.has_evidence ? `P(${posterior.node} | what is seen)` : `P(${posterior.node})`);
+    const title = htmlElement("h3", {}, posterior.has_evidence ? `P(${posterior.node} | evidence)` : `P(${posterior.node})`);
     const rows = posterior.states.map((/** @type {[string, number, number, number]} */ [label, prior, probability]) => htmlElement("tr", { "data-state": label },
       htmlElement("th", { scope: "row" }, isolateText(label)), htmlElement("td", { class: "bar-cell" }, ...(posterior.has_evidence ? [renderBar(prior, "prior")] : []), renderBar(probability)),
       htmlElement("td", { class: "number", "data-weight": probability }, probability.toFixed(3))));
     const table = htmlElement("table", { class: "bars" }, htmlElement("tbody", {}, ...rows));
-    const legend = posterior.has_evidence ? [htmlElement("p", { class: "small" }, "pale: before what is seen")] : [];
-    const more = posterior.num_omitted ? [htmlElement("p", { class: "small" }, `and ${posterior.num_omitted.toLocaleString("en")} states of less`)] : [];
+    const legend = posterior.has_evidence ? [htmlElement("p", { class: "small" }, "pale: prior")] : [];
+    const more = posterior.num_omitted ? [htmlElement("p", { class: "small" }, `${posterior.num_omitted.toLocaleString("en")} less probable states are omitted`)] : [];
     return htmlElement("section", { "data-posterior": posterior.node }, title, table, ...legend, ...more);
   });
 }
 
-/** The probability that each head is in; of a posterior with its interval. @param {Description} description */
+/** The probability that each head is included; for a posterior, with its interval. @param {Description} description */
 function renderInclusion(description) {
   const inclusion = description.inclusion;
   if (!inclusion) return [];
@@ -70,7 +70,7 @@ function renderInclusion(description) {
   return [renderSection(inclusion.title, "inclusion", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)), ...note)];
 }
 
-/** A switch for each head of a plate, where a host can set it to zero. @param {Description} description @param {any} host */
+/** A switch for each head of a plate, if a host can set heads to zero. @param {Description} description @param {any} host */
 function renderHeadSwitches(description, host) {
   const groups = description.groups.filter((/** @type {any} */ group, /** @type {number} */ k) => group.plates.join() === "head" && description.attention.some((/** @type {any} */ attention) => attention.group === k));
   if (!host || !groups.length) return [];
@@ -80,17 +80,17 @@ function renderHeadSwitches(description, host) {
     const toggle = () => (isOff ? host.undo([`${prefix}*`]) : host.do([[`${prefix}*`, { set: "zero" }]]));
     return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": !isOff, "aria-label": label, title: `${label} is ${isOff ? "off" : "on"}`, onclick: toggle }, String(head)));
   })));
-  return [renderSection("Heads that are on", "switches", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)))];
+  return [renderSection("Active heads", "switches", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)))];
 }
 
-/** The nodes that do set, and the evidence. @param {Description} description @param {any} host */
+/** The interventions and the evidence. @param {Description} description @param {any} host */
 function renderEvidence(description, host) {
-  const groups = [["set by do", description.interventions, "do"], ["seen", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
+  const groups = [["Set by do", description.interventions, "do"], ["Evidence", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
   return groups.map(([title, values, key]) => renderSection(title, key, ...renderList(Object.entries(values), ([name, value]) => htmlElement("li", { "data-name": name }, htmlElement("code", {}, name), " = ", isolateText(value))),
     ...(key === "do" && host ? [htmlElement("button", { type: "button", "data-action": "undo-all", onclick: () => host.undo([]) }, "undo all")] : [])));
 }
 
-/** A list that shows its first items, and a button for the others. @template T @param {T[]} items @param {(item: T) => HTMLElement} renderItem */
+/** A list that shows its first items, and a button that shows the others. @template T @param {T[]} items @param {(item: T) => HTMLElement} renderItem */
 function renderList(items, renderItem) {
   const list = htmlElement("ul", { class: "names" }, ...items.slice(0, MAX_LISTED).map(renderItem));
   if (items.length <= MAX_LISTED) return [list];
@@ -103,17 +103,17 @@ function renderList(items, renderItem) {
 export function renderOverview(description, host) {
   const [nodes, arrows] = description.counts.map((/** @type {number} */ count) => count.toLocaleString("en"));
   const words = description.stacks.reduce((/** @type {number} */ sum, /** @type {any} */ stack) => sum + stack.words.length, 0);
-  const heads = description.heads ? ` Reads are those of head${description.heads.length > 1 ? "s" : ""} ${description.heads.join(", ")} alone.` : "";
-  const resolution = description.attention.length ? `P(j | i) is kept in steps of 1/${description.quantization_steps}, so it is exact to 1/${2 * description.quantization_steps}.${heads}` : "No word reads another with a P(j | i) here.";
+  const heads = description.heads ? ` The page contains only head${description.heads.length > 1 ? "s" : ""} ${description.heads.join(", ")}.` : "";
+  const resolution = description.attention.length ? `P(j | i) is stored in steps of 1/${description.quantization_steps}, so its error is at most 1/${2 * description.quantization_steps}.${heads}` : "This net has no attention P(j | i) between words.";
   const notes = description.notes.map((/** @type {string} */ note) => htmlElement("p", { class: "note" }, note));
   return [
     htmlElement("h2", {}, isolateText(description.title.length > 100 ? `${description.title.slice(0, 99)}…` : description.title)),
     htmlElement("p", { class: "small" }, `${words ? `${words} words, ` : ""}${nodes} nodes and ${arrows} arrows; the net ${description.net}.`),
     ...renderPosteriors(description), ...renderInclusion(description), ...renderHeadSwitches(description, host), ...renderEvidence(description, host), ...notes,
-    renderSection("How to read it", "help",
+    renderSection("Help", "help",
       renderLegend(description),
-      htmlElement("p", { class: "small" }, ...(words ? ["Point at a word to see what it reads (solid) and who reads it (dashed); click a node for its facts. ", resolution] : ["Click a node for its facts."])),
-      htmlElement("dl", { class: "keys" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "let go"]]
+      htmlElement("p", { class: "small" }, ...(words ? ["Point at a word to show the words that it attends to (solid) and the words that attend to it (dashed). Click a node for details. ", resolution] : ["Click a node for details."])),
+      htmlElement("dl", { class: "keys" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "deselect"]]
         .flatMap(([key, action]) => [htmlElement("dt", {}, htmlElement("kbd", {}, key)), htmlElement("dd", {}, action)]))),
   ];
 }
@@ -125,7 +125,7 @@ function renderLegend(description) {
   const entries = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
     ["dashed", "learnable TPM", description.groups.some((/** @type {any} */ group) => group.is_learnable)],
     ["observed", "observed", kinds.has("observed") || Object.keys(description.evidence).length], ["do", "set by do", Object.keys(description.interventions).length],
-    ["line q", "query q", hues.has("q")], ["line k", "key k", hues.has("k")], ["line v", "value v", hues.has("v")], ["line source", "reads", description.attention.length], ["line reader", "is read by", description.attention.length]];
+    ["line q", "query q", hues.has("q")], ["line k", "key k", hues.has("k")], ["line v", "value v", hues.has("v")], ["line source", "attends to", description.attention.length], ["line reader", "attended to by", description.attention.length]];
   return htmlElement("ul", { class: "signs" }, ...entries.filter(([, , isVisible]) => isVisible).map(([kind, text]) => htmlElement("li", {}, htmlElement("span", { class: `sign ${kind}` }), String(text))));
 }
 
@@ -139,13 +139,13 @@ export function renderNodeFacts(facts) {
     ...(token === null ? [] : [" ", isolateText(`“${token}”`)]));
   const name = isSingle ? graph.nodeName(ids[0]) : `${group.name}_*${word === null ? "" : `_${word}`}`;
   const value = isSingle ? description.interventions[name] ?? description.evidence[name] : undefined;
-  const kind = isSingle && name in description.interventions ? "set by do" : isSingle && name in description.evidence ? "seen" : group.kind;
-  const shape = group.value_shape.length ? group.value_shape.join(" × ") : "one number";
+  const kind = isSingle && name in description.interventions ? "set by do" : isSingle && name in description.evidence ? "observed" : group.kind;
+  const shape = group.value_shape.length ? group.value_shape.join(" × ") : "scalar";
   const entries = [["name", htmlElement("code", { "data-fact": "name" }, name)], ["TPM", htmlElement("span", { "data-fact": "tpm" }, `${group.tpm}${group.is_learnable ? ", learnable" : ""}`)],
     ["kind", htmlElement("span", { "data-fact": "kind" }, kind)], ["value", htmlElement("span", {}, shape, ...(value === undefined ? [] : [", ", isolateText(value)]))]];
-  if (!isSingle) entries.push(["nodes", htmlElement("span", {}, `${ids.length}, one for each ${group.plates.join(" and ")}`)]);
+  if (!isSingle) entries.push(["nodes", htmlElement("span", {}, `${ids.length}, one per ${group.plates.join(" and ")}`)]);
   const relativeChange = isSingle && description.relative_changes?.[String(groupIndex)]?.[word ?? 0];
-  if (typeof relativeChange === "number") entries.push(["moved", htmlElement("span", { "data-fact": "change", "data-weight": relativeChange }, `${(100 * relativeChange).toFixed(1)}% of its length, by what is set`)]);
+  if (typeof relativeChange === "number") entries.push(["change", htmlElement("span", { "data-fact": "change", "data-weight": relativeChange }, `${(100 * relativeChange).toFixed(1)}% of its norm, by the interventions`)]);
   const list = htmlElement("dl", { class: "facts" }, ...entries.flatMap(([term, content]) => [htmlElement("dt", {}, term), htmlElement("dd", {}, content)]));
   return [title, list, ...renderEquation(facts, group.equation), ...renderInterventions(facts, name, group, word),
     ...renderPosteriors({ ...description, posteriors: description.posteriors.filter((/** @type {any} */ posterior) => posterior.node === name) }), ...facts.tables.map(renderAttentionTable), renderRelatives(facts)];
@@ -156,7 +156,7 @@ function renderEquation(facts, index) {
   const equation = facts.description.equations[index];
   if (!equation) return [];
   const copy = htmlElement("button", { type: "button", class: "quiet", onclick: async () => {
-    try { await navigator.clipboard.writeText(equation.latex); facts.announce("copied"); copy.textContent = "copied"; } catch { facts.announce("the browser does not let this page copy"); }
+    try { await navigator.clipboard.writeText(equation.latex); facts.announce("copied"); copy.textContent = "copied"; } catch { facts.announce("the browser does not allow this page to copy"); }
   } }, "copy LaTeX");
   const source = htmlElement("details", {}, htmlElement("summary", {}, "LaTeX"), htmlElement("pre", { "data-fact": "latex" }, equation.latex), copy);
   const formula = htmlElement("div", { class: "equation", tabindex: 0, "aria-label": equation.latex }, ...(equation.mathml ? equation.mathml.map(renderMathml) : [htmlElement("code", {}, equation.latex)]));
@@ -168,7 +168,7 @@ function renderAttentionTable(table) {
   const renderRow = (/** @type {{word: string, index: number, weight: number}} */ entry) => htmlElement("tr", { "data-word": entry.index, "data-weight": entry.weight.toFixed(4) },
     htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(entry.index)), isolateText(entry.word)), htmlElement("td", { class: "bar-cell" }, renderBar(entry.weight)), htmlElement("td", { class: "number" }, entry.weight.toFixed(2)));
   const body = htmlElement("tbody", {}, ...table.rows.slice(0, 12).map(renderRow)), remaining = table.rows.slice(12);
-  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `all ${table.rows.length} words`)] : [];
+  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show all ${table.rows.length} words`)] : [];
   return renderSection(table.title, table.key, htmlElement("p", { class: "small" }, table.note), htmlElement("table", { class: "bars" }, body), ...more);
 }
 
@@ -189,7 +189,7 @@ function renderRelatives(facts) {
   return renderSection("In the graph", "relatives", ...groups);
 }
 
-/** The buttons that set a node, where a host runs them. @param {NodeFacts} facts @param {string} name @param {import("./ground_graph.js").Group} group @param {number|null} word */
+/** The buttons that set a node, if a host can run them. @param {NodeFacts} facts @param {string} name @param {import("./ground_graph.js").Group} group @param {number|null} word */
 function renderInterventions(facts, name, group, word) {
   const { host, description } = facts;
   if (!host) return [];
@@ -204,12 +204,12 @@ function renderInterventions(facts, name, group, word) {
       const heads = facts.ids.length > 1 ? Array.from({ length: facts.ids.length }, (_, head) => head) : [facts.graph.indices(facts.ids[0])[0]];
       buttons.push(...heads.map((head) => {
         const pattern = `${group.name}_${head}_*`, isOff = Object.keys(description.interventions).some((key) => key.startsWith(`${group.name}_${head}_`));
-        return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isOff, onclick: () => (isOff ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]])) }, `${isOff ? "head on" : "head off"} ${head}`);
+        return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isOff, onclick: () => (isOff ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]])) }, `switch head ${head} ${isOff ? "on" : "off"}`);
       }));
     }
     if (facts.ids.length === 1 && word !== null) {
       const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
-      const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "take the value of another word" }, htmlElement("option", { value: "" }, "take the value of …"),
+      const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "patch in the value of another word" }, htmlElement("option", { value: "" }, "patch in the value of …"),
         ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
       picker.addEventListener("change", () => { if (picker.value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${picker.value}`) }]]); });
       buttons.push(picker);

@@ -1,12 +1,12 @@
 // @ts-check
-/** The viewport: the grid, with the words pinned above and the slices at the left. Panning is a transform, never a redraw. */
+/** The viewport: the grid, with the words above and the slices at the left. Panning changes only a transform and does not redraw. */
 
 import { htmlElement, svgElement } from "./elements.js";
 import { textWidth } from "./layout.js";
 
-const MAX_STRIP_WIDTH = 92; // of the strip of slices
-const MIN_SCALE = 0.2; // down to which `fit` shows all of a short sentence
-const MIN_READABLE_SCALE = 0.62; // and of a long sentence, whose nodes are dots
+const MAX_STRIP_WIDTH = 92; // width of the strip of slices
+const MIN_SCALE = 0.2; // the minimum scale of `fit`, for a short sentence
+const MIN_READABLE_SCALE = 0.62; // the same for a long sentence, whose nodes are dots
 
 /**
  * @typedef {import("./layout.js").Layout} Layout
@@ -14,12 +14,12 @@ const MIN_READABLE_SCALE = 0.62; // and of a long sentence, whose nodes are dots
  */
 
 export class Viewport {
-  /** @param {boolean} isPage  an HTML file, in which the wheel pans; in a notebook it scrolls the notebook */
+  /** @param {boolean} isPage  true in an HTML file, in which the wheel pans; in a notebook, the wheel scrolls the notebook */
   constructor(isPage) {
     this.x = 0;
     this.y = 0;
     this.scale = 1;
-    this.isFitted = true; // until the reader pans or zooms
+    this.isFitted = true; // until the user pans or zooms
     this.grid = svgElement("svg", { class: "stage", role: "grid", "aria-label": "nodes: words are columns, slices are rows" });
     this.words = svgElement("svg", { class: "strip-words", role: "presentation" });
     this.slices = svgElement("svg", { class: "strip-slices", role: "group", "aria-label": "slices" });
@@ -149,7 +149,7 @@ export class Viewport {
     this.updateStrips();
   }
 
-  /** Show the full layout, or as much of it as is readable. */
+  /** Show the full layout, or as much of it as is readable at once. */
   fit() {
     if (!this.layout) return;
     const { width, height } = this.viewSize, fullScale = Math.min(width / this.layout.width, height / this.layout.height, 1.3);
@@ -161,7 +161,7 @@ export class Viewport {
     this.updateStrips();
   }
 
-  /** After a change of the view's size: fit again what was fitted. */
+  /** After a change of the view's size: fit again, unless the user panned or zoomed. */
   resize() { if (this.isFitted) this.fit(); else this.applyTransform(); }
 
   /** Pan until a point is in view. @param {number} x @param {number} y */

@@ -13,7 +13,7 @@ import { mount } from "./explorer.js";
 function render({ model, el }) {
   /** @type {Map<string, {resolve: () => void, reject: (error: Error) => void}>} */
   const pendingRequests = new Map();
-  const viewId = Math.random().toString(36).slice(2); // an answer goes to every view of the widget: the id tells whose it is
+  const viewId = Math.random().toString(36).slice(2); // every view of the widget receives each answer; the id identifies the view that sent the request
   let requestCount = 0;
 
   const readPage = () => {
@@ -37,7 +37,7 @@ function render({ model, el }) {
     else request?.reject(new Error(error));
   };
 
-  // An answer changes both traits, each with an event: the page is drawn once, after both.
+  // An answer changes both traits, and each causes an event; the page is drawn once, after both events.
   let isStale = false;
   const scheduleUpdate = () => {
     if (!isStale) queueMicrotask(() => ((isStale = false), view.update(readPage())));
