@@ -1,7 +1,7 @@
 """Examples: sentences of one net and one length that are computed as one batch; and the metric of their runs.
 
 The metric is a number for each example, computed from the *outcomes* of some nodes: the value of a deterministic node,
-the log probabilities of a discrete one, the mean of a continuous one. The open choices that are ancestors of the
+the log probabilities of a discrete one, the mean of a continuous one. The latent choices that are ancestors of the
 patched nodes or of the outcomes have the same state in both runs, and outcomes are averaged over their joint states.
 """
 
@@ -61,7 +61,7 @@ class Examples:
         return len(self.models)
 
     def with_choices(self, states: Mapping[int, Tensor]) -> Examples:
-        """The same sentences with their open choices set to these states."""
+        """The same sentences with their latent choices set to these states."""
         if not states:
             return self
         open_states = {node: state for node, state in states.items() if node not in self.model.do}
@@ -79,7 +79,7 @@ class Examples:
         record_attention: Collection[int] = (),
         perturbations: Mapping[int, Tensor] | None = None,
     ) -> ExecutionState:
-        """Run all sentences in one batch. No group may depend on an open choice (`routing` finds those that do).
+        """Run all sentences in one batch. No group may depend on a latent choice (`routing` finds those that do).
 
         Args:
             groups: The node groups whose values are recorded, `[1 or N, *plates, word, *shape]`.
@@ -218,7 +218,7 @@ class EnumeratedChoices:
 def enumerate_choices(
     clean: Examples | None, corrupt: Examples, nodes: Sequence[int], outcome_nodes: Sequence[int]
 ) -> EnumeratedChoices:
-    """Find the open choices of either run that are to be enumerated, since they depend on no value.
+    """Find the latent choices of either run that are to be enumerated, since they depend on no value.
 
     Args:
         clean: The clean examples; None for an ablation.
@@ -231,7 +231,7 @@ def enumerate_choices(
 
     Raises:
         BudgetError: If there are more joint states than the budget.
-        EvidenceError: If a choice is open in one run only.
+        EvidenceError: A choice is set in one run only.
     """
     choices: set[int] = set()
     for examples in (corrupt,) if clean is None else (clean, corrupt):
@@ -254,7 +254,7 @@ def enumerate_choices(
     if count > BUDGET:
         raise BudgetError(
             "sweep",
-            expected=f"at most {BUDGET} joint states of the open choices",
+            expected=f"at most {BUDGET} joint states of the latent choices",
             actual=f"{count}",
             allowed="do() on them: " + ", ".join(map(model.ground.name, open_choices[:6])),
         )

@@ -1,6 +1,6 @@
 """Sequential evaluation of cells, one sentence and one run at a time, where they cannot share a run.
 
-This covers recurrences, and open choices that depend on what a cell sets. Outcomes are exact: each sentence is changed
+This covers recurrences, and latent choices that depend on what a cell sets. Outcomes are exact: each sentence is changed
 by surgery and evaluated by the algorithms of single sentences.
 """
 
@@ -56,7 +56,7 @@ def _compute_outcome(module: CompiledModule, model: GroundModel, node: int) -> T
 
 
 def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
-    """The model without the set values that have a row for each state of an open choice.
+    """The model without the set values that have a row for each state of a latent choice.
 
     Such a value was set below a choice that decides no outcome, so it cannot be an ancestor of the node.
     """
@@ -71,7 +71,7 @@ def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
 def _average_over_choices(
     module: CompiledModule, model: GroundModel, nodes: Sequence[int], value: Tensor, event_dim: int
 ) -> Tensor:
-    """The mean of a value `[*states, *shape]` over the open choices that it depends on: `[*shape]`."""
+    """The mean of a value `[*states, *shape]` over the latent choices that it depends on: `[*shape]`."""
     open_choices = find_open_choices(model, nodes, {})
     if not open_choices or value.dim() == event_dim:
         return value
@@ -170,12 +170,12 @@ class SequentialSweep:
         return self._evaluators[is_clean, n]
 
     def _get_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The value of a node in the clean or the corrupt run, `[*states, *shape]` if it depends on open choices."""
+        """The value of a node in the clean or the corrupt run, `[*states, *shape]` if it depends on latent choices."""
         evaluator = self._get_evaluator(is_clean, n)
         return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
 
     def _get_single_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The value of a node, `[*shape]`; an error if it depends on open choices."""
+        """The value of a node, `[*shape]`; an error if it depends on latent choices."""
         value = self._get_value(is_clean, n, node)
         if value.is_floating_point() and tuple(value.shape) != locate_node(self.corrupt.model, node)[0].shape:
             name = self.corrupt.model.ground.name(node)
