@@ -399,7 +399,7 @@ class Sentence(StructureQueries):
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("the cat sat")
         >>> read = s.reads()
-        >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # causal: the first word attends to itself only
+        >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # causal: word 0 attends to itself only
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
         stack, numbers = parse_attention_slices(self.state.network, slices, role)

@@ -201,7 +201,7 @@ def _prepare_attention_inputs(
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
-    """Whether, without padding, every word reads every word, or reads the words up to itself: then no mask is needed."""
+    """Whether, without padding, every word reads every word, or reads the words up to itself (no mask is needed)."""
     reaches = {_get_reach_kind(state, parent) for parent in spec.parents if WORD in parent.over}
     is_unpadded = not state.present
     return is_unpadded and reaches == {"every"}, is_unpadded and reaches == {"causal"}
@@ -402,5 +402,6 @@ def _add_map(U: Tensor, h: Tensor, offset: Tensor) -> Tensor:
 
 
 def _get_activation(spec: NodeSpec) -> str:
+    """The activation of a recurrent map."""
     assert isinstance(spec.tpm, Recur)
     return spec.tpm.activation

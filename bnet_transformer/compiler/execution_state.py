@@ -36,7 +36,7 @@ class TensorLayout:
         return self.word_dim if plate == WORD else self.batch_dim + 1 + self.plates.index(plate)
 
     def pad_dims(self, value: Tensor, event_dim: int) -> Tensor:
-        """A value with all dims of the layout before its last `event_dim` dims; missing dims are prepended, of size 1."""
+        """A value with all dims of the layout before its last `event_dim` dims; missing dims get size 1."""
         missing = self.rank + event_dim - value.dim()
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
@@ -96,8 +96,8 @@ class ExecutionState:
     """The state of one run of a plan: the parameters, the known values, the number of words, and the values so far.
 
     `positions` contains the positions of a stack's words if they are not `0 .. n - 1`. The values of a group are
-    multiplied by its `gates`, and its `perturbations` are added. `is_multi_device` is true if some parameters are not on
-    the device of the inputs.
+    multiplied by its `gates`, and its `perturbations` are added. `is_multi_device` is true if some parameters are not
+    on the device of the inputs.
     """
 
     network: Network

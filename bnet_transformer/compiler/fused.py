@@ -104,6 +104,7 @@ def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
 
 
 def _concat(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors along their first dim; a single tensor is not copied."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
@@ -243,6 +244,7 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
 
 
 def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
+    """Attention by torch's `scaled_dot_product_attention`."""
     q, k, v, mask, is_causal = inputs.q, inputs.k, inputs.v, None if inputs.is_causal else inputs.mask, inputs.is_causal
     if inputs.bias is not None:
         mask = inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf)

@@ -1,4 +1,4 @@
-"""Gather the inputs of a TPM in a run: the context of its node, and the values of its parents, aligned with its words."""
+"""Gather the inputs of a TPM in a run: the context of its node, and the values of parents, aligned with its words."""
 
 from __future__ import annotations
 

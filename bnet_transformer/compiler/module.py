@@ -359,6 +359,7 @@ class CompiledModule(nn.Module):
         return indexed
 
     def _check_value(self, index: int, subject: str, value: Tensor, word_counts: Mapping[str, int], batch: int) -> None:
+        """Raise an error for a value of a wrong type or shape."""
         like = next(iter(self.store.values()), None)
         check_value(
             self.network, self.network.specs[index], subject, value, word_counts=word_counts, batch=batch, like=like
@@ -415,7 +416,7 @@ class CompiledModule(nn.Module):
     def _complete_inputs(
         self, inputs: dict[int, tuple[str, Tensor]], word_counts: dict[str, int], by_stack: Mapping[str, Tensor]
     ) -> ValidatedInputs:
-        """Add defaults; raise errors for missing inputs, wrong shapes, and numbers of words that the net cannot read."""
+        """Add defaults; raise errors for missing inputs, wrong shapes, and numbers of words that do not fit the net."""
         values = [*by_stack.values(), *(value for _, value in inputs.values())]
         first = values[0] if values else torch.zeros(1)
         for spec in self._input_specs:
@@ -492,7 +493,7 @@ def find_default_output(network: Network) -> str:
 
 
 def _drop_absent_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """A value without the dims of plates and words that its group does not have, and of states that do not affect it."""
+    """A value without the dims of plates and words that its group does not have, and of states without effect."""
     layout, group = state.layout, spec.group
     drop = {k for k in range(layout.batch_dim) if value.shape[k] == 1 and state.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in group.plates}

@@ -29,15 +29,24 @@ class StructureError(UnsupportedError):
     Args:
         message: What is not possible, and why.
         node: The node or the node group that is the reason.
+        reason: The reason as a clause, by default the message.
         hint: What to do instead, as a sentence without its full stop.
-        remedy: What would make a faster algorithm possible, for the reason of a route.
+        remedy: What would make the computation possible, as an instruction.
     """
 
     def __init__(
-        self, message: str, *, node: str = "", hint: str | None = None, remedy: str | None = None, **options: Any
+        self,
+        message: str,
+        *,
+        node: str = "",
+        reason: str | None = None,
+        hint: str | None = None,
+        remedy: str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(message, hint=hint, **options)
         self.node = node
+        self.reason = reason or message
         self.remedy = remedy
 
 
@@ -99,6 +108,7 @@ def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection
 
 
 def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, foldable: set[int]) -> Fold | None:
+    """The fold of an attention if it is possible and costs less; else None."""
     tpm = spec.tpm
     assert isinstance(tpm, Attention)
     # Associativity: (W_q x_i) . (W_k x_j) = x_i . (W_q^T W_k x_j). A rotation between W and x depends on the positions,
@@ -321,7 +331,7 @@ def _find_patch_error(network: Network, patched: Collection[int], enumerated: Co
             reason = "random" if spec.tpm.is_random else "a recurrent attention"
             name = spec.group.name
             return StructureError(
-                f"some nodes of {name} are set and others are not, which a batch cannot mix, because {name} is {reason}",
+                f"some nodes of {name} are set and others are not, which one pass cannot mix: {name} is {reason}",
                 node=name,
                 hint=f"Set all nodes of {name}, or use net.sentence(...)",
                 remedy=f"set all nodes of {name}",
@@ -370,10 +380,11 @@ def _find_cross_word_error(
         return None
     name = network.specs[index].group.name
     count = "" if word_counts is None else f" ({_describe_joint_states(network, computed, enumerated, word_counts)})"
+    reason = f"{network.specs[reader].group.name} depends on {name} at several words{count}"
     return StructureError(
-        f"cannot eliminate {name} exactly in a batch: {network.specs[reader].group.name} depends on {name} at several "
-        f"words{count}",
+        f"cannot eliminate {name} exactly in a batch: {reason}",
         node=name,
+        reason=reason,
         hint=CROSS_WORD_HINT,
         remedy=f"set or observe {name}",
     )

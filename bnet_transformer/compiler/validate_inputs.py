@@ -78,7 +78,7 @@ def check_value(
 
 
 def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
-    """True if a shape is one of these; sizes are compared one by one, because `torch.compile` may make them symbolic."""
+    """True if a shape is one of these. Sizes are compared one by one: `torch.compile` may make them symbolic."""
     for other in shapes:
         if len(shape) == len(other) and all([n == m for n, m in zip(shape, other, strict=True)]):  # noqa: C419
             return True
@@ -231,6 +231,7 @@ def check_masked_reads(state: ExecutionState, specs: Iterable[NodeSpec]) -> None
 
 
 def _check_masked_reach(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str) -> None:
+    """Raise an error if a mask leaves a word without words to read along one reach."""
     child_stack = spec.group.word_stack
     if parent.reach.kind == "every" or (child_stack == stack and parent.reach.kind in ("causal", "window", "recent")):
         return  # each sentence has a word, and each word reads itself

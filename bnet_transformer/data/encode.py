@@ -255,6 +255,7 @@ def _check_same_ids(
 def _encode_given(
     network: Network, spec: NodeSpec, given: Mapping[str, object], word_counts: Mapping[str, int]
 ) -> Tensor:
+    """The value of an input group from `given`, or its default."""
     group, default = spec.group, spec.tpm.default
     sizes = [network.graph.plate_sizes[plate] for plate in group.plates]
     sizes += [] if group.word_stack is None else [word_counts[group.word_stack]]

@@ -102,6 +102,7 @@ class ExampleReader:
         return BNetError("example", expected=expected, actual=row, hint=hint)
 
     def _read_parts(self, row: Mapping[str, object]) -> Example:
+        """Read an example from a mapping from stack and readout."""
         task, words, observed = self.task, {}, {}
         readouts = {readout.group.name: readout for readout in task.readouts}
         if self.inputs_only:

@@ -29,10 +29,11 @@ class Task:
 
     @property
     def stacks(self) -> tuple[str, ...]:
+        """The stacks whose words are given."""
         return tuple(self.encoders)
 
     def needs_mask(self, stack: str) -> bool:
-        """True if a word that is present could read padding at the end of a stack."""
+        """True if a word of a stack could read the padding at its end."""
         for spec in self.network.specs:
             for parent in spec.parents:
                 words = self.network.specs[parent.index].group.word_stack
@@ -92,7 +93,7 @@ def check_has_words(network: Network, subject: str, alternative: str | None = No
 
 
 def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders: dict[str, WordEncoder]) -> str | None:
-    """The stack whose next word the only readout predicts without reading later words; None if there is no such stack."""
+    """The stack whose next word the only readout predicts without reading later words; None without such a stack."""
     if len(readouts) != 1:
         return None
     (readout,) = readouts
@@ -103,7 +104,7 @@ def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders:
 
 
 def _predicts_words(readout: NodeSpec, encoder: WordEncoder, num_stacks: int) -> bool:
-    """True if the values of a readout are words of a stack; real-valued words count only if there are several stacks."""
+    """True if the values of a readout are words of a stack; real-valued words count only with several stacks."""
     if readout.tpm.kind == "discrete":
         return readout.tpm.states is not None and readout.tpm.states == encoder.states
     return num_stacks > 1 and encoder.states is None and readout.shape == encoder.spec.shape

@@ -209,7 +209,7 @@ def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: 
 
 
 def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
-    """Raise an error for inputs, set values and parameters that are not finite, which are not a fault of the evidence."""
+    """Raise an error for inputs, set values and parameters that are not finite: the evidence is then not the fault."""
     layout = execution.layout
     evidence_groups = {factor.spec.group.index for factor in factors if factor.evidence is not None}
     for index, value in execution.known.items():
@@ -223,7 +223,7 @@ def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -
         raise EvidenceError(subject, expected="finite numbers", actual=value[tuple(entry)].item())
     for name, value in execution.parameters.items():
         if bool(value.isnan().any()):
-            raise BNetError(f"parameter {name}", expected="finite numbers", actual="NaN")
+            raise BNetError(f"parameter {name}", expected="numbers", actual="NaN")
 
 
 def _select_sentence(
@@ -390,8 +390,8 @@ def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:
 def _logsumexp(table: Tensor, dim: int) -> Tensor:
     """`log sum exp` over a dim, with a gradient that sums to 1 in every floating type.
 
-    The gradient of `torch.logsumexp` is `exp(table - result)`. Its sum has the rounding error of the result: at -10^6 it
-    is off by 3% in float32. Here the gradient is each term of the sum, divided by the sum.
+    The gradient of `torch.logsumexp` is `exp(table - result)`. Its sum has the rounding error of the result: at -10^6
+    it is off by 3% in float32. Here the gradient is each term of the sum, divided by the sum.
     """
     greatest = _detached_amax(table, dim)
     return (table - greatest).exp().sum(dim, keepdim=True).log() + greatest

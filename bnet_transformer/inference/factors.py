@@ -155,6 +155,7 @@ def _build_elimination_problem(
     *,
     is_half: bool,
 ) -> EliminationProblem:
+    """Build the structure of an elimination; see `build_elimination_problem`."""
     # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
     # above the nodes that they set, and nodes below are barren (Shachter 1986). Random groups with full evidence are
     # constants (`fixed`), and the discrete ones that remain are enumerated.
@@ -203,10 +204,11 @@ def _find_plate_fault(
         for choice in choices:
             other = network.specs[choice].group
             if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != axes:
+                reason = f"{group.name}, which has other plates or words, depends on several nodes of {other.name}"
                 return StructureError(
-                    f"cannot eliminate {other.name} exactly in a batch: {group.name}, which has other plates or words, "
-                    f"depends on several nodes of {other.name}",
+                    f"cannot eliminate {other.name} exactly in a batch: {reason}",
                     node=other.name,
+                    reason=reason,
                     hint=CROSS_WORD_HINT,
                     remedy=f"set or observe {other.name}",
                 )
@@ -255,6 +257,7 @@ def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tupl
 
 
 def _get_group_names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
+    """The names of groups, in the order of their indices."""
     return tuple(network.graph.groups[index].name for index in sorted(indices))
 
 

@@ -84,7 +84,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Attend:
-    """Attention weights that replace `P(j | i)` of a node. The node then depends on v (and the residual), not on q and k.
+    """Attention weights that replace `P(j | i)` of a node.
+
+    The node then depends on v (and on its residual), but no longer on q and k.
 
     Args:
         weights: A probability for each word j, or for each word to which the node can attend, `[word]`; they sum to 1.

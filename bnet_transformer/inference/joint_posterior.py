@@ -237,7 +237,7 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
         return table.reshape(shape)
     flat = evaluator.compute(attention_query, route).detach().double().cpu().reshape(-1, len(table), shape[-1])
     if bool(flat.isnan().any()):
-        raise BNetError(spec.group.name, expected="finite numbers", actual="NaN")
+        raise BNetError(spec.group.name, expected="numbers", actual="NaN")
     groups: dict[tuple[int, ...], list[int]] = {}  # nodes that depend on the same choices share a posterior
     for node in nodes:
         groups.setdefault(tuple(attention_query.choices.get(node, ())), []).append(node - first)
@@ -269,7 +269,8 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         selection: The part of the ground graph.
 
     Returns:
-        The weight of each arrow (source, target), by ground ids. Arrows in other slots (query, residual) have no weight.
+        The weight of each arrow (source, target), by ground ids. Arrows in other slots (query, residual) have no
+        weight.
     """
     joint_log_evidence(query)  # raises an error for impossible evidence
     ground, specs = query.model.ground, query.model.network.specs

@@ -399,7 +399,7 @@ class NodeEvaluator:
         table = self.compute(query, route)
         if bool(table.isnan().any()):
             fallback()
-            raise BNetError(query.spec.group.name, expected="finite numbers", actual="NaN")
+            raise BNetError(query.spec.group.name, expected="numbers", actual="NaN")
         return table
 
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:

@@ -2,7 +2,7 @@
 
 Users name single nodes; the compiled net computes whole groups of nodes in batches. `group_evidence`,
 `group_interventions` and `build_request_arguments` translate node values into group tensors. `classify_evidence` and
-`find_set_groups` do the same for the structure alone, without tensors, so that the router can decide before anything is
+`find_set_groups` do the same for the structure only, without tensors, so that the router can decide before anything is
 computed. `enumerate_joint_states`, `iter_chunks` and `with_sentence_scope` turn joint states of choices into a batch.
 """
 

@@ -35,7 +35,6 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.cost.net_cost import count_plan_flops
-
 from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
 from bnet_transformer.inference.query import (
     Query,
@@ -102,6 +101,7 @@ class Route:
         return "\n  ".join([text, *map(str, self.parts)])
 
     def _repr_html_(self) -> str:
+        """The route as a paragraph of HTML."""
         return f"<p>{html.escape(str(self))}</p>"
 
 
@@ -165,9 +165,9 @@ def format_fault(algorithm: str, fault: Fault) -> str:
     >>> format_fault("elimination", Obstacle("c", "x depends on c at several words", "set or observe c"))
     'elimination does not apply, because x depends on c at several words (to make it possible, set or observe c)'
     """
-    reason = fault.subject if isinstance(fault, StructureError) else fault.reason
     remedy = "" if fault.remedy is None else f" (to make it possible, {fault.remedy})"
-    return f"{algorithm} does not apply, because {reason}{remedy}"
+    label = "one compiled pass" if algorithm == "compiled" else algorithm
+    return f"{label} does not apply, because {fault.reason}{remedy}"
 
 
 def find_tpm_fault(query: Query) -> Fault | None:

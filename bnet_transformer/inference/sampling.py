@@ -86,6 +86,7 @@ class Samples:
         return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
 
     def _repr_html_(self) -> str:
+        """The samples as an HTML table."""
         title = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
         return f"{title}{self.to_dataframe().head(10).to_html()}"
 

@@ -77,6 +77,7 @@ class Counterfactual:
         return frame
 
     def _repr_html_(self) -> str:
+        """The counterfactual as an HTML table."""
         suffix = f" ({self.convention})" if self.convention else ""
         return f"<p>{self.node}{suffix}</p>{self.to_dataframe().to_html()}"
 

@@ -41,7 +41,7 @@ def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) 
             "exact enumeration",
             expected=f"at most {budget} joint states of {names}",
             actual=f"{count} states",
-            hint="Observe or set some of these nodes, raise budget= where the method has it, or, without evidence, "
+            hint="Observe or set some of these nodes, raise budget= if the method takes it, or, without evidence, "
             "use sample(n), which is approximate",
         )
 

@@ -31,9 +31,9 @@ Interventions = Mapping[int, Tensor | AttentionRow]
 class GroundModel:
     """A sentence with its inputs and interventions.
 
-    `inputs` contains the values of input nodes, `[*plates, word, *shape]` for each group; `do` contains the value (for a
-    discrete node the state) of each node that is set; `attention_rows` contains the row of each node whose attention is
-    set. Nodes are identified by their ground ids.
+    `inputs` contains the values of input nodes, `[*plates, word, *shape]` for each group; `do` contains the value (for
+    a discrete node the state) of each node that is set; `attention_rows` contains the row of each node whose attention
+    is set. Nodes are identified by their ground ids.
     """
 
     network: Network

@@ -102,7 +102,7 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
 def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """The choices that all nodes share, and the groups of which each node depends on the choice of its own word.
+    """The choices that all nodes share, and the groups of which each node depends on the choice of the same word.
 
     None if a node depends on other choices. `ancestor_choices` maps each node to the choices on which it depends.
     """

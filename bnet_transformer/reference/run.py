@@ -36,6 +36,7 @@ class ReferenceRun:
         return self.values[node]
 
     def _compute_value(self, node: int) -> Tensor:
+        """Compute the value of a node from the values of its parents."""
         spec, index = locate_node(self.model, node)
         fixed = self.model.do.get(node, self.states.get(node))
         if fixed is not None:

@@ -1,7 +1,8 @@
 """The candidate arrows of a circuit: those that transmit a difference between the two runs to an outcome.
 
 An arrow is active if its source can differ between the clean and the corrupt run. This is the case if the source is, or
-descends from, an input that differs or a node that `do` sets in one run only or to another value. Other arrows are idle.
+descends from, an input that differs or a node that `do` sets in one run only or to another value. Other arrows are
+idle.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from bnet_transformer.reference import GroundModel
 class IncomingArrows:
     """The active arrows into a node group: the ground ids of both ends, and the edge of each arrow.
 
-    An edge is one arrow, or several arrows that are removed together. Arrows that are never removed have the edge id -1.
+    An edge is one arrow, or several arrows that are removed together. Arrows that are never removed have the edge id
+    -1.
     """
 
     sources: IntArray

@@ -1,10 +1,10 @@
 """Evaluation of many circuits on the same examples in one batch, from the first group that changes to the outcomes.
 
-Along a retained arrow a node reads the value of its parent in the run of the circuit; along any other arrow it reads the
-value in the corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit, arrow]`
-marks the retained arrows into a node group. A node that reads all words can then read a different collection in each
-circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words read the same collection. It is
-also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
+Along a retained arrow a node reads the value of its parent in the run of the circuit; along any other arrow it reads
+the value in the corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit,
+arrow]` marks the retained arrows into a node group. A node that reads all words can then read a different collection in
+each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words read the same collection. It
+is also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
 """
 
 from __future__ import annotations
@@ -199,9 +199,9 @@ class CircuitRunner:
         num_examples: The number of examples.
         memory: The maximum number of bytes that are used at once.
 
-    `retained` contains the mask of the retained arrows into each group. `needed` marks the nodes that lead to an outcome
-    along these arrows, `[node]`. `circuit_values` contains the values of the fixed groups in the run of the current
-    circuit. If only one word of a group is needed, the group is computed for that word only (`single_words`).
+    `retained` contains the mask of the retained arrows into each group. `needed` marks the nodes that lead to an
+    outcome along these arrows, `[node]`. `circuit_values` contains the values of the fixed groups in the run of the
+    current circuit. If only one word of a group is needed, the group is computed for that word only (`single_words`).
     """
 
     clean: ExecutionState

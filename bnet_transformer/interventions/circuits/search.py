@@ -137,6 +137,7 @@ class Circuit:
         return f"<Circuit: {self._format_summary()}>"
 
     def _format_summary(self) -> str:
+        """The number of edges, the threshold, the faithfulness and the number of examples, as text."""
         count = len(self.clean)
         return (
             f"{self.edges} of {self.candidates} edges at threshold {self.threshold:g}, "
@@ -144,6 +145,7 @@ class Circuit:
         )
 
     def _repr_html_(self) -> str:
+        """The circuit as an HTML table of its strongest edges."""
         frame = self.to_dataframe()
         retained = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
         more = "" if len(retained) <= MAX_HTML_ROWS else f"<p>… and {len(retained) - MAX_HTML_ROWS} more</p>"

@@ -118,7 +118,7 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
         name = graph.groups[min(needs.enumerated)].name
         return Obstacle(name, f"{name} is a latent choice that the sweep does not enumerate", f"set {name} by do")
     if needs.fault is not None:
-        return Obstacle(needs.fault.node, needs.fault.subject, needs.fault.remedy)
+        return Obstacle(needs.fault.node, needs.fault.reason, needs.fault.remedy)
     return None
 
 
@@ -168,7 +168,7 @@ def _find_update_obstacles(
 def iter_patched_words(
     model: GroundModel, needed: NeededPositions, cells: PatchCells
 ) -> Iterator[tuple[IntArray, dict[int, BoolArray]]]:
-    """Yield chunks of cells that fit in memory, with the mask `[cell, word]` of the words that they set in each group."""
+    """Yield chunks of cells that fit in memory, with the mask `[cell, word]` of their words in each group."""
     all_ids, ground = cells.cell_ids, model.ground
     patched: list[tuple[int, IntArray, IntArray]] = [(sites.group, sites.cells, sites.nodes) for sites in cells.sites]
     for path in cells.paths:

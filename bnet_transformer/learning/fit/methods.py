@@ -347,7 +347,7 @@ def analyse_choices(
     states, names = max(counts, default=(1, []))
     label, fault = ", ".join(names), problem.fault
     if fault is not None:
-        return problem, states, label, (fault.node, fault.subject)
+        return problem, states, label, (fault.node, fault.reason)
     if states > objective.budget:
         fault_text = f"{label} have {states:,} joint states, more than budget={objective.budget:,}"
         return problem, states, label, (label, fault_text)
