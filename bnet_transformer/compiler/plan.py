@@ -420,4 +420,4 @@ def _describe_joint_states(
         total *= network.count_states(index, word_counts) ** nodes
     number = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
     lengths = ", ".join(f"{count} words" for count in word_counts.values())
-    return f"up to {number} joint states ({lengths})"
+    return f"up to {number} joint states for {lengths}"
