@@ -153,7 +153,7 @@ class BNet(StructureQueries):
             sentence: A text, a list of words, or a list of integer ids; in a net with several stacks, a mapping from
                 stack to one of these. A pretrained net splits text by its tokenizer. None for a net without words.
             pair: A second sentence, which follows the first; for a pretrained net of sentence pairs.
-            x: Vectors `[word, dim]` in place of words; in a net with several stacks, a mapping from stack.
+            x: Vectors `[word, dim]` instead of words; in a net with several stacks, a mapping from stack.
             given: A mapping from the name of another input node group to its value.
 
         Returns:

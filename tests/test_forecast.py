@@ -168,7 +168,7 @@ BAD = {
         lambda: forecaster(positions="learned", words=3),
         (vectors(3, 4), 2),
         {"grow": True},
-        "at most 3 words, the learned positions; got 4",
+        "at most 3 words, the number of learned positions; got 4",
     ),
     "table, later": (lambda: forecaster(mask=TABLE), (vectors(3, 4), 2), {"grow": True}, "table .*got 4"),
     "vocabulary": (lambda: bt.decoder(4, **SMALL, vocabulary=5), (vectors(3, 4), 2), {}, "allowed: generate"),

@@ -142,7 +142,7 @@ def test_a_weak_reading_does_not_drop_a_query_or_a_residual():
 def test_rows_over_different_choices_are_not_stacked():
     mask = [[True, True, False], [False, True, True], [True, False, True]]
     s = bt.bayesuvius(4, slices=2, per="word", mask=mask).sentence("a b c")
-    with pytest.raises(bt.BNetError, match="same open choices"):
+    with pytest.raises(bt.BNetError, match="same latent choices"):
         s.attention(1)
     assert s.attention(0).shape == (2, 3, 3)
 

@@ -120,7 +120,7 @@ def check_roles(case_, roles, count):
         axes = get_axes(corrupt, role)
         subsets = [over for n in range(1, len(axes)) for over in itertools.combinations(axes, n)]
         if (case_.name, role) in REFUSED:
-            with pytest.raises(bt.EvidenceError, match=r"one for each state of a choice.*do\("):
+            with pytest.raises(bt.EvidenceError, match=r"a value for each state of a choice.* by do"):
                 bt.sweep(clean, corrupt, at=role, metric=make_metric(names))
             continue
         joint = random.Random(f"{case_.name} {role}").choice(subsets) if subsets and len(oracle.runs) < RUNS else None
@@ -400,7 +400,7 @@ def test_a_choice_that_is_set_in_one_run_alone():
             check(result, oracle, {index: set_values(expected[index]) for index in choose(expected, 1, role)})
             close(result.corrupt, [oracle.evaluate()])
             close(result.clean, [oracle.evaluate(base=0)])
-    with pytest.raises(bt.EvidenceError, match=r"c: expected a choice open in both.*do\(c=...\)"):
+    with pytest.raises(bt.EvidenceError, match=r"c is set in the corrupt sentences only.*do\(c=...\)"):
         bt.sweep(one, other.do(c=1), at="x", metric={"y_2": 1})
     result = bt.sweep(clean, corrupt, at=["c", "x_0"], **query)
     close(result.outcomes[0], [Oracle(clean, corrupt.do(c=0), ("y_0", "y_2")).evaluate()])

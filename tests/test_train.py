@@ -508,7 +508,7 @@ def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
         (make_real_net().to(torch.float64), (x, x)),
         (bt.encoder(4, heads=1, slices=1, **CLASSES), [("a b", 1)]),
     ):
-        with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net tells no next word"):
+        with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net does not predict next words"):
             flat_options.train(net, data, steps=1, **{option: [9.0] * 4})
     with pytest.raises(bt.BNetError, match=f"{option}: expected None: a stream is cut"):
         flat_options.train(make_net(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
@@ -540,7 +540,7 @@ WRONG = {
     "a target for each word": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), [("a b", [0, 1])], "shape"),
     "a strange name": (make_s2s, [{"enc": "a", "dce": "b c"}], "dec"),
     "no file": (make_net, "no/such.bin", "a file of tokens"),
-    "no tokens": (make_net, "data.txt", "a sentence is told in a list"),
+    "no tokens": (make_net, "data.txt", "a single sentence as a list of one"),
     "past learned positions": (lambda: make_net(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
     "arrays of two lengths": (make_s2s, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "as many observations"),
     "nothing observed": (

@@ -84,7 +84,7 @@ def _apply_patch(state: ExecutionState, index: int) -> Tensor:
 
 
 def _apply_attention_rows(state: ExecutionState, index: int) -> Tensor:
-    """The value of an attention of which some nodes have a given row in place of their `P(j | i)`."""
+    """The value of an attention of which some nodes have a given row instead of their `P(j | i)`."""
     (weights, mask), spec = state.attention_rows[index], state.network.specs[index]
     assert isinstance(spec.tpm, Attention)
     _, parents = gather_parents(state, spec)

@@ -133,7 +133,7 @@ def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tens
     """True for softmax attention over words with scaled dot products, if all words read the same keys."""
     plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
     plain = plain and tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,) and parents[1].dim() >= 4
-    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has its own keys or values
+    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has separate keys or values
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def build_attention_inputs(
     if q.shape[-2] != k.shape[-2]:  # not `is_causal &= ...`, which torch.compile would turn into a symbolic boolean
         is_causal = False
     bias = None
-    if tpm.bias is not None:  # then each pair of words has its own score, even if q and k are the same for all words
+    if tpm.bias is not None:  # then each pair of words has a different score, even if q and k are the same for all words
         bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))

@@ -1,7 +1,7 @@
 """The number of multiplications of each node group: an abstract interpretation of its plan, with dims for tensors.
 
 A product takes one multiplication for each index of its operands, as in an einsum: the dims of its factors, their
-widths, and the axes of the sum. This holds for every product that the compiler generates, fused or not.
+widths, and the axes of the sum. This is true for every product that the compiler generates, fused or not.
 
 The dims of a value are plates, `word`, `BATCH`, and the indices of enumerated groups. A dim on which a value does not
 depend has size 1.

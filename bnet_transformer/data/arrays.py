@@ -73,7 +73,7 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], sub
 
 
 def _find_invalid_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
-    """The index of the first row with an invalid number; None if all are valid, or if the reader refuses the type."""
+    """The index of the first row with an invalid number; None if all are valid, or if the type is invalid."""
     if value.is_floating_point():
         invalid = ~value.isfinite() if is_words else reader.is_invalid(value)
     elif states is None or value.dtype == torch.bool or value.is_complex():

@@ -230,7 +230,7 @@ def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> 
     for name, value in extra.items():
         group = network.get_spec(name).group
         if isinstance(value, Tensor) and not is_dense(value):
-            continue  # `_encode_given` refuses it
+            continue  # `_encode_given` raises the error
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
         if group.word_stack == stack and len(shape) > len(group.plates):
             return [str(i) for i in range(shape[len(group.plates)])]

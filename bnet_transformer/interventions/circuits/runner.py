@@ -62,7 +62,7 @@ class MaskedGroup:
         spec, offsets = state.network.specs[index], arrows.ground.offsets
         incoming = arrows.incoming.get(index, IncomingArrows(*[np.zeros(0, dtype=np.int64)] * 3))
         scale = len(arrows.ground)
-        find_arrows = pd.Index(incoming.targets * scale + incoming.sources).get_indexer  # -1 where there is no arrow
+        find_arrows = pd.Index(incoming.targets * scale + incoming.sources).get_indexer  # -1 for pairs without an arrow
         targets, slot_arrows = _number_nodes(state, spec, int(offsets[index]), word)[0], []
         for parent in spec.parents:
             parent_spec = state.network.specs[parent.index]
@@ -109,7 +109,7 @@ class MaskedGroup:
         result = state.layout.pad_dims(result, len(event_shape))
         if self.spec.group.index not in state.attention_rows:
             return result
-        rows, is_set = state.attention_rows[self.spec.group.index]  # the nodes whose row of attention is set
+        rows, is_set = state.attention_rows[self.spec.group.index]  # nodes with a set row of attention
         if self.word is not None:
             rows, is_set = (tensor.narrow(state.layout.word_dim, self.word, 1) for tensor in (rows, is_set))
         assert isinstance(self.spec.tpm, Attention)
