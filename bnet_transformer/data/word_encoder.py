@@ -152,7 +152,7 @@ class WordEncoder:
             raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
         if not bool(value.isfinite().all()):
             word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
+            raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite number at word {word}")
         return value
 
     def _make_vectors(self, words: Sequence[str]) -> Tensor:
