@@ -510,7 +510,7 @@ def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
     ):
         with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net does not predict next words"):
             flat_options.train(net, data, steps=1, **{option: [9.0] * 4})
-    with pytest.raises(bt.BNetError, match=f"{option}: expected None: a stream is cut"):
+    with pytest.raises(bt.BNetError, match=f"{option}: expected None: windows of a token stream"):
         flat_options.train(make_net(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
 
 
@@ -548,7 +548,7 @@ WRONG = {
     ),
     "a NaN": (make_real_net, [(torch.full((2, 4), math.nan), torch.ones(2, 4))], r"data\[0\], sentence.*word 0"),
     "an infinite value": (make_real_net, [(torch.ones(2, 4), torch.full((2, 4), math.inf))], r"data\[0\], y: .*finite"),
-    "a stream without windows": (make_net, np.zeros(20, dtype=np.uint16), "how many words"),
+    "a stream without windows": (make_net, np.zeros(20, dtype=np.uint16), "the number of words of a window"),
 }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def read_windows(
         expected = "sentences: only a net of one stack that predicts the next word takes a token stream"
         raise BNetError("data", expected=expected, actual=f"a stream of {len(stream)} tokens")
     if words is None:
-        raise BNetError("words", expected="the number of words of a window, for data that are a token stream")
+        raise BNetError("words: a token stream requires the number of words of a window", hint="Pass words=")
     encoder, readout = task.encoders[stack], task.readouts[0].group.name
     states = encoder.states or 0
     encoder.check_length(words)

@@ -70,8 +70,8 @@ def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[in
     if isinstance(first, Delta):
         return Delta(stack_states("v"), event_dim=first.v.dim())
     names = ", ".join(model.ground.name(choice) for choice in choices)
-    subject = f"{model.ground.name(node)}: its {type(first).__name__} depends on the latent choices {names}"
-    raise BNetError(f"{subject}, and only Categorical, Delta and Normal can be batched", hint=f"Set or observe {names}")
+    reason = f"only Categorical, Delta and Normal distributions can be batched over latent choices ({names})"
+    raise BNetError(f"{model.ground.name(node)}: {reason}, not {type(first).__name__}", hint=f"Set or observe {names}")
 
 
 def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[int, Tensor]) -> Tensor:
