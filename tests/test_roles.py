@@ -375,7 +375,7 @@ REFUSED = [
     ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
     ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
     ({"slices": 3}, "slices: expected integers from 0 to 0; got 3"),
-    ({"role": "b"}, "role with attention: expected a known name; got 'b'"),
+    ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
 ]
 
 

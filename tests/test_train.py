@@ -451,7 +451,7 @@ def test_a_causal_table_trains_on_next_words():
     assert first_loss(table, ids) == pytest.approx(first_loss(make_net(), ids), abs=1e-12)
     assert bt.train(table, ids.flatten()[:21], words=5, steps=2).steps == 2
     for data, words in ((ids[:, :5], None), (torch.randint(0, 7, (20,)), 5), (torch.randint(0, 7, (20,)), 4)):
-        with pytest.raises(bt.BNetError, match=r"5 words, for the mask is a table"):
+        with pytest.raises(bt.BNetError, match="5 words, the size of the net's mask table"):
             bt.train(table, data, words=words, steps=1)
 
 
@@ -517,7 +517,7 @@ def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
 @pytest.mark.parametrize("net", [bt.recurrent(4, features=3), bt.decoder(4, heads=1, slices=1, features=3)])
 def test_a_series_is_to_be_cut_into_pairs_first(net):
     with pytest.raises(
-        bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\); allowed: training\.windows\([^\n]*$"
+        bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\)\. Use training\.windows\([^\n]*$"
     ):
         bt.train(net, torch.zeros(20, 30, 3), steps=1)
 

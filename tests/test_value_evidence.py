@@ -182,7 +182,7 @@ def test_do_of_a_choice_is_advised_only_where_one_is_open():
     for value in (values, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
         with pytest.raises(bt.EvidenceError) as caught:
             sums.do(x_1_0=value)
-        assert caught.value.allowed is None
+        assert caught.value.hint is None
     picked = experts["x_1_0"]  # for each expert
     with pytest.raises(bt.EvidenceError, match=r"do\(r_0=") as caught:
         experts.do(x_1_0=picked)

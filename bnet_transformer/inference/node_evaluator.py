@@ -247,8 +247,8 @@ class NodeEvaluator:
             hint = "Use the sentence before this do, or set the attention instead of the node: do with Attend(weights)"
             raise BNetError(f"{subject}: {is_set[0]} is set by do, and has no attention", hint=hint)
         if split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
-            names = ", ".join(dict.fromkeys(ground.name(c) for choices in query.choices.values() for c in choices))
-            hint = f"Set or observe latent choices first: {names}"
+            names = list(dict.fromkeys(ground.name(c) for choices in query.choices.values() for c in choices))
+            hint = f"Set or observe latent choices first: {', '.join(names[:6])}" + (", …" if len(names) > 6 else "")
             raise BNetError(subject, expected="words that depend on the same latent choices", hint=hint)
         table = self._evaluate(query, lambda: conditional_attention(self.model, spec, self.evidence))
         return table.to(self.model.network.log_dtype)

@@ -160,7 +160,7 @@ class SentenceState:
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 name, old = self.ground.name(node), self.evidence[node].tolist()
-                raise EvidenceError(f"{name} has two different observed values: {old} and {value.tolist()}")
+                raise EvidenceError(f"{name}: two different observed values, {old} and {value.tolist()}")
         state = replace(self, evidence={**self.evidence, **evidence}, previous=None)
         vars(state)["model"] = self.model  # evidence changes no arrow, so both states have the same model
         return state

@@ -109,7 +109,7 @@ class ReferenceRun:
         if weights is None:
             return None
         if bool(weights.isnan().any()):
-            raise BNetError(self.model.ground.name(node), expected="attention P(j | i) without NaN")
+            raise BNetError(self.model.ground.name(node), expected="attention P(j | i) of numbers", actual="NaN")
         return next(iter(context.read_indices.values())).tolist(), weights
 
     def _tpm_arguments(
