@@ -103,9 +103,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     net = bt.bayesuvius(4, mask=rows, observe=Categorical(3))
     mask = torch.tensor([[True] * 3, [True, False, True]])
     for call in (lambda: net.module()(X, mask), lambda: net.pyro()(X, mask=mask)):
-        with pytest.raises(
-            bt.BNetError, match="mask, sentence 1, word 0 of x_1: expected at least one word of k"
-        ):
+        with pytest.raises(bt.BNetError, match="mask, sentence 1, word 0 of x_1: expected at least one word of k"):
             call()
     real = bt.bayesuvius(4, heads=5, mask=rows, observe=Normal(1.0)).module()
     with pytest.raises(bt.BNetError, match="mask, sentence 1, word 0 of x_1"):
@@ -198,7 +196,9 @@ def test_a_density_too_small_to_reckon_with_is_not_called_zero(options):
     y[1, 2, 0] = 1e14
     assert log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1)).tolist()[1] == pytest.approx(-0.5e28, rel=1e-6)
     y[1, 2, 0] = 1e20
-    with pytest.raises(bt.EvidenceError, match=r"of sentence 1: .* log density is above -5e\+29 .* got a lower log density"):
+    with pytest.raises(
+        bt.EvidenceError, match=r"of sentence 1: .* log density is above -5e\+29 .* got a lower log density"
+    ):
         log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1))
 
 
@@ -220,7 +220,9 @@ def test_impossible_evidence_is_named():
     value[1, 2] = q[1, 1, 2]
     for fn in (lambda e, **m: log_evidence(module, e, x, **m), lambda e, **m: posterior(module, "c", e, x, **m)):
         message = "q_0_2 of sentence 1: expected evidence that is possible in some state of the net; got "
-        with pytest.raises(bt.EvidenceError, match=message + "a value of probability zero given the evidence before it"):
+        with pytest.raises(
+            bt.EvidenceError, match=message + "a value of probability zero given the evidence before it"
+        ):
             fn({"y": Evidence(x), "q_0": Evidence(value)})
         mask = torch.ones(3, 3, dtype=bool)
         mask[1, 0], mask[1, 1] = False, False

@@ -516,9 +516,7 @@ def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
 
 @pytest.mark.parametrize("net", [bt.recurrent(4, features=3), bt.decoder(4, heads=1, slices=1, features=3)])
 def test_a_series_is_to_be_cut_into_pairs_first(net):
-    with pytest.raises(
-        bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\)\. Use training\.windows\([^\n]*$"
-    ):
+    with pytest.raises(bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\)\. Use training\.windows\([^\n]*$"):
         bt.train(net, torch.zeros(20, 30, 3), steps=1)
 
 

@@ -162,7 +162,9 @@ def build_attention_inputs(
     if q.shape[-2] != k.shape[-2]:  # not `is_causal &= ...`, which torch.compile would turn into a symbolic boolean
         is_causal = False
     bias = None
-    if tpm.bias is not None:  # then each pair of words has a different score, even if q and k are the same for all words
+    if (
+        tpm.bias is not None
+    ):  # then each pair of words has a different score, even if q and k are the same for all words
         bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))

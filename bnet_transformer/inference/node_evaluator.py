@@ -199,7 +199,9 @@ def find_batch_fault(query: NodeQuery) -> Fault | None:
 
 
 NODE_RULES: Sequence[Rule[NodeQuery]] = (
-    Rule("compiled", "one pass computes it, with a dimension for each latent choice on which it depends", find_pass_fault),
+    Rule(
+        "compiled", "one pass computes it, with a dimension for each latent choice on which it depends", find_pass_fault
+    ),
     Rule("enumeration", "it depends on the choices of several words, whose joint states are a batch", find_batch_fault),
     Rule("reference", REFERENCE_REASON),
 )
