@@ -69,8 +69,8 @@ def test_gates_that_fit_no_family_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "group", "match"),
-    [("recurrent", "h_0", "a recurrent group"), ("hidden Markov", "z_0", "a recurrent group"), ("vanilla encoder", "y", "random"),
-     ("encoder, pre-norm", "token", "a discrete group")],
+    [("recurrent", "h_0", "a recurrent group"), ("hidden Markov", "z_0", "a recurrent group"),
+     ("vanilla encoder", "y", "random"), ("encoder, pre-norm", "token", "a discrete group")],
 )  # fmt: skip
 def test_gates_on_what_is_no_vector_of_its_parents_are_refused(name, group, match):
     net = BY_NAME[name].net
