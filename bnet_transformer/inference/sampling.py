@@ -189,7 +189,9 @@ def _find_sampling_fault(
     for spec in specs:
         if any(parent.index in indices for parent in spec.parents):
             name = spec.group.name
-            return Obstacle(name, f"other nodes of its component depend on {name}", f"set or observe {name}")
+            return Obstacle(
+                name, f"other nodes that are drawn in the same step depend on {name}", f"set or observe {name}"
+            )
     (spec,) = specs
     return (
         NodeEvaluator(module, model, {})
