@@ -1,4 +1,4 @@
-"""`BNet`: a net and everything that can be derived from it. Each method validates its arguments and delegates."""
+"""`BNet`: a net and all that can be computed from it. Each method validates its arguments and delegates."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @translate_memory_errors_of_methods
 class BNet(StructureQueries):
-    """A net: one declaration, its parameters, and everything that can be derived from them.
+    """A net: one declaration and its parameters. Its methods return sentences, modules, equations and figures.
 
     Args:
-        declaration: A `Declaration`, or a network that was declared before.
-        seed: The seed of the parameters.
+        declaration: A `Declaration`, or the network of another net.
+        seed: The seed of the random initial parameters.
 
     Raises:
         DeclarationError: The declaration has faults; the error lists them all.
@@ -68,16 +68,23 @@ class BNet(StructureQueries):
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """The parameter store: a tensor for each name, such as `W_q_0.values` and `c.logits`."""
+        """The parameters: a read-only mapping from a name, such as `W_q_0.values` or `c.logits`, to its tensor."""
         return MappingProxyType(dict(self.network.parameters))
 
     # modified copies
 
     def replace(self, parameters: Mapping[str, Tensor]) -> BNet:
-        """The same net with other values for some parameters.
+        """A net with the same declaration and other values of some parameters.
 
         Args:
-            parameters: Tensors by name; they are copied.
+            parameters: A mapping from the name of a parameter to its new tensor, which is copied. Other parameters
+                keep their values.
+
+        Returns:
+            The new net.
+
+        Raises:
+            DeclarationError: A name is unknown, or a tensor has another shape than the parameter.
         """
         values = check_mapping("parameters", parameters).items()
         copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}
@@ -87,7 +94,10 @@ class BNet(StructureQueries):
         """The same net in another floating type, on another device, or both.
 
         Args:
-            *targets: A floating type, a device such as `"cuda"`, or both.
+            *targets: A floating type such as `torch.float64`, a device such as `"cuda"`, or both.
+
+        Returns:
+            The new net.
         """
         return BNet(self.network.to(*targets))
 
@@ -95,26 +105,37 @@ class BNet(StructureQueries):
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
 
         Args:
-            path: The file, for `bt.load`.
+            path: The file to write; `bt.load` reads it.
         """
         io.save(self.network, path)
 
     # derived objects
 
     def check(self) -> bool:
-        """True; raises an error that lists every fault of the declaration and the parameters."""
+        """Check the declaration and the parameters.
+
+        Returns:
+            True if there is no fault.
+
+        Raises:
+            DeclarationError: There are faults; the error lists all of them.
+        """
         declare(self.declaration, parameters=self.network.parameters)
         return True
 
     def graph(self) -> nx.MultiDiGraph:
-        """The folded graph: one node for each template and slice, its plates as attributes."""
+        """The template graph as a networkx graph: one node for each node group and slice, with plates as attributes."""
         return template_graph_to_networkx(self.network)
 
     def equations(self, form: str = "word") -> Equations:
-        """The structural equations and TPMs in LaTeX.
+        """The structural equations and TPMs of the net in LaTeX.
 
         Args:
-            form: `"word"`, `"row"`, `"column"` or `"einstein"`.
+            form: The notation: `"word"` for vectors of one word with indices, `"row"` or `"column"` for matrices
+                with a row or a column for each word, `"einstein"` for sums over repeated indices.
+
+        Returns:
+            The equations; a notebook typesets them, and `latex()` returns their source.
         """
         return equations(self.network, form)
 
@@ -126,29 +147,44 @@ class BNet(StructureQueries):
         x: object = None,
         given: Mapping[str, object] | None = None,
     ) -> Sentence:
-        """The bnet of a sentence.
+        """The bnet of one sentence.
 
         Args:
-            sentence: Text, a list of words, or ids; with several stacks a mapping from stack. A pretrained net encodes
-                text by its tokenizer. None for a net without words.
-            pair: A second sentence after the first, for a pretrained net.
-            x: Vectors of shape `[word, dim]` in place of words.
-            given: Values of the declaration's other inputs, by group.
+            sentence: A text, a list of words, or a list of integer ids; in a net with several stacks, a mapping from
+                stack to one of these. A pretrained net splits text by its tokenizer. None for a net without words.
+            pair: A second sentence, which follows the first; for a pretrained net of sentence pairs.
+            x: Vectors `[word, dim]` instead of words; in a net with several stacks, a mapping from stack.
+            given: A mapping from the name of another input node group to its value.
+
+        Returns:
+            The sentence, to query and to intervene on.
+
+        Raises:
+            BNetError: The words, vectors or values do not fit the net.
         """
         encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
         return Sentence(self, SentenceState(self._module, encoded))
 
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
-        """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`.
+        """A batch of sentences of different lengths, padded, as input of the compiled net.
+
+        Pass it as `module(batch.x, batch.mask, given=batch.given)`.
 
         Args:
-            sentences: As for `sentence`.
-            pairs: A second sentence after each.
+            sentences: A list of sentences; each is a text, a list of words, a list of integer ids, or a mapping from
+                stack.
+            pairs: A second sentence for each sentence, for a pretrained net of sentence pairs.
+
+        Returns:
+            The batch; `batch.x` is a tensor `[sentence, word]` of ids or `[sentence, word, dim]` of vectors.
+
+        Raises:
+            BNetError: A sentence does not fit the net.
         """
         return encode_batch(self.network, sentences, pairs)
 
     def module(self) -> CompiledModule:
-        """The compiled net: an `nn.Module` in batched tensor operations.
+        """The compiled net: an `nn.Module` that computes node groups of many sentences by batched tensor operations.
 
         >>> import bnet_transformer as bt
         >>> module = bt.bayesuvius(dim=8, heads=4).module()
@@ -165,13 +201,16 @@ class BNet(StructureQueries):
         return self.module().eval()
 
     def pyro(self, parameters: str = "prior") -> PyroModel:
-        """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
+        """The net as a Pyro model `model(x, y)` with plates; its `Categorical` sites can be enumerated.
 
         A net without words has no `x`: call `model(y=...)`; the batch size is that of `y`.
 
         Args:
-            parameters: With `"prior"` each table with a prior is sampled from it (a Dirichlet site), for inference of
-                the tables. With `"own"` all tables are those of the net, for samples of data.
+            parameters: `"prior"` samples each table that has a prior from it (a Dirichlet site), to infer the tables.
+                `"own"` uses the tables of the net, to sample data.
+
+        Returns:
+            The model, a callable with the names of its sites (`sites`).
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(4, observe=bt.tpm.Categorical(3), prior=1.0)
@@ -186,23 +225,26 @@ class BNet(StructureQueries):
         """New words after each prompt.
 
         Args:
-            prompt: One prompt, or several.
-            **options: Those of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`.
+            prompt: One prompt (a text, a list of words or of ids), or a list of prompts.
+            **options: The options of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`.
+
+        Returns:
+            The words, ids and log probabilities of each continuation.
         """
         from bnet_transformer.learning.training import generate
 
         return generate(self.network, prompt, **_check_options(options, generate))
 
     def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
-        """The next words after a window.
+        """The next vectors after a window of vectors: each predicted vector is an input of the next step.
 
         Args:
-            window: Vectors `[..., word, dim]`.
-            steps: The number of words.
-            **options: Those of `training.iterate`.
+            window: The first vectors, `[..., word, dim]`.
+            steps: The number of new vectors.
+            **options: The options of `training.iterate`.
 
         Returns:
-            `[..., steps, dim]`.
+            A tensor `[..., steps, dim]`.
         """
         from bnet_transformer.learning.training import iterate
 
@@ -211,12 +253,16 @@ class BNet(StructureQueries):
     def cost(
         self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
     ) -> Cost:
-        """The cost of a forward pass of `module()`: parameters, FLOPs, bytes, paths.
+        """The cost of a forward pass of `module()`: parameters, FLOPs, bytes and path lengths.
 
         Args:
-            words: The number of words, or one for each stack; None for a net without words.
-            batch: How many sentences.
-            want: The groups that are computed, as in `module()`.
+            words: The number of words of a sentence, or a mapping from stack to its number; None for a net without
+                words.
+            batch: The number of sentences.
+            want: The names of the node groups to compute; by default the outputs of `module()`.
+
+        Returns:
+            The cost, in total and for each node group.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=8).cost(words=6).order
@@ -235,16 +281,21 @@ class BNet(StructureQueries):
         head: int | None = None,
         role: str | None = None,
     ) -> CorpusTan:
-        """The tree-augmented naive Bayes model of words over a corpus, given a discrete class.
+        """Learn a tree-augmented naive Bayes (TAN) model of the attention of a slice over a corpus.
 
-        The code of a word is the word with its maximum attention in a slice.
+        The feature of word i is the word j to which it attends most. Given the class, each feature depends on at most
+        one other feature.
 
         Args:
-            sentences: Sentences of one length.
-            classes: A label for each sentence, or a node: its most probable state given the sentence's evidence.
-            slice: The slice.
-            head: One head; by default the heads of a plate are averaged.
-            role: The node with attention, if a slice has several.
+            sentences: The sentences, all with the same number of words.
+            classes: A label for each sentence, or the name of a discrete node; the class is then the node's most
+                probable state given the evidence of the sentence.
+            slice: The index of the slice, from 0.
+            head: The index of one head; by default the heads of a plate are averaged.
+            role: The role of the node with attention, such as `"x"`; required if the slice has several.
+
+        Returns:
+            The model: its tree, tables and scores.
         """
         if isinstance(sentences, str) or not isinstance(sentences, Sequence):
             raise BNetError("sentences", expected="a list of sentences", actual=sentences)
@@ -264,10 +315,14 @@ class BNet(StructureQueries):
     # figures
 
     def picture(self, **options: Any) -> Picture:
-        """The folded graph as a figure.
+        """The template graph as a figure.
 
         Args:
-            **options: `slices=`, `weights=`, `highlight=`, `theme=`, `legend=`.
+            **options: `slices` selects slices by index. `weights=False` omits selectors and weights. `highlight` marks
+                names. `theme` is "light", "dark" or "auto". `legend=False` omits the legend.
+
+        Returns:
+            The figure. A notebook displays it; its methods write it to a file.
 
         >>> import bnet_transformer as bt
         >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x
@@ -277,14 +332,14 @@ class BNet(StructureQueries):
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
-        """The folded graph as DOT for editing: structure, labels and colours, plates as clusters, without a layout.
+        """The template graph as DOT source, to edit: structure, labels and colours, plates as clusters, no layout.
 
         Args:
-            **options: Those of `picture`.
+            **options: The options of `picture`.
 
         Returns:
-            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it with the program `dot`. A
-            notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
+            A `graphviz.Source`. `.source` is the DOT text; `.render(...)` and `.pipe(...)` draw it with the program
+            `dot`. A notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
@@ -293,11 +348,11 @@ class BNet(StructureQueries):
         return drawing.make_picture(self.network, **options).to_graphviz()
 
     def draw(self, path: PathLike, **options: Any) -> None:
-        """Write the folded graph.
+        """Write the template graph to a file.
 
         Args:
-            path: The file. Its suffix is svg, png, pdf, tex, dot, json or graphml.
-            **options: Those of `picture`.
+            path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, json or graphml.
+            **options: The options of `picture`.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -317,11 +372,18 @@ class BNet(StructureQueries):
 
 
 def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
-    """Read a file of `save`: a net (`BNet`), or a fit (`Fit`).
+    """Read a net or a fit from a file that `save` wrote.
 
     Args:
         path: The file.
-        trust: Names of TPM classes of other packages that may be imported.
+        trust: The full names of TPM classes of other packages that the file may import, such as `"mine.Gate"`; True
+            for all. By default none.
+
+    Returns:
+        A `BNet`, or a `Fit`.
+
+    Raises:
+        FileError: The file is missing, corrupt, of an unsupported version, or names a class that is not trusted.
     """
     from bnet_transformer.learning.fit import result as fits
 
@@ -332,18 +394,18 @@ def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
 
 
 def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:
-    """The net in a file of `save`; of a fit, the fitted net.
+    """Read the net from a file that `save` wrote; from the file of a fit, the fitted net.
 
     Args:
         path: The file.
-        trust: Names of TPM classes of other packages that may be imported.
+        trust: The full names of TPM classes of other packages that the file may import; True for all.
     """
     result = load(path, trust=trust)
     return result if isinstance(result, BNet) else BNet(result.network)
 
 
 def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The options, after a check that the function has them all."""
+    """The options; an unknown option is an error with near names."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     check_names(f"option of {function.__name__}", options, names)

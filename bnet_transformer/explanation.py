@@ -1,7 +1,7 @@
-"""`explain`: which algorithm would answer a question, why, and at what cost; nothing is computed.
+"""`explain`: the algorithm that would compute a result, the reason and the cost; nothing is computed.
 
 `explain` is for functions of data sets (`fit`, `sweep`), `explain_query` for methods of a sentence. Each explainer of a
-sentence takes the arguments of the method of the same name.
+sentence takes the arguments of the method with the same name.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ BoundArguments = SimpleNamespace  # the arguments of a method by name
 def explain(task: str, *arguments: Any, **options: Any) -> Route:
     """How a fit or a sweep would be computed: the algorithm, the reason, joint states and FLOPs; nothing is computed.
 
+    `Sentence.explain` is the same for the methods of a sentence.
+
     Args:
-        task: `"fit"` or `"sweep"`. For a question to a sentence there is `Sentence.explain`.
+        task: The name of the function: `"fit"` or `"sweep"`.
         *arguments: The arguments of that function.
         **options: The keyword arguments of that function.
 
     Returns:
-        The route; `print` it. `route.node` names what rules out a faster algorithm.
+        The route; `print` shows it as a sentence. `route.node` is the node that rules out a faster algorithm.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
@@ -84,7 +86,7 @@ def explain_query(
 def _bind_arguments(
     question: str, method: Callable[..., Any], arguments: Sequence[object], options: Mapping[str, object]
 ) -> BoundArguments:
-    """The arguments of a method by name, with its defaults; an error for arguments that it does not have."""
+    """The arguments of a method by name, including defaults; unknown and missing arguments are an error."""
     try:
         bound = signature(method).bind(*arguments, **options)
     except TypeError as error:
@@ -95,11 +97,13 @@ def _bind_arguments(
 
 
 def _explain_attention(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `attention`."""
     spec = find_attention_spec(state.model, bound.slice, bound.role)
     return _route_with_flops(state, state.evaluator.attention_query(spec))
 
 
 def _explain_posterior(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `posterior`."""
     query = state.posterior_query(bound.name, bound.evidence, bound.budget, bound.atol).without_input_evidence()
     check_nodes(query)
     route = route_posterior(query)
@@ -110,15 +114,18 @@ def _explain_posterior(state: SentenceState, bound: BoundArguments) -> Route:
 
 
 def _build_query(state: SentenceState, bound: BoundArguments, nodes: Collection[int] = ()) -> Query:
+    """The query of a method with the arguments evidence, budget and atol."""
     return state.with_evidence(bound.evidence).query(nodes, bound.budget, bound.atol)
 
 
 def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `log_prob`."""
     query = _build_query(state, bound).without_input_evidence()
     return with_cost(query, route_log_evidence(query))
 
 
 def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `reads` and `tan_tree`."""
     slices = bound.slice if hasattr(bound, "slice") else bound.slices  # `tan_tree` has one slice
     chosen = parse_attention_slices(state.network, slices, bound.role)[1]
     query = state.with_evidence(bound.evidence).query((), bound.budget)
@@ -132,19 +139,21 @@ def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
 
 
 def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `graph` and `draw`: attention is computed only if it is part of the result."""
     is_figure = not hasattr(bound, "attention")
     if not (bound.options.get("attention") is not False if is_figure else bound.attention):
-        return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
+        return Route("figure" if is_figure else "graph", "graph", "only the structure of the graph is requested")
     specs = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
     question = "figure" if is_figure else "graph with the weights of its arrows"
     return replace(_route_slowest(state, specs), question=question)
 
 
 def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `separated`."""
     left, right, known = (parse_names(names, getattr(bound, names)) for names in ("x", "y", "given"))
     for subject, names in (("x", left), ("y", right)):
         if not names:
-            raise BNetError(subject, expected="at least one node", actual="none")
+            raise BNetError(subject, expected="at least one node", actual="an empty list")
     question = f"separation of {', '.join(left)} and {', '.join(right)}"
     if not bound.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
@@ -154,6 +163,7 @@ def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
 
 
 def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `counterfactual`."""
     query = _build_query(state, bound, [state.ground.id(bound.name)])
     state.resolve_interventions(check_mapping("do", bound.do))
     return route_reference(f"counterfactual of {bound.name}", state.model, query.choices)
@@ -178,6 +188,7 @@ EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
 
 
 def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
+    """The route of a query for nodes, with its joint states and FLOPs."""
     route = state.evaluator.route(query)
     choices = next(iter(query.choices.values()), [])
     states = math.prod(map(state.model.count_states, choices)) if route.algorithm == "compiled" else route.states
@@ -185,9 +196,9 @@ def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
 
 
 def _route_slowest(state: SentenceState, specs: Collection[Any]) -> Route:
-    """The slowest route of some groups and of the posteriors over which their attention is averaged."""
+    """The slowest route among those of some groups and of the posteriors over which their attention is averaged."""
     if not specs:
-        return Route("attention", "graph", "no node reads words")
+        return Route("attention", "graph", "the net has no attention over words")
     queries = [state.evaluator.attention_query(spec) for spec in specs]
     routes = [route_expected_attention(query) for query in queries]
     for query in queries:  # attention is averaged over the posterior of the choices

@@ -1,4 +1,4 @@
-"""`Sentence`: the bnet of one sentence. Each method validates its arguments and delegates."""
+"""`Sentence`: the bnet of one sentence. Each method validates its arguments and delegates to another module."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 @translate_memory_errors_of_methods
 class Sentence(StructureQueries):
-    """The bnet of one sentence: a lazy ground graph, evaluated on demand.
+    """The bnet of one sentence: its ground graph, whose nodes are evaluated when a method requires them.
 
-    Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. A sentence is
-    immutable: `do` and `observe` return a new one.
+    `net.sentence(...)` builds it. Each node has a name: `q_0_2` is the query of slice 0 and word 2. `s[name]` returns
+    a value, and `s.tpm(name)` returns a distribution. A sentence is immutable: `do` and `observe` return a new one.
 
     Args:
-        net: The net.
-        state: The tensors, interventions and evidence of the sentence.
+        net: The net to which the sentence belongs.
+        state: The words, interventions and evidence of the sentence.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=8).sentence("the cat sat")
@@ -59,58 +59,65 @@ class Sentence(StructureQueries):
         self.net = net
         self.state = state
 
-    # contents
+    # attributes
 
     @property
     def ground(self) -> GroundGraph:
-        """The ground graph on integers, after surgery: counts, arrow arrays, names."""
+        """The ground graph after all interventions: node ids, names, counts and arrays of arrows."""
         return self.state.ground
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words; with several stacks, those of all stacks in order."""
+        """The words of the sentence; in a net with several stacks, the words of all stacks in their order."""
         return tuple(token for tokens in self.state.tokens.values() for token in tokens)
 
     @property
     def special(self) -> tuple[bool, ...]:
-        """Which words are special tokens of a pretrained model, such as `[CLS]`."""
+        """For each word, whether it is a special token of a pretrained model, such as `[CLS]`."""
         return self.state.encoded.flag_special_tokens(self.state.network)
 
     @property
     def spans(self) -> tuple[tuple[int, int] | None, ...]:
-        """The range of each token in its text; None for special tokens, and for words that do not come from text."""
+        """The range of characters of each token in its text; None for special tokens and for words without a text."""
         return self.state.encoded.get_spans()
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each full word, by the tokenizer's first split (or by a list of words).
+        """The indices of the tokens of each full word.
 
-        A punctuation mark is a word, and so is a special token; without a tokenizer each token is one.
+        Full words are those into which the tokenizer first splits the text, or the items of a list of words. A
+        punctuation mark counts as a word, and so does a special token. Without a tokenizer each token is a word.
         """
         return self.state.encoded.group_subwords()
 
-    # values and distributions
+    # values, distributions and attention
 
     @translate_memory_errors("value")
     def __getitem__(self, name: str) -> Tensor:
         """The value of a node.
 
         Args:
-            name: A node that is a function of its parents, such as `"q_0_2"`.
+            name: The name of a node that is a deterministic function of its parents, such as `"q_0_2"`.
 
         Returns:
-            `[*states, *shape]`, with a dim for each open choice that the node depends on (`c` first).
+            A tensor `[*states, *shape]`. `shape` is the shape of the node; before it is one dimension for each latent
+            choice (a discrete node that is neither observed nor set) on which the node depends, `c` first.
+
+        Raises:
+            UnknownNameError: The graph has no such node.
+            UnsupportedError: The node is random: use `tpm` or `posterior`.
         """
         return self.state.evaluator.value(self.ground.id(name))
 
     def tpm(self, name: str) -> Distribution:
-        """The distribution of a node given its parents' values.
+        """The distribution of a node given the values of its parents.
 
         Args:
-            name: A node.
+            name: The name of a node.
 
         Returns:
-            A distribution of torch or Pyro, batched over the states of the open choices that the parents depend on.
+            A distribution of torch or Pyro. Its batch dimensions are the states of the latent choices on which the
+            parents depend.
         """
         return self.state.evaluator.distribution(self.ground.id(name))
 
@@ -140,36 +147,47 @@ class Sentence(StructureQueries):
         return self.state.labels(node) or tuple(map(str, range(self.state.model.count_states(node))))
 
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
-        """The attention TPMs of a slice, `P(j | i)`.
+        """The attention weights `P(j | i)` of a slice: row i is the distribution over the words j that i attends to.
 
         Args:
-            slice: The index of the slice.
-            role: The node with attention, if a slice has several.
-            words: `"tokens"`, or `"words"`, which groups sub-words (`groups`): attention to a word is the sum over its
-                tokens, attention of a word the mean over its tokens.
+            slice: The index of the slice (layer), from 0.
+            role: The role of the node with attention, such as `"x"`; required if the slice has several.
+            words: `"tokens"` for a row and a column for each token, or `"words"` for one for each full word
+                (`groups`). Attention to a word is the sum over its tokens; attention of a word is the mean over its
+                tokens.
 
         Returns:
-            `[*states, *plates, word, word]`, zero where word i cannot attend to word j.
+            A tensor `[*states, *plates, word i, word j]`: one dimension for each latent choice and for each plate, such
+            as heads. Entries are zero where word i cannot attend to word j.
         """
         check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
-            raise BNetError("words", expected="'tokens', in a net with several stacks", actual=words)
+            raise BNetError("words", expected="'tokens' in a net with several stacks", actual=words)
         table = self.state.evaluator.attention(slice, role)
         return merge_words(table, self.groups) if words == "words" else table
 
-    # modified copies
+    # interventions and evidence
 
     def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
-        """A new sentence in which nodes are set: arrows from their parents are cut, and descendants are computed again.
+        """A new sentence in which nodes are set: their parents no longer affect them, and descendants follow.
 
         Args:
-            nodes: For each node, group (`q_2`), role (`q`) or pattern (`"q_2_*_3"`) a value, a state, a label, another
-                sentence (the value there), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or `Attend(row)`.
-                `Noise` and `Mean()` use the node's value after all other interventions of this call.
-            **named: The same by keywords.
+            nodes: A mapping from a node (`"q_2_0_3"`), a node group (`"q_2"`), a role (`"q"`) or a pattern
+                (`"q_2_*_3"`) to what it is set to: a value, a state, a label, another sentence (the value of the node
+                in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or `Attend(weights)`. `Noise`
+                and `Mean()` use the node's value after all other interventions of this call.
+            **named: The same as keyword arguments, such as `c=1`.
+
+        Returns:
+            The new sentence.
 
         Raises:
             EvidenceError: A node has evidence, or cannot take the value.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s["x_1_0"].shape, s.do(c=1)["x_1_0"].shape
+        (torch.Size([2, 4]), torch.Size([4]))
         """
         return Sentence(
             self.net, self.state.with_interventions(merge_assignments("do", check_mapping("do", nodes), named))
@@ -179,19 +197,25 @@ class Sentence(StructureQueries):
         """A new sentence without some interventions.
 
         Args:
-            *names: The nodes (names, groups, roles, patterns); by default all.
+            *names: Names of nodes, groups, roles or patterns, as in `do`. Without names, all interventions are removed.
+
+        Returns:
+            The new sentence.
         """
         return Sentence(self.net, self.state.without_interventions(names))
 
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
-        """A new sentence with evidence, which changes no arrow.
+        """A new sentence with evidence: some nodes are observed. The arrows of the graph do not change.
 
         Args:
-            nodes: For each node the observed value, state or label.
-            **named: The same by keywords.
+            nodes: A mapping from the name of a node to its observed value, state or label.
+            **named: The same as keyword arguments, such as `y_2="cat"`.
+
+        Returns:
+            The new sentence.
 
         Raises:
-            EvidenceError: A node is set, has other evidence, or cannot take the value.
+            EvidenceError: A node is set by `do`, has different evidence, or cannot take the value.
         """
         return Sentence(
             self.net, self.state.with_evidence(merge_assignments("observe", check_mapping("observe", nodes), named))
@@ -207,22 +231,23 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Tensor:
-        """`P(node | evidence)` for a discrete node; for several nodes their joint posterior.
+        """The posterior `P(node | evidence)` of a discrete node, or the joint posterior of several.
 
         Args:
-            name: A discrete node, or several.
-            evidence: Evidence in addition to that of the sentence.
-            budget: How many joint states may be computed: of the choices that one node depends on, which are
-                eliminated, or of all, where choices of words meet.
-            atol: The tolerance of evidence on a node that is a function of its parents: no entry may differ by more
-                than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state, and r
-                the rounding of the net's floating type (0 in float64, 2^-12 in float32).
+            name: The name of a discrete node, or a list of names.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states. Exact elimination computes the joint states of the latent
+                choices on which one node depends. Enumeration, where a node depends on the choices of several words,
+                computes those of all choices.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents. Evidence matches if no
+                entry differs by more than `atol + r m`, where m is the largest entry, computed or observed, of that
+                node in that state, and r is the rounding of the net's floating type (0 in float64, 2^-12 in float32).
 
         Returns:
-            `[*states]`, a dim for each node in their order.
+            A tensor `[*states]` of probabilities, with one dimension for each requested node in their order.
 
         Raises:
-            BudgetError: There are more joint states.
+            BudgetError: There are more joint states than `budget`.
             EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
@@ -243,17 +268,21 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Samples:
-        """Samples of every random node, given the evidence.
+        """Samples of every random node from the joint posterior, given the evidence.
 
         Args:
             n: The number of samples.
-            evidence: Evidence in addition to that of the sentence.
-            seed: The seed of the samples.
-            budget: The maximum number of joint states, as in `posterior`.
-            atol: The tolerance of evidence, as in `posterior`.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            seed: The seed of the random numbers.
+            budget: The maximum number of joint states.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
-            For each random node its samples, `[n]` or `[n, *shape]`.
+            The samples; `samples.states[name]` is a tensor `[n]` of states, or `[n, *shape]` of values.
+
+        Raises:
+            BudgetError: Evidence has to be taken into account over more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
@@ -276,15 +305,19 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Tensor:
-        """`log P(evidence)`; a log density if a node is continuous.
+        """The log evidence `log P(evidence)`: a log probability, or a log density if an observed node is continuous.
 
         Args:
-            evidence: Evidence in addition to that of the sentence.
-            budget: The maximum number of joint states, as in `posterior`.
-            atol: The tolerance of evidence, as in `posterior`.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
-            A scalar tensor.
+            A tensor with a single number (natural logarithm).
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
 
         >>> import torch
         >>> import bnet_transformer as bt
@@ -305,16 +338,25 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Counterfactual:
-        """What a node would have been under `do`, given the evidence.
+        """What a node would have been under other interventions, given the evidence.
 
-        The noise of a Normal is its observed value minus its mean; that of a categorical is Gumbel-max, by convention.
+        The evidence determines the noise of the random nodes, and the noise is kept under the interventions. The noise
+        of a Normal is its observed value minus its mean. The noise of a categorical is Gumbel-max noise, by convention.
 
         Args:
-            name: A node.
-            do: Interventions, as for `do`. A node may have evidence and be set to something else.
-            evidence: Evidence in addition to that of the sentence.
-            budget: The maximum number of joint states, as in `posterior`.
-            atol: The tolerance of evidence, as in `posterior`.
+            name: The name of the node.
+            do: The interventions, as for the method `do`. A node may have evidence and be set to something else.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The distribution of the node: the probabilities of its states if it is discrete, or else its value in each
+            branch (each joint state of the latent choices) with the probability of the branch.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible, or a node cannot take its value.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
@@ -328,10 +370,10 @@ class Sentence(StructureQueries):
         result = counterfactual(state.query([node], budget, atol), done)
         return replace(result, labels=state.labels(node))
 
-    # routing and attention
+    # routes and attention over several slices
 
     def explain(self, question: str, *arguments: Any, **options: Any) -> Route:
-        """How a question would be answered: the algorithm, the reason, joint states and FLOPs; nothing is computed.
+        """How a method would be computed: its algorithm, the reason, joint states and FLOPs; nothing is computed.
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
@@ -341,7 +383,7 @@ class Sentence(StructureQueries):
             **options: The keyword arguments of that method.
 
         Returns:
-            The route; `print` it. `route.node` names what rules out a faster algorithm.
+            The route; `print` shows it as a sentence. `route.node` is the node that rules out a faster algorithm.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4, observe=bt.tpm.Categorical(3)).sentence("the cat sat")
@@ -363,26 +405,26 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         inclusion: Inclusion | None = None,
     ) -> Reads:
-        """`P(source word | output word)` in the Markov chain of attention TPMs over slices (attention rollout).
+        """Attention rollout: `P(source word | output word)` in the Markov chain of attention over slices.
 
         Args:
-            slices: `"all"`, or slices that follow one another.
-            evidence: Evidence in addition to that of the sentence. Under a selector the products are averaged over its
-                posterior.
-            residual: The share of a step that stays at its word.
-            head: One head; heads of a plate are averaged by default.
-            role: The node that reads, where a slice has several.
-            method: `"rollout"`, or `"flow"`, the greatest flow.
-            budget: How many joint states may be computed, as in `posterior`.
+            slices: `"all"`, the index of a slice, or indices of consecutive slices.
+            evidence: Evidence in addition to that of the sentence. In a net with a head selector, the rollout is
+                averaged over the posterior of the selector.
+            residual: The probability, from 0 to 1, that a step stays at its word (the residual connection).
+            head: The index of one head; by default the heads of a plate are averaged.
+            role: The role of the node with attention, such as `"x"`; required if a slice has several.
+            method: `"rollout"` for the product of the attention matrices, or `"flow"` for the maximum flow.
+            budget: The maximum number of joint states (see `posterior`).
             inclusion: The result of `bt.inclusion`, to average over the heads whose gates are on.
 
         Returns:
-            The chain; its `matrix` is `[word, word]`, with a row for each output word.
+            The chain. `result.matrix` is a tensor `[output word, source word]`.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("the cat sat")
         >>> read = s.reads()
-        >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # the first word read nothing behind it
+        >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # causal: word 0 attends to itself only
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
         stack, numbers = parse_attention_slices(self.state.network, slices, role)
@@ -407,13 +449,19 @@ class Sentence(StructureQueries):
         stack: str | None = None,
         class_box: str | None = None,
     ) -> Tan:
-        """The class of a slice that is shrunk to boxes, such as TAN or naive Bayes.
+        """The kind of graph (TAN, naive Bayes, ...) that a slice becomes if its nodes are merged into boxes.
+
+        TAN is tree-augmented naive Bayes: each feature has the class and at most one other feature as parents.
 
         Args:
-            boxes: `"words"`, `"roles"`, or a mapping from nodes to boxes.
-            slice: The slice.
-            stack: The stack of the slice, if there are several.
-            class_box: The box of the class; by default the state that enters.
+            boxes: `"words"` for a box for each word, `"roles"` for a box for each role, or a mapping from node to box.
+            slice: The index of the slice, from 0.
+            stack: The stack of the slice; required if the net has several.
+            class_box: The box that is the class; by default the box of the slice's input.
+
+        Returns:
+            The kind of the quotient graph. If the class lacks arrows to some boxes, also these boxes (`missing`), and
+            the kind with these arrows added (`nearly`).
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -431,14 +479,18 @@ class Sentence(StructureQueries):
         role: str | None = None,
         budget: int = reference.BUDGET,
     ) -> TanTree:
-        """The best parent of each word in a slice's attention, and the fraction of the attention on that tree.
+        """The best tree of a slice's attention, with one parent for each word, and the attention on the tree.
 
         Args:
-            slice: The slice.
-            evidence: Evidence in addition to that of the sentence.
-            head: One head; by default the heads of a plate are averaged.
-            role: The node with attention, if a slice has several.
-            budget: The maximum number of joint states, as in `posterior`.
+            slice: The index of the slice, from 0.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            head: The index of one head; by default the heads of a plate are averaged.
+            role: The role of the node with attention, such as `"x"`; required if the slice has several.
+            budget: The maximum number of joint states (see `posterior`).
+
+        Returns:
+            The tree: the parent of each word, and the fraction of the attention between different words that is on
+            the tree (`mass`).
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -460,7 +512,7 @@ class Sentence(StructureQueries):
         return self.state.network.functional_groups
 
     def topological_order(self) -> list[str]:
-        """All nodes, parents before children.
+        """The names of all nodes, with parents before children.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -480,19 +532,22 @@ class Sentence(StructureQueries):
         verify: bool = False,
         budget: int = reference.BUDGET,
     ) -> Separation:
-        """Whether the graph separates x from y given other nodes.
+        """Whether the graph d-separates x from y given other nodes.
 
-        Sound, but not complete for deterministic TPMs. Roots count as random, words and weights among them. Evidence
-        of the sentence is not used.
+        Separation implies independence. The converse can fail if TPMs are deterministic. All roots count as random,
+        also words and weights. The evidence of the sentence is not used.
 
         Args:
-            x: A node, or several.
-            y: A node, or several.
-            given: A node, or several.
-            deterministic: Add to `given` the nodes that it determines (D-separation).
-            verify: Compute how dependent x and y are in this sentence's numbers: over the states of the choices of a
-                small net, and to first order in the words.
+            x: The name of a node, or a list of names.
+            y: The name of a node, or a list of names.
+            given: The names of the nodes on which to condition.
+            deterministic: Whether to add to `given` the nodes that it determines (D-separation).
+            verify: Whether to compute also how strongly x and y depend on each other with the parameters of this net:
+                exactly over the states of the choices of a small net, and to first order in the words.
             budget: The maximum number of joint states of `verify`.
+
+        Returns:
+            The result; `bool(result)` is true if x and y are separated.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -511,11 +566,14 @@ class Sentence(StructureQueries):
         )
 
     def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
-        """The quotient graph, with each box of nodes shrunk to one.
+        """The quotient graph, in which all nodes of a box are merged into one node.
 
         Args:
-            boxes: The box of each node, as a mapping or a function of its name.
+            boxes: The box of each node: a mapping from name to box, or a function that returns the box of a name.
             weights: Whether selectors and weights are included.
+
+        Returns:
+            The quotient graph: its boxes and the arrows between them.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -538,16 +596,20 @@ class Sentence(StructureQueries):
         min_weight: float | None = None,
         limit: int | None = MAX_ARROWS,
     ) -> nx.DiGraph:
-        """The ground graph: one node for each word, with role, slice, head, word, kind, ... as attributes.
+        """The ground graph as a networkx graph; role, slice, head, word, kind, ... are attributes of its nodes.
 
         Args:
             weights: Whether selectors and weights are included.
-            slices: The included slices; None for all.
-            words: The included words; None for all.
-            heads: The included heads; None for all.
-            attention: Whether arrows carry `weight`, `P(j | i)` averaged over the posterior of the open choices.
-            min_weight: The minimum weight of an arrow with attention.
-            limit: The maximum number of arrows; None for any.
+            slices: The indices of the included slices; None for all.
+            words: The indices of the included words, in a net with several stacks a mapping from stack; None for all.
+            heads: The indices of the included heads; None for all.
+            attention: Whether arrows of attention have the attribute `weight`: `P(j | i)`, averaged over the posterior
+                of the latent choices.
+            min_weight: The minimum weight, from 0 to 1, of an included arrow of attention; None for all arrows.
+            limit: The maximum number of arrows; None for no limit.
+
+        Returns:
+            A directed graph whose nodes are the names of the ground nodes.
 
         Raises:
             BudgetError: There are more arrows than `limit`.
@@ -564,17 +626,21 @@ class Sentence(StructureQueries):
         )
 
     def picture(self, **options: Any) -> Picture:
-        """The figure of the sentence: its nodes in a grid; for a long sentence, states and the strongest attention.
+        """The figure of the sentence: its nodes in a grid, or for a long sentence hidden states and strong attention.
 
         Args:
-            **options: `detail` is "nodes", "words" (the attention grid) or "folded"; `weights`, `slices`, `words`,
-                `heads` select a part, `min_weight` and `top` the strongest attention, `only` some nodes or a networkx
-                graph of them; `highlight` marks names, patterns, paths or a result (a trail, a separation, a sweep);
-                `boxes` frames the boxes of `tan` and `shrink`; `attention=False` omits `P(j | i)`; `theme` is light,
-                dark or auto; `legend=False` omits the legend; `limit` is the maximum number of arrows.
+            **options: `detail` is "nodes", "words" (the attention grid) or "folded" (the template graph). `weights`,
+                `slices`, `words` and `heads` select a part; `min_weight` and `top` select the strongest attention;
+                `only` selects some nodes, by names or as a networkx graph. `highlight` marks names, patterns, paths or
+                a result (a trail, a separation, a sweep). `boxes` draws frames around the boxes of `tan` and `shrink`.
+                `attention=False` omits `P(j | i)`. `theme` is "light", "dark" or "auto". `legend=False` omits the
+                legend. `limit` is the maximum number of arrows.
+
+        Returns:
+            The figure. A notebook displays it; its methods write it to a file.
 
         Raises:
-            BudgetError: There are more arrows; the error names filters that suffice.
+            BudgetError: There are more arrows than `limit`; the error names filters that suffice.
 
         >>> import bnet_transformer as bt
         >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()
@@ -585,14 +651,14 @@ class Sentence(StructureQueries):
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
-        """The figure as DOT for editing: structure, labels and colours, boxes as clusters, without a layout.
+        """The figure as DOT source, to edit: structure, labels and colours, boxes as clusters, without a layout.
 
         Args:
-            **options: Those of `picture`.
+            **options: The options of `picture`.
 
         Returns:
-            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it with the program `dot`. A
-            notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
+            A `graphviz.Source`. `.source` is the DOT text; `.render(...)` and `.pipe(...)` draw it with the program
+            `dot`. A notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
@@ -601,12 +667,12 @@ class Sentence(StructureQueries):
         return drawing.make_picture(self.state, **options).to_graphviz()
 
     def draw(self, path: PathLike, **options: Any) -> None:
-        """Write the figure, the page or the graph of the sentence.
+        """Write the figure, the interactive page or the graph of the sentence to a file.
 
         Args:
-            path: The file. Its suffix is svg, png, pdf, tex, dot, html, json, graphml or bif.
-            **options: Those of `picture`; for json and graphml those of `graph`; for html those of `explore`; bif has
-                none.
+            path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, html, json, graphml or bif.
+            **options: The options of `picture`; for json and graphml the options of `graph`; for html the options of
+                `explore`; bif has no options.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -630,19 +696,23 @@ class Sentence(StructureQueries):
         title: str | None = None,
         theme: str = "auto",
     ) -> PathLike:
-        """Write the interactive page of the sentence, one HTML file that opens from disk, and return its path.
+        """Write the interactive page of the sentence: one HTML file that a browser opens from disk.
 
         Args:
-            path: The file.
-            detail: What is unfolded at first: `"words"` (states alone), `"nodes"` (every slice); by default what can
-                be read.
-            posterior: Discrete nodes whose posterior is shown besides the selectors'.
-            inclusion: The result of `bt.inclusion`, or a table of the inclusion probability of each head, `[slice,
-                head]`.
-            slices: The slices whose reads are kept.
-            heads: The heads whose reads are kept.
-            title: The title; by default the sentence.
-            theme: light, dark or auto.
+            path: The file to write.
+            detail: What the page shows at first: `"words"` (hidden states only) or `"nodes"` (the nodes of every
+                slice). By default, as many nodes as are readable.
+            posterior: The name or names of discrete nodes whose posteriors the page shows, in addition to those of
+                the selectors.
+            inclusion: The result of `bt.inclusion`, or a table `[slice, head]` of the inclusion probability of each
+                head.
+            slices: The indices of the slices whose attention the page contains; None for all.
+            heads: The indices of the heads whose attention the page contains; None for all.
+            title: The title of the page; by default the words of the sentence.
+            theme: The colours: `"light"`, `"dark"` or `"auto"`.
+
+        Returns:
+            The path.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -656,31 +726,43 @@ class Sentence(StructureQueries):
         return path
 
     def widget(self, **options: Any) -> Widget:
-        """The same page as a notebook widget, in which `do` is live: a click sets a node and runs the net again.
+        """The page of `explore` as a notebook widget: a click on a node sets it by `do`, and the net runs again.
 
         Args:
-            **options: Those of `explore`.
+            **options: The options of `explore`.
 
         Returns:
-            The widget; its `sentence` is the sentence after all clicks.
+            The widget; its attribute `sentence` is the sentence after all clicks.
         """
         return drawing.make_widget(self, options)
 
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
-        """The discrete part, given the words, as a pgmpy network.
+        """The discrete nodes, given the words, as a network of pgmpy.
 
         Args:
-            limit: The maximum number of table entries.
-            runs: The maximum number of runs of the net.
+            limit: The maximum number of entries of all tables together.
+            runs: The maximum number of runs of the net, one for each joint state of the choices.
+
+        Returns:
+            The network, with a table for each discrete node.
+
+        Raises:
+            BudgetError: The tables have more entries than `limit`, or more runs than `runs` are necessary.
         """
         return to_pgmpy(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
-        """The discrete part, given the words, in the BIF format.
+        """The discrete nodes, given the words, as text in the BIF format.
 
         Args:
-            limit: The maximum number of table entries.
-            runs: The maximum number of runs of the net.
+            limit: The maximum number of entries of all tables together.
+            runs: The maximum number of runs of the net, one for each joint state of the choices.
+
+        Returns:
+            The text of a BIF file.
+
+        Raises:
+            BudgetError: The tables have more entries than `limit`, or more runs than `runs` are necessary.
         """
         return to_bif(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
 
@@ -688,11 +770,11 @@ class Sentence(StructureQueries):
         text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())
         text = text if len(text) <= 60 else text[:59] + "…"
         counts = f"{len(self.ground):,} nodes, {self.ground.count_arrows():,} arrows"
-        for label, nodes in (("do", self.state.interventions), ("seen", self.state.evidence)):
+        for label, nodes in (("do", self.state.interventions), ("observed", self.state.evidence)):
             counts += f", {label} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
     @translate_memory_errors("picture")
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.MimeBundle:
-        """The notebook representation: the widget, or the figure if no widget can run."""
+        """What a notebook displays: the widget, or the figure if no widget can run."""
         return drawing.build_mime_bundle(repr(self), self.state, self.widget)

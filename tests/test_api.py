@@ -117,7 +117,7 @@ def test_labels_name_states():
 def test_sentences_do_not_change_each_other(net, s):
     before = s["x_1_0"].clone()
     s.do(c=1), s.observe(c=0), s.do(x_0_0=torch.zeros(4))
-    assert s["x_1_0"].equal(before) and "seen" not in repr(s) and "do c" in repr(s.do(c=1))
+    assert s["x_1_0"].equal(before) and "do c" not in repr(s) and "do c" in repr(s.do(c=1))
     with pytest.raises(TypeError):
         net.parameters["c.logits"] = torch.zeros(3)
 

@@ -109,11 +109,11 @@ def test_padding_is_on_the_axis_of_words():
 @pytest.mark.parametrize(
     "data, message",
     [
-        ({"": ["a b"], "y": [[0, 1], [1, 0]]}, "columns of one length"),
-        ({"": "a b"}, "a list for each stack"),
+        ({"": ["a b"], "y": [[0, 1], [1, 0]]}, "columns of equal length"),
+        ({"": "a b"}, "one for each stack and readout"),
         ((["a b"], [[0, 7]]), r"data\[0\], y: expected states from 0 to 1"),
         ((torch.tensor([[0, 9]]), torch.tensor([[0, 1]])), r"data\[0\], sentence: expected ids from 0 to 3"),
-        (lambda step: [], "pairs of sentences"),
+        (lambda step: [], "expected pairs"),
     ],
 )
 def test_bad_data_are_refused_with_their_place(data, message):

@@ -149,7 +149,7 @@ def test_a_causal_table_is_causal(method):
     table = sharpen(bt.decoder(8, mask=np.tri(9, dtype=bool), **kwargs).to(D))
     prompts, options = [[1, 2], [3, 4, 5, 6]], {"method": method, "length": 5}
     assert table.generate(prompts, **options).ids == causal.generate(prompts, **options).ids
-    with pytest.raises(bt.BNetError, match="at most 9 words, for the mask is a table"):
+    with pytest.raises(bt.BNetError, match="at most 9 words, the size of the net's mask table"):
         table.generate(prompts, method=method, length=6)
     pairs = np.tri(6, dtype=bool)
     pairs[[3, 5, 5], [1, 0, 4]] = False
@@ -319,7 +319,7 @@ BAD = {
         "next word",
     ),
     "vectors": (lambda: bt.decoder(8, heads=2, slices=1, readout=Categorical(3)), [1], {}, "next word"),
-    "a selector": (lambda: bt.bayesuvius(4, heads=2, **SELECT), "a", {}, "no random choice"),
+    "a selector": (lambda: bt.bayesuvius(4, heads=2, **SELECT), "a", {}, "no latent choice"),
     "stop": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"stop": 9}, "ids from 0 to 4"),
     "no start": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), [1], {}, "start="),
     "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "as many"),

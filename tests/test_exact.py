@@ -127,13 +127,13 @@ def test_choices_that_interact_in_a_recurrence_or_below_a_plate(make, do, eviden
 def test_a_batch_refuses_interacting_choices(make):
     net = make()
     x, y = torch.zeros(2, 3, 3, dtype=D), torch.zeros((2, 3) if make is per_word_choices else 2, dtype=torch.long)
-    with pytest.raises(bt.BNetError, match=r"expected (a choice whose words|choices for each word)"):
+    with pytest.raises(bt.BNetError, match=r"cannot eliminate [cA]_0 exactly in a batch"):
         log_evidence(net.module(), {"y": Evidence(y)}, x)
     with pytest.raises(bt.BNetError):
         bt.fit(net, (x, y), method=bt.MAP(steps=1), progress=False)
     if make is per_word_choices:
         elbo = TraceEnum_ELBO(max_plate_nesting=net.pyro().max_plate_nesting)
-        with pytest.raises(bt.BNetError, match="a choice whose words do not meet"):
+        with pytest.raises(bt.BNetError, match="c_0"):
             elbo.loss(net.pyro(), lambda *_: None, x, y)
 
 
@@ -182,7 +182,7 @@ def test_impossible_evidence_is_named_for_interacting_words():
 def test_above_the_budget_the_error_has_the_count_and_a_method(name, node, count):
     case = get_case(name)
     for budget in (1, 7):
-        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*sample"):
+        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+\. .*sample"):
             case.sentence.posterior(node, case.evidence, budget=budget)
     assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
 

@@ -140,5 +140,5 @@ def test_a_slow_query_warns_before_it_starts(monkeypatch):
     monkeypatch.setattr(routing, "WARN_EVALUATIONS", 0)
     s = bt.bayesuvius(4, attention="marginal", observe=Categorical(3)).sentence("a b c")
     assert s.explain("tpm", "j_0").algorithm == "reference"
-    with pytest.warns(PerformanceWarning, match="j is neither"):
+    with pytest.warns(PerformanceWarning, match="j_0 is neither|j is neither"):
         s.tpm("j_0")

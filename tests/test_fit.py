@@ -327,13 +327,13 @@ def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
     for options in ({"method": "map"}, {"method": "em"}, {"method": "svi", "spread": 1.0}):
         with pytest.raises(bt.UnsupportedError, match="choices='sampled'") as error:
             fit(net, data, steps=1, **options)
-        advised = eval(f"dict({error.value.allowed})")
+        advised = eval(f"dict({error.value.hint.partition('se ')[2]})")
         assert fit(net, data, steps=1, draws=2, spread=1.0, **advised).choices
     net = mixture("slice", slices=3)
     with pytest.raises(bt.BudgetError, match="choices='sampled'") as error:
         fit(net, data, method=bt.MAP(steps=1), budget=9)
     assert fit(net, data, method=bt.MAP(steps=1), budget=27).bounds
-    advised = eval(f"dict({error.value.allowed.partition('; ')[2]})")
+    advised = eval(f"dict({error.value.hint.partition('use ')[2]})")
     assert fit(net, data, steps=1, budget=9, draws=2, spread=1.0, **advised).choices
 
 

@@ -51,10 +51,10 @@ X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
 
 
 @pytest.mark.parametrize("data, message", [
-    (((X[0], Y[0]), (X[1], Y[1])), r"could be two pairs.*\[\(sentence, observed\).*\(x, y\)"),
-    ([torch.tensor(X), torch.tensor(Y)], "could be two pairs.*tuple of two"),
+    (((X[0], Y[0]), (X[1], Y[1])), r"ambiguous: two pairs.*\[\(sentence, observed\)"),
+    ([torch.tensor(X), torch.tensor(Y)], "ambiguous: two pairs"),
     ((X, Y[:1]), "as many observations as sentences; got 2 and 1"),
-    (("a b", ["b", "a"]), r"\[\(sentence, observed\)\] for a single one"),
+    (("a b", ["b", "a"]), r"a single pair as \[\(sentence, observed\)\]"),
     (([0, 1], [1, 0]), "data.*text, a list of words"),
 ])  # fmt: skip
 def test_forms_of_two_meanings_are_refused(data, message):

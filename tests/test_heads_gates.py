@@ -59,7 +59,7 @@ def test_gates_that_fit_no_family_are_refused():
         ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\).*; got .*of shape \(\)"),
         ({"a_0": torch.ones(2, 3)}, "float64.*got torch.float32"),
         ({"a_0": [1.0]}, "real numbers"),
-        ({"y": torch.ones(2, dtype=D)}, "got states"),
+        ({"y": torch.ones(2, dtype=D)}, "got a discrete group"),
         ({"a_9": torch.ones(2, 3, dtype=D)}, "near matches.*a_0"),
         ([1], "a mapping from names"),
     ):
@@ -69,8 +69,8 @@ def test_gates_that_fit_no_family_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "group", "match"),
-    [("recurrent", "h_0", "word"), ("hidden Markov", "z_0", "word"), ("vanilla encoder", "y", "random"),
-     ("encoder, pre-norm", "token", "states")],
+    [("recurrent", "h_0", "a recurrent group"), ("hidden Markov", "z_0", "a recurrent group"),
+     ("vanilla encoder", "y", "random"), ("encoder, pre-norm", "token", "a discrete group")],
 )  # fmt: skip
 def test_unsupported_gates_are_refused(name, group, match):
     net = BY_NAME[name].net

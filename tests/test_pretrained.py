@@ -397,7 +397,7 @@ def test_sentences_that_do_not_fit_are_refused(folder, minilm):
     net = from_pretrained(folder)
     with pytest.raises(bt.BNetError, match=r"ids: the net has no vocabulary.*tokenizer="):
         net.sentence("the cat")
-    with pytest.raises(bt.BNetError, match="at most 11 words, its learned positions; got 12 words"):
+    with pytest.raises(bt.BNetError, match="at most 11 words, the number of its learned positions; got 12 words"):
         net.sentence([1] * 12)
     with pytest.raises(bt.BNetError, match="pair"):
         net.sentence([1, 2], pair=[3])

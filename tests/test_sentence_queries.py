@@ -103,7 +103,7 @@ def test_patterns_families_and_roles_name_nodes():
     for pattern in ("q_9_*_2", "zz_*", "q_1_*"):
         with pytest.raises(bt.UnknownNameError):
             s.do({pattern: Zero()})
-    with pytest.raises(bt.EvidenceError, match="one value"):
+    with pytest.raises(bt.EvidenceError, match="has two values"):
         s.do({"q_1_*_2": Zero(), "q_1_0_2": Zero()})
 
 
@@ -354,7 +354,7 @@ def test_choices_below_set_nodes_follow_a_convention():
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
     posterior = s.posterior("c", {"W_q_0": 0})
     close(result.probabilities, sum(posterior[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
-    assert "Gumbel-max, a convention" in result.convention and "Gumbel-max" in result._repr_html_()
+    assert "Gumbel-max noise by convention" in result.convention and "Gumbel-max" in result._repr_html_()
     close(s.counterfactual("W_q_0", {"c": 1}).probabilities, theta[1])
     close(s.counterfactual("y_1", {"x_0_0": s["x_0_0"]}, {"y_1": 2, "y_0": 1}).probabilities, torch.tensor([0.0, 0, 1]))
     close(s.counterfactual("y_1", {"c": 2}).probabilities, s.do(c=2).posterior("y_1"))
@@ -366,7 +366,7 @@ def test_choices_below_set_nodes_follow_a_convention():
 
 
 def test_a_posterior_of_an_input_is_refused_with_a_reason():
-    with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input one \(Given\)"):
+    with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input node \(Given\)"):
         bt.bayesuvius(3).sentence("the cat").posterior("x_0_0")
 
 

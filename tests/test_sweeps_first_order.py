@@ -111,7 +111,7 @@ def test_what_has_no_slope_is_refused():
     for function in (lambda y_2: y_2.detach()[:, 0], lambda y_2: y_2.argmax(-1).double()):
         with pytest.raises(bt.BNetError, match="metric: expected a metric with a gradient"):
             bt.sweep(clean, corrupt, metric=function, first_order=True)
-    with pytest.raises(bt.BNetError, match=r"metric: expected a metric with a finite slope .* got NaN or infinity"):
+    with pytest.raises(bt.BNetError, match=r"metric: expected a metric with a finite gradient .* got NaN or infinity"):
         bt.sweep(clean, corrupt, metric=lambda y_2: (y_2 - y_2).sum(-1).abs().sqrt(), first_order=True)
 
 
@@ -130,7 +130,7 @@ def test_words_have_no_slope():
     net = make_net(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
     with pytest.raises(
-        bt.BNetError, match=r"at token: expected nodes with a slope.*got states; allowed: first_order=Fal"
+        bt.BNetError, match=r"at token: expected nodes with real values.*got discrete nodes. Use first_order=Fal"
     ):
         bt.sweep(clean, corrupt, at="token", metric={"y_2": (0, 1)}, first_order=True)
 

@@ -230,7 +230,7 @@ def example():
 
 
 METRICS = [
-    (lambda y_2: y_2, r"metric: expected shape \(1,\).*got shape \(1, 3\)"),
+    (lambda y_2: y_2, r"metric: expected numbers of shape \(1,\).*got shape \(1, 3\)"),
     (lambda y_2: y_2[:, 0] * torch.nan, "metric: expected numbers; got NaN"),
     (lambda y_7: y_7[:, 0], "y_7"),
     ({"y_0": 1, "y_1": 1}, "metric: expected one node"),
@@ -242,7 +242,7 @@ METRICS = [
 ]
 INVALID_CELLS = [
     ({"at": "xx"}, "xx"),
-    ({"at": "x_0_1"}, r"at: expected a role; got x_0_1; allowed: at=\['x_0_1'\]"),
+    ({"at": "x_0_1"}, r"at: expected a role; got x_0_1. .*at=\['x_0_1'\]"),
     ({"at": ["x_0_9"]}, "x_0_9"),
     ({"over": ("slice", "layer")}, "layer"),
     ({"over": ("slice", "read")}, "read"),
@@ -272,7 +272,7 @@ def test_sentences_that_do_not_fit_are_refused(example):
         ("the cat sat", corrupt, "clean: expected a Sentence"),
         ([clean, clean], [corrupt, 3], "corrupt: expected a Sentence"),
         ([clean, short], [corrupt] * 2, r"clean\[1\].*3 words"),
-        (clean, corrupt.observe(y_0=1), "corrupt: expected a sentence without evidence; got y_0"),
+        (clean, corrupt.observe(y_0=1), "corrupt: expected a sentence without evidence; got evidence on y_0"),
         (clean.observe(y_0=1), corrupt, "clean: expected a sentence without evidence"),
     ]:
         for call in (bt.sweep, bt.mediation):

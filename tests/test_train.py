@@ -451,7 +451,7 @@ def test_a_causal_table_trains_on_next_words():
     assert first_loss(table, ids) == pytest.approx(first_loss(make_net(), ids), abs=1e-12)
     assert bt.train(table, ids.flatten()[:21], words=5, steps=2).steps == 2
     for data, words in ((ids[:, :5], None), (torch.randint(0, 7, (20,)), 5), (torch.randint(0, 7, (20,)), 4)):
-        with pytest.raises(bt.BNetError, match=r"5 words, for the mask is a table"):
+        with pytest.raises(bt.BNetError, match="5 words, the size of the net's mask table"):
             bt.train(table, data, words=words, steps=1)
 
 
@@ -508,17 +508,15 @@ def test_boundary_words_are_refused_without_next_words(option):
         (make_real_net().to(torch.float64), (x, x)),
         (bt.encoder(4, heads=1, slices=1, **CLASSES), [("a b", 1)]),
     ):
-        with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net tells no next word"):
+        with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net does not predict next words"):
             flat_options.train(net, data, steps=1, **{option: [9.0] * 4})
-    with pytest.raises(bt.BNetError, match=f"{option}: expected None: a stream is cut"):
+    with pytest.raises(bt.BNetError, match=f"{option}: expected None: windows of a token stream"):
         flat_options.train(make_net(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
 
 
 @pytest.mark.parametrize("net", [bt.recurrent(4, features=3), bt.decoder(4, heads=1, slices=1, features=3)])
 def test_a_series_is_to_be_cut_into_pairs_first(net):
-    with pytest.raises(
-        bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\); allowed: training\.windows\([^\n]*$"
-    ):
+    with pytest.raises(bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\)\. Use training\.windows\([^\n]*$"):
         bt.train(net, torch.zeros(20, 30, 3), steps=1)
 
 
@@ -540,7 +538,7 @@ WRONG = {
     "a target for each word": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), [("a b", [0, 1])], "shape"),
     "a strange name": (make_s2s, [{"enc": "a", "dce": "b c"}], "dec"),
     "no file": (make_net, "no/such.bin", "a file of tokens"),
-    "no tokens": (make_net, "data.txt", "a sentence is told in a list"),
+    "no tokens": (make_net, "data.txt", "a single sentence as a list of one"),
     "past learned positions": (lambda: make_net(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
     "arrays of two lengths": (make_s2s, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "as many observations"),
     "nothing observed": (
@@ -548,7 +546,7 @@ WRONG = {
     ),
     "a NaN": (make_real_net, [(torch.full((2, 4), math.nan), torch.ones(2, 4))], r"data\[0\], sentence.*word 0"),
     "an infinite value": (make_real_net, [(torch.ones(2, 4), torch.full((2, 4), math.inf))], r"data\[0\], y: .*finite"),
-    "a stream without windows": (make_net, np.zeros(20, dtype=np.uint16), "how many words"),
+    "a stream without windows": (make_net, np.zeros(20, dtype=np.uint16), "the number of words of a window"),
 }  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def test_constants_are_set_with_any_latent_choice():
         with pytest.raises(bt.EvidenceError, match=r"x_1_0.*do\(c"):
             plain.do(x_1_0=value)
     for name in ("c", "y_0"):
-        with pytest.raises(bt.EvidenceError, match=f"{name}.*real numbers"):
+        with pytest.raises(bt.EvidenceError, match=f"{name}.*real values"):
             two_head_net().sentence("the cat sat").do({name: Zero()})
     for name in ("W_q_0", "c"):
         with pytest.raises(bt.EvidenceError, match=f"{name}.*over words"):
@@ -182,7 +182,7 @@ def test_do_of_a_choice_is_advised_only_where_one_is_open():
     for value in (values, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
         with pytest.raises(bt.EvidenceError) as caught:
             sums.do(x_1_0=value)
-        assert caught.value.allowed is None
+        assert caught.value.hint is None
     picked = experts["x_1_0"]  # for each expert
     with pytest.raises(bt.EvidenceError, match=r"do\(r_0=") as caught:
         experts.do(x_1_0=picked)
@@ -192,7 +192,7 @@ def test_do_of_a_choice_is_advised_only_where_one_is_open():
 def test_a_word_that_cannot_be_read_is_no_state():
     net = bt.bayesuvius(4, heads=2, mask="causal", observe=Normal(0.3), attention="marginal").to(D)
     s = net.sentence("a b c")
-    with pytest.raises(bt.EvidenceError, match=r"j_0: expected a word that it may read: \[0\]; got 2"):
+    with pytest.raises(bt.EvidenceError, match=r"j_0: expected a word to which it may attend: \[0\]; got 2"):
         s.do(j_0=2)
     close(s.do(j_2=1)["z_2"], s["v_0_1"])
 
@@ -355,7 +355,7 @@ def test_separation_under_rows_is_networkxs(name):
 def test_rows_that_cannot_be():
     s = two_head_net(combine="concat", mask="causal").sentence("the cat sat")
     for node, row, match in (
-        ("a_0_0_1", [0, 0, 1.0], r"words that it reads, \[0, 1\]"),
+        ("a_0_0_1", [0, 0, 1.0], r"words to which it can attend, \[0, 1\]"),
         ("a_0_0_2", [0.5, 0.5], "3 probabilities"),
         ("q_0_0_1", [1.0, 0, 0], "Attention"),
         ("x_1_0", [1.0, 0, 0], "Attention"),
@@ -363,7 +363,7 @@ def test_rows_that_cannot_be():
         with pytest.raises(bt.EvidenceError, match=match):
             s.do({node: Attend(row)})
     close(s.do(a_0_0_1=Attend([0.5, 0.5]))["a_0_0_1"], (s["v_0_0_0"] + s["v_0_0_1"]) / 2)
-    with pytest.raises(bt.EvidenceError, match="without picks"):
+    with pytest.raises(bt.EvidenceError, match="without pick="):
         two_head_net(per="word").sentence("a b").do(x_1_0=Attend([1.0, 0]))
 
 

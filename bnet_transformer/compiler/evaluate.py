@@ -1,11 +1,12 @@
 """Second pass, plan to values: each node group as one tensor, `[*enumerated, batch, *plates, word, *shape]`.
 
-A dim on which a value does not depend has size 1, so values broadcast: what does not depend on a selector is computed
-once for all its states.
+A dim on which a value does not depend has size 1, and values broadcast. So a value that does not depend on a selector
+is computed once for all states of the selector.
 
-Groups that read themselves at earlier words are computed word by word (`Scan`). All that does not depend on an earlier
-word is computed before the loop: parameters, values from outside the component, and the products `W x` of recurrent
-maps, for all words and all gates at once. The loop then has one product `U h` for all gates that read the same h.
+Groups that read themselves at earlier words are computed word by word (`Scan`). All values that do not depend on an
+earlier word are computed before the loop: parameters, values from outside the component, and the products `W x` of
+recurrent maps, for all words and all gates at once. The loop contains one product `U h` for all gates that read the
+same h.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from bnet_transformer.tpm.steps import ACTIVATIONS
 
 
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
-    """Compute the value of every group of a plan; they are written into `state.values`."""
+    """Compute the value of every group of a plan, and store it in `state.values`."""
     for component, released in zip(plan.components, plan.released, strict=True):
         index = component[0]  # a component of several groups is recurrent
         if index in plan.deferred:
@@ -83,7 +84,7 @@ def _apply_patch(state: ExecutionState, index: int) -> Tensor:
 
 
 def _apply_attention_rows(state: ExecutionState, index: int) -> Tensor:
-    """The value of an attention of which some nodes have a given row in place of their `P(j | i)`."""
+    """The value of an attention of which some nodes have a given row instead of their `P(j | i)`."""
     (weights, mask), spec = state.attention_rows[index], state.network.specs[index]
     assert isinstance(spec.tpm, Attention)
     _, parents = gather_parents(state, spec)
@@ -106,7 +107,7 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
 
 
 def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
-    """The enumerated dims of the parents, if all are enumerated choices, each read once and unchanged; else []."""
+    """The enumerated dims of the parents, if each parent is a different enumerated choice of the same word; else []."""
     enumerated = state.layout.enumerated
     parent_ids = {parent.index for parent in spec.parents}
     is_plain = all(not (parent.pick or parent.over) and parent.reach.kind == "same" for parent in spec.parents)
@@ -127,7 +128,8 @@ def _compute_with_attention(
     else:
         attention = tpm.attention_weights(context, *parents)
         if attention is None:
-            raise UnsupportedError(spec.group.name, expected="attention P(j | i)", actual=tpm.no_attention_reason())
+            expected = "a node with attention P(j | i)"
+            raise UnsupportedError(spec.group.name, expected=expected, actual=tpm.no_attention_reason())
         weights, value = attention, evaluate_tpm(state, spec, context, parents)
     state.attention_weights[spec.group.index] = state.layout.pad_dims(weights, 1)
     return value
@@ -141,14 +143,14 @@ def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, pa
         return value
     value = spec.tpm.value(context, *parents)
     if not isinstance(value, Tensor) or value.shape[max(0, value.dim() - len(spec.shape)) :] != spec.shape:
-        actual = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         subject = f"{spec.group.name} ({type(spec.tpm).__name__})"
-        raise BNetError(subject, expected=f"a value of shape {spec.shape}, as it says", actual=actual)
+        raise BNetError(subject, expected=f"a value of its declared shape {spec.shape}", actual=actual)
     return value
 
 
 def compute_fused_maps(state: ExecutionState, indices: tuple[int, ...]) -> dict[int, Tensor]:
-    """Several linear maps of one vector, as one product."""
+    """Compute several linear maps of one vector as one product."""
     specs = [state.network.specs[index] for index in indices]
     gathered = [gather_parents(state, spec) for spec in specs]
     biases = [
@@ -159,7 +161,7 @@ def compute_fused_maps(state: ExecutionState, indices: tuple[int, ...]) -> dict[
 
 
 def compute_folded_attention(state: ExecutionState, fold: Fold) -> Tensor:
-    """An attention with its maps folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the weighted sum."""
+    """Compute an attention with folded maps: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the weighted sum."""
     context, parents, residual = _gather_folded(state, fold)
     mix = evaluate_tpm(state, fold.spec, context, parents)
     if fold.W_v is not None:
@@ -179,7 +181,7 @@ def _gather_folded(state: ExecutionState, fold: Fold) -> tuple[EvalContext, list
 def gather_attention_inputs(
     state: ExecutionState, spec: NodeSpec, fold: Fold | None
 ) -> tuple[AttentionInputs, Tensor | None, Tensor | None]:
-    """The inputs of a softmax attention; W_v, if it is applied to the weighted sum; the residual, if there is one."""
+    """The inputs of a softmax attention; W_v if it is applied to the weighted sum; the residual if there is one."""
     if fold is not None:
         context, parents, residual = _gather_folded(state, fold)
         W_v = None if fold.W_v is None else state.values[fold.W_v.index]
@@ -199,7 +201,7 @@ def _prepare_attention_inputs(
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
-    """Whether there is no padding and every word reads every word, or those up to itself; no mask is needed then."""
+    """Whether, without padding, every word reads every word, or reads the words up to itself (no mask is needed)."""
     reaches = {_get_reach_kind(state, parent) for parent in spec.parents if WORD in parent.over}
     is_unpadded = not state.present
     return is_unpadded and reaches == {"every"}, is_unpadded and reaches == {"causal"}
@@ -239,7 +241,7 @@ class Scan:
         }
 
     def run(self, released: Collection[int] = ()) -> dict[int, Tensor]:
-        """Compute all words in order; returns the values of the groups that are not `released`."""
+        """Compute all words in order, and return the values of the groups that are not `released`."""
         steps = self.build_steps()
         for word in range(self.num_words):
             for step in steps:
@@ -264,7 +266,7 @@ class Scan:
         return torch.cat(list(parts), self.axis)
 
     def append_value(self, index: int, word: int, value: Tensor) -> None:
-        """Append the value of a group at a word, or the value that is set in its place."""
+        """Append the value of a group at a word, or the value to which the word is set."""
         if index in self.patched:
             values, mask = self.patched[index]
             value = torch.where(mask[word], values[word], value)
@@ -298,7 +300,7 @@ class Scan:
         )
 
     def evaluate_word(self, spec: NodeSpec, word: int) -> Tensor:
-        """The value at a word of a group that reads several words, or entries that a selector picks."""
+        """The value at a word, for a group that reads several words or entries that a selector picks."""
         for parent in spec.parents:
             selectors = [selector for _, selector in parent.pick]
             for index in {parent.index, *selectors} & self.values_by_word.keys():
@@ -308,14 +310,14 @@ class Scan:
         return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
 
     def pad_to_length(self, index: int) -> Tensor:
-        """The value of a group at all words, zero at later ones. No zero is read: reaches in a scan are causal."""
+        """The value of a group at all words, with zeros at later words; causal reaches never read these zeros."""
         if index in self.known_values:
             return self.known_values[index]
         computed = self.values_by_word[index]
         return self.concat([*computed, *[torch.zeros_like(computed[0])] * (self.num_words - len(computed))])
 
     def is_single(self, parent: ParentSpec) -> bool:
-        """True for a parent of which one entry is read: at the same word, at the word before, or without words."""
+        """True for a parent of which one entry is read: at the same word, at the previous word, or without words."""
         return parent.reach.kind in ("same", "before") and not parent.over and not parent.pick
 
     def make_reader(self, parent: ParentSpec) -> WordReader:
@@ -335,8 +337,8 @@ class Scan:
         present_by_word = [mask.reshape(*mask.shape, *[1] * event_dim) for mask in self.split_by_word(present)]
         return lambda word: torch.where(present_by_word[word - 1], parts[word - 1], initial) if word else initial
 
-    # Recurrent maps W x + U h + b of the same x and h (the gates of an LSTM) as one product: W x + b has no recurrence
-    # and is one matrix product over all words; only U h stays in the loop.
+    # Recurrent maps W x + U h + b of the same x and h (the gates of an LSTM) are computed as one product: W x + b is
+    # not recurrent, so it is one matrix product over all words; only U h is computed in the loop.
 
     def find_fusable_maps(self, spec: NodeSpec) -> list[NodeSpec]:
         """The recurrent maps that can be fused with this one: they read the same x from outside, and the same h."""
@@ -356,7 +358,7 @@ class Scan:
         return sorted(fusable, key=_get_activation)
 
     def is_recurrent_map(self, spec: NodeSpec) -> bool:
-        """True for a recurrent map without plates, of x from outside the component and h at the word before."""
+        """True for a recurrent map without plates, of x from outside the component and h at the previous word."""
         if not isinstance(spec.tpm, Recur) or spec.group.plates:
             return False
         x, h = spec.parents
@@ -364,7 +366,7 @@ class Scan:
         return inside and self.is_single(x) and self.is_single(h)
 
     def build_fused_step(self, specs: Sequence[NodeSpec]) -> WordStep:
-        """Several recurrent maps: `W x + b` of all words, then at each word `+ U h`, and their activations."""
+        """The step of several recurrent maps: `W x + b` of all words, then at each word `+ U h` and the activations."""
         contexts = [build_context(self.state, spec) for spec in specs]
         x, h = (self.make_reader(parent) for parent in specs[0].parents)
         W, U = (torch.cat([context[name] for context in contexts]) for name in "WU")
@@ -400,5 +402,6 @@ def _add_map(U: Tensor, h: Tensor, offset: Tensor) -> Tensor:
 
 
 def _get_activation(spec: NodeSpec) -> str:
+    """The activation of a recurrent map."""
     assert isinstance(spec.tpm, Recur)
     return spec.tpm.activation

@@ -19,7 +19,7 @@ NodePatches = Mapping[str, tuple[Tensor, Tensor]]  # by group: values, and a mas
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The leading dims of all values of a run: one for each enumerated group, batch, plates of the net, word."""
+    """The leading dims of all values of a run: one for each enumerated group, the batch, the plates, and the word."""
 
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
@@ -36,13 +36,13 @@ class TensorLayout:
         return self.word_dim if plate == WORD else self.batch_dim + 1 + self.plates.index(plate)
 
     def pad_dims(self, value: Tensor, event_dim: int) -> Tensor:
-        """A value with all dims of the layout before its last `event_dim`; missing ones are prepended with size 1."""
+        """A value with all dims of the layout before its last `event_dim` dims; missing dims get size 1."""
         missing = self.rank + event_dim - value.dim()
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
 
 class ValidatedInputs(NamedTuple):
-    """The value of each input group with its name in messages, the words of each stack, batch size, device."""
+    """Checked inputs: the value of each input group, the words of each stack, the batch size and the device."""
 
     values: dict[int, tuple[str, Tensor]]
     word_counts: dict[str, int]
@@ -57,21 +57,21 @@ class ExecutionRequest:
     Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 is broadcast.
 
     Args:
-        outputs: Groups to compute; of a random one, the parents of its distribution are computed.
+        outputs: Groups to compute; for a random group, the parents of its distribution are computed.
         x: The words of each stack, or the result of `CompiledModule.validate_inputs`.
-        mask: Which words are present, `[batch, word]` for each stack; all by default.
+        mask: Booleans `[batch, word]` for each stack, true for words; by default there is no padding.
         given: Values of further input groups.
         do: Values of groups that are set.
-        observed: Values of random groups that are observed. A run treats them as it does `do`; messages differ.
+        observed: Values of random groups that are observed. A run treats them like `do`; only messages differ.
         patched: Values for some nodes of a group, and the mask of these nodes, `[batch, *plates, word]`.
         attention_rows: Attention weights for some nodes, `[batch, *plates, word, word read]`, and their mask.
-        gates: Factors of the values of groups, `[batch, *plates]`; zero turns a head off.
-        perturbations: Tensors to add to the values of groups (by index), in the layout of the run.
+        gates: Factors by which values of groups are multiplied, `[batch, *plates]`; 0 turns a head off.
+        perturbations: Tensors that are added to the values of groups (by index), in the layout of the run.
         enumerate_too: Choices to enumerate even if no value depends on them.
         deferred: Groups that are not computed, although their parents are.
         record_attention: Groups whose `P(j | i)` is recorded.
-        training: Whether TPMs are in training mode; the module's own mode by default.
-        check_values: Whether to check the numbers of states, ids and masks; the module's setting by default.
+        training: Whether TPMs are in training mode; by default the mode of the module.
+        check_values: Whether to check that ids, states and masks are in range; by default the module's setting.
     """
 
     outputs: tuple[str, ...]
@@ -95,8 +95,9 @@ class ExecutionRequest:
 class ExecutionState:
     """The state of one run of a plan: the parameters, the known values, the number of words, and the values so far.
 
-    `positions` are those of a stack's words if they are not `0 .. n - 1`. The values of a group are multiplied by its
-    `gates`, and its `perturbations` are added. `is_multi_device`: some parameters are not on the device of the inputs.
+    `positions` contains the positions of a stack's words if they are not `0 .. n - 1`. The values of a group are
+    multiplied by its `gates`, and its `perturbations` are added. `is_multi_device` is true if some parameters are not
+    on the device of the inputs.
     """
 
     network: Network
@@ -117,18 +118,18 @@ class ExecutionState:
     positions: Mapping[str, Tensor] = field(default_factory=dict)
     _aranges: dict[int, Tensor] = field(default_factory=dict)
     mask_cache: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # computed once for all slices
-    rotary: dict[Any, Any] = field(default_factory=dict)  # a cache too: rotations and score biases
+    rotary: dict[Any, Any] = field(default_factory=dict)  # another cache: rotations and score biases
     is_multi_device: bool = False
-    reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of the reaches that are tables
+    reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # the masks of reaches that are tables
     check_values: bool = True  # whether the numbers of states, ids and masks are checked
 
     @property
     def log_dtype(self) -> torch.dtype:
-        """The type of log probabilities, at least float32: half precision overflows and rounds too much."""
+        """The type of log probabilities: at least float32, because half precision overflows and rounds too much."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def count_states(self, index: int) -> int:
-        """The number of states of a discrete group; the number of words, if its states are words to read."""
+        """The number of states of a discrete group; it is the number of words if the states are words."""
         return self.network.count_states(index, self.word_counts)
 
     def arange(self, n: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Fused operations: linear maps and attention as few large matrix products.
 
-Each takes the inputs of a TPM, in the layout `[*enumerated, batch, *plates, word, *shape]`, and returns its value,
-or None if it does not apply. A dim on which a value does not depend has size 1: an operand that all heads or
-selector states share is used once in one large product, and is not copied.
+Each function takes the inputs of a TPM, in the layout `[*enumerated, batch, *plates, word, *shape]`, and returns the
+value of the TPM, or None if the function does not apply. A dim on which a value does not depend has size 1. So an
+operand that all heads or selector states share is not copied: it is used once, in one large product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bnet_transformer.tpm import Affine, Attention, Bias, Cayley, Dot, EvalConte
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.combine import apply_linear
 
-# The number of pairs of words up to which explicit products are faster than torch's attention (2 cores, with backward).
+# Up to this number of pairs of words, explicit products are faster than torch's attention (2 cores, with backward).
 MAX_EXPLICIT_PAIRS = 16 * 16
 
 
@@ -30,7 +30,7 @@ def compute_fused(
 ) -> Tensor | None:
     """The value of a node by a fused operation; None if there is none.
 
-    No mask is needed if `is_full` (every word reads every word) or `is_causal` (it reads those up to itself).
+    No mask is needed if `is_full` (every word reads every word) or `is_causal` (every word reads those up to itself).
     """
     tpm = spec.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
@@ -44,14 +44,14 @@ def compute_fused(
         and all(x.shape[-3] == 1 for x in parents)
         and context.word is context.read_indices["z."]
     ):
-        # Every word reads the same words, all that are present: one Cayley transform serves all.
+        # All words read the same words (those that are not masked), so one Cayley transform suffices.
         mask = None if is_full else context.mask["z."].any(-2, keepdim=True)
         return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
     return None
 
 
 def expand_table(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
-    """`table[d1, d2, *shape]` at all states of its parents, each along its dim of the layout: a view, not a gather."""
+    """`table[d1, d2, *shape]` for all states of its parents, each along its dim of the layout: a view, not a gather."""
     order = sorted(range(len(dims)), key=dims.__getitem__)
     sizes = [1] * rank
     for d, size in zip(dims, table.shape, strict=False):
@@ -97,13 +97,14 @@ def _batched_matmul(W: Tensor, x: Tensor) -> Tensor:
 def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
     """True if one product with all weights concatenated moves fewer numbers than one product for each.
 
-    Concatenation writes and reads the weights once more; separate products read x once more for each further weight. On
-    a GPU the number of calls counts more.
+    Concatenation writes and reads the weights once more. Separate products read x once more for each further weight. On
+    a GPU the number of calls is more important.
     """
     return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
 
 
 def _concat(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors along their first dim; a single tensor is not copied."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
@@ -129,10 +130,10 @@ def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
 
 
 def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
-    """True for softmax attention over words with scaled dot products, where all words read the same keys."""
+    """True for softmax attention over words with scaled dot products, if all words read the same keys."""
     plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
     plain = plain and tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,) and parents[1].dim() >= 4
-    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has its own keys or values
+    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has separate keys or values
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,16 @@ class AttentionInputs:
 def build_attention_inputs(
     tpm: Attention, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
 ) -> AttentionInputs:
-    """The inputs of an attention from its parents: rotated q and k, and the bias of the scores."""
+    """The inputs of an attention, from its parents: q and k after rotation, and the bias of the scores."""
     assert isinstance(tpm.score, Dot)
     q, v = tpm.score.rotate(parents[0], context.word, context.rotary), parents[2].squeeze(-3)
     k = tpm.score.rotate(parents[1].squeeze(-3), context.read_indices["k."], context.rotary)
-    if q.shape[-2] != k.shape[-2]:  # not `is_causal &= ...`: torch.compile would make a symbolic boolean of it
+    if q.shape[-2] != k.shape[-2]:  # not `is_causal &= ...`, which torch.compile would turn into a symbolic boolean
         is_causal = False
     bias = None
-    if tpm.bias is not None:  # then each pair of words has its own score, even if q and k are the same for all words
+    if (
+        tpm.bias is not None
+    ):  # then each pair of words has a different score, even if q and k are the same for all words
         bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
@@ -183,8 +186,8 @@ def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
 def attend(inputs: AttentionInputs) -> Tensor:
     """`softmax(scale q k^T) v`: by explicit products for few words, else by `scaled_dot_product_attention`.
 
-    The explicit products take dims that only q, k or v has (heads of one, states of a selector) as more rows or columns
-    of one matrix; dims that several of them have are a batch.
+    In the explicit products, dims that only one of q, k and v has (such as states of a selector) become rows or columns
+    of one matrix. Dims that several of them have become a batch.
     """
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     if n * m > MAX_EXPLICIT_PAIRS:
@@ -222,7 +225,7 @@ def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
-    """The bias of the scores, with minus infinity for the words that are not read; None if there is neither."""
+    """The bias of the scores, with minus infinity for words that are not read; None without a bias and a mask."""
     if inputs.mask is None:
         return inputs.bias
     hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device)
@@ -243,6 +246,7 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
 
 
 def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
+    """Attention by torch's `scaled_dot_product_attention`."""
     q, k, v, mask, is_causal = inputs.q, inputs.k, inputs.v, None if inputs.is_causal else inputs.mask, inputs.is_causal
     if inputs.bias is not None:
         mask = inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf)
@@ -267,7 +271,7 @@ def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
 def _grouped_query_attention(
     inputs: AttentionInputs, leading: Sequence[int], mask: Tensor | None, *, is_causal: bool
 ) -> Tensor:
-    """`softmax(scale q k^T) v` where the heads of a group share k and v, which are not copied for each head."""
+    """`softmax(scale q k^T) v` for groups of heads that share k and v, without copies of k and v for each head."""
     *outer, groups, heads = leading
     q = inputs.q.expand(*leading, -1, -1).reshape(-1, groups * heads, *inputs.q.shape[-2:])
     k, v = (
@@ -283,7 +287,7 @@ def _grouped_query_attention(
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """The leading dims of an attention by operand: those of q only, k only, v only, or of several (`shared`)."""
+    """The leading dims of an attention by operand: dims of q only, of k only, of v only, or of several (`shared`)."""
 
     sizes: tuple[int, ...]
     shared: tuple[int, ...]
@@ -316,7 +320,7 @@ class AttentionDims:
 
 
 def classify_dims(inputs: AttentionInputs, *extra: Tensor) -> AttentionDims:
-    """Classify the leading dims of an attention; dims of its mask, its bias and of `extra` count as shared."""
+    """Classify the leading dims of an attention; dims of its mask, its bias and `extra` count as shared."""
     rank = inputs.q.dim() - 2
     qkv_shapes = [list(x.shape[:rank]) for x in (inputs.q, inputs.k, inputs.v)]
     extra_shapes = [_get_leading_sizes(x, rank) for x in (inputs.mask, inputs.bias, *extra) if x is not None]

@@ -1,4 +1,4 @@
-"""What a TPM reads in a run: the context of its node, and the values of its parents, aligned with its words."""
+"""Gather the inputs of a TPM in a run: the context of its node, and the values of parents, aligned with its words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move_to_device(
 
 
 def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]) -> torch.device:
-    """The device of the node's parameters; without parameters, that of its largest parent (the last of equal ones)."""
+    """The device of the node's parameters; without parameters, the device of its largest parent."""
     for value in context.parameters.values():
         return value.device
     greatest = max([parent.numel() for parent in parents], default=0)
@@ -53,7 +53,7 @@ def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
 
 
 def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """A value of a group with all dims of the layout; missing ones are added in front, of size 1."""
+    """A value of a group with all dims of the layout; missing dims are prepended, of size 1."""
     return state.layout.pad_dims(value, len(spec.shape))
 
 
@@ -69,7 +69,7 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         The context, and for each slot a value `[*layout, *collected, *shape]`.
 
     Raises:
-        UnsupportedError: A parent is random and continuous, and has no value.
+        UnsupportedError: A continuous random parent has no value.
     """
     read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -79,7 +79,7 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         if value is None:  # its value was released, as no later component reads it
             value = get_known_value(state, parent.index)
         if value is None:
-            if parent.index not in state.network.graph.recurrent:  # in a scan, no word of it is computed yet
+            if parent.index not in state.network.graph.recurrent:  # else, in a scan, no word of it is computed yet
                 raise unset_parent_error(state.network.specs[parent.index].group.name)
             value = get_initial_value(state, parent)
         stack = state.network.specs[parent.index].group.word_stack
@@ -109,7 +109,7 @@ def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
 def _zero_out_of_reach(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, selector: int
 ) -> Tensor:
-    """Set the value of a picked word to zero where it is out of reach; such a state has probability zero."""
+    """Set the value of a picked word to zero if it is out of reach; such a state has probability zero."""
     stack = state.network.specs[parent.index].group.word_stack or ""
     n = state.word_counts[spec.group.word_stack] if spec.group.word_stack is not None else 1
     is_read = _build_reach_mask(state, parent, n, state.word_counts[stack])
@@ -122,7 +122,7 @@ def _zero_out_of_reach(
 def _select_words(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
 ) -> Tensor:
-    """A parent's value at the words that are read: aligned with the child's words, or a collection dim after them."""
+    """The value of a parent at the words that are read: aligned with the child's words, or in a collection dim."""
     axis = state.layout.word_dim
     n = value.shape[axis]
     match parent.reach.kind:
@@ -145,7 +145,7 @@ def _select_words(
 
 
 def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
-    """The mask of the words that are present, in the layout; None if all are, or for a group without words."""
+    """The mask of words, false for padding, in the layout; None without padding, or for a group without words."""
     if stack is None or stack not in state.present:
         return None
     present, layout = state.present[stack], state.layout
@@ -153,7 +153,7 @@ def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
 
 
 def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Tensor:
-    """A value with zero, or state 0, at padding words."""
+    """A value with zero, or state 0, at padding."""
     present = get_present_mask(state, stack)
     if present is None:
         return value
@@ -162,11 +162,11 @@ def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Ten
 
 
 def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tensor:
-    """The value at the last word of each sentence that is present, `[*layout, *shape]` with one word."""
+    """The value at the last word of each sentence before padding, `[*layout, *shape]` with one word."""
     axis = state.layout.word_dim
     if stack not in state.present:
         return value.narrow(axis, value.shape[axis] - 1, 1)
-    # The running count of present words is maximal from the last one on, and argmax returns the first maximum.
+    # The running count of words is maximal from the last word on, and argmax returns the first maximum.
     last = state.present[stack].long().cumsum(-1).argmax(-1).to(value.device)
     shape = [1] * value.dim()
     shape[state.layout.batch_dim] = -1
@@ -206,7 +206,7 @@ def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack
 
 
 def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
-    """The padding words that read no word. They read all words instead, as the softmax of an empty row is NaN.
+    """The padding that reads no word. It reads all words instead, because the softmax of an empty row is NaN.
 
     No value depends on them, since no word reads padding.
     """
@@ -231,8 +231,8 @@ def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int)
 def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
     """The entry of a dim that a selector picks; a view if the selector is enumerated.
 
-    The states of an enumerated selector are 0, 1, ... along its own dim, so picking entry s in state s for all s moves
-    the picked dim to the place of the selector's dim: a transpose, not a gather.
+    The states of an enumerated selector are 0, 1, ... along its dim. To pick entry s in state s for all s, the picked
+    dim becomes the selector's dim: this is a transpose, not a gather.
     """
     if selector in state.layout.enumerated and selector not in state.patched:
         position = state.layout.enumerated.index(selector)
@@ -254,7 +254,7 @@ def build_context(
     mask: Mapping[str, Tensor] | None = None,
     word: int | None = None,
 ) -> EvalContext:
-    """The context of a group: its parameters in the dims of the layout, its positions, and what the caller passes."""
+    """The context of a group: its parameters in the layout, its positions, and the indices and masks of the caller."""
     layout, group = state.layout, spec.group
     parameters = {}
     for name in spec.parameters:

@@ -43,16 +43,16 @@ T = TypeVar("T")
 
 
 class CompiledModule(nn.Module):
-    """`module(x, mask=None, want=None, do=None)`: a batch of sentences in, values out.
+    """The compiled net, an `nn.Module` that computes values of node groups for a batch of sentences.
 
-    `x` is `[batch, word, dim]` vectors or `[batch, word]` ids (a mapping from stack if there are several), `mask` is
-    true where a word is present, `want` names groups of nodes (`"x_1"`); by default the last state or readout. A value
-    is `[*states, batch, *plates, word, *shape]`; of a random group its logits or its mean. The parameters are the net's
-    tensors, under their names with `/` for `.`.
+    `module(x, mask)` returns the value of the last hidden state or readout, and `module(x, mask, want=["x_1"])` returns
+    the values of other node groups by name. A value is a tensor `[*states, batch, *plates, word, *shape]`, with one
+    leading dimension for each latent choice on which it depends; for a random group it is the logits or the mean. The
+    module shares the tensors of the net as its parameters. In their names, `/` replaces `.`.
 
     Args:
         network: The net.
-        check_values: Whether to check the numbers of states, ids and masks.
+        check_values: Whether to check that ids, states and masks are in range.
     """
 
     def __init__(self, network: Network, *, check_values: bool = True) -> None:
@@ -88,21 +88,24 @@ class CompiledModule(nn.Module):
         given: Mapping[str, Tensor] | None = None,
         gates: Mapping[str, Tensor] | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """Compute values of a batch of sentences.
+        """Compute the values of node groups for a batch of sentences.
 
         Args:
-            x: The words, `[batch, word, dim]` vectors or `[batch, word]` ids; a mapping from stack for several.
-            mask: Which words are present, `[batch, word]`; all by default.
-            want: The groups of nodes to compute; the module's `output` by default.
-            do: Values of groups that are set, `[batch, *plates, word, *shape]`.
-            given: Values of further input groups.
-            gates: Factors of the values of groups, `[batch, *plates]`; zero turns a head off.
+            x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; in a net with several stacks, a mapping
+                from stack.
+            mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
+            want: The names of the node groups to compute; by default the module's `output`.
+            do: Values of node groups that are set, a mapping from name to `[batch, *plates, word, *shape]`, or to
+                states `[batch, *plates, word]`.
+            given: Values of further input groups, a mapping from name.
+            gates: Factors by which values of node groups are multiplied, a mapping from name to `[batch, *plates]`; 0
+                turns a head off.
 
         Returns:
-            The value of `output`, or a dict of values by name if `want` is given.
+            The value of `output`; if `want` is given, a dictionary of values by name.
 
         Raises:
-            UnsupportedError: One batched pass cannot compute them.
+            UnsupportedError: One batched pass cannot compute these values.
         """
         names = (self.output,) if want is None else validate_outputs(want)
         state, plan = self.run(ExecutionRequest(names, x, mask, given, do, gates=gates))
@@ -120,28 +123,30 @@ class CompiledModule(nn.Module):
         do: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute `P(j | i)` of attention nodes, and further values, in one run.
+        """Compute the attention weights `P(j | i)` of node groups, and values of other groups, in one run.
 
         Args:
-            x: The words, as for the module itself.
-            mask: Which words are present, `[batch, word]`; all by default.
-            nodes: The groups of nodes that read words; all of them by default.
-            want: Further groups to compute.
-            do: Values of groups that are set.
-            given: Values of further input groups.
+            x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; in a net with several stacks, a mapping
+                from stack.
+            mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
+            nodes: The names of node groups with attention; by default all of them.
+            want: The names of further groups whose values are computed.
+            do: Values of node groups that are set, a mapping from name.
+            given: Values of further input groups, a mapping from name.
 
         Returns:
-            The attention weights by group, `[*states, batch, *plates, word, word read]`, and the values of `want`.
+            The attention weights, a dictionary from group to `[*states, batch, *plates, word i, word j]`, and the
+            dictionary of the values of `want`.
 
         Raises:
-            UnsupportedError: A group is set, or computed word by word.
+            UnsupportedError: A group is set, or is computed word by word.
         """
         readers = {
             m.group.name: m.group.index for m in self.network.specs if m.has_word_attention and not m.tpm.is_random
         }
         for name in validate_outputs([] if nodes is None else nodes):
             if name not in readers:
-                raise unknown_name_error("family that reads words", name, readers)
+                raise unknown_name_error("node group with attention", name, readers)
         requested = {name: readers[name] for name in (readers if nodes is None else nodes)}
         names = validate_outputs(want)
         recorded = frozenset(requested.values())
@@ -151,23 +156,24 @@ class CompiledModule(nn.Module):
             weights = state.attention_weights[index]
             if weights is None:
                 spec = self.network.specs[index]
-                actual = "one that is set" if index in state.known else "one that is computed word after word"
-                raise UnsupportedError(spec.group.name, expected="a family that reads all words at once", actual=actual)
+                reason = "it is set by do=" if index in state.known else "it is computed word by word"
+                raise UnsupportedError(f"{spec.group.name}: its attention is not available, because {reason}")
             attention[name] = _drop_absent_dims(state, self.network.specs[index], weights)
         outputs = zip(names, plan.outputs, strict=True)
         return attention, {name: self.compute_output(state, name, index) for name, index in outputs}
 
     def run(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
-        """Compute all values that the outputs need, except those of `deferred` groups, in one layout.
+        """Compute all values that the outputs require, except those of `deferred` groups, in one layout.
 
         Args:
-            request: The outputs, the sentences, the interventions.
+            request: The outputs, the sentences and the interventions.
 
         Returns:
             The state with the values, by the index of their group, and its plan.
 
         Raises:
-            UnsupportedError: One batched pass cannot compute them; `find_requirements` tells it beforehand.
+            UnsupportedError: One batched pass cannot compute the values. `find_requirements` returns the same error
+                without a computation.
 
         >>> import bnet_transformer as bt
         >>> module = bt.bayesuvius(dim=4).module()
@@ -187,9 +193,9 @@ class CompiledModule(nn.Module):
         set_values = {name: value for name, (value, _) in patches.items()}
         patch_values = self.validate_values("do", set_values, word_counts, batch)
         rows = {self.network.graph.get_group(name).index: row for name, row in (request.attention_rows or {}).items()}
-        # Folding maps into an attention costs one product of two weights, and saves a map of every word: it pays where
-        # there are more words than features. A folded attention has no v to mix by given rows, records no P(j | i), and
-        # its q, k, v have no value to perturb.
+        # Folding maps into an attention costs one product of two weights and saves one map of each word, so it is
+        # faster if there are more words than features. A folded attention cannot use given rows (it has no v) or record
+        # P(j | i), and its q, k and v have no value to perturb.
         fold = not (recorded or perturbations or rows) and batch * max([0, *word_counts.values()]) > self.max_width
         modified = frozenset({*patch_values, *rows, *gates, *perturbations})
         known, plan_args = frozenset(assigned), (request.enumerate_too, request.deferred, modified, recorded)
@@ -230,11 +236,15 @@ class CompiledModule(nn.Module):
         return state, plan
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A cached result that depends only on the net and a key: plans, query analyses, compiled functions.
+        """Cache a result that depends only on the net and a key: a plan, the analysis of a query, a compiled function.
 
         Args:
-            key: All that the result depends on besides the net; its first entry names the kind of result.
-            make: The function that computes it; called once for each key.
+            key: The key. It contains all, except the net, on which the result depends; its first entry is the kind of
+                result.
+            make: The function that computes the result; it is called once for each key.
+
+        Returns:
+            The result.
         """
         if key not in self._cache:
             self._cache[key] = make()
@@ -253,7 +263,21 @@ class CompiledModule(nn.Module):
         fold: bool = False,
         word_counts: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The cached plan of some outputs; see `network_to_plan`. Only error messages use `word_counts`."""
+        """The cached plan of some outputs.
+
+        Args:
+            outputs: The names of the requested groups.
+            known: The indices of groups whose values are given (inputs, `do`, evidence).
+            enumerate_too: Choices to enumerate even if no value depends on them.
+            deferred: Groups that are not computed, although their parents are.
+            patched: Groups of which some nodes are set.
+            transient: Deterministic groups that are computed and then dropped.
+            fold: Whether to fold linear maps into attentions.
+            word_counts: The number of words of each stack, for error messages only.
+
+        Returns:
+            The plan.
+        """
         options: dict[str, Any] = {"fold": fold, "deferred": deferred, "patched": patched, "transient": transient}
         return self.memoize(
             ("plan", outputs, known, enumerate_too, *options.values()),
@@ -270,7 +294,18 @@ class CompiledModule(nn.Module):
         patched: Collection[int] = (),
         word_counts: Mapping[str, int] | None = None,
     ) -> Requirements:
-        """The cached requirements of some outputs, with all inputs known; see `compiler.plan.find_requirements`."""
+        """The cached requirements of some outputs, if all inputs are known.
+
+        Args:
+            outputs: The names of the requested groups.
+            known: The indices of groups, in addition to the inputs, whose values are given.
+            enumerate_too: Choices to enumerate even if no value depends on them.
+            patched: Groups of which some nodes are set.
+            word_counts: The number of words of each stack, for error messages only.
+
+        Returns:
+            The groups to compute, the choices to enumerate, and the error if one pass cannot compute the outputs.
+        """
         indices = [self.network.graph.get_group(name).index for name in outputs]
         known, patched_ids = self._input_indices.union(known), frozenset(patched)
         return self.memoize(
@@ -281,7 +316,16 @@ class CompiledModule(nn.Module):
         )
 
     def compute_output(self, state: ExecutionState, name: str, index: int) -> Tensor:
-        """The value of a group in a run (of a random one its logits or its mean), without dims that it lacks."""
+        """The value of a group after a run; for a random group the logits or the mean.
+
+        Args:
+            state: The state of the run.
+            name: The name of the group.
+            index: The index of the group.
+
+        Returns:
+            A tensor `[*states, batch, *plates, word, *shape]`, without the dimensions that the group does not have.
+        """
         spec = self.network.specs[index]
         if index in state.values and (spec.tpm.kind == "deterministic" or index in state.known):
             return _drop_absent_dims(state, spec, state.values[index])
@@ -294,7 +338,20 @@ class CompiledModule(nn.Module):
     def validate_values(
         self, subject: str, values: object, word_counts: Mapping[str, int], batch: int
     ) -> dict[int, tuple[str, Tensor]]:
-        """Values by the index of their group, with their names in messages; refuses unknown names, wrong shapes."""
+        """Check values of groups, for `do`.
+
+        Args:
+            subject: The argument, for messages.
+            values: A mapping from the name of a group to its value.
+            word_counts: The number of words of each stack.
+            batch: The number of sentences.
+
+        Returns:
+            The name in messages and the value, by the index of the group.
+
+        Raises:
+            BNetError: A name is unknown, or a value has a wrong type or shape.
+        """
         indexed = index_by_group(self.network, subject, values)
         batch = infer_batch_size(self.network, indexed, batch)
         for index, (name, value) in indexed.items():
@@ -302,24 +359,39 @@ class CompiledModule(nn.Module):
         return indexed
 
     def _check_value(self, index: int, subject: str, value: Tensor, word_counts: Mapping[str, int], batch: int) -> None:
+        """Raise an error for a value of a wrong type or shape."""
         like = next(iter(self.store.values()), None)
         check_value(
             self.network, self.network.specs[index], subject, value, word_counts=word_counts, batch=batch, like=like
         )
 
     def validate_inputs(self, x: StackTensors | None, given: Mapping[str, Tensor] | None) -> ValidatedInputs:
-        """Check the inputs of a batch; an `ExecutionRequest` takes the result as `x`, without `given`."""
+        """Check the inputs of a batch.
+
+        Args:
+            x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; in a net with several stacks, a mapping
+                from stack.
+            given: Values of further input groups, a mapping from name.
+
+        Returns:
+            The checked inputs; an `ExecutionRequest` takes them as `x`, without `given`.
+
+        Raises:
+            BNetError: An input is missing, or has a wrong type or shape.
+        """
         stacks = self._stacks
         if not stacks and isinstance(x, Tensor):
-            raise BNetError("x", expected="None: the net has no words", actual="a tensor", allowed="given=, do=")
+            hint = "Pass values of input nodes as given=, and values of other nodes as do="
+            raise BNetError("x", expected="None: the net has no words", actual="a tensor", hint=hint)
         if len(stacks) > 1 and x is not None and not isinstance(x, Mapping):
             raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), actual="one tensor")
         by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
         inputs = index_by_group(self.network, "given", given)
         for index, (label, _) in inputs.items():
             if self.network.specs[index].tpm.kind != "input":
-                hint = ", ".join(m.group.name for m in self._input_specs) + "; do= sets any node"
-                raise BNetError(label, expected="a node that is given", actual="one that is not", allowed=hint)
+                inputs_text = ", ".join(m.group.name for m in self._input_specs)
+                hint = "Use do= to set another node"
+                raise BNetError(label, expected="an input node", allowed=inputs_text or None, hint=hint)
         word_counts: dict[str, int] = {}
         for stack, value in by_stack.items():
             if stack not in stacks:
@@ -328,7 +400,7 @@ class CompiledModule(nn.Module):
             spec = self._find_main_input(stack, label, check_mapping("given", given))
             if not is_dense(value) or value.dim() < 2:
                 actual = tuple(value.shape) if is_dense(value) else value
-                raise BNetError(label, expected="[batch, word] ids or [batch, word, dim] vectors", actual=actual)
+                raise BNetError(label, expected="ids [batch, word] or vectors [batch, word, dim]", actual=actual)
             word_counts[stack] = value.shape[1]
             if spec is not None:
                 inputs[spec.group.index] = label, value
@@ -344,7 +416,7 @@ class CompiledModule(nn.Module):
     def _complete_inputs(
         self, inputs: dict[int, tuple[str, Tensor]], word_counts: dict[str, int], by_stack: Mapping[str, Tensor]
     ) -> ValidatedInputs:
-        """Fill in defaults, and refuse missing inputs, wrong shapes, and numbers of words that the net cannot read."""
+        """Add defaults; raise errors for missing inputs, wrong shapes, and numbers of words that do not fit the net."""
         values = [*by_stack.values(), *(value for _, value in inputs.values())]
         first = values[0] if values else torch.zeros(1)
         for spec in self._input_specs:
@@ -356,13 +428,11 @@ class CompiledModule(nn.Module):
         missing = [m.group.name for m in self._input_specs if m.group.index not in inputs]
         missing += [f"stack {stack!r}" for stack in self._stacks if stack not in word_counts]
         if missing:
-            raise BNetError(
-                "x", expected="a value for every given node and stack", actual="none for " + ", ".join(missing)
-            )
+            raise BNetError(f"x: there is no value for {', '.join(missing)}", hint="Pass it as x or given=")
         batch = infer_batch_size(self.network, inputs, first.shape[0] if by_stack else 1)
         if batch == 0:
             label = ", ".join(label for label, _ in inputs.values())
-            raise BNetError(label, expected="at least one sentence", actual="none")
+            raise BNetError(label, expected="at least one sentence", actual="an empty batch")
         for index, (label, value) in inputs.items():
             self._check_value(index, label, value, word_counts, batch)
         if not torch.compiler.is_compiling():
@@ -370,27 +440,36 @@ class CompiledModule(nn.Module):
         return ValidatedInputs(inputs, word_counts, batch, first.device)
 
     def _check_words(self, word_counts: Mapping[str, int]) -> None:
-        """Refuse numbers of words that the reaches and positions of the net do not allow; each is checked once."""
+        """Raise an error for numbers of words that the reaches and positions of the net do not allow."""
         for stack, count in word_counts.items():
             check_int(f"words of stack {stack!r}" if stack else "words", count)
         check_word_counts(self.network, word_counts)
 
     def _find_main_input(self, stack: str, subject: str, given: Mapping[str, Tensor]) -> NodeSpec | None:
-        """The input group of a stack that `x` fills, which `given` must not have; refuses two values for one group."""
+        """The input group of a stack whose value is `x`; a value for the same group in `given` is an error."""
         candidates = [spec for spec in self._input_specs if spec.group.word_stack == stack and not spec.group.plates]
         main = find_main_input([spec for spec in candidates if spec.group.name not in given])
         is_filled = main is None or main.tpm.default is not None
         first_choice = find_main_input(candidates)
         if is_filled and first_choice is not None and first_choice.group.name in given:
             name = first_choice.group.name
-            raise BNetError(f"{subject} and given[{name!r}]", expected=f"one value for {name}", actual="two")
+            raise BNetError(f"pass {subject} or given[{name!r}], not both: each is the value of {name}")
         return main
 
     def check_mask(self, outputs: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
-        """Refuse a mask that leaves a sentence no word, or a word nothing to read; parameters may be on any device."""
+        """Raise an error if a mask leaves a sentence without words, or a word without words to read.
+
+        Args:
+            outputs: The names of the groups that will be computed.
+            x: The words of each stack.
+            mask: The mask of each stack, booleans `[batch, word]`.
+
+        Raises:
+            BNetError: A sentence has no word, or a word has no word to read.
+        """
         word_counts, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
         specs, present = self.network.specs, check_mask(mask, word_counts, len(first))
-        # The mask is the same for all choices, so they count as known, even if they could not be enumerated.
+        # The mask does not depend on choices, so they count as known, even if they cannot be enumerated.
         choices = frozenset(m.group.index for m in specs if m.tpm.kind == "discrete" and m.group.name not in outputs)
         plan = self.plan(outputs, choices, word_counts=word_counts)
         layout = TensorLayout((), tuple(self.network.graph.plate_sizes))
@@ -401,7 +480,7 @@ class CompiledModule(nn.Module):
 
 
 def find_default_output(network: Network) -> str:
-    """The group that a module returns by default: the last readout, else the last state."""
+    """The group that a module returns by default: the last readout, or without readouts the last hidden state."""
     last = network.specs[-1].group
     for stack in network.declaration.stacks:
         nodes = stack.epilogue or stack.slice or stack.prologue
@@ -414,7 +493,7 @@ def find_default_output(network: Network) -> str:
 
 
 def _drop_absent_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """A value without the dims of plates and words that its group lacks, and of states it does not depend on."""
+    """A value without the dims of plates and words that its group does not have, and of states without effect."""
     layout, group = state.layout, spec.group
     drop = {k for k in range(layout.batch_dim) if value.shape[k] == 1 and state.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in group.plates}

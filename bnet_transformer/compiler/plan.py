@@ -1,7 +1,7 @@
 """First pass, network to plan: the node groups that the outputs need, in order, and the choices to enumerate.
 
 The plan also merges matrix products. Linear maps of one vector are *fused*: `[q k v] = [W_q W_k W_v] x`. Linear maps
-around an attention are *folded* into it where that costs less:
+before and after an attention are *folded* into it if that costs less:
 `q_i . k_j = x_i . (W_q^T W_k) x_j`, and `sum_j P(j | i) W_v x_j = W_v sum_j P(j | i) x_j`.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -17,14 +18,41 @@ from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
 ValueDims = Mapping[int, frozenset[object]]
-CROSS_WORD_HINT = (  # the advice where one value depends on the choices of several words
-    "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
+CROSS_WORD_HINT = (  # of the error for a value that depends on the choices of several words
+    "Set or observe this choice, or use net.sentence(...), which sums over joint states up to a budget"
 )
+
+
+class StructureError(UnsupportedError):
+    """The structure of the net, the evidence or the interventions rules a batched computation out.
+
+    Args:
+        message: What is not possible, and why.
+        node: The node or the node group that is the reason.
+        reason: The reason as a clause, by default the message.
+        hint: What to do instead, as a sentence without its full stop.
+        remedy: What would make the computation possible, as an instruction.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str = "",
+        reason: str | None = None,
+        hint: str | None = None,
+        remedy: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(message, hint=hint, **options)
+        self.node = node
+        self.reason = reason or message
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
 class Fold:
-    """An attention that reads x in place of q, k (and v): its node with x as parents, and the weights to apply to x."""
+    """An attention that reads x instead of q, k (and v): its node with x as parents, and the weights to apply to x."""
 
     spec: NodeSpec
     W_q: ParentSpec
@@ -41,7 +69,7 @@ def find_folds(
     retained: set[int],
     known: Collection[int],
 ) -> dict[int, Fold]:
-    """The attentions of a plan that are cheaper with their maps folded in; `retained` values must be computed."""
+    """The attentions of a plan that cost less with folded maps; the `retained` values must be computed."""
     order = [index for component in components for index in component]
     value_dims = _find_value_dims(network, order, enumerated)
     num_readers = dict.fromkeys(order, 0)
@@ -60,7 +88,7 @@ def find_folds(
 
 
 def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Linear maps of one vector that can be one product: the first of them -> all of them.
+    """Linear maps of one vector that can be one product: a mapping from the first map to all of them.
 
     All their weights must be computed before the first map.
     """
@@ -80,6 +108,7 @@ def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection
 
 
 def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, foldable: set[int]) -> Fold | None:
+    """The fold of an attention if it is possible and costs less; else None."""
     tpm = spec.tpm
     assert isinstance(tpm, Attention)
     # Associativity: (W_q x_i) . (W_k x_j) = x_i . (W_q^T W_k x_j). A rotation between W and x depends on the positions,
@@ -125,7 +154,7 @@ def _is_map(spec: NodeSpec) -> bool:
 
 
 def _find_value_dims(network: Network, order: Sequence[int], enumerated: set[int]) -> ValueDims:
-    """The dims, besides batch and word, along which each value varies: plates and enumerated node groups."""
+    """The dims, in addition to batch and word, along which each value varies: plates and enumerated node groups."""
     value_dims: dict[int, frozenset[object]] = {}
     for index in order:
         group = network.specs[index].group
@@ -144,16 +173,17 @@ def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run computes. Numbers are indices of node groups.
+    """The computations of one run. Numbers are indices of node groups.
 
     Args:
-        components: Strongly connected components in topological order; the groups of one read each other word by word.
-        released: For each component, the groups that nothing reads after it: their values are dropped.
+        components: Strongly connected components in topological order; the groups of one component read each other
+            word by word.
+        released: For each component, the groups that no later component reads: their values are dropped.
         enumerated: Discrete groups, each of which has a leading dim of its states.
         outputs: The requested groups.
         folds: Attentions into which their linear maps are folded.
-        fused_maps: The first of several linear maps of one vector -> all of them.
-        deferred: Groups that the caller computes; all that they read is computed here.
+        fused_maps: A mapping from the first of several linear maps of one vector to all of them.
+        deferred: Groups that the caller computes; their parents are computed here.
         recurrent: Groups that are computed word by word.
     """
 
@@ -186,7 +216,7 @@ def network_to_plan(
         outputs: The names of the requested groups.
         known: Groups whose values are given (inputs, `do`, evidence).
         enumerate_too: Choices to enumerate even if no value depends on them.
-        fold: Whether to fold maps into attentions; worth it where there are more words than features.
+        fold: Whether to fold maps into attentions, which is faster if there are more words than features.
         deferred: Groups that are not computed, although their parents are.
         patched: Groups of which some nodes are set.
         transient: Deterministic groups that are computed and then dropped.
@@ -225,11 +255,11 @@ def network_to_plan(
 
 @dataclass(frozen=True)
 class Requirements:
-    """The groups to compute, the choices among them to enumerate, and the error if there can be no plan."""
+    """The groups to compute, the choices to enumerate among them, and the error if there is no plan."""
 
     required: frozenset[int]
     enumerated: frozenset[int]
-    fault: UnsupportedError | None
+    fault: StructureError | None
 
 
 def find_requirements(
@@ -242,11 +272,11 @@ def find_requirements(
     transient: frozenset[int] = frozenset(),
     word_counts: Mapping[str, int] | None = None,
 ) -> Requirements:
-    """Find what a plan must compute; an error is returned, not raised.
+    """Find the groups that a plan must compute; an error is returned, not raised.
 
     Args:
         network: The net.
-        outputs: Requested groups; of a random one its parents are needed.
+        outputs: Requested groups; for a random group, its parents are computed.
         known: Groups whose values are given (inputs, `do`, evidence).
         enumerate_too: Choices to enumerate even if no value depends on them.
         patched: Groups of which some nodes are set.
@@ -255,7 +285,7 @@ def find_requirements(
     """
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
-    fault: UnsupportedError | None = None
+    fault: StructureError | None = None
     stack = [parent for index in outputs for parent in _get_required_parents(network, index, known, is_output=True)]
     stack += [index for index in (*outputs, *transient) if not network.specs[index].tpm.is_random or index in known]
     while stack:
@@ -277,15 +307,17 @@ def find_requirements(
     return Requirements(frozenset(needed), frozenset(enumerated), fault)
 
 
-def unset_parent_error(name: str) -> UnsupportedError:
-    """The error for a continuous random group that is read and has no value."""
-    expected = "a value (do= or evidence) for all of it, for it is random and real, and others read it"
-    return UnsupportedError(name, expected=expected, actual="none")
+def unset_parent_error(name: str) -> StructureError:
+    """The error for a continuous random group that has children and no value."""
+    return StructureError(
+        f"{name} is random and continuous, other nodes depend on it, and it has no value",
+        node=name,
+        hint=f"Set or observe all nodes of {name}",
+        remedy=f"set or observe all nodes of {name}",
+    )
 
 
-def _find_patch_error(
-    network: Network, patched: Collection[int], enumerated: Collection[int]
-) -> UnsupportedError | None:
+def _find_patch_error(network: Network, patched: Collection[int], enumerated: Collection[int]) -> StructureError | None:
     """The error for a group of which some nodes are set, if a run cannot mix set and computed values.
 
     Set and computed values can be mixed if all words are computed or enumerated at once, and in a scan if the group is
@@ -296,10 +328,13 @@ def _find_patch_error(
         if (recurrent and isinstance(spec.tpm, Attention)) or (
             spec.tpm.is_random and (recurrent or index not in enumerated)
         ):
-            return UnsupportedError(
-                spec.group.name,
-                expected="all nodes of a family set, or none, where they are random or attend word after word",
-                actual="some of them",
+            reason = "random" if spec.tpm.is_random else "a recurrent attention"
+            name = spec.group.name
+            return StructureError(
+                f"some nodes of {name} are set and others are not, which one pass cannot mix: {name} is {reason}",
+                node=name,
+                hint=f"Set all nodes of {name}, or use net.sentence(...)",
+                remedy=f"set all nodes of {name}",
             )
     return None
 
@@ -325,7 +360,7 @@ def _find_released(
 
 
 def _get_required_parents(network: Network, index: int, known: Collection[int], *, is_output: bool) -> list[int]:
-    """The groups whose values a group needs: none if its own value is given or enumerated."""
+    """The groups whose values a group requires: none if its value is given or enumerated."""
     spec = network.specs[index]
     if index in known or spec.tpm.kind == "input" or (spec.tpm.is_random and not is_output):
         return []
@@ -334,29 +369,32 @@ def _get_required_parents(network: Network, index: int, known: Collection[int], 
 
 def _find_cross_word_error(
     network: Network, index: int, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int] | None
-) -> UnsupportedError | None:
-    """The error for a choice per word that cannot be enumerated for all words in parallel.
+) -> StructureError | None:
+    """The error for a choice of each word that cannot be enumerated for all words in parallel.
 
-    Parallel enumeration gives all words one dim of states. That is exact only while each value depends on the choice of
-    at most one word: else the states of two words would have to vary independently.
+    In parallel enumeration all words share one dim of states. This is exact only if each value depends on the choice of
+    at most one word: otherwise the states of two words would have to vary independently.
     """
     reader = _find_cross_word_reader(network, index, computed, enumerated)
     if reader is None:
         return None
-    count = "" if word_counts is None else f": {_describe_joint_states(network, computed, enumerated, word_counts)}"
-    return UnsupportedError(
-        network.specs[index].group.name,
-        expected="a choice whose words do not meet, to be enumerated for all words at once",
-        actual=f"{network.specs[reader].group.name}, which reads other words' choices{count}",
-        allowed=CROSS_WORD_HINT,
+    name = network.specs[index].group.name
+    count = "" if word_counts is None else f" ({_describe_joint_states(network, computed, enumerated, word_counts)})"
+    reason = f"{network.specs[reader].group.name} depends on {name} at several words{count}"
+    return StructureError(
+        f"cannot eliminate {name} exactly in a batch: {reason}",
+        node=name,
+        reason=reason,
+        hint=CROSS_WORD_HINT,
+        remedy=f"set or observe {name}",
     )
 
 
 def _find_cross_word_reader(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
-    """The first computed group that reads a choice of other words; None if there is none."""
+    """The first computed group that depends on a choice at other words; None if there is none."""
     reached = {index} if network.specs[index].group.word_stack is not None else set()
     before: set[int] = set()
-    while reached - before:  # to a fixed point: in a recurrent component no order has all parents first
+    while reached - before:  # until a fixed point: a recurrent component has no order with all parents first
         before = set(reached)
         for child in sorted(computed):
             parents = network.specs[child].parents
@@ -372,7 +410,7 @@ def _find_cross_word_reader(network: Network, index: int, computed: set[int], en
 def _describe_joint_states(
     network: Network, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int]
 ) -> str:
-    """The number of joint states on which one value may depend, as text."""
+    """A text with the maximum number of joint states on which one value depends."""
     total = 1
     for index in enumerated:
         spec = network.specs[index]
@@ -382,4 +420,4 @@ def _describe_joint_states(
         total *= network.count_states(index, word_counts) ** nodes
     number = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
     lengths = ", ".join(f"{count} words" for count in word_counts.values())
-    return f"up to {number} joint states ({lengths})"
+    return f"up to {number} joint states for {lengths}"

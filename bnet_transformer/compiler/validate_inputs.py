@@ -1,7 +1,7 @@
 """Check the inputs of a module (names, values, masks) and reshape them to the layout of a run.
 
-Shapes and types are always checked. Numbers (ids out of range, a word that has nothing to read) are checked where they
-can be read: not within `torch.compile`, and not in a training step, whose data are checked when they are loaded.
+Shapes and types are always checked. Numbers (ids out of range, words without a word to read) are checked except within
+`torch.compile`, where they are not readable, and except in training steps, whose data are checked on loading.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_er
 def validate_outputs(outputs: object) -> tuple[str, ...]:
     """The names of the requested groups, from a list."""
     if isinstance(outputs, str):
-        raise BNetError("want", expected="a list of families", actual=repr(outputs), allowed=f"want=[{outputs!r}]")
+        hint = f"Pass want=[{outputs!r}]"
+        raise BNetError("want", expected="a list of names of node groups", actual=repr(outputs), hint=hint)
     if not isinstance(outputs, Sequence) or not all(isinstance(name, str) for name in outputs):
-        raise BNetError("want", expected="a list of families", actual=outputs)
+        raise BNetError("want", expected="a list of names of node groups", actual=outputs)
     return tuple(outputs)
 
 
 def index_by_group(network: Network, subject: str, values: object) -> dict[int, tuple[str, Tensor]]:
-    """Values by the index of their group, each with its name in messages; refuses unknown names."""
+    """Values by the index of their group, each with its name in messages; unknown names are an error."""
     validated = {} if values is None else check_mapping(subject, values)
     return {network.graph.get_group(name).index: (f"{subject}[{name!r}]", value) for name, value in validated.items()}
 
@@ -45,27 +46,27 @@ def check_value(
     batch: int | None,
     like: Tensor | None,
 ) -> None:
-    """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `describe_shape`.
+    """Raise an error for a value that is not `[batch, *plates, word, *shape]` or has a wrong type.
 
-    With `batch=None` there is no batch dim; `like` is a parameter, with the type of the net. Any device is allowed.
+    With `batch=None` there is no batch dim. `like` is a parameter, which has the type of the net. The value may be on
+    any device.
     """
     if not is_dense(value):
-        raise BNetError(
-            subject, expected="a tensor", actual=value, allowed="a dense one" if torch.is_tensor(value) else None
-        )
+        raise BNetError(subject, expected="a dense tensor" if torch.is_tensor(value) else "a tensor", actual=value)
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     is_discrete = spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
     if is_integer and not is_discrete:
-        dtype_text = "" if like is None else f" ({like.dtype}, as the parameters)"
+        dtype_text = "" if like is None else f" ({like.dtype}, the type of the parameters)"
         raise BNetError(subject, expected=f"real numbers{dtype_text}", actual=f"{value.dtype}")
     if not is_integer and (spec.tpm.is_index_valued or not value.is_floating_point()):
         kind = "ids" if spec.tpm.kind == "input" else "states"
         raise BNetError(
-            subject, expected=f"whole numbers, the {kind}" if is_discrete else "real numbers", actual=f"{value.dtype}"
+            subject, expected=f"integers, the {kind}" if is_discrete else "real numbers", actual=f"{value.dtype}"
         )
     if like is not None and not is_integer and value.dtype != like.dtype:
-        hint = f"net.to({value.dtype}), or {subject} in {like.dtype}"
-        raise BNetError(subject, expected=f"{like.dtype}, as the parameters", actual=f"{value.dtype}", allowed=hint)
+        hint = f"Convert the net by net.to({value.dtype}), or the tensor to {like.dtype}"
+        expected = f"{like.dtype}, the type of the parameters"
+        raise BNetError(subject, expected=expected, actual=f"{value.dtype}", hint=hint)
     sizes, shape = get_plate_sizes(network, spec, word_counts), () if is_integer else spec.shape
     batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
     if not is_allowed_shape(value.shape, [(*b, *sizes, *shape) for b in batches]):
@@ -77,7 +78,7 @@ def check_value(
 
 
 def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
-    """True if a shape is one of these. Sizes are compared one by one, as `torch.compile` may have symbols for them."""
+    """True if a shape is one of these. Sizes are compared one by one: `torch.compile` may make them symbolic."""
     for other in shapes:
         if len(shape) == len(other) and all([n == m for n, m in zip(shape, other, strict=True)]):  # noqa: C419
             return True
@@ -99,7 +100,7 @@ def describe_shape(spec: NodeSpec, *, is_state: bool = False) -> str:
 
 
 def infer_batch_size(network: Network, values: Mapping[int, tuple[str, Tensor]], minimum: int) -> int:
-    """The number of sentences; values of batch size 1 hold for all."""
+    """The number of sentences; values of batch size 1 are broadcast."""
     sizes = [minimum]
     for index, (_, value) in values.items() if minimum == 1 else ():
         spec = network.specs[index]
@@ -111,7 +112,7 @@ def infer_batch_size(network: Network, values: Mapping[int, tuple[str, Tensor]],
 
 
 def lay_out_value(state: ExecutionState, index: int, value: Tensor, event_shape: Sequence[int] | None = None) -> Tensor:
-    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout.
+    """Reshape a value `[batch, *plates, word, *shape]`, with or without batch, to the layout.
 
     The shape is `event_shape`, by default that of the group, or () for states.
     """
@@ -139,31 +140,30 @@ def lay_out_values(state: ExecutionState, values: Mapping[int, tuple[str, Tensor
 
 
 def validate_gates(network: Network, gates: object, batch: int, like: Tensor | None) -> dict[int, Tensor]:
-    """The gates `[batch, *plates]` by the index of their group; refuses groups whose values cannot be multiplied."""
+    """The gates `[batch, *plates]` by the index of their group; an error for groups that cannot have gates."""
     validated = {}
     for index, (label, value) in index_by_group(network, "gates", gates).items():
         spec = network.specs[index]
         is_recurrent = index in network.graph.recurrent
         is_discrete = spec.tpm.kind == "discrete" or spec.tpm.states is not None
         if is_discrete or is_recurrent or spec.tpm.is_random:
-            kind = "words one after another" if is_recurrent else "states" if is_discrete else "one that is random"
-            raise UnsupportedError(
-                label, expected="vectors, a function of their parents, all words at once", actual=kind
-            )
+            kind = "a recurrent group" if is_recurrent else "a discrete group" if is_discrete else "a random group"
+            expected = "a group of vectors that are deterministic and not recurrent"
+            raise UnsupportedError(label, expected=expected, actual=kind)
         sizes = tuple(network.graph.plate_sizes[plate] for plate in spec.group.plates)
         fits = is_dense(value) and value.dim() == 1 + len(sizes) and value.shape[1:] == sizes
         fits = fits and (len(value) in (1, batch) or (batch == 1 and len(value) > 0))
         if not fits or (like is not None and (value.dtype, value.device) != (like.dtype, like.device)):
             shape = f"[{', '.join(['batch', *spec.group.plates])}] of shape {(batch, *sizes)}"
             actual = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_dense(value) else value
-            dtype_text = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
+            dtype_text = "" if like is None else f", {like.dtype} on {like.device} as the parameters"
             raise BNetError(label, expected=f"real numbers {shape}{dtype_text}", actual=actual)
         validated[index] = value
     return validated
 
 
 def lay_out_gates(state: ExecutionState, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Gates in the layout."""
+    """Reshape gates to the layout."""
     result = {}
     for index, value in gates.items():
         spec = state.network.specs[index]
@@ -174,7 +174,7 @@ def lay_out_gates(state: ExecutionState, gates: Mapping[int, Tensor]) -> dict[in
 
 
 def check_states(state: ExecutionState, index: int, subject: str, value: Tensor) -> None:
-    """Refuse ids and states that are out of range."""
+    """Raise an error for ids and states that are out of range."""
     if value.is_floating_point() or not value.numel() or not (state.check_values and is_readable(value)):
         return
     low, high = (int(end) for end in value.aminmax())
@@ -185,14 +185,14 @@ def check_states(state: ExecutionState, index: int, subject: str, value: Tensor)
 
 
 def is_readable(value: Tensor) -> bool:
-    """True if the numbers of a tensor can be read."""
+    """True if the numbers of a tensor are readable: not within `torch.compile`, nor on the device meta."""
     return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
 
 
 def check_mask(
     mask: StackTensors | None, word_counts: Mapping[str, int], batch: int, *, check_values: bool = True
 ) -> dict[str, Tensor]:
-    """The masks `[batch, word]` by stack; refuses other types and shapes, and sentences without a word."""
+    """The masks `[batch, word]` by stack; other types and shapes, and sentences without words, are errors."""
     if mask is None:
         return {}
     if not isinstance(mask, Mapping) and len(word_counts) > 1:
@@ -209,17 +209,15 @@ def check_mask(
         fits = is_dense(present) and is_allowed_shape(present.shape, [shape, (1, word_counts[stack])])
         if not fits or present.dtype != torch.bool:
             actual = f"{present.dtype} of shape {tuple(present.shape)}" if is_dense(present) else present
-            raise BNetError(label, expected=f"booleans of shape {shape}, true where a word is", actual=actual)
+            raise BNetError(label, expected=f"booleans of shape {shape}, true for words", actual=actual)
         if check_values and is_readable(present) and not bool((has_word := present.any(-1)).all()):
             sentence = int((~has_word).nonzero()[0])
-            raise BNetError(
-                f"{label}, sentence {sentence}", expected="at least one word that is present", actual="none"
-            )
+            raise BNetError(f"{label}, sentence {sentence}: all words are masked")
     return by_stack
 
 
 def check_masked_reads(state: ExecutionState, specs: Iterable[NodeSpec]) -> None:
-    """Refuse a mask that leaves a present word nothing to read, unless its TPM allows it."""
+    """Raise an error if a mask leaves a word without words to read, unless its TPM allows it."""
     checked = set()
     for spec in specs:
         if spec.group.index in state.known or spec.tpm.can_read_empty:
@@ -233,6 +231,7 @@ def check_masked_reads(state: ExecutionState, specs: Iterable[NodeSpec]) -> None
 
 
 def _check_masked_reach(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str) -> None:
+    """Raise an error if a mask leaves a word without words to read along one reach."""
     child_stack = spec.group.word_stack
     if parent.reach.kind == "every" or (child_stack == stack and parent.reach.kind in ("causal", "window", "recent")):
         return  # each sentence has a word, and each word reads itself
@@ -249,6 +248,6 @@ def _check_masked_reach(state: ExecutionState, spec: NodeSpec, parent: ParentSpe
         reader = spec.group.name if child_stack is None else f"word {word} of {spec.group.name}"
         raise BNetError(
             f"mask, sentence {sentence}, {reader}",
-            expected=f"at least one present word of {state.network.specs[parent.index].group.name} to read",
-            actual=f"none (reach {parent.reach})",
+            expected=f"at least one word of {state.network.specs[parent.index].group.name} to read that is not masked",
+            actual=f"only masked words (reach {parent.reach})",
         )

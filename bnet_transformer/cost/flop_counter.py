@@ -1,7 +1,7 @@
 """The number of multiplications of each node group: an abstract interpretation of its plan, with dims for tensors.
 
 A product takes one multiplication for each index of its operands, as in an einsum: the dims of its factors, their
-widths, the axes that are summed. This holds for every product that the compiler makes, fused or not.
+widths, and the axes of the sum. This is true for every product that the compiler generates, fused or not.
 
 The dims of a value are plates, `word`, `BATCH`, and the indices of enumerated groups. A dim on which a value does not
 depend has size 1.
@@ -45,11 +45,18 @@ class Polynomial:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols in it."""
+        """The symbols of the polynomial."""
         return tuple(sorted({symbol for powers in self.terms for symbol in powers}))
 
     def __call__(self, n: int | Mapping[str, int]) -> int:
-        """Evaluate at one number for all symbols, or at one for each symbol."""
+        """The value of the polynomial.
+
+        Args:
+            n: One number for all symbols, or a mapping from symbol to its number.
+
+        Returns:
+            The value.
+        """
         values = n if isinstance(n, Mapping) else dict.fromkeys(self.symbols, n)
         return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
 
@@ -87,6 +94,7 @@ class SymbolicSize:
 
     @property
     def polynomial(self) -> Polynomial:
+        """The size as a polynomial in the number of words."""
         return Polynomial({(self.word_symbol,): 1}) if self.word_symbol else constant(self.count)
 
 
@@ -114,12 +122,12 @@ class SymbolicCount:
 
     @property
     def order(self) -> str:
-        """Its order of growth, `O(n d^2 + n^2 d)`: the monomials that divide no other one."""
+        """The order of growth, such as `O(n d^2 + n^2 d)`: the monomials that do not divide another monomial."""
         return format_order(self.monomials)
 
 
 def format_order(monomials: Iterable[Monomial]) -> str:
-    """The order of a sum of monomials; those that divide another one are dominated and left out.
+    """The order of a sum of monomials; monomials that divide another one are dominated and omitted.
 
     >>> format_order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), format_order([()]), format_order([])
     ('O(n^2 d + n d^2)', 'O(1)', '0')
@@ -140,11 +148,11 @@ def _format_monomial(monomial: Monomial) -> str:
 
 @dataclass(frozen=True)
 class ParentDims:
-    """One parent as a child reads it: its dims, and the collected axes along which its values differ."""
+    """A parent as a child reads it: its dims, and the collected axes along which its values differ."""
 
     dims: Dims
     axes: tuple[object, ...] = ()
-    is_collected: bool = False  # a collection over words
+    is_collected: bool = False  # whether it is a collection over words
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class SizeTable:
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """The width of each stack: that of its state, else of its first vector over words."""
+        """The width of each stack: the width of its hidden state, or else of its first vector over words."""
         widths: dict[str, int] = {}
         for stack in self.network.declaration.stacks:
             candidates = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
@@ -174,12 +182,12 @@ class SizeTable:
 
     @cached_property
     def width_symbols(self) -> dict[int, str]:
-        """The symbol of each stack's width: `d`, or `d_enc` and `d_dec` where they differ."""
+        """The symbol of the width of each stack: `d`, or `d_enc` and `d_dec` if they differ."""
         one = len(set(self.widths.values())) == 1
         return {width: "d" if one else f"d_{stack}" for stack, width in reversed(self.widths.items())}
 
     def word_size(self, stack: str | None) -> SymbolicSize:
-        """The words of a stack; 1 for a node without words."""
+        """The number of words of a stack; 1 for a node without words."""
         if stack is None:
             return SymbolicSize("", 1)
         symbol = f"n_{stack}" if len(self.word_counts) > 1 else "n"
@@ -202,7 +210,7 @@ class SizeTable:
     def count_entries(
         self, spec: NodeSpec, dims: Dims, widths: Sequence[int], axes: Sequence[SymbolicSize] = ()
     ) -> SymbolicCount:
-        """The product of some sizes; a plate times a width counts as the stack's width, if it equals that (heads)."""
+        """The product of some sizes; heads times their width is written as the stack's width if both are equal."""
         sizes = [*(self.dim_size(dim, spec) for dim in sorted(dims, key=str)), *axes]
         unmatched = list(widths)
         factors = []
@@ -220,7 +228,7 @@ class SizeTable:
         )
 
     def _get_width_symbol(self, spec: NodeSpec, width: int) -> str:
-        """The symbol of a width: that of a stack or of an input, else the node or the field of the TPM that has it."""
+        """The symbol of a width: of a stack or an input; else the name of the node or the field of the TPM."""
         known = {**self.input_symbols, **self.width_symbols, 1: ""}
         if width in known:
             return known[width]
@@ -261,13 +269,13 @@ class FlopCounter:
                 self._count_readout(network.specs[index])
 
     def flops(self, groups: Iterable[int]) -> SymbolicCount | None:
-        """Twice the multiplications of some groups, as far as they are computed; None if one of them is not known."""
+        """Twice the multiplications of those groups that are computed; None if one of them is not known."""
         counts = [self.multiplications[index] for index in groups if index in self.multiplications]
         known = [count for count in counts if count is not None]
         return sum(known, SymbolicCount()).scaled(constant(2)) if len(known) == len(counts) else None
 
     def get_value_dims(self, spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
-        """The dims of the value of a group, from those of its parents."""
+        """The dims of the value of a group, from the dims of its parents."""
         group, tpm = spec.group, spec.tpm
         plate_dims: Dims = frozenset(group.plates)
         word_dims: Dims = NO_DIMS if group.word_stack is None else frozenset({WORD})
@@ -280,7 +288,7 @@ class FlopCounter:
     def get_parent_dims(self, spec: NodeSpec, computed: Mapping[int, Dims] | None = None) -> list[ParentDims]:
         """The dims of the value in each slot of a group.
 
-        At one word of a scan, `computed` has the dims of the groups of the component that have a value already.
+        At one word of a scan, `computed` contains the dims of the groups of the component that already have a value.
         """
         parent_dims = []
         for parent in spec.parents:
@@ -300,6 +308,7 @@ class FlopCounter:
         return parent_dims
 
     def _count_group(self, spec: NodeSpec) -> None:
+        """Count the multiplications of a group, and record the dims of its value."""
         index = spec.group.index
         is_known = index in self.plan.enumerated or index in self.known
         parent_dims = [] if is_known else self.get_parent_dims(spec)
@@ -307,18 +316,19 @@ class FlopCounter:
         self._record_value(spec, self.get_value_dims(spec, parent_dims))
 
     def _record_value(self, spec: NodeSpec, dims: Dims) -> None:
+        """Record the dims and the number of entries of the value of a group."""
         self.dims[spec.group.index] = dims
         shape = () if spec.tpm.is_index_valued else spec.shape
         self.entries[spec.group.index] = self.sizes.count_entries(spec, dims, shape)
 
     def _count_multiplications(self, spec: NodeSpec, parent_dims: Sequence[ParentDims]) -> SymbolicCount | None:
-        """The multiplications of the fused attention if it applies, else those that the TPM declares."""
+        """The multiplications of the fused attention if it applies, else the products that the TPM declares."""
         tpm = spec.tpm
         if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and spec.parents[1].over == (WORD,):
             plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiler fuses these
             q, k, v = parent_dims[:3]
             if plain and WORD not in k.dims | v.dims:
-                # With rotary positions or a bias, each pair of words has its own score.
+                # With rotary positions or a bias, each pair of words has a different score.
                 has_word_scores = tpm.score.rotary is not None or tpm.bias is not None
                 return self._count_attention(spec, q, k, v, has_word_scores=has_word_scores)
         return self._count_products(spec, parent_dims)
@@ -326,7 +336,7 @@ class FlopCounter:
     def _count_attention(
         self, spec: NodeSpec, q: ParentDims, k: ParentDims, v: ParentDims, *, has_word_scores: bool
     ) -> SymbolicCount:
-        """Scores and weighted sum. With many words torch's attention is used, which broadcasts q, k and v."""
+        """The multiplications of scores and weighted sum; torch's attention, for many words, broadcasts q, k and v."""
         read = self.sizes.word_size(self.sizes.network.specs[spec.parents[1].index].group.word_stack)
         axes = [read] if has_word_scores or WORD in k.axes else []
         query_dims = q.dims | {WORD} if has_word_scores and spec.group.word_stack is not None else q.dims
@@ -348,6 +358,8 @@ class FlopCounter:
     def _count_product(
         self, spec: NodeSpec, parent_dims: Sequence[ParentDims], product: Product, excluded: Dims
     ) -> SymbolicCount:
+        """The multiplications of one product, without the dims of `excluded`."""
+
         def find_position(parent: Parent) -> int:
             return next(k for k, candidate in enumerate(spec.tpm_parents) if candidate is parent)
 
@@ -356,7 +368,7 @@ class FlopCounter:
             item = parent_dims[find_position(parent)]
             dims |= item.dims
             if item.is_collected and all(parent is not other for other in product.over):
-                dims |= {WORD}  # each word reads other entries
+                dims |= {WORD}  # each word reads different entries
         axes = []
         for parent in product.over:
             words = self.sizes.network.specs[spec.parents[find_position(parent)].index].group.word_stack
@@ -365,7 +377,7 @@ class FlopCounter:
         return self.sizes.count_entries(spec, dims - excluded, product.sizes, axes)
 
     def _count_folded_attention(self, fold: Fold) -> None:
-        """`W_q^T W_k`, this product times each x_i, the attention, and W_v times the weighted sum."""
+        """Count `W_q^T W_k`, this product times each x_i, the attention, and W_v times the weighted sum."""
         network, spec = self.sizes.network, fold.spec
         tpm_parents = [
             dataclasses.replace(parent, shape=network.specs[source.index].shape)
@@ -391,7 +403,7 @@ class FlopCounter:
             self.multiplications[index], self.entries[index] = SymbolicCount(), SymbolicCount()
 
     def _count_readout(self, spec: NodeSpec) -> None:
-        """The logits or the mean of a random output."""
+        """Count the logits or the mean of a random output."""
         index = spec.group.index
         parent_dims = self.get_parent_dims(spec)
         self.multiplications[index] = self._count_products(spec, parent_dims)
@@ -400,7 +412,7 @@ class FlopCounter:
         self.entries[index] = self.sizes.count_entries(spec, dims, () if states else spec.shape, states)
 
     def _count_scan(self, component: Sequence[NodeSpec]) -> None:
-        """A scan, word by word until no value gains a dim; every later word costs the same."""
+        """Count a scan word by word until the dims of values no longer change; all later words cost the same."""
         stack = component[0].group.word_stack
         word = self.sizes.word_size(stack)
         dims: dict[int, Dims] = {}
@@ -424,7 +436,7 @@ class FlopCounter:
 
 
 def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
-    """The dims of the value of a TPM, from those of its parents."""
+    """The dims of the value of a TPM, from the dims of its parents."""
     dims = frozenset(dim for item in parent_dims for dim in item.dims)
     if spec.parameters:
         dims |= frozenset(spec.group.plates)
@@ -433,7 +445,7 @@ def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
 
 
 def _sum_over_words(counts: Sequence[SymbolicCount | None], word: SymbolicSize) -> SymbolicCount | None:
-    """The sum over all words; the last count holds for all remaining words."""
+    """The sum over all words; all remaining words have the last count."""
     known = [count for count in counts if count is not None]
     if len(known) < len(counts):
         return None

@@ -1,4 +1,4 @@
-"""The cost of a net: a row for each node template, one for the slices of each stack, and the totals."""
+"""The cost of a net: a row for each template of nodes, a row for the slices of each stack, and the totals."""
 
 from __future__ import annotations
 
@@ -33,9 +33,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TemplateCost:
-    """The cost of one node template: all its nodes, heads and slices, for the batch.
+    """The cost of one template: all its nodes, heads and slices, for the batch.
 
-    `flops` is None if the TPM does not declare its products. Nodes that the forward pass does not compute cost nothing.
+    Nodes that the forward pass does not compute cost nothing.
+
+    Attributes:
+        template: The name of the template.
+        block: The block of the template: prologue, slice or epilogue of a stack.
+        tpm: The class of its TPM.
+        slices: The number of slices.
+        parameters: The number of parameters.
+        flops: The FLOPs; None if the TPM does not declare its products.
+        flops_in_words: The FLOPs as a polynomial in the number of words; None if they are not known.
+        order: The order of growth of the FLOPs.
+        monomials: The monomials of the FLOPs.
+        parameter_bytes: The bytes of the parameters.
+        value_bytes: The bytes of the values.
+        value_bytes_in_words: The bytes of the values as a polynomial in the number of words.
     """
 
     template: str
@@ -56,10 +70,23 @@ class TemplateCost:
 class SliceCost:
     """The cost of the slices of one stack, compared with as many dense maps of all n d inputs to all n d outputs.
 
-    `order` and `steps` are those of one slice. `steps` is the number of sequential steps: the longest chain of words,
-    each of which depends on the one before. `longest_path` is the maximum path length between two words, in hops
-    (Vaswani et al. 2017, table 1); None if no word reads another, or if it needs a table of more than 4096 rows (its
-    order is then "unknown"). The orders are empty if only the number for this many words is known.
+    The orders of steps and paths are empty if only the number for this number of words is known.
+
+    Attributes:
+        stack: The name of the stack.
+        slices: The number of slices.
+        flops: The FLOPs of all slices; None if they are not known.
+        flops_in_words: The FLOPs as a polynomial in the number of words; None if they are not known.
+        order: The order of growth of the FLOPs of one slice.
+        steps: The number of sequential steps of one slice: the longest chain of words, each of which depends on the
+            previous one.
+        steps_order: The order of growth of `steps`.
+        longest_path: The maximum path length between two words, in hops (Vaswani et al. 2017, table 1). None if no word
+            reads another, or if its computation requires a table of more than 4096 rows.
+        longest_path_order: The order of growth of `longest_path`; "unknown" if the table would be too large.
+        dense_parameters: The number of parameters of the dense maps.
+        dense_flops: The FLOPs of the dense maps.
+        dense_order: The order of growth of the FLOPs of one dense map.
     """
 
     stack: str
@@ -83,6 +110,13 @@ class Cost:
     FLOPs are those of matrix products, two for each multiplication with its addition; elementwise operations (sums,
     norms, activations, softmax) are not counted. Bytes are those of the parameters, and of the values of all nodes
     except weights, as if all of them were stored.
+
+    Attributes:
+        name: The name of the net.
+        words: The number of words of each stack.
+        batch: The number of sentences.
+        rows: The cost of each template of nodes.
+        slices: The cost of the slices of each stack.
     """
 
     name: str
@@ -93,18 +127,18 @@ class Cost:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, learnable or fixed."""
+        """The number of parameters, learnable and fixed."""
         return sum(row.parameters for row in self.rows)
 
     @property
     def flops_in_words(self) -> Polynomial | None:
-        """The FLOPs as a polynomial in the number of words; None if those of a template are not known."""
+        """The FLOPs as a polynomial in the number of words; None if the FLOPs of a template are not known."""
         known = [row.flops_in_words for row in self.rows if row.flops_in_words is not None]
         return sum(known, ZERO) if len(known) == len(self.rows) else None
 
     @property
     def flops(self) -> int | None:
-        """The FLOPs of the forward pass; None if those of a template are not known."""
+        """The FLOPs of the forward pass; None if the FLOPs of a template are not known."""
         known = [row.flops for row in self.rows if row.flops is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
@@ -129,7 +163,7 @@ class Cost:
         return sum(row.value_bytes for row in self.rows)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The rows as a pandas DataFrame; the polynomials as text."""
+        """A data frame with a row for each template of nodes; polynomials are text."""
         import pandas as pd
 
         frame = pd.DataFrame([vars(row) for row in self.rows]).drop(columns="monomials")
@@ -143,6 +177,7 @@ class Cost:
         )
 
     def _repr_html_(self) -> str:
+        """The cost as HTML tables."""
         import pandas as pd
 
         frames = [pd.DataFrame(rows, columns=head) for head, *rows in (self._template_table(), self._slice_table())]
@@ -151,16 +186,19 @@ class Cost:
         return f"<p>{escape(self._format_header())}</p>{tables}"
 
     def _format_header(self) -> str:
+        """The first line: sizes and totals."""
         words = "".join(f"{n:,} words" + (f" of {stack}, " if stack else ", ") for stack, n in self.words.items())
         flops = f"{self.flops:,} FLOPs" if self.flops is not None else "FLOPs unknown for " + ", ".join(self.unknown)
         return f"{self.name}: {words}batch {self.batch}: {self.parameters:,} parameters, {flops}, {self.order}"
 
     def _template_table(self) -> list[tuple[str, ...]]:
+        """The table of node groups."""
         head = ("template", "TPM", "slices", "parameters", "FLOPs", "in n", "order", "bytes", "bytes of values")
         rows = [(row.template, row.tpm, str(row.slices), *_format_numbers(row)) for row in self.rows]
         return [head, *rows, ("total", "", "", *_format_numbers(self))]
 
     def _slice_table(self) -> list[tuple[str, ...]]:
+        """The table of slices."""
         head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
         table: list[tuple[str, ...]] = [head]
         for item in self.slices:
@@ -176,13 +214,16 @@ def cost(
 ) -> Cost:
     """Compute the cost of one forward pass of the compiled net.
 
-    The polynomials are exact for every number of words for which the compiler chooses the same operations.
+    The polynomials are exact for all numbers of words for which the compiler chooses the same operations.
 
     Args:
         network: The net.
-        words: The number of words, or one for each stack; None for a net without words.
+        words: The number of words, or a mapping from stack to its number; None for a net without words.
         batch: The number of sentences.
-        want: The groups of nodes to compute, as for `net.module()`; by default its output.
+        want: The names of the node groups to compute; by default the outputs of `net.module()`.
+
+    Returns:
+        The cost, in total and for each template of nodes.
     """
     network = as_network(network)
     word_counts = _check_words(network, words)
@@ -211,7 +252,7 @@ def count_plan_flops(
         network: The net.
         plan: The plan.
         word_counts: The number of words of each stack.
-        known: Groups whose values are given, and are not computed.
+        known: Groups whose values are given and therefore not computed.
         batch: The number of sentences.
     """
     sizes = SizeTable(network, dict(word_counts), batch)
@@ -221,7 +262,7 @@ def count_plan_flops(
 
 
 def _check_words(network: Network, words: object) -> dict[str, int]:
-    """How many words each stack has."""
+    """The number of words of each stack."""
     stacks = network.graph.word_stacks
     if not stacks and words not in (None, {}):
         raise BNetError("words", expected="None: the net has no words", actual=words)
@@ -234,9 +275,7 @@ def _check_words(network: Network, words: object) -> dict[str, int]:
             raise unknown_name_error("stack", name, stacks)
     for name in stacks:
         if name not in words:
-            raise BNetError(
-                "words", expected="a number for each stack: " + ", ".join(stacks), actual=f"none for {name!r}"
-            )
+            raise BNetError(f"words: there is no number for stack {name!r}; the stacks are {', '.join(stacks)}")
     return {name: check_int(f"words of {name!r}", words[name]) for name in stacks}
 
 
@@ -284,12 +323,12 @@ def _describe_flops(flops: SymbolicCount | None, word_values: Mapping[str, int])
 
 
 def _get_word_values(sizes: SizeTable) -> dict[str, int]:
-    """The words of each stack, by their symbol in the polynomials."""
+    """The number of words of each stack, by its symbol in the polynomials."""
     return {sizes.word_size(stack).symbol: n for stack, n in sizes.word_counts.items()}
 
 
 def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
-    """The cost of the slices of a stack, of dense maps of all inputs to all outputs, and their paths and steps."""
+    """The cost of the slices of a stack and of dense maps of all inputs to all outputs, and their paths and steps."""
     sizes = counter.sizes
     network, word_values = sizes.network, _get_word_values(sizes)
     count = network.graph.slices[stack]
@@ -328,7 +367,7 @@ def _format_numbers(item: TemplateCost | Cost) -> tuple[str, ...]:
 
 
 def _format_with_order(count: int | None, order_text: str) -> str:
-    """A count with its order, if it has one."""
+    """A count with its order, if the order is known."""
     return order_text or "none" if count is None else f"{count:,}, {order_text}" if order_text else f"{count:,}"
 
 
@@ -341,4 +380,5 @@ def _format_table(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _justify_cell(text: str, width: int) -> str:
+    """A cell of a table, right-justified if it is a number."""
     return text.rjust(width) if text[:1].isdigit() and text.replace(",", "").isdigit() else text.ljust(width)

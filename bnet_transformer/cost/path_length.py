@@ -1,8 +1,8 @@
 """The path length between words of a stack, and the number of sequential steps of its slice.
 
-Both are columns of table 1 of Vaswani et al. 2017. A *hop* is an arrow between different words. The path length from a
-word to another is the minimum number of hops by which the state of the one reaches the state of the other, through any
-number of slices. The maximum is over the pairs of words that are connected.
+Both are columns of table 1 of Vaswani et al. 2017. A *hop* is an arrow between different words. The path length from
+one word to another is the minimum number of hops from the state of the first to the state of the second, through any
+number of slices. The maximum is over the pairs of connected words.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer.declare import Network, NodeSpec
 
-MAX_TABLE_ROWS = 4096  # of the table of all pairs of (node, word)
+MAX_TABLE_ROWS = 4096  # the maximum size of the table of all pairs of (node, word)
 
 
 @dataclass(frozen=True)
 class SliceEdge:
-    """All arrows from one node of a slice to another, by indices of `SliceGraph.nodes`, and the words they join."""
+    """All arrows from one node of a slice to another, by indices of `SliceGraph.nodes`, and the reach of words."""
 
     parent: int
     child: int
@@ -34,7 +34,7 @@ class SliceEdge:
 class SliceGraph:
     """The nodes of the last slice of a stack and the arrows within it; its input and output state are one node.
 
-    A path through the cycle is a path through several slices.
+    So a cycle in the graph is a path through several slices.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -45,7 +45,7 @@ class SliceGraph:
 def build_slice_graph(network: Network, stack: str) -> SliceGraph:
     """The slice of a stack as a graph from state to state.
 
-    Arrows from other slices than the child's do not count, nor do paths through other stacks.
+    Arrows from other slices than the child's are ignored, and so are paths through other stacks.
     """
     declared = next(s for s in network.declaration.stacks if s.name == stack)
     step = declared.slices - 1
@@ -66,9 +66,9 @@ def build_slice_graph(network: Network, stack: str) -> SliceGraph:
 
 
 def _contract_graph(graph: SliceGraph) -> SliceGraph:
-    """Remove nodes on no path between states; merge nodes that arrows within one word connect in both directions.
+    """Remove nodes that are on no path between states; merge nodes that are connected in both directions in one word.
 
-    Hops between words are not changed by a merge: its nodes reach each other without a hop.
+    A merge does not change the number of hops between words: its nodes reach each other without a hop.
     """
     arrows, word_arrows = nx.DiGraph(), nx.DiGraph()
     for digraph in (arrows, word_arrows):
@@ -103,12 +103,14 @@ def longest_path(graph: SliceGraph, n: int) -> tuple[int | None, str]:
     """The maximum path length between two of n words, and its order.
 
     Returns:
-        None if no word is connected to another. The order is empty if it is known for this n only, and "unknown" if it
-        needs a table of all pairs with more than `MAX_TABLE_ROWS` rows.
+        The length, None if no word is connected to another; and its order. The order is empty if the length is known
+        for this n only, and "unknown" if it requires a table of all pairs with more than `MAX_TABLE_ROWS` rows.
     """
     overs = [(edge.reach, [graph.nodes[k].group.word_stack for k in (edge.parent, edge.child)]) for edge in graph.edges]
     kinds = {reach for reach, words in overs if None not in words and not reach.is_positionwise}
-    kinds = {reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width}  # those that join two words
+    kinds = {
+        reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width
+    }  # reaches that join two words
     # In a graph of one node any hop can follow any other.
     is_single_node = len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
     if is_single_node and all(reach.kind in _SHIFT_KINDS for reach in kinds):
@@ -122,9 +124,9 @@ _SHIFT_KINDS = ("every", "causal", "earlier", "before", "window", "recent", "sam
 
 
 def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
-    """The path length if a word reads all words, or those up to a distance before and after it.
+    """The path length if a word reads all words, or the words up to a distance before and after it.
 
-    Hops of at most s words cover a distance of n - 1 in ceil((n - 1) / s) steps; the slower direction counts.
+    Hops of at most s words cover a distance of n - 1 in ceil((n - 1) / s) steps; the slower direction is decisive.
     """
     backward: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
     behind = max(backward.get(reach.kind, reach.width) for reach in reaches)
@@ -160,7 +162,9 @@ def _longest_table_path(graph: SliceGraph, n: int) -> int | None:
         return None
     inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
     distances = dijkstra(csgraph_from_dense(hops, null_value=np.inf), indices=inside)[:, inside]
-    word_distances = distances.reshape(len(states), n, len(states), n).min((0, 2))  # [word, word], by any of the states
+    word_distances = distances.reshape(len(states), n, len(states), n).min(
+        (0, 2)
+    )  # [word, word], the minimum over the states
     finite = word_distances[~np.eye(n, dtype=bool) & np.isfinite(word_distances)]
     return int(finite.max()) if finite.size else None
 
@@ -168,7 +172,7 @@ def _longest_table_path(graph: SliceGraph, n: int) -> int | None:
 def count_sequential_steps(network: Network, stack: str, n: int) -> tuple[int, str]:
     """The sequential steps of a slice over n words, and their order if it is known.
 
-    It is the longest chain of words each of which depends on the one before: no parallel schedule takes fewer steps.
+    It is the longest chain of words, each of which depends on the previous one: no parallel schedule has fewer steps.
     """
     step = next(s for s in network.declaration.stacks if s.name == stack).slices - 1
     longest, waits = 1, False

@@ -1,4 +1,4 @@
-"""Data of any form as tensors: text, ids, vectors, pairs, images and columns -> sentences -> batches -> data sets.
+"""Encode data of any form (text, ids, vectors, pairs, images, columns) as sentences, batches and data sets of tensors.
 
 The pipeline, in the order in which data flows:
 

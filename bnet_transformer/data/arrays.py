@@ -1,4 +1,4 @@
-"""Arrays and streams of tokens as data: arrays are checked at once, not row by row; a stream is cut into windows."""
+"""Arrays and token streams as data: whole arrays are checked at once, and a stream is split into windows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bnet_transformer.data.task import Task
 from bnet_transformer.data.word_encoder import to_integers
 from bnet_transformer.errors import BNetError, FileError
 
-PAIR_FORMS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
+PAIR_FORMS = "pairs (sentence, observations): a list of pairs, or a tuple (x, y) of arrays or lists"
 
 
 def to_host(subject: str, data: object) -> object:
-    """Copy tensors to the CPU, where minibatches are made and checked; other data are returned unchanged."""
+    """Copy tensors to the CPU, where minibatches are built and checked; other data are returned unchanged."""
     if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
         return tuple(to_host(subject, part) for part in data)
     if not isinstance(data, Tensor):
         return data
     if data.is_meta or not is_dense(data):
-        raise BNetError(subject, expected="arrays with a number in each place", actual=data)
+        raise BNetError(subject, expected="dense arrays of numbers", actual=data)
     return data.cpu()
 
 
@@ -45,11 +45,11 @@ def copy_arrays(data: object, subject: str) -> object:
 def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], subject: str) -> Batch | None:
     """Read arrays of words and observations as one batch that shares their memory.
 
-    All rows of an array have the same shape and type, so the reader checks one row: the first with an invalid number,
-    for its error, or else row 0.
+    All rows of an array have the same shape and type, so the reader checks one row only: the first row with an invalid
+    number, so that the error names it, or else row 0.
 
     Returns:
-        The batch; None for data that must be read row by row: memory-mapped files, and images, whose words are patches.
+        The batch. None for data that must be read row by row: memory-mapped files, and images, whose words are patches.
     """
     task = reader.task
     names = [*task.stacks, *(readout.group.name for readout in task.readouts)]
@@ -58,7 +58,7 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], sub
     tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
     states = [encoder.states for encoder in task.encoders.values()]
     states += [readout.tpm.states for readout in task.readouts]
-    order = zip(names, tensors, states, strict=False)  # next words are not an array of their own
+    order = zip(names, tensors, states, strict=False)  # next words have no separate array
     invalid = [_find_invalid_row(reader, value, top, is_words=name in task.encoders) for name, value, top in order]
     row = min((k for k in invalid if k is not None), default=0)
     example = read_example(reader, row, tuple(value[row] for value in tensors), subject)
@@ -73,7 +73,7 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], sub
 
 
 def _find_invalid_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
-    """The first row with an invalid number; None if there is none, or if the reader refuses the type."""
+    """The index of the first row with an invalid number; None if all are valid, or if the type is invalid."""
     if value.is_floating_point():
         invalid = ~value.isfinite() if is_words else reader.is_invalid(value)
     elif states is None or value.dtype == torch.bool or value.is_complex():
@@ -93,18 +93,20 @@ def _is_in_memory(array: Tensor | np.ndarray) -> bool:
 
 
 def map_tokens(path: str | Path) -> np.ndarray:
-    """Map a stream of tokens on disk into memory: `.npy`, or `.bin` of uint16.
+    """Map a token stream on disk into memory: a `.npy` file, or a `.bin` file of uint16 numbers.
 
     Raises:
-        FileError: for a file of another kind.
+        FileError: The file has another format.
     """
     name, expected = str(path), "a file of tokens: .npy, or .bin of uint16"
     if Path(path).suffix not in (".npy", ".bin"):
         actual = f"the suffix {Path(path).suffix!r}"
-        raise FileError(name, expected=expected, actual=actual, allowed="a sentence is told in a list")
+        raise FileError(name, expected=expected, actual=actual, hint="Pass a single sentence as a list of one")
     try:
         if Path(path).suffix == ".npy":
-            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # `.npy` only: no pickle, no archive
+            tokens: np.ndarray = np.lib.format.open_memmap(
+                path, mode="r"
+            )  # reads `.npy` only, neither pickles nor archives
         else:
             tokens = np.memmap(path, dtype=np.uint16, mode="r")
     except Exception as error:  # numpy parses the header with Python's tokenizer, which may raise anything
@@ -117,27 +119,29 @@ def map_tokens(path: str | Path) -> np.ndarray:
 def read_windows(
     task: Task, stream: Tensor | np.ndarray, words: int | None, name: str
 ) -> tuple[int, Callable[[int], Example]]:
-    """Cut a stream of tokens into windows of `words` words, each with the word after it; the last one may be shorter.
+    """Split a token stream into windows of `words` words; the targets of a window are the next words.
 
-    Consecutive windows share one token: the last target of a window is the first input of the next.
+    Consecutive windows share one token: the last target of a window is the first input of the next window. The last
+    window may be shorter.
 
     Returns:
-        The number of windows, and the function from an index to its example.
+        The number of windows, and a function that returns the example of a window, given its index.
     """
     stack = task.next_word
     if stack is None or len(task.stacks) > 1:
-        expected = "sentences: a stream is for a net of one stack that tells the next word"
+        expected = "sentences: only a net of one stack that predicts the next word takes a token stream"
         raise BNetError("data", expected=expected, actual=f"a stream of {len(stream)} tokens")
     if words is None:
-        raise BNetError("words", expected="how many words a window of the stream has", actual="None")
+        raise BNetError("words: a token stream requires the number of words of a window", hint="Pass words=")
     encoder, readout = task.encoders[stack], task.readouts[0].group.name
     states = encoder.states or 0
     encoder.check_length(words)
     if len(stream) < 2:
-        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", actual=len(stream))
+        raise BNetError(name, expected="at least 2 tokens, to predict the second from the first", actual=len(stream))
     if encoder.exact_length is not None and (len(stream) - 1) % words:
         actual = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
-        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", actual=actual)
+        expected = f"windows of exactly {words} words, the size of the net's mask table"
+        raise BNetError(name, expected=expected, actual=actual)
 
     def window(k: int) -> Example:
         ids = to_integers(name, stream[k * words : (k + 1) * words + 1])

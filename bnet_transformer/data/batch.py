@@ -20,31 +20,33 @@ UNOBSERVED = -1
 
 @dataclass(frozen=True)
 class Evidence:
-    """The observations of a group of nodes.
+    """The observed values of a node group.
 
     Args:
-        value: the values, `[batch, *plates, word, *shape]`.
-        observed: the mask of those that are observed, `[batch, *plates, word]`; None for all.
+        value: The values, `[batch, *plates, word, *shape]`; states of discrete nodes are integers without `shape`.
+        observed: The mask of observed nodes, booleans `[batch, *plates, word]`; None if all are observed.
     """
 
     value: Tensor
     observed: Tensor | None = None
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Evidence:
-        """The evidence with each of its tensors changed by a function."""
+        """The evidence with a function applied to each of its tensors."""
         return Evidence(fn(self.value), None if self.observed is None else fn(self.observed))
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentences as tensors: the input of compiled modules, training, fits and head analyses. Compared by identity.
+    """Sentences as tensors: the input of compiled modules, training, fits and head analyses.
+
+    `==` compares batches by identity; `equals` compares their contents.
 
     Args:
-        x: the words of each stack, ids `[sentence, word]` or vectors `[sentence, word, *shape]`.
-        mask: the words that are present, `[sentence, word]` for a stack; None, or no entry, where all are. The values
-            of absent words are never read.
-        evidence: the observations, by group of nodes.
-        given: further inputs, by group, `[sentence, *plates, word, *shape]`.
+        x: The words of each stack: ids `[sentence, word]` or vectors `[sentence, word, *shape]`.
+        mask: For each stack booleans `[sentence, word]`, true for words and false for padding; None, or no entry of a
+            stack, if there is no padding. The values of padding are never read.
+        evidence: The observations, a mapping from node group.
+        given: The values of further inputs, a mapping from node group to `[sentence, *plates, word, *shape]`.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -64,12 +66,12 @@ class Batch:
 
     @property
     def observed(self) -> dict[str, Tensor]:
-        """The observations by group, one tensor each, with -1 (a state) or NaN (a number) where nothing is observed."""
+        """The observations of each node group as one tensor; missing states are -1, missing real numbers NaN."""
         return {name: _fill_missing(evidence) for name, evidence in self.evidence.items()}
 
     @property
     def count(self) -> int:
-        """The number of observed words, over all groups."""
+        """The number of observed words, summed over all node groups."""
         total = 0
         for evidence in self.evidence.values():
             value = evidence.value
@@ -78,7 +80,14 @@ class Batch:
         return total
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with each of its tensors changed by a function."""
+        """The batch with a function applied to each of its tensors.
+
+        Args:
+            fn: A function from a tensor to a tensor.
+
+        Returns:
+            The new batch.
+        """
         return Batch(
             {name: fn(value) for name, value in self.x.items()},
             None if self.mask is None else {name: fn(value) for name, value in self.mask.items()},
@@ -87,13 +96,16 @@ class Batch:
         )
 
     def take(self, indices: Tensor | slice) -> Batch:
-        """Take some of the sentences.
+        """Select some of the sentences.
 
         Args:
-            indices: a slice, or the indices of the sentences, a tensor `[n]`.
+            indices: A slice, or a tensor `[n]` of the indices of sentences.
+
+        Returns:
+            The batch of these sentences, in the order of `indices`.
 
         Raises:
-            BNetError: for indices that are out of range.
+            BNetError: An index is out of range.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
@@ -101,7 +113,7 @@ class Batch:
         >>> fitted.log_likelihood(fitted.data.take(slice(1))).shape
         torch.Size([1])
         """
-        expected = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
+        expected = f"a slice, or a tensor of indices from 0 to {len(self) - 1}"
         if not isinstance(indices, slice) and not (isinstance(indices, Tensor) and indices.dim() == 1):
             raise BNetError("indices", expected=expected, actual=indices)
         try:
@@ -110,15 +122,15 @@ class Batch:
             raise BNetError("indices", expected=expected, actual=indices) from error
 
     def shard(self, rank: int, world_size: int) -> Batch:
-        """The shard of one of `world_size` processes: every `world_size`-th sentence.
+        """The shard of one process of distributed training: every `world_size`-th sentence.
 
         Args:
-            rank: the rank of the process, from 0.
-            world_size: the number of processes.
+            rank: The rank of the process, from 0.
+            world_size: The number of processes.
 
         Returns:
-            The shard. If there are fewer sentences than processes, it may be one sentence without observations, so that
-            every process runs the same computation.
+            The shard. If there are fewer sentences than processes, some shards are one sentence without observations,
+            so that every process runs the same computation.
         """
         if rank < len(self):
             return self.take(slice(rank, None, world_size))
@@ -127,14 +139,29 @@ class Batch:
         return replace(first, evidence=hidden)
 
     def parts(self, size: int) -> list[Batch]:
-        """All sentences in parts of at most `size`."""
+        """Split the batch into parts of consecutive sentences.
+
+        Args:
+            size: The maximum number of sentences of a part.
+
+        Returns:
+            The parts, in order.
+        """
         if len(self) <= size:
             return [self]
         return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
 
     def split_by_length(self, network: Network, words: int) -> Iterator[tuple[Tensor, Batch]]:
-        """Batches of sentences of one length, without padding, each of about `words` words; with their indices."""
-        # Sentences of one length need no mask and no padding, and every computed word counts.
+        """Split the batch into batches whose sentences have equal lengths, without padding.
+
+        Args:
+            network: The net of the batch.
+            words: The approximate number of words of each part.
+
+        Returns:
+            An iterator over pairs: the indices of the sentences, `[n]`, and their batch.
+        """
+        # Sentences of equal length require neither mask nor padding, so no computation is spent on padding.
         lengths = torch.stack([self._count_words(stack) for stack in self.x], 1)
         kinds, kind = lengths.unique(dim=0, return_inverse=True)
         for k, length in enumerate(kinds.tolist()):
@@ -143,14 +170,22 @@ class Batch:
                 yield indices, self.take(indices).trim(network, dict(zip(self.x, length, strict=True)))
 
     def _count_words(self, stack: str) -> Tensor:
-        """How many words each sentence has, `[sentence]`."""
+        """The number of words of each sentence, `[sentence]`."""
         x = self.x[stack]
         if self.mask is None or stack not in self.mask:
             return torch.full((len(x),), x.shape[1])
         return self.mask[stack].long().sum(-1).cpu()
 
     def trim(self, network: Network, word_counts: Mapping[str, int]) -> Batch:
-        """Remove the padding of sentences of one length; `word_counts` is the number of words of each stack."""
+        """Remove the padding of sentences that have equal lengths.
+
+        Args:
+            network: The net of the batch.
+            word_counts: The number of words of each stack.
+
+        Returns:
+            The batch without padding and without masks.
+        """
 
         def trim_value(name: str, value: Tensor) -> Tensor:
             group = network.graph.get_group(name)
@@ -162,30 +197,59 @@ class Batch:
         return Batch(x, None, evidence, {name: trim_value(name, value) for name, value in self.given.items()})
 
     def repeat(self, times: int) -> Batch:
-        """Repeat each sentence `times` times, consecutively."""
+        """Repeat each sentence; copies of a sentence are consecutive.
+
+        Args:
+            times: The number of copies of each sentence.
+
+        Returns:
+            The batch of `times` times as many sentences.
+        """
         return self if times == 1 else self.map(lambda value: value.repeat_interleave(times, 0))
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
-        """The batch on a device, its real numbers in `dtype` if one is given; the copy is asynchronous."""
+        """Copy the batch to a device; the copy is asynchronous.
+
+        Args:
+            device: The device.
+            dtype: The floating type to which real numbers are converted; None to keep theirs.
+
+        Returns:
+            The batch on the device.
+        """
         return self.map(
             lambda v: send_to_device(v.to(dtype) if dtype is not None and v.is_floating_point() else v, device)
         )
 
     def cast_like(self, network: Network) -> Batch:
-        """The batch in the floating type of a net."""
+        """Convert the real numbers of the batch to the floating type of a net.
+
+        Args:
+            network: The net.
+
+        Returns:
+            The batch in the floating type of the net.
+        """
         return self.map(lambda value: value.to(network.dtype) if value.is_floating_point() else value)
 
     def equals(self, batch: Batch) -> bool:
-        """True for the same sentences in the same order, whatever their floating types."""
+        """Whether two batches have the same sentences in the same order; floating types may differ.
+
+        Args:
+            batch: The other batch.
+
+        Returns:
+            True if all tensors are equal.
+        """
         first, second = (item.to(torch.device("cpu"), torch.float32).digest() for item in (self, batch))
         return first == second
 
     def digest(self) -> str:
-        """A hash of every number."""
+        """A hash of all numbers of the batch."""
         return compute_digest(self._name_tensors())
 
     def _name_tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """All tensors of the batch by name."""
         tensors = {f"{k} value": e.value for k, e in self.evidence.items()}
         tensors |= {f"{k} seen": e.observed for k, e in self.evidence.items() if e.observed is not None}
         tensors |= {f"{k} there": value for k, value in (self.mask or {}).items()}
@@ -205,7 +269,7 @@ def get_fill_value(value: Tensor) -> float:
 
 
 def is_observed(value: Tensor) -> Tensor:
-    """The mask of what is observed; a vector is missing if any of its numbers is NaN."""
+    """The mask of observed entries; a vector is missing if any of its numbers is NaN."""
     return ~value.isnan().any(-1) if value.is_floating_point() else value != UNOBSERVED
 
 
@@ -228,12 +292,12 @@ def _fill_missing(evidence: Evidence) -> Tensor:
 
 
 def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
-    """Stack values of sentences, padded at the end of the shorter ones.
+    """Stack the values of several sentences, with padding at the end of shorter sentences.
 
     Args:
-        values: one tensor for each sentence, of shapes that differ only in one axis.
-        axis: the axis of the words.
-        fill: the value of the padding.
+        values: One tensor for each sentence; their shapes may differ in one axis only.
+        axis: The axis of the words.
+        fill: The value of the padding.
 
     Returns:
         `[sentence, ...]`.
@@ -252,30 +316,31 @@ def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
 
 
 def lengths_to_mask(lengths: Sequence[int]) -> Tensor:
-    """The words that are present, `[sentence, word]`, of sentences of some lengths."""
+    """The mask `[sentence, word]` of sentences of the given lengths: true for words, false for padding."""
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[object] | None = None) -> Batch:
-    """Encode sentences of any lengths, each as `encode_sentence` does, padded to the longest.
+    """Encode sentences of different lengths by `encode_sentence`, and pad them to the longest.
 
     Args:
-        network: the net.
-        sentences: a list of sentences, at least one.
-        pairs: a second sentence for each, which the tokenizer appends to the first.
+        network: The net.
+        sentences: A list of at least one sentence.
+        pairs: A second sentence for each sentence, which the tokenizer appends to the first.
 
     Returns:
         The batch, on the device of the net, with a mask for every stack.
 
     Raises:
-        BNetError: where there is no sentence, another number of pairs, or a net whose words fill no input.
+        BNetError: There is no sentence, the number of pairs differs from that of sentences, or the net has no input
+            node for words.
     """
     if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not len(sentences):
-        raise BNetError("sentences", expected="a list of sentences, at least one", actual=sentences)
+        raise BNetError("sentences", expected="a list of at least one sentence", actual=sentences)
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
     if pairs is not None and not (is_list and len(pairs) == len(sentences)):
         actual = len(pairs) if is_list else pairs
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=actual)
+        raise BNetError("pairs", expected=f"{len(sentences)} sentences, one for each of sentences", actual=actual)
     encoded = [
         encode_sentence(network, text, pair=None if pairs is None else pairs[k]) for k, text in enumerate(sentences)
     ]
@@ -290,5 +355,5 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
             x[stack] = given.pop(encoder.spec.group.name)
         mask[stack] = lengths_to_mask([e.word_counts[stack] for e in encoded]).to(network.device)
     if len(mask) == 1 and not x:
-        raise BNetError("batch", expected="a net whose words are given", actual="one without a node for them")
+        raise BNetError("batch: the net has no input node for words")
     return Batch(x, mask or None, {}, given)

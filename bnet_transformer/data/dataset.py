@@ -1,4 +1,4 @@
-"""Data of any form: sentences, pairs, arrays, columns, files of tokens; all at once, or minibatches by step."""
+"""Read data of any form (sentences, pairs, arrays, columns, token files) as one batch, or as minibatches by step."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from bnet_transformer.data.word_encoder import is_text_array
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 
-DATA_FORMS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
+DATA_FORMS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, or a token file"
 ObservedMode = Literal["required", "optional", "none"]
 FORMS_BY_MODE: dict[ObservedMode, str] = {
     "required": PAIR_FORMS,
-    "optional": "a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
-    "none": "a list of sentences, or an array of them",
+    "optional": "a list of sentences, a list of pairs (sentence, observations), or an array [sentence, word]",
+    "none": "a list of sentences, or an array [sentence, word]",
 }
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples, and minibatches of them by step: reproducible by a seed, each example once in an epoch.
+    """Examples, and the minibatch of each step; each example occurs once in an epoch, in an order set by the seed.
 
     Args:
-        task: the words and the readouts of the net.
-        size: the number of examples; None if a function makes a batch for each step.
-        example: the function from an index to its example.
-        batch: the number of examples of a step.
-        seed: the seed of the order of the examples.
-        make_batch: the function from a step to its batch, if there is one.
-        full_batch: all examples as one batch, if they came as arrays; `example` is then not called.
+        task: The words and the readouts of the net.
+        size: The number of examples; None if a function builds the batch of each step.
+        example: A function that returns the example of an index.
+        batch: The number of examples of a step.
+        seed: The seed of the order of the examples.
+        make_batch: A function that returns the batch of a step; None for data of a fixed size.
+        full_batch: All examples as one batch, if the data are arrays; `example` is then not called.
     """
 
     task: Task
@@ -63,11 +63,18 @@ class Dataset:
 
     @property
     def epoch(self) -> int | None:
-        """The number of steps of an epoch; None if a function makes a batch for each step."""
+        """The number of steps of an epoch; None if a function builds the batch of each step."""
         return None if self.size is None else -(-self.size // self.batch)
 
     def __call__(self, step: int) -> Batch:
-        """The minibatch of a step, counted from 0; its order depends on the seed and the epoch only."""
+        """The minibatch of a step.
+
+        Args:
+            step: The number of the step, from 0. The order of the examples depends on the seed and the epoch only.
+
+        Returns:
+            The minibatch.
+        """
         if self.size is None or self.epoch is None:
             assert self.make_batch is not None
             return self.make_batch(step)
@@ -75,20 +82,28 @@ class Dataset:
         return self.take(_shuffle_indices(self.size, self.seed, epoch)[index * self.batch : (index + 1) * self.batch])
 
     def in_order(self) -> list[Batch]:
-        """All examples once, in their given order, in minibatches."""
+        """All examples once, in the order of the data, as minibatches."""
         if self.size is None:
             raise BNetError("held_out", expected=DATA_FORMS, actual="a function of the step")
         return [self.take(order) for order in torch.arange(self.size).split(self.batch)]
 
     def take(self, indices: Tensor, *, mask_padding: bool = False) -> Batch:
-        """The examples at some indices as one batch; see `pad_examples`."""
+        """The examples of some indices as one batch.
+
+        Args:
+            indices: The indices of the examples, `[n]`.
+            mask_padding: Whether to mask all padding; by default only padding that a word could read is masked.
+
+        Returns:
+            The batch.
+        """
         if self.full_batch is not None:
             return self.full_batch.take(indices)
         assert self.example is not None
         return pad_examples(self.task, [self.example(int(k)) for k in indices], mask_padding=mask_padding)
 
     def digest(self) -> str:
-        """A hash that identifies the data: their number, the first and the last example; of arrays, every number."""
+        """A hash that identifies the data: all numbers of arrays; else the size, the first and the last example."""
         if self.size is None:
             return "a function of the step"
         if self.example is None:
@@ -98,6 +113,7 @@ class Dataset:
 
 @lru_cache(maxsize=4)
 def _shuffle_indices(size: int, seed: int, epoch: int) -> Tensor:
+    """The order of the examples in an epoch."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "order", epoch)))
 
 
@@ -114,22 +130,22 @@ def read_batch(
     """Read data of any form as one batch of tensors.
 
     Args:
-        network: the net.
-        data: a list of sentences (text, words, ids, vectors; mappings from stack), a list of pairs (sentence,
-            observed), a tuple (x, y) of arrays or lists, columns by name (a mapping or a DataFrame), or a `Batch` or a
-            `Dataset`, which are used as they are. A tuple is a pair; a sentence is a list.
-        subject: the name of the data in messages.
-        observed: whether observations are "required", "optional" (also the next words of a net that predicts them), or
-            left out ("none").
-        missing: whether NaN in every number of a word means that the word was not observed.
-        missing_option: how the caller turns `missing` on, for the error; None where there is no such option.
-        mask_padding: whether all padding is masked; by default only where a word could read it.
+        network: The net.
+        data: A list of sentences (text, words, ids, vectors; mappings from stack), a list of pairs (sentence,
+            observations), a tuple (x, y) of arrays or lists, columns by name (a mapping or a DataFrame), a `Batch` or a
+            `Dataset`. A tuple is always a pair; a sentence is a list.
+        subject: The name of the data in messages.
+        observed: Whether observations are "required", "optional" (also the next words of a net that predicts them), or
+            omitted ("none").
+        missing: Whether NaN in every number of a word means that the word is not observed.
+        missing_option: The caller's option that sets `missing`, for the error; None if there is no such option.
+        mask_padding: Whether to mask all padding; by default only padding that a word could read is masked.
 
     Returns:
         The batch, in the net's floating type.
 
     Raises:
-        BNetError: where data are of another form, or have numbers that are not finite.
+        BNetError: The data have another form, or contain numbers that are not finite.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
@@ -162,16 +178,16 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
     """Encode sentences one by one, with the names of their words.
 
     Args:
-        network: the net.
-        data: a list or an array of sentences; observations that come with them are left out.
-        subject: the name of the data in messages.
+        network: The net.
+        data: A list or an array of sentences. Observations in the data are ignored.
+        subject: The name of the data in messages.
 
     Raises:
-        BNetError: where data are of another form, or a sentence is; the message has its number.
+        BNetError: The data or one of the sentences have another form; the message contains the number of the sentence.
     """
     rows = _drop_observed(infer_task(network), _to_rows(data, subject))
     if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray) or not len(rows):
-        raise BNetError(subject, expected="a list of sentences, at least one", actual=data)
+        raise BNetError(subject, expected="a list of at least one sentence", actual=data)
     encoded = []
     for k, row in enumerate(rows):
         stacks = {n: v for n, v in row.items() if n in network.graph.word_stacks} if isinstance(row, Mapping) else row
@@ -185,7 +201,7 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
 def _read_columns(
     network: Network, data: object, subject: str, observed: ObservedMode, missing: bool, missing_option: str | None
 ) -> Batch:
-    """The batch of a net without words: columns of its nodes; None where it has no inputs."""
+    """The batch of a net without words, from the columns of its nodes."""
     if data is None and observed == "none":
         return Batch({})
     reader = ExampleReader(infer_fit_task(network), missing=missing, missing_option=missing_option)
@@ -206,21 +222,21 @@ def read_dataset(
     """Read data of any form as examples, in minibatches by step.
 
     Args:
-        reader: the reader of one example.
-        data: as for `read_batch`; or an array `[sentence, word]`, a stream of tokens (an array or a file), or a
-            function from the step to any of these, which is one batch.
-        batch: the number of examples of a step.
-        seed: the seed of the order of the examples.
-        words: the number of words of a window of a stream.
-        subject: the name of the data in messages.
-        expected: the forms that messages name.
+        reader: The reader of one example.
+        data: The forms of `read_batch`, an array `[sentence, word]`, a token stream (an array or a file), or a
+            function that returns the batch of a step in any of these forms.
+        batch: The number of examples of a step.
+        seed: The seed of the order of the examples.
+        words: The number of words of a window of a stream.
+        subject: The name of the data in messages.
+        expected: The forms of data that messages list.
 
     Returns:
-        The data set. Arrays are not copied: of a file, only the examples of a step are read.
+        The data set. Arrays are not copied. Of a file, only the examples of a step are read.
 
     Raises:
-        BNetError: where data are of another form.
-        FileError: if a file is not a file of tokens.
+        BNetError: The data have another form.
+        FileError: A file is not a token file.
     """
     task = reader.task
     if isinstance(data, Dataset):
@@ -240,11 +256,11 @@ def read_dataset(
     name = str(data) if isinstance(data, str | Path) else subject
     data = map_tokens(data) if isinstance(data, str | Path) else _to_rows(to_host(subject, data), subject)
     if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object and not is_text_array(data):
-        reader.reject_start_stop("a stream is cut into windows as it is")
+        reader.reject_start_stop("windows of a token stream have no start or stop words")
         size, window = read_windows(task, data, words, name)
         return Dataset(task, size, window, batch, seed)
     if words is not None:
-        raise BNetError("words", expected="None: only a stream of tokens is cut in windows", actual=words)
+        raise BNetError("words", expected="None: only a token stream is split into windows", actual=words)
     return replace(_read_rows(reader, data, subject, expected), batch=batch, seed=seed)
 
 
@@ -257,7 +273,7 @@ def _read_rows(reader: ExampleReader, data: object, subject: str, expected: str)
             shapes = [tuple(part.shape) for part in parts]
             raise BNetError(subject, expected="as many observations as sentences", actual=shapes)
         if not len(parts[0]):
-            raise BNetError(subject, expected="at least one example", actual="arrays of none")
+            raise BNetError(subject, expected="at least one example", actual="empty arrays")
 
         def example(k: int) -> Example:
             return read_example(reader, k, tuple(part[k] for part in parts), subject)
@@ -273,13 +289,13 @@ def _read_rows(reader: ExampleReader, data: object, subject: str, expected: str)
     if not isinstance(data, Sequence) or not data:
         raise BNetError(subject, expected=expected, actual=data)
     if all(isinstance(word, int) for word in data):
-        raise BNetError(subject, expected=expected, actual="a list of ids", allowed="[ids], for a single sentence")
+        raise BNetError(subject, expected=expected, actual="a list of ids", hint="Pass a single sentence as [ids]")
     read = [read_example(reader, k, row, subject) for k, row in enumerate(data)]
     return Dataset(task, len(read), read.__getitem__)
 
 
 def _to_rows(data: object, subject: str) -> object:
-    """Columns by name (a mapping, a DataFrame) as a list of mappings; other data as they are."""
+    """Convert columns by name (a mapping, a DataFrame) to a list of mappings; return other data unchanged."""
     columns = {name: list(data[name]) for name in data.columns} if is_dataframe(data) else data
     if not isinstance(columns, Mapping):
         return data
@@ -288,12 +304,12 @@ def _to_rows(data: object, subject: str) -> object:
     lengths = {name: len(column) for name, column in columns.items()} if listed else {}
     if not lengths or len(set(lengths.values())) > 1:
         actual = lengths or data
-        raise BNetError(subject, expected="columns of one length, a list for each stack and readout", actual=actual)
+        raise BNetError(subject, expected="columns of equal length, one for each stack and readout", actual=actual)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def has_observed(task: Task, data: object) -> bool:
-    """True for data with observations: a tuple (x, y), pairs, or mappings with more keys than the stacks."""
+    """True if data contain observations: a tuple (x, y), pairs, or mappings with other keys than the stacks."""
     if not task.readouts:
         return False
     parts = len(task.stacks) + len(task.readouts) if len(task.stacks) == 1 else 0
@@ -308,7 +324,7 @@ def has_observed(task: Task, data: object) -> bool:
 
 
 def _drop_observed(task: Task, data: object) -> object:
-    """The sentences of data that may have observations; of mappings the reader drops them."""
+    """The sentences of data that may contain observations; from mappings, the reader drops the observations."""
     if not has_observed(task, data):
         return data
     if isinstance(data, tuple):
@@ -317,28 +333,28 @@ def _drop_observed(task: Task, data: object) -> object:
 
 
 def _zip_pairs(task: Task, data: object, subject: str) -> object:
-    """A tuple `(x, y)` of lists as a list of pairs; other data as they are."""
+    """Convert a tuple `(x, y)` of lists to a list of pairs; return other data unchanged."""
     is_single = len(task.readouts) == 1 and len(task.stacks) == 1
     if not is_single or not isinstance(data, tuple | list) or len(data) != 2:
         return data
     is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)
     if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
-        actual = "what could be two pairs, and could be sentences and what is observed of them"
-        allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
-        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=actual, allowed=allowed)
+        actual = "a tuple of two tuples, which is ambiguous: two pairs, or sentences and observations"
+        hint = "Pass two pairs as a list [(sentence, observed), (sentence, observed)], or x and y as lists or arrays"
+        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=actual, hint=hint)
     if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
     x, y = data
     if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in data):
-        raise BNetError(subject, expected=PAIR_FORMS, actual=data, allowed="[(sentence, observed)] for a single one")
+        raise BNetError(subject, expected=PAIR_FORMS, actual=data, hint="Pass a single pair as [(sentence, observed)]")
     if len(x) != len(y):
         raise BNetError(subject, expected="as many observations as sentences", actual=f"{len(x)} and {len(y)}")
     return list(zip(x, y, strict=True))
 
 
 def _check_observed(batch: Batch, subject: str) -> Batch:
-    """Refuse data in which nothing is observed of a readout."""
+    """Raise an error if a readout has no observation in the data."""
     for name, evidence in batch.evidence.items():
         if evidence.observed is not None and not bool(evidence.observed.any()):
-            raise BNetError(subject, expected=f"something observed of {name}", actual="nothing")
+            raise BNetError(f"{subject}: no node of {name} is observed")
     return batch

@@ -1,4 +1,4 @@
-"""One sentence as tensors, from text, ids or vectors; and the values of `do` and evidence on its nodes."""
+"""Encode one sentence (text, ids or vectors) as tensors, and the values of `do` and evidence on its nodes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class EncodedSentence:
     """A sentence as tensors.
 
     Args:
-        tokens: the name of each word of each stack.
-        given: the value of each input group, `[*plates, word, *shape]`.
-        tokenized: the output of the net's tokenizer for the text of a stack; a stack of words or ids has none.
-        unnamed: the stacks whose words came as vectors: their tokens are numerals.
+        tokens: The names of the words of each stack.
+        given: The value of each input group, `[*plates, word, *shape]`.
+        tokenized: The output of the tokenizer, for each stack with text; stacks of words or ids have no entry.
+        unnamed: The stacks whose words are vectors without names; their tokens are numerals.
     """
 
     tokens: Tokens
@@ -41,11 +41,11 @@ class EncodedSentence:
 
     @property
     def word_counts(self) -> dict[str, int]:
-        """How many words each stack has."""
+        """The number of words of each stack."""
         return {stack: len(tokens) for stack, tokens in self.tokens.items()}
 
     def flag_special_tokens(self, network: Network) -> tuple[bool, ...]:
-        """Which tokens are special ones of the net's tokenizer, all stacks in order."""
+        """For each token of all stacks, whether it is a special token of the net's tokenizer."""
         flags: list[bool] = []
         tokenizer, first = network.tokenizer, next(iter(self.tokens), "")
         for stack, tokens in self.tokens.items():
@@ -61,14 +61,14 @@ class EncodedSentence:
         return tuple(flags)
 
     def get_spans(self) -> tuple[Span | None, ...]:
-        """The character span of each token in its text, all stacks in order; None without a text."""
+        """For each token of all stacks, its character span in the text; None without a text."""
         spans: list[Span | None] = []
         for stack, tokens in self.tokens.items():
             spans += self.tokenized[stack].spans if stack in self.tokenized else [None] * len(tokens)
         return tuple(spans)
 
     def group_subwords(self) -> tuple[tuple[int, ...], ...]:
-        """The indices of the tokens of each word, all stacks in order."""
+        """The indices of the tokens of each full word, for all stacks in order."""
         groups: list[tuple[int, ...]] = []
         start = 0
         for stack, tokens in self.tokens.items():
@@ -90,19 +90,19 @@ def encode_sentence(
     """Encode a sentence.
 
     Args:
-        network: the net, which must have one floating type. A net without words takes no sentence.
-        sentence: text, a list of words, ids, vectors or an image; a mapping from stack if the net has several. A net
-            with a tokenizer encodes text and lists of words by it.
-        x: the words as vectors `[word, *shape]`, with or without their names in `sentence`.
-        given: values of further input nodes by the name of their group, `[*plates, word, *shape]`.
-        pair: a second sentence, which the tokenizer appends to the first.
+        network: The net; all its parameters have the same floating type. A net without words takes no sentence.
+        sentence: A text, a list of words, ids, vectors or an image; a mapping from stack if the net has several. A net
+            with a tokenizer uses it to encode text and lists of words.
+        x: The words as vectors `[word, *shape]`; `sentence` may contain their names.
+        given: The values of further input nodes, a mapping from node group to `[*plates, word, *shape]`.
+        pair: A second sentence, which the tokenizer appends to the first.
 
     Returns:
         The sentence as tensors, on the device of the net.
 
     Raises:
-        BNetError: where a part is missing, of another shape, or does not go with another.
-        UnknownNameError: for a stack, an input or a word that the net does not have.
+        BNetError: A part is missing, has a wrong shape, or conflicts with another part.
+        UnknownNameError: The net has no such stack, input or word.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -116,8 +116,8 @@ def encode_sentence(
     tokenized = _tokenize(network.tokenizer, sentence, pair, stacks, extra)
     for subject, value in (("sentence", sentence), ("x", x)):
         if value is not None and not stacks:
-            allowed = "given=, for the nodes that are given; observe and do, for the others"
-            raise BNetError(subject, expected="None: the net has no words", actual=format_value(value), allowed=allowed)
+            hint = "Pass values of input nodes as given=, and values of other nodes by observe() or do()"
+            raise BNetError(subject, expected="None: the net has no words", actual=format_value(value), hint=hint)
     text_by = {} if sentence is None else split_by_stack("sentence", sentence, stacks)
     x_by = {} if x is None else split_by_stack("x", x, stacks)
     text_by |= {stack: list(text.ids) for stack, text in tokenized.items()}
@@ -143,7 +143,7 @@ def encode_sentence(
 
 
 def _is_numeric_table(sentence: object) -> bool:
-    """True for a table of numbers: vectors or an image, and no words or ids."""
+    """True for a table of numbers (vectors or an image), in contrast to words or ids."""
     if isinstance(sentence, Tensor | np.ndarray):
         return sentence.ndim > 1
     first = sentence[0] if isinstance(sentence, Sequence) and not isinstance(sentence, str) and sentence else None
@@ -157,22 +157,21 @@ def _encode_stack(
     name, encoder = format_sentence_label(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
-            raise BNetError("x", expected="a net whose words are given as vectors", actual=f"vectors for {name}")
+            raise BNetError(f"x: the words of this net are ids, not vectors ({name})")
         if words is not None and encoder.spec.tpm.image is not None:
-            raise BNetError(
-                name, expected="an image [channel, row, column], or its words as vectors (x=)", actual="both"
-            )
+            raise BNetError(f"{name}: pass an image [channel, row, column] or its words as vectors (x=), not both")
         value = encoder.encode_vectors(x, "x").to(network.dtype)
         if not bool(value.isfinite().all()):  # the cast to the net's type may overflow
-            raise BNetError("x", expected="finite numbers", actual=f"numbers that {network.dtype} cannot hold")
+            raise BNetError("x", expected="finite numbers", actual=f"numbers out of the range of {network.dtype}")
         tokens = encoder.name_words(x if words is None else words, value)
         if len(tokens) != len(value):
-            raise BNetError(name, expected=f"{len(value)} words, as x has rows", actual=f"{len(tokens)}")
+            expected = f"{len(value)} words, one for each row of x"
+            raise BNetError(name, expected=expected, actual=f"{len(tokens)} words")
         return tokens, {encoder.spec.group.name: value}
     if encoder is None and words is None:
         words = _number_words(network, stack, extra)
     if words is None:
-        raise BNetError(name, expected="at least one word", actual="none")
+        raise BNetError(f"{name}: the net requires a sentence of at least one word")
     if encoder is None:
         return _name_words(network, stack, words), {}
     value = encoder.encode(words)
@@ -195,11 +194,11 @@ def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
 def _tokenize(
     tokenizer: Tokenizer | None, sentence: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
 ) -> dict[str, TokenizedText]:
-    """The output of the tokenizer for each stack that has text; segment ids are added to `extra` for their node."""
+    """The output of the tokenizer for each stack with text; the segment ids of words are added to `extra`."""
     is_multi_stack = len(stacks) > 1
     if tokenizer is None or is_multi_stack or not is_text(sentence):
         if pair is not None:
-            expected = "one sentence: a pair is for text, and a net with a tokenizer"
+            expected = "None: only a net with a tokenizer and one stack takes pairs, as text"
             raise BNetError("pair", expected=expected, actual=pair)
         if tokenizer is not None and is_multi_stack and isinstance(sentence, Mapping):
             return tokenizer.encode_stacks(sentence, stacks)
@@ -213,7 +212,7 @@ def _tokenize(
 def split_by_stack(
     subject: str, value: object, stacks: Sequence[str], given_stack: str | None = None
 ) -> dict[str, Any]:
-    """A value for each stack, from a mapping or from the value of the only stack besides `given_stack`."""
+    """A value for each stack, from a mapping or from the value of the only stack except `given_stack`."""
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:
@@ -227,11 +226,11 @@ def split_by_stack(
 
 
 def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
-    """Numerals as words, if only the values of input nodes are given of a stack."""
+    """Numerals as words, if a stack has values of input nodes but no words; None if it has no values either."""
     for name, value in extra.items():
         group = network.get_spec(name).group
         if isinstance(value, Tensor) and not is_dense(value):
-            continue  # `_encode_given` refuses it
+            continue  # `_encode_given` raises the error
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
         if group.word_stack == stack and len(shape) > len(group.plates):
             return [str(i) for i in range(shape[len(group.plates)])]
@@ -241,7 +240,7 @@ def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> 
 def _check_same_ids(
     network: Network, stack: str, words: object, extra: Mapping[str, object], values: Mapping[str, Tensor]
 ) -> None:
-    """Refuse words of a sentence whose ids differ from those in `given`."""
+    """Raise an error if the ids of the words differ from those in `given`."""
     encoder = word_encoder(network, stack)
     if encoder is None or encoder.states is None or word_encoder(network, stack, extra) is not None:
         return
@@ -249,25 +248,26 @@ def _check_same_ids(
     if encoder.vocabulary is not None or split_words(encoder.name, words) is None:
         ids = encoder.encode(words).tolist()
         if ids != values[name].tolist():
-            expected = f"{ids}, the ids of the words of the sentence, or no words"
-            raise BNetError(f"given[{name!r}]", expected=expected, actual=values[name].tolist())
+            expected, hint = f"{ids}, the ids of the words of the sentence", "Pass the words or given=, not both"
+            raise BNetError(f"given[{name!r}]", expected=expected, actual=values[name].tolist(), hint=hint)
 
 
 def _encode_given(
     network: Network, spec: NodeSpec, given: Mapping[str, object], word_counts: Mapping[str, int]
 ) -> Tensor:
+    """The value of an input group from `given`, or its default."""
     group, default = spec.group, spec.tpm.default
     sizes = [network.graph.plate_sizes[plate] for plate in group.plates]
     sizes += [] if group.word_stack is None else [word_counts[group.word_stack]]
     if group.name not in given and default is not None:
         return torch.full(sizes, default)
     if group.name not in given:
-        expected, allowed = "a value, for it is given with the sentence", f"given={{{group.name!r}: ...}}"
-        raise BNetError(group.name, expected=expected, actual="none", allowed=allowed)
+        hint = f"Pass given={{{group.name!r}: ...}}"
+        raise BNetError(f"{group.name}: the sentence has no value for this input node", hint=hint)
     shape = (*sizes, *spec.shape)
     value = given[group.name]
     if spec.tpm.is_index_valued:
-        tensor = to_integers(group.name, value, "whole numbers")
+        tensor = to_integers(group.name, value, "integers")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (spec.tpm.states or 0):
             raise BNetError(group.name, expected=f"states from 0 to {(spec.tpm.states or 0) - 1}", actual=value)
     else:
@@ -278,7 +278,7 @@ def _encode_given(
 
 
 def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:
-    """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
+    """The tensor of a value of `do` or evidence on a node: a state, a label, or a value of the node's shape."""
     name = model.ground.name(node)
     group = model.ground.group_of(node)
     spec = model.network.specs[group.index]
@@ -292,43 +292,44 @@ def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", actual=value)
         allowed_states = range(count) if evidence or spec.tpm.states is not None else find_readable_words(model, node)
         if state not in allowed_states:
-            raise EvidenceError(name, expected=f"a word that it may read: {list(allowed_states)}", actual=value)
+            expected = f"a word to which it may attend: {list(allowed_states)}"
+            raise EvidenceError(name, expected=expected, actual=value)
         return torch.tensor(state, device=model.network.device)
     tensor = _to_finite_tensor(name, value, model.network.dtype, EvidenceError).to(model.network.device)
     if tuple(tensor.shape) != spec.shape:
         suggestion = suggest_do(model.network, tensor, spec.shape)
-        hint = None if suggestion is None else f"a value for one state of what it depends on: {suggestion}"
         actual = f"shape {tuple(tensor.shape)}"
-        raise EvidenceError(name, expected=f"a value of shape {spec.shape}", actual=actual, allowed=hint)
+        raise EvidenceError(name, expected=f"a value of shape {spec.shape}", actual=actual, hint=suggestion)
     return tensor
 
 
 def suggest_do(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
-    """Suggest the `do` on a choice for a value with a leading dim of its states; None for any other value."""
+    """Suggest `do` on a choice if a value has a leading dimension of its states; None for any other value."""
     graph = network.graph
     choices = [m.group.name for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]]
     has_choice_dim = value.dim() > len(shape) and tuple(value.shape[value.dim() - len(shape) :]) == shape
-    return f"do({choices[0]}=...) first, where {choices[0]} is open" if choices and has_choice_dim else None
+    if not choices or not has_choice_dim:
+        return None
+    return f"The value has a dimension for the states of a latent choice. Take it after do({choices[0]}=...)"
 
 
 def merge_assignments(subject: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the values of nodes given by a mapping and by keywords; refuse a node that is in both."""
+    """Merge a mapping from nodes to values with keyword arguments; a node in both is an error."""
     for name in nodes:
         if name in named:
-            raise EvidenceError(
-                f"{subject} of {name}", expected="one value", actual="two, in the mapping and by keyword"
-            )
+            raise EvidenceError(f"{subject}: {name} is in the mapping and also a keyword argument")
     return {**nodes, **named}
 
 
 def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
-    """Refuse numbers of words for which a word has nothing to read, or that exceed the learned positions."""
+    """Raise an error if a word has no word to read, or if there are more words than learned positions."""
     for spec in network.specs:
         group = spec.group
         n = 1 if group.word_stack is None else word_counts[group.word_stack]
         longest = spec.tpm.max_words
         if longest is not None and n > longest:
-            raise BNetError(group.name, expected=f"at most {longest} words, its learned positions", actual=f"{n} words")
+            expected = f"at most {longest} words, the number of its learned positions"
+            raise BNetError(group.name, expected=expected, actual=f"{n} words")
         for parent in spec.parents:
             parent_group = network.specs[parent.index].group
             if parent_group.word_stack is not None:
@@ -338,18 +339,18 @@ def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
                 empty = parent.reach.first_empty_row(n, word_counts[parent_group.word_stack])
                 if WORD in parent.over and empty is not None and not spec.tpm.can_read_empty:
                     expected = f"at least one word of {parent_group.name} to read"
-                    actual = f"none (reach {parent.reach}, {word_counts[parent_group.word_stack]} words)"
+                    actual = f"no word (reach {parent.reach}, {word_counts[parent_group.word_stack]} words)"
                     raise BNetError(f"word {empty} of {group.name}", expected=expected, actual=actual)
 
 
 def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) -> int:
-    """The state of a label: of the TPM's labels, or of the stack's vocabulary."""
+    """The state of a label, from the labels of the TPM or from the vocabulary of the stack."""
     labels = getattr(spec.tpm, "labels", None)
     readout = spec.group.step == network.graph.slices.get(spec.group.stack) and spec.tpm.kind == "discrete"
     if labels is None and (readout or spec.tpm.kind == "input"):
         labels = network.vocabularies.get(spec.group.stack)
     if labels is None or len(labels) != spec.tpm.states:
-        raise EvidenceError(name, expected="a state or a tensor: its states have no labels", actual=label)
+        raise EvidenceError(name, expected="an integer or a tensor, because its states have no labels", actual=label)
     if label not in labels:
         error: UnknownNameError = unknown_name_error("", label, labels)
         raise EvidenceError(name, expected="one of its labels", actual=label, allowed=error.allowed)
@@ -357,13 +358,14 @@ def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) ->
 
 
 def _is_index(value: object) -> bool:
+    """True for an integer: of Python, of numpy, or a tensor with a single integer."""
     if isinstance(value, Tensor):
         return value.dim() == 0 and not (value.is_floating_point() or value.is_complex()) and value.dtype != torch.bool
     return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_ | np.ndarray | type)
 
 
 def _to_finite_tensor(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
-    """A finite tensor of numbers."""
+    """A value as a tensor of finite numbers."""
     try:
         tensor = to_reals(name, value).to(dtype)
     except BNetError as problem:

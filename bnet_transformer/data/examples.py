@@ -1,4 +1,4 @@
-"""One example of a data set: words and observations; and the columns of a net without words, one for each node."""
+"""Read one example of a data set (words and observations), or the columns of a net without words, one for each node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 
 COLUMN_FORMS = (
-    "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "
-    "DataFrame, or a mapping from node to an array [sentence, ...]"
+    "observations of the nodes of a net without words: a list of mappings, one for each sentence, a DataFrame, "
+    "or a mapping from node to an array [sentence, ...]"
 )
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sentence: the words of each stack, and the observations of each readout."""
+    """One sentence: the words of each stack and the observations of each readout."""
 
     words: Mapping[str, Tensor]
     observed: Mapping[str, Tensor]
@@ -37,12 +37,12 @@ class ExampleReader:
     """Reads one example: a sentence, a pair, or a mapping from stack and readout.
 
     Args:
-        task: the words and the readouts of the net.
-        start: a word to put before each sentence whose next words are predicted; None for none.
-        stop: a word to append to it.
-        inputs_only: whether nothing is observed; the readouts of a mapping are then left out.
-        missing: whether NaN in all numbers of a word means that it was not observed; None if any NaN of it does.
-        missing_option: how a caller turns `missing` on, for the error.
+        task: The words and the readouts of the net.
+        start: A word before each sentence whose next words are predicted; None for no such word.
+        stop: A word after each sentence whose next words are predicted; None for no such word.
+        inputs_only: Whether nothing is observed; readouts in a mapping are then ignored.
+        missing: Whether NaN in all numbers of a word means that the word is not observed; with None, one NaN suffices.
+        missing_option: The caller's option that sets `missing`, for the error.
     """
 
     task: Task
@@ -54,10 +54,10 @@ class ExampleReader:
 
     def __post_init__(self) -> None:
         if self.task.next_word is None:
-            self.reject_start_stop("the net tells no next word")
+            self.reject_start_stop("the net does not predict next words")
 
     def reject_start_stop(self, reason: str) -> None:
-        """Refuse start and stop words where they would have no effect."""
+        """Raise an error if there are start or stop words, which would have no effect."""
         for option, word in (("start", self.start), ("stop", self.stop)):
             if word is not None:
                 raise BNetError(option, expected=f"None: {reason}", actual=word)
@@ -66,12 +66,12 @@ class ExampleReader:
         """Read an example.
 
         Args:
-            row: a sentence, if nothing or the next words are observed; a tuple of the words of each stack, or of a
+            row: A sentence, if nothing or the next words are observed; a tuple of the words of each stack, or of a
                 sentence and its observations; or a mapping from stack and readout.
 
         Raises:
-            BNetError: where a part is missing or of another form.
-            UnknownNameError: for a part, a word or a label that the net does not have.
+            BNetError: A part is missing or has another form.
+            UnknownNameError: The net has no such part, word or label.
         """
         task = self.task
         if isinstance(row, Example):
@@ -88,20 +88,21 @@ class ExampleReader:
         return self._read_parts(dict(zip(names, row, strict=True)))
 
     def _example_error(self, row: object, names: Sequence[str]) -> BNetError:
-        """The error for a row that is no example; for a series of real-valued words it names the function to use."""
-        expected, allowed = f"({', '.join(names)})", None
+        """The error for an invalid example; for a series of real-valued words it names the function to use."""
+        expected, hint = f"({', '.join(names)})", None
         if isinstance(row, Tensor | np.ndarray):
             stacks = [readout.group.word_stack for readout in self.task.readouts]
             is_series = all(encoder.states is None for encoder in self.task.encoders.values())
             if stacks == list(self.task.stacks) and is_series:
-                allowed = "training.windows(series, words, ahead), which makes pairs of a series"
+                hint = "Use training.windows(series, words, ahead) to make pairs of a series"
             row = f"an array of shape {tuple(row.shape)}"
         elif isinstance(row, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in row):
-            row = f"{len(row)} of them"
+            row = f"{len(row)} parts"
         expected = f"a pair {expected}" if len(names) == 2 else expected
-        return BNetError("example", expected=expected, actual=row, allowed=allowed)
+        return BNetError("example", expected=expected, actual=row, hint=hint)
 
     def _read_parts(self, row: Mapping[str, object]) -> Example:
+        """Read an example from a mapping from stack and readout."""
         task, words, observed = self.task, {}, {}
         readouts = {readout.group.name: readout for readout in task.readouts}
         if self.inputs_only:
@@ -121,7 +122,7 @@ class ExampleReader:
             elif next_word is not None:
                 words[next_word], observed[name] = self._shift_words(next_word, words[next_word])
             else:
-                raise BNetError("example", expected=f"what is observed of {name}", actual=f"only {', '.join(row)}")
+                raise BNetError("example", expected=f"observations of {name}", actual=f"only {', '.join(row)}")
         for stack, encoder in task.encoders.items():
             encoder.check_length(len(words[stack]))
         for name, value in observed.items():
@@ -129,12 +130,12 @@ class ExampleReader:
         return Example(words, observed)
 
     def _shift_words(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
-        """All words but the last, and the next word of each."""
+        """All words except the last, and the next word of each."""
         encoder = self.task.encoders[stack]
         ends = [None if word is None else encoder.encode_word(word) for word in (self.start, self.stop)]
         words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
         if len(words) < 2:
-            raise BNetError("example", expected="at least 2 words, the second to be told by the first", actual="1")
+            raise BNetError("example", expected="at least 2 words, to predict the second from the first", actual="1")
         return words[:-1], words[1:]
 
     def encode_observed(self, readout: NodeSpec | None, value: object) -> Tensor:
@@ -155,14 +156,14 @@ class ExampleReader:
         return to_integers(group.name, value)
 
     def is_invalid(self, value: Tensor) -> Tensor:
-        """The mask of invalid observations: infinity, and NaN unless it marks a missing word."""
+        """The mask of invalid observations: infinite numbers, and NaN unless it marks a missing word."""
         if self.missing is None:
             return value.isinf()
         absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
         return ~value.isfinite() & ~absent
 
     def _get_label_states(self, readout: NodeSpec) -> Mapping[str, int]:
-        """The state of each label of a readout: its labels, or the words of its stack if it predicts these."""
+        """The state of each label of a readout; the labels may be the words of a stack that the readout predicts."""
         labels = getattr(readout.tpm, "labels", None)
         if labels is not None:
             return {label: state for state, label in enumerate(labels)}
@@ -172,7 +173,7 @@ class ExampleReader:
     def check_observed(
         self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], leading: tuple[int, ...] = ()
     ) -> None:
-        """Refuse observations of a wrong shape, or states out of range; `leading` are their first dims."""
+        """Raise an error for observations of a wrong shape and states out of range; `leading` are their first dims."""
         if readout is None:
             return
         group, discrete = readout.group, readout.tpm.kind == "discrete"
@@ -181,9 +182,9 @@ class ExampleReader:
             expected = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
             is_complete = bool((value.isnan().all(-1) | value.isfinite().all(-1)).all())
             helps = self.missing_option is not None and self.missing is False and is_complete
-            allowed = f"{self.missing_option}, where NaN says that nothing of a word was observed" if helps else None
+            hint = f"If NaN marks words that are not observed, pass {self.missing_option}" if helps else None
             actual = "infinity" if bool(value.isinf().any()) else "NaN"
-            raise BNetError(group.name, expected=expected, actual=actual, allowed=allowed)
+            raise BNetError(group.name, expected=expected, actual=actual, hint=hint)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -193,7 +194,7 @@ class ExampleReader:
 
 
 def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) -> object:
-    """States of labels; None stands for a missing observation."""
+    """The states of labels; None is a missing observation."""
     if value is None:
         return UNOBSERVED
     if isinstance(value, str):
@@ -204,7 +205,7 @@ def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) ->
 
 
 def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Example:
-    """Read an example; an error names its row."""
+    """Read an example; its number is part of any error."""
     try:
         return reader(row)
     except BNetError as error:
@@ -226,15 +227,15 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
     """Collate examples, padded at their ends.
 
     Args:
-        task: the words and the readouts of the net.
-        examples: at least one.
-        mask_padding: whether all padding is masked; by default only where a word could read it.
+        task: The words and the readouts of the net.
+        examples: At least one example.
+        mask_padding: Whether to mask all padding; by default only padding that a word could read is masked.
 
     Returns:
-        The batch, real numbers in the net's floating type.
+        The batch; its real numbers have the net's floating type.
     """
     if not examples:
-        raise BNetError("data", expected="at least one example in a batch", actual="none")
+        raise BNetError("data", expected="at least one example in a batch", actual="an empty batch")
     graph, x, mask = task.network.graph, {}, {}
     for stack in task.stacks:
         rows = [example.words[stack] for example in examples]
@@ -256,17 +257,17 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
     """Read the columns of a net without words.
 
     Args:
-        reader: the reader of observations; its readouts are the random nodes.
-        data: a mapping from node to a column, a DataFrame, or a list of mappings. The only readout of a net needs no
-            name: its column alone is enough.
-        subject: the name of the data in messages.
+        reader: The reader of observations; its readouts are the random nodes.
+        data: A mapping from node to a column, a DataFrame, or a list of mappings. If the net has only one readout, its
+            column without a name suffices.
+        subject: The name of the data in messages.
 
     Returns:
         The values of input nodes, and the observations of random ones, both `[sentence, *plates, *shape]` by name.
 
     Raises:
-        BNetError: where a column is missing, of another length or of another shape.
-        UnknownNameError: for a node that the net does not have.
+        BNetError: A column is missing, or has a wrong length or shape.
+        UnknownNameError: The net has no such node.
     """
     task, network = reader.task, reader.task.network
     by_node = _split_by_node(task, data, subject)
@@ -279,8 +280,8 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
             raise unknown_name_error(f"node of {subject}", name, [*random, *inputs])
         spec = random.get(name) or inputs[name]
         if spec.scope == "corpus":
-            actual = "one that is drawn once for the corpus"
-            raise BNetError(f"{subject}, {name}", expected="nodes that are drawn for each sentence", actual=actual)
+            actual = "a node with one value for the corpus"
+            raise BNetError(f"{subject}, {name}", expected="a node with a value for each sentence", actual=actual)
         if name in inputs:
             read = to_integers if spec.tpm.is_index_valued else to_reals
             given[name] = read(f"{subject}, {name}", _series_to_list(spec, column))
@@ -289,11 +290,11 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
     needed = [m.group.name for m in network.specs if m.tpm.kind == "input" and m.tpm.default is None]
     missing = [name for name in needed if name not in by_node]
     if missing:
-        raise BNetError(subject, expected="a column for every given node", actual=f"none for {', '.join(missing)}")
+        raise BNetError(f"{subject}: the input nodes {', '.join(missing)} have no column")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
         actual = ", ".join(f"{n} of {name}" for name, n in counts.items())
-        raise BNetError(subject, expected="columns of one length, at least one sentence", actual=actual)
+        raise BNetError(subject, expected="columns of equal length, with at least one sentence", actual=actual)
     for name, value in given.items():
         _check_shape(network, inputs[name], value, f"{subject}, {name}", (len(value),), {})
         if not bool(value.isfinite().all()):
@@ -324,7 +325,7 @@ def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
 
 
 def is_dataframe(data: Any) -> TypeGuard[Any]:
-    """True for a DataFrame of pandas (by its methods, since pandas is imported only where it is needed)."""
+    """True for a DataFrame of pandas; the test uses its methods, so that pandas is not imported."""
     return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
 
 
@@ -339,7 +340,7 @@ def _series_to_list(spec: NodeSpec, column: Any) -> Any:
 
 
 def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
-    """A column in which None marks a missing state, and NaN a missing real number."""
+    """The column with None for missing states and NaN for missing real numbers."""
     if spec.tpm.kind == "discrete":
         return _to_integer_states(column)
     if not isinstance(column, list | tuple):
@@ -349,7 +350,7 @@ def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
 
 
 def _to_integer_states(column: Any) -> Any:
-    """States as integers, from booleans and floating types too; NaN becomes None."""
+    """Convert states to integers, also from booleans and floating types; NaN becomes None."""
     if isinstance(column, Tensor | np.ndarray):
         array = to_numpy(column) if isinstance(column, Tensor) else column
         return _to_integer_states(array.tolist()) if array.dtype.kind in "bfO" else column
@@ -365,7 +366,7 @@ def _to_integer_states(column: Any) -> Any:
 def _check_shape(
     network: Network, spec: NodeSpec, value: Tensor, subject: str, leading: tuple[int, ...], words: Mapping[str, Tensor]
 ) -> None:
-    """Refuse values of a node that are not `[*leading, *plates, word, *shape]`."""
+    """Raise an error if values of a node are not `[*leading, *plates, word, *shape]`."""
     group, is_state = spec.group, spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
     shape = (*leading, *(network.graph.plate_sizes[plate] for plate in group.plates))
     shape += (len(words[group.word_stack]),) if group.word_stack is not None else ()

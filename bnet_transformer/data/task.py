@@ -11,7 +11,7 @@ from bnet_transformer.errors import BNetError
 
 
 def is_backward(reach: Reach) -> bool:
-    """True if no word reads a later one, also by a table or by a width of 0."""
+    """True if no word reads a later word; tables and reaches of width 0 are included."""
     return reach.is_causal or reach.kind == "first" or reach == Reach("window", 0)
 
 
@@ -19,7 +19,7 @@ def is_backward(reach: Reach) -> bool:
 class Task:
     """The readouts of a net, the words of each stack, and the stack whose next word is predicted, if there is one.
 
-    In a stack of real-valued words the next word is predicted only if another stack has the words before it.
+    In a stack of real-valued words the next word is predicted only if another stack contains the words before it.
     """
 
     network: Network
@@ -29,10 +29,11 @@ class Task:
 
     @property
     def stacks(self) -> tuple[str, ...]:
+        """The stacks whose words are given."""
         return tuple(self.encoders)
 
     def needs_mask(self, stack: str) -> bool:
-        """True if a word that is present could read padding at the end of a stack."""
+        """True if a word of a stack could read the padding at its end."""
         for spec in self.network.specs:
             for parent in spec.parents:
                 words = self.network.specs[parent.index].group.word_stack
@@ -45,54 +46,54 @@ def infer_task(network: Network) -> Task:
     """Infer what data a net takes: its readouts, the words of its stacks, and whether a readout predicts next words.
 
     Args:
-        network: the net; it needs no readout, and may have choices.
+        network: The net, with or without readouts and choices.
 
     Returns:
-        The task. Its readouts are the random nodes that nothing reads.
+        The task. Its readouts are the random nodes without children.
 
     Raises:
-        BNetError: where a stack has words that are not given with the sentence.
+        BNetError: A stack has words but no input node for them.
     """
     readouts = tuple(m for m in network.specs if m.tpm.is_random and not network.graph.out_edges[m.group.index])
     encoders = {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is None:
-            raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", actual="none")
+            raise BNetError(f"stack {stack!r}: no input node of this stack takes the words of a sentence")
         encoders[stack] = encoder
     return Task(network, readouts, encoders, _infer_next_word(network, readouts, encoders))
 
 
 def infer_fit_task(network: Network) -> Task:
-    """Infer what data a fit of a net takes: every readout is observed, and none is derived from the next word.
+    """Infer what data a fit of a net takes: all readouts are observed, and no observation is the next word.
 
     Args:
-        network: the net, which may have choices.
+        network: The net, which may have choices.
 
     Returns:
-        The task. Of a net without words every random node can be observed, so all of them are readouts.
+        The task. In a net without words every random node can be observed, so all of them are readouts.
 
     Raises:
-        BNetError: where there is nothing to observe.
+        BNetError: The net has no readout.
     """
     task = infer_task(network)
     if not task.encoders:
         task = replace(task, readouts=tuple(m for m in network.specs if m.tpm.is_random))
     if not task.readouts:
-        expected = "a readout: a net without observe= has no likelihood to fit"
-        actual = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=expected, actual=actual, allowed="observe= of the net")
+        subject = "net: there is no readout (a Categorical or Normal node without children), hence no likelihood to fit"
+        raise BNetError(subject, hint="Build the net with observe=")
     return replace(task, next_word=None)
 
 
-def check_has_words(network: Network, subject: str, allowed: str | None = None) -> None:
-    """Refuse a net without words."""
+def check_has_words(network: Network, subject: str, alternative: str | None = None) -> None:
+    """Raise an error for a net without words."""
     if not network.graph.word_stacks:
-        raise BNetError(subject, expected="a net with words", actual="a net without words", allowed=allowed)
+        hint = None if alternative is None else f"Use {alternative}"
+        raise BNetError(subject, expected="a net with words", hint=hint)
 
 
 def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders: dict[str, WordEncoder]) -> str | None:
-    """The stack whose next word the only readout predicts, without reading a later word; None if there is none."""
+    """The stack whose next word the only readout predicts without reading later words; None without such a stack."""
     if len(readouts) != 1:
         return None
     (readout,) = readouts
@@ -103,16 +104,16 @@ def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders:
 
 
 def _predicts_words(readout: NodeSpec, encoder: WordEncoder, num_stacks: int) -> bool:
-    """True if the values of a readout are words of a stack; of real-valued words, only if there are several stacks."""
+    """True if the values of a readout are words of a stack; real-valued words count only with several stacks."""
     if readout.tpm.kind == "discrete":
         return readout.tpm.states is not None and readout.tpm.states == encoder.states
     return num_stacks > 1 and encoder.states is None and readout.shape == encoder.spec.shape
 
 
 def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | None:
-    """The first arrow above a node by which it depends on later words of a stack; None if there is none.
+    """The first arrow among a node's ancestors by which it depends on later words of a stack; None if there is none.
 
-    Only parents that depend on words of the stack matter, so an arrow across all words is allowed elsewhere.
+    Only parents that depend on words of the stack matter; other arrows may connect all words.
     """
     needed = network.ancestral_specs(spec)
     decided = find_deciding_stacks(network, needed)
@@ -127,7 +128,7 @@ def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | 
 
 
 def find_deciding_stacks(network: Network, specs: list[NodeSpec]) -> dict[int, frozenset[str]]:
-    """For each group the stacks on whose words its value depends; `specs` has all ancestors, in topological order."""
+    """For each group, the stacks on whose words it depends; `specs` lists all ancestors in topological order."""
     stacks: dict[int, frozenset[str]] = {}
     for spec in specs:
         index, words = spec.group.index, spec.group.word_stack
@@ -140,29 +141,30 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
     """Infer the task of a net that is trained on the log probability of its readouts.
 
     Args:
-        network: the net.
-        is_generation: whether words are to be generated, which changes what the errors advise.
+        network: The net.
+        is_generation: Whether words will be generated, which changes the hints of the errors.
 
     Returns:
         The task, which has at least one readout.
 
     Raises:
-        BNetError: where the net has no readout, or a random choice that other nodes read.
+        BNetError: The net has no readout, or a latent choice with children.
     """
     task = infer_task(network)
     out_of = network.graph.out_edges
     choices = [m.group.name for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
     if not task.readouts:
-        expected, hint = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
+        subject = "net: there is no readout (a Categorical or Normal node without children), hence no likelihood"
+        hint = "Build the net with observe= or readout=, or pass loss= to train"
         if is_generation:
-            expected, hint = "a readout that tells the next word", ""
-        actual = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=expected, actual=actual, allowed=f"observe= or readout= of the net{hint}")
+            subject = (
+                "net: there is no readout (a Categorical or Normal node without children) to predict the next word"
+            )
+            hint = "Build the net with observe= or readout="
+        raise BNetError(subject, hint=hint)
     if choices:
-        concat_hint = "a net with combine='concat'"
-        expected, hint = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {concat_hint}"
-        if is_generation:
-            expected, hint = "each word is chosen from one distribution", concat_hint
-        expected = f"no random choice beneath the readouts: {expected}"
-        raise BNetError("net", expected=expected, actual=", ".join(choices[:4]), allowed=hint)
+        expected, hint = "no latent choice on which the readouts depend", "Use a net with combine='concat'"
+        if not is_generation:
+            hint = "Use bt.fit, which sums over choices, pass loss=, or use a net with combine='concat'"
+        raise BNetError("net", expected=expected, actual=", ".join(choices[:4]), hint=hint)
     return task

@@ -1,6 +1,6 @@
-"""The words of one stack as tensors: text, lists of words, ids, vectors and images.
+"""Encode the words of one stack (text, lists of words, ids, vectors or images) as tensors.
 
-Text of a net with a tokenizer is split by `_core.tokenizer` first.
+If the net has a tokenizer, `_core.tokenizer` splits text first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 
 @dataclass(frozen=True)
 class WordEncoder:
-    """Encodes the words of one stack as ids `[word]`, or as vectors `[word, *shape]` where the net has no vocabulary.
+    """Encodes the words of one stack as ids `[word]`, or as vectors `[word, *shape]` if the net has no vocabulary.
 
     Args:
-        stack: the name of the stack.
-        spec: the input group that the words fill.
-        vocabulary: the words by id; None without a vocabulary.
-        max_length: the maximum number of words, because positions are learned; None without a bound.
-        tokenizer: the tokenizer that splits text into words of the vocabulary; None to split it at spaces.
-        exact_length: the required number of words, because a mask is a table; None for any number.
-        seed: the seed of the net, from which vectors of words without a vocabulary are made.
+        stack: The name of the stack.
+        spec: The input group that the words fill.
+        vocabulary: The words by id; None without a vocabulary.
+        max_length: The maximum number of words, the number of learned positions; None for no limit.
+        tokenizer: The tokenizer that splits text into words of the vocabulary; None to split at spaces.
+        exact_length: The required number of words, the size of a mask table; None for any number.
+        seed: The seed of the net; it determines the vectors of words of a net without a vocabulary.
     """
 
     stack: str
@@ -62,27 +62,27 @@ class WordEncoder:
         """Encode one sentence.
 
         Args:
-            sentence: text, a list of words, ids, vectors `[word, *shape]`, or an image `[channel, row, column]` where
+            sentence: A text, a list of words, ids, vectors `[word, *shape]`, or an image `[channel, row, column]` if
                 the words of the net are patches.
 
         Returns:
-            Ids `[word]`, or vectors `[word, *shape]` in the floating type that they came in.
+            Ids `[word]`, or vectors `[word, *shape]` in the floating type of the input.
 
         Raises:
-            BNetError: where the sentence is none of these, is empty, or has a number that is not finite.
-            UnknownNameError: where the vocabulary lacks a word.
+            BNetError: The sentence has another form, is empty, or contains a number that is not finite.
+            UnknownNameError: A word is not in the vocabulary.
         """
         sentence = sentence.tolist() if is_text_array(sentence) else sentence
         if self.tokenizer is not None and is_text(sentence):
             sentence = list(self.tokenizer.encode(sentence).ids)
         words = split_words(self.name, sentence)
         if not isinstance(sentence, str | Sequence | Tensor | np.ndarray) or isinstance(sentence, bytes):
-            raise BNetError(self.name, expected="text, a list of words, ids, or vectors", actual=sentence)
+            raise BNetError(self.name, expected="a text, a list of words, ids, or vectors", actual=sentence)
         if self.states is None:
             return self.encode_vectors(sentence) if words is None else self._make_vectors(words)
         ids = to_integers(self.name, sentence) if words is None else torch.tensor([self.id(word) for word in words])
         if ids.dim() != 1:
-            raise BNetError(self.name, expected="text, a list of words, or ids", actual=sentence)
+            raise BNetError(self.name, expected="a text, a list of words, or ids", actual=sentence)
         if not len(ids):
             raise BNetError(self.name, expected="at least one word", actual=sentence)
         low, high = int(ids.min()), int(ids.max())
@@ -95,8 +95,8 @@ class WordEncoder:
         if not isinstance(word, str):
             return int(self.encode([word])[0])
         if self.vocabulary is None:
-            allowed = "from_pretrained(..., tokenizer=), for a model that came without one"
-            raise BNetError(self.name, expected="ids: the net has no vocabulary", actual=word, allowed=allowed)
+            hint = "For a pretrained model without tokenizer, pass from_pretrained(..., tokenizer=)"
+            raise BNetError(self.name, expected="ids: the net has no vocabulary", actual=word, hint=hint)
         if word not in self.word_ids:
             raise unknown_name_error(f"word of the {self.name}", word, self.word_ids)
         return self.word_ids[word]
@@ -112,7 +112,7 @@ class WordEncoder:
         return tuple(str(k) if self.vocabulary is None else self.vocabulary[k] for k in ids)
 
     def name_words(self, sentence: object, value: Tensor) -> tuple[str, ...]:
-        """The names of the words of a sentence that was encoded as `value`: as written, by id, or numerals."""
+        """The names of the words of an encoded sentence: the words of the text, the words of ids, or numerals."""
         words, image = split_words(self.name, sentence), self.spec.tpm.image
         if words is not None:
             return tuple(words)
@@ -121,23 +121,24 @@ class WordEncoder:
         return self.decode(range(len(value)) if self.states is None else value.tolist())
 
     def check_length(self, words: int, *, is_prefix: bool = False) -> None:
-        """Refuse a number of words that the net cannot take.
+        """Raise an error for a number of words that the net cannot take.
 
         Args:
-            words: the number of words.
-            is_prefix: whether more words may follow; a number below `exact_length` is then no error.
+            words: The number of words.
+            is_prefix: Whether more words may follow; a number below `exact_length` is then valid.
 
         Raises:
-            BNetError: for more words than there are learned positions, or another number than that of a mask's table.
+            BNetError: There are more words than learned positions, or their number differs from the size of a mask
+                table.
         """
         if self.exact_length is not None and (
             words > self.exact_length or (words < self.exact_length and not is_prefix)
         ):
             bound = "at most " if is_prefix else ""
-            expected = f"{bound}{self.exact_length} words, for the mask is a table for so many"
+            expected = f"{bound}{self.exact_length} words, the size of the net's mask table"
             raise BNetError(self.name, expected=expected, actual=f"{words} words")
         if self.max_length is not None and words > self.max_length:
-            expected = f"at most {self.max_length} words, the learned positions"
+            expected = f"at most {self.max_length} words, the number of learned positions"
             raise BNetError(self.name, expected=expected, actual=f"{words} words")
 
     def encode_vectors(self, vectors: object, subject: str | None = None) -> Tensor:
@@ -147,15 +148,15 @@ class WordEncoder:
         if image is not None and value.dim() != 2:
             value = image.patchify(value)
         if not value.dim() or tuple(value.shape[1:]) != self.spec.shape or not len(value):
-            expected = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}), at least one word"
+            expected = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}) with at least one word"
             raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
         if not bool(value.isfinite().all()):
             word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
+            raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite number at word {word}")
         return value
 
     def _make_vectors(self, words: Sequence[str]) -> Tensor:
-        """The fixed vectors of words of a net without a vocabulary."""
+        """The fixed vectors of words, for a net without a vocabulary."""
         is_image = self.spec.tpm.image is not None
         if is_image or len(self.spec.shape) != 1:
             image = "an image [channel, row, column], or its words as vectors (x=)"
@@ -165,16 +166,16 @@ class WordEncoder:
 
 
 def word_encoder(network: Network, stack: str, given: Mapping[str, object] | None = None) -> WordEncoder | None:
-    """Make the encoder of a stack's words.
+    """The encoder of the words of a stack.
 
     Args:
-        network: the net.
-        stack: the name of the stack.
-        given: the input groups, by name, whose values are given separately.
+        network: The net.
+        stack: The name of the stack.
+        given: The input groups, by name, whose values are given separately.
 
     Returns:
-        The encoder for the stack's input group over words: of several the discrete one, and none that has a default
-        value. None if no group remains for the words.
+        The encoder for the stack's input group over words. Of several groups it is the discrete one; groups with a
+        default value do not count. None if there is no such group.
     """
     candidates = [
         spec
@@ -182,7 +183,7 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
         if spec.tpm.kind == "input" and spec.group.word_stack == stack and not spec.group.plates
     ]
     main = find_main_input([spec for spec in candidates if spec.group.name not in (given or {})])
-    # Words fill a group with a default value only if the net has no other group for them.
+    # Words are the value of a group with a default only if the net has no other group for them.
     if main is None or (main.tpm.default is not None and main is not find_main_input(candidates)):
         return None
     bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
@@ -192,13 +193,13 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
 
 
 def find_main_input(specs: Sequence[NodeSpec]) -> NodeSpec | None:
-    """Of a stack's input groups over words, the one that its words fill: the discrete one, without default."""
+    """The input group that takes the words of a stack: the discrete one of those without a default value."""
     needed = [m for m in specs if m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.is_index_valued] or needed or specs), None)
 
 
 def _get_table_length(network: Network, stack: str) -> int | None:
-    """The number of words of a stack if a mask is a table; None otherwise."""
+    """The number of words of a stack that a mask table requires; None if no mask is a table."""
     for spec in network.specs:
         for parent in spec.parents:
             if parent.reach.kind == "mask" and spec.group.word_stack == stack:
@@ -225,14 +226,14 @@ def format_sentence_label(stack: str) -> str:
 
 
 def split_words(subject: str, sentence: object) -> list[str] | None:
-    """The words of text, or of a list or an array of words; None of anything else.
+    """The words of a text, or of a list or an array of words; None for other types.
 
     Args:
-        subject: the name of the sentence in messages.
-        sentence: the sentence, of any type.
+        subject: The name of the sentence in messages.
+        sentence: The sentence, of any type.
 
     Raises:
-        BNetError: if there are no words, or one is empty.
+        BNetError: There are no words, or one is empty.
 
     >>> split_words("sentence", "the cat"), split_words("sentence", [0, 1])
     (['the', 'cat'], None)
@@ -246,7 +247,7 @@ def split_words(subject: str, sentence: object) -> list[str] | None:
     if not all(isinstance(word, str) for word in words):
         return None
     if not all(words):
-        raise BNetError(subject, expected="words, none empty", actual=list(words))
+        raise BNetError(subject, expected="words that are not empty", actual=list(words))
     return list(words)
 
 
@@ -255,8 +256,8 @@ def is_text_array(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray) and value.dtype.kind == "U"
 
 
-def to_integers(subject: str, value: object, expected: str = "text, a list of words, or ids") -> Tensor:
-    """Integers as an `int64` tensor; `subject` is their name in messages."""
+def to_integers(subject: str, value: object, expected: str = "a text, a list of words, or ids") -> Tensor:
+    """Convert integers to an `int64` tensor; `subject` is their name in messages."""
     try:
         ids = copy_to_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
@@ -267,7 +268,7 @@ def to_integers(subject: str, value: object, expected: str = "text, a list of wo
 
 
 def to_reals(subject: str, value: object) -> Tensor:
-    """Real numbers as a tensor of their floating type, integers as `float64`; `subject` is their name in messages."""
+    """Convert real numbers to a tensor of their floating type (integers: `float64`); `subject` is used in messages."""
     if value is None:
         raise BNetError(subject, expected="real numbers", actual=value)
     try:

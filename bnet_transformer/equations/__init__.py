@@ -1,8 +1,8 @@
-r"""The TPM of every node template in LaTeX: for one word, with words as rows or as columns, or in index notation.
+r"""The equations of a net in LaTeX: for one word, with words as rows or as columns, or in index notation.
 
-`render` joins the slices that share an equation and writes one row for each; every TPM writes its own right-hand side
-(`TPM.latex`), so no architecture and no TPM is known here by name. `notation` assigns letters to roles and plates and
-describes them. `result` holds the rows and lays them out.
+`render` joins the slices that share an equation and writes one row for each. Every TPM writes the right-hand side of
+its equation (`TPM.latex`), so that this package contains no code for particular architectures or TPMs. `notation`
+assigns letters to roles and plates and describes them. `result` contains the rows and lays them out.
 """
 
 from bnet_transformer.equations.render import equations

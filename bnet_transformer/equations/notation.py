@@ -1,9 +1,9 @@
 r"""Notation: distinct letters for roles, plates, stacks, sets of words and masks.
 
-A role with a one-letter part uses that letter, with the rest as subscripts (`W_q` is `W_q`, `cross_q` is
-`q_{\mathrm{cross}}`); any other role is upright (`\mathrm{norm1}`). The matrix of all words has the capital letter: a
-bold one where the capital has another meaning, a spare one where another role has it. `describe_notation` writes the
-definitions below the equations: the ranges of indices, and how words stand in matrices.
+A role with a one-letter part uses that letter, with the other parts as subscripts (`W_q` is `W_q`, `cross_q` is
+`q_{\mathrm{cross}}`); any other role is upright (`\mathrm{norm1}`). The matrix of all words has the capital letter. It
+is bold if the capital letter has another meaning, and another letter if a different role uses it. `describe_notation`
+writes the definitions below the equations: the ranges of indices, and the layout of words in matrices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ GREEK = ["alpha", "beta", "zeta", "eta", "kappa", "lambda", "mu", "nu", "rho", "
 
 @dataclass(frozen=True)
 class Notation:
-    """The letters of one net."""
+    """The letters of the equations of one net."""
 
     network: Network
 
     @cached_property
     def _role_letters(self) -> dict[str, Letter]:
+        """The letter of each role; all letters are distinct."""
         roles = list(dict.fromkeys(group.role for group in self.network.graph.groups))
         names = {role: _parse_role(role) for role in roles}
         count = Counter(names.values())
@@ -55,11 +56,11 @@ class Notation:
         return capitals
 
     def role_letter(self, role: str) -> Letter:
-        """The letter and subscripts of one word's value, or of a value without words."""
+        """The letter and the subscripts of the value of one word, or of a value without words."""
         return self._role_letters[role]
 
     def matrix_letter(self, role: str) -> Letter:
-        """The letter and subscripts of the matrix of all words."""
+        """The letter and the subscripts of the matrix of all words."""
         return self._capitals.get(role, self._role_letters[role])
 
     @cached_property
@@ -70,33 +71,33 @@ class Notation:
         return {"head": "h", **dict(zip(other_plates, greek, strict=False))}
 
     def stack_superscript(self, name: str) -> tuple[str, ...]:
-        """The superscript of a stack: none where it has no name."""
+        """The superscript of a stack; empty for a stack without a name."""
         return (format_upright(name),) if name else ()
 
     def word_set(self, stack: str) -> str:
-        """The set of a stack's words."""
+        """The symbol of the set of words of a stack."""
         return add_scripts(r"\mathcal{S}", self.stack_superscript(stack))
 
     def word_count(self, stack: str) -> str:
-        """The number of a stack's words."""
+        """The symbol of the number of words of a stack."""
         return add_scripts("n", self.stack_superscript(stack))
 
     def slice_count(self, stack: str) -> str:
-        """The number of a stack's slices."""
+        """The symbol of the number of slices of a stack."""
         return add_scripts("T", self.stack_superscript(stack))
 
     @cached_property
     def mask_tables(self) -> dict[Reach, int]:
-        """The tables that are masks, numbered."""
+        """The masks that are tables, with their numbers."""
         reaches = [parent.reach for spec in self.network.specs for parent in spec.parents]
         return {reach: k for k, reach in enumerate(dict.fromkeys(r for r in reaches if r.kind == "mask"))}
 
     def mask_set(self, reach: Reach) -> str:
-        """The set of words that word i reads by a table."""
+        """The symbol of the set of words that word i reads by a table."""
         return self._add_number(reach, r"\mathcal{M}", ("i",))
 
     def mask_superscript(self, reach: Reach) -> tuple[str, ...]:
-        """The superscript of a reach's mask; none where every word is read."""
+        """The superscript of the mask of a reach; empty if every word is read."""
         match reach.kind:
             case "every":
                 return ()
@@ -108,16 +109,18 @@ class Notation:
                 return (rf"\mathrm{{{kind}}}",)
 
     def _add_number(self, reach: Reach, base: str, sub: tuple[str, ...]) -> str:
+        """The letter of a mask, with a number if there are several."""
         number = (f"({self.mask_tables[reach] + 1})",) if len(self.mask_tables) > 1 else ()
         return add_scripts(base, sub, number)
 
 
 def format_upright(name: str) -> str:
-    """A name of several letters, upright."""
+    """A name of several letters as upright LaTeX."""
     return rf"\mathrm{{{escape_latex(name)}}}"
 
 
 def _parse_role(role: str) -> Letter:
+    """The letter and the subscripts of a role."""
     parts = [part for part in role.split("_") if part]
     letter = next((k for k, part in enumerate(parts) if len(part) == 1), None)
     if letter is None or (len(parts) == 1 and role in RESERVED_LETTERS):
@@ -127,7 +130,7 @@ def _parse_role(role: str) -> Letter:
 
 
 def describe_notation(network: Network, notation: Notation, form: str) -> list[str]:
-    """The definitions of a net's letters."""
+    """The definitions of the letters of a net, in LaTeX."""
     lines = [_describe_stack(network, notation, stack) for stack in network.declaration.stacks]
     used = [plate for plate in network.graph.plate_sizes if any(plate in f.plates for f in network.graph.groups)]
     for plate in used:
@@ -144,6 +147,7 @@ def describe_notation(network: Network, notation: Notation, form: str) -> list[s
 
 
 def _describe_stack(network: Network, notation: Notation, stack: Stack) -> str:
+    """The ranges of the slices and the words of a stack."""
     depth, words, count = (
         notation.slice_count(stack.name),
         notation.word_set(stack.name),
@@ -158,7 +162,7 @@ def _describe_stack(network: Network, notation: Notation, stack: Stack) -> str:
 
 
 def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
-    """The words that a mask reads: in full for small masks."""
+    """The words that a mask allows: all of them for small masks."""
     name = notation.mask_set(reach)
     if len(reach.table) > 6:
         size = rf"{len(reach.table)} \times {len(reach.table[0])}"
@@ -171,7 +175,7 @@ def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
 
 
 def _describe_matrices(network: Network, notation: Notation, form: str) -> list[str]:
-    """How words stand in a matrix, for the first role, and for those with another letter."""
+    """The layout of words in a matrix, for the first role and for roles with another letter."""
     vector_roles = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
     if form == "word" or not vector_roles:
         return []
@@ -207,7 +211,7 @@ def _describe_first_words(network: Network, notation: Notation) -> list[str]:
 
 
 def _describe_initial_values(network: Network, notation: Notation) -> list[str]:
-    """The value of the word before the first, where it is read."""
+    """The value of the word before the first word, for roles in which it is read."""
     read = {parent.index for m in network.specs for parent in m.parents if parent.reach.kind == "before"}
     roles = dict.fromkeys(network.graph.groups[k].role for k in sorted(read))
     return [f"{Symbol(*notation.role_letter(role), word='-1')} = 0" for role in roles]

@@ -1,7 +1,7 @@
-"""From a net to the rows of its equations; slices with equal equations share one row.
+"""Build the rows of the equations of a net; slices with equal equations share one row.
 
-The slices of a node template differ only in the number t, unless an arrow comes from another slice at some of them than
-at the others. The slices that share an equation become the `Symbols` with which their TPM writes it.
+The equations of the slices of a template differ only in the number t, unless an arrow comes from different relative
+slices. Slices that share an equation are translated to `Symbols`, with which their TPM writes the equation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ READ_INDICES = {"same": "i", "rest": "i", "before": "i-1", "first": "0"}
 
 
 def equations(network: Network, form: str = "word") -> Equations:
-    r"""The structural equations of a net, in one of four forms: `word`, `row`, `column`, `einstein`.
+    r"""The structural equations of a net in LaTeX.
+
+    Args:
+        network: The net.
+        form: The notation: `"word"` for vectors of one word with indices, `"row"` or `"column"` for matrices with a row
+            or a column for each word, `"einstein"` for sums over repeated indices.
+
+    Returns:
+        The equations; a notebook typesets them.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(4)
@@ -50,7 +58,7 @@ def equations(network: Network, form: str = "word") -> Equations:
 
 @dataclass(frozen=True)
 class SharedEquation:
-    """The specs, one for each slice, that share an equation; `is_partial` where the template has further slices."""
+    """The specs, one for each slice, that share an equation; `is_partial` if the template has further slices."""
 
     network: Network
     notation: Notation
@@ -59,7 +67,7 @@ class SharedEquation:
 
     @property
     def representative(self) -> NodeSpec:
-        """The first spec, whose parents and shapes stand for all."""
+        """The first spec; all specs have corresponding parents and equal shapes."""
         return self.specs[0]
 
     @property
@@ -70,7 +78,7 @@ class SharedEquation:
     def slice_label(self, groups: Sequence[NodeGroup]) -> str | None:
         """The superscript for the slice of these groups, one for each slice of the equation.
 
-        For the node itself it is t, t+1 for a state that leaves the slice, 0 for one that enters.
+        It is t for nodes of the slice, t+1 for the output state of the slice, and 0 for the input state of the stack.
         """
         group, steps = groups[0], self.slices
         if group.slice is None:
@@ -91,7 +99,7 @@ class SharedEquation:
         """The symbols of the equation in one form."""
         group, tpm, shape = self.representative.group, self.representative.tpm, self.representative.shape
         is_matrix = form in ("row", "column")
-        # One matrix equation holds for all words where each reads the same parents in the same way.
+        # One matrix equation is valid for all words if each word reads the same parents in the same way.
         is_per_word = any(map(self._is_per_word, self.representative.parents))
         is_full_matrix = is_matrix and group.word_stack is not None and not is_per_word
         discrete = tpm.kind == "discrete"
@@ -132,7 +140,7 @@ class SharedEquation:
         return f"P({shown}{bar})"
 
     def _is_per_word(self, parent: ParentSpec) -> bool:
-        """True where word i reads, or is picked by, something that is specific to word i."""
+        """True if word i reads a value that is specific to word i, or if a choice of word i picks the value."""
         specs = self.network.specs
         parent_spec = specs[parent.index]
         is_picked = any(axis == WORD or specs[k].group.word_stack is not None for axis, k in parent.pick)
@@ -149,11 +157,13 @@ class SharedEquation:
         *,
         capital: bool = True,
     ) -> Symbol:
+        """The symbol of the value of a group, with superscripts and subscripts."""
         matrix = capital and form != "word" and group.word_stack is not None
         base, sub = (self.notation.matrix_letter if matrix else self.notation.role_letter)(group.role)
         return Symbol(base, sub, sup, word, form, is_full_matrix)
 
     def _plate_letters(self, group: NodeGroup) -> list[str]:
+        """The indices of the plates of a group."""
         return [self.notation.plate_indices[plate] for plate in group.plates]
 
     def _superscripts(self, groups: Sequence[NodeGroup], plates: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -172,6 +182,7 @@ class SharedEquation:
         return symbols
 
     def _build_slot(self, idx: int, form: str, is_full_matrix: bool) -> SlotSymbols:
+        """The symbols of one slot: its parent, the words that are read, and their number."""
         parent, network = self.representative.parents[idx], self.network
         spec = network.specs[parent.index]
         group, discrete = spec.group, _is_discrete(spec)
@@ -213,7 +224,7 @@ class SharedEquation:
         )
 
     def _describe_reach(self, reach: Reach, group: NodeGroup) -> tuple[str, str, str]:
-        """The words that are read: as a subscript (`k_.` for all), as a condition on j, and their number."""
+        """The words that are read: a subscript (`k_.` for all), a condition on j, and the number of words."""
         stack, width = group.word_stack or "", reach.width
         count = self.notation.word_count(stack)
         match reach.kind:
@@ -239,7 +250,7 @@ class SharedEquation:
 
 
 def share_equations(network: Network, notation: Notation) -> list[SharedEquation]:
-    """Every template with its slices, in the order of the graph; slices that share an equation are joined."""
+    """All templates with their slices, in the order of the graph; slices that share an equation are joined."""
     templates: dict[tuple[str, str, object], list[NodeSpec]] = {}
     for spec in network.specs:
         group = spec.group
@@ -253,7 +264,7 @@ def share_equations(network: Network, notation: Notation) -> list[SharedEquation
 
 
 def _split_slices(network: Network, specs: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
-    """The slices of a template by their arrows: each comes from one fixed slice, or from one at a fixed distance."""
+    """The slices of a template, grouped by arrows: an arrow comes from a fixed slice, or from a fixed distance."""
     steps = [spec.group.step or 0 for spec in specs]
     arrows = [
         [network.graph.groups[k] for parent in m.parents for k in (parent.index, *dict(parent.pick).values())]
@@ -276,11 +287,12 @@ def _slice_offsets(groups: Sequence[NodeGroup], steps: Sequence[int]) -> set[int
 
 
 def _is_in_slices(network: Network, group: NodeGroup) -> bool:
+    """True for a group that belongs to the slices of a stack."""
     return group.step is not None and 0 <= group.step < network.graph.slices[group.stack]
 
 
 def render_equation(shared: SharedEquation, form: str) -> tuple[Equation, list[str]]:
-    """One row, and the definitions that it needs; for one word where the form cannot express it."""
+    """One row and the definitions that it requires; the form is "word" if the requested form cannot express it."""
     spec = shared.representative
     wordless = spec.group.word_stack is None and all(
         shared.network.specs[parent.index].group.word_stack is None for parent in spec.parents
@@ -294,11 +306,11 @@ def render_equation(shared: SharedEquation, form: str) -> tuple[Equation, list[s
         if not isinstance(right, str):
             raise BNetError(f"{type(spec.tpm).__name__}.latex", expected="LaTeX, a string", actual=right)
         return _build_equation(shared, candidate, shared.format_lhs(symbols), right), list(symbols.definitions)
-    expected = "an equation, at least in the form 'word'"
-    raise BNetError(f"{type(spec.tpm).__name__}.latex", expected=expected, actual="none (Untold)")
+    raise BNetError(f"{type(spec.tpm).__name__}.latex supports no form", hint="It has to support the form 'word'")
 
 
 def _build_equation(shared: SharedEquation, form: str, left: str, right: str) -> Equation:
+    """The row of an equation, with its name and its note."""
     spec = shared.representative
     group = spec.group
     steps = {"t": "t", "t+1": "(t+1)"}
@@ -312,4 +324,5 @@ def _build_equation(shared: SharedEquation, form: str, left: str, right: str) ->
 
 
 def _is_discrete(spec: NodeSpec) -> bool:
+    """True for a group whose value is a state."""
     return (spec.tpm.kind == "discrete" or spec.tpm.states is not None) and spec.tpm.is_index_valued

@@ -1,4 +1,4 @@
-r"""The result: rows of equations and the definitions of their letters, to print, paste, compile or display."""
+r"""The result: rows of equations and the definitions of their letters, to print, compile or display."""
 
 from __future__ import annotations
 
@@ -26,10 +26,16 @@ DOCUMENT_HEAD = rf"""\documentclass{{article}}
 
 @dataclass(frozen=True)
 class Equation:
-    """One row: `left = right`, for one node template.
+    """One row: the equation `left = right` of one template of nodes.
 
-    `form` is the form in which it is written (`word` where the requested form cannot express it); `slices` are the
-    slices that it holds for, where not for all; `note` describes the TPM in words.
+    Attributes:
+        name: The name of the row, such as `x_(t+1)`.
+        left: The left-hand side in LaTeX.
+        right: The right-hand side in LaTeX.
+        kind: The kind of the TPM: input, deterministic, discrete or continuous.
+        form: The form of the equation; it is `"word"` if the requested form cannot express the equation.
+        slices: The slices for which the equation is valid; empty for all.
+        note: A description of the TPM in words.
     """
 
     name: str
@@ -47,7 +53,7 @@ class Equation:
 
     @property
     def condition(self) -> str:
-        """The slices that it holds for, where not for all."""
+        """The slices for which the equation is valid, in LaTeX; empty for all."""
         if not self.slices:
             return ""
         return rf" \qquad (t = {', '.join(map(str, self.slices))})"
@@ -56,15 +62,21 @@ class Equation:
         return self.latex
 
     def _repr_latex_(self) -> str:
+        """The LaTeX that a notebook displays."""
         return f"$$\n{self.latex}\n$$"
 
 
 @dataclass(frozen=True)
 class Equations:
-    r"""The structural equations of a net, one row for each node template, and the definitions of their letters.
+    r"""The structural equations of a net, one row for each template of nodes, and the definitions of their letters.
 
-    `str()` and `.latex` are an `align*` to paste in a paper (amsmath, amssymb), `.document()` is a complete document.
-    Rows are indexed by name (`net.equations()["x_(t+1)"]`) and iterable.
+    `str()` and `.latex` return an `align*` environment for a paper (amsmath, amssymb); `.document()` returns a complete
+    document. Rows are indexed by name (`net.equations()["x_(t+1)"]`) and iterable.
+
+    Attributes:
+        form: The requested form: `"word"`, `"row"`, `"column"` or `"einstein"`.
+        rows: The equations.
+        where: The definitions of the letters, in LaTeX.
     """
 
     form: str
@@ -73,11 +85,11 @@ class Equations:
 
     @property
     def latex(self) -> str:
-        r"""The equations as one `align*`."""
+        r"""The equations as one `align*` environment."""
         return f"\\begin{{align*}}\n{self._body()}\n\\end{{align*}}"
 
     def document(self) -> str:
-        """A complete document, for pdflatex."""
+        """A complete LaTeX document, for pdflatex."""
         return f"{DOCUMENT_HEAD}{self.latex}\n\\end{{document}}\n"
 
     def __str__(self) -> str:
@@ -90,16 +102,28 @@ class Equations:
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Equation:
-        """The row of that name, such as `x_(t+1)`."""
+        """The row of a template of nodes.
+
+        Args:
+            name: The name of the row, such as `"x_(t+1)"`.
+
+        Returns:
+            The equation.
+
+        Raises:
+            UnknownNameError: There is no row with this name.
+        """
         for row in self.rows:
             if row.name == name:
                 return row
         raise unknown_name_error("equation", name, [row.name for row in self.rows])
 
     def _repr_latex_(self) -> str:
+        """The LaTeX that a notebook displays."""
         return f"$$\n\\begin{{aligned}}\n{self._body()}\n\\end{{aligned}}\n$$"
 
     def _body(self) -> str:
+        """The rows of the equations and of the definitions."""
         lines = align_equations([(row.left, row.right + row.condition) for row in self.rows])
         statements = pack_statements(self.where)
         lines += [(r"\text{where} & \quad " if k == 0 else r"& \quad ") + line for k, line in enumerate(statements)]
@@ -109,7 +133,7 @@ class Equations:
 # layout of equations on a page
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\s]")
-_WIDTH_TABLE = {  # of commands that are neither letters nor relations
+_WIDTH_TABLE = {  # the widths of commands that are neither letters nor relations
     0.0: r"\right \mathbb \mathrm \text \bar \hat \overline \widehat",
     0.1: r"\mathbf",
     0.3: r"\, \mathcal \operatorname",
@@ -138,6 +162,7 @@ def estimate_width(latex: str) -> float:
 
 
 def _measure(tokens: Iterator[str], closing: str | None = None) -> float:
+    """The width of tokens up to a closing token."""
     total = 0.0
     scripts: dict[str, float] = {}
     for token in tokens:
@@ -157,6 +182,7 @@ def _measure(tokens: Iterator[str], closing: str | None = None) -> float:
 
 
 def _measure_token(token: str, tokens: Iterator[str]) -> float:
+    """The width of one token, with its arguments."""
     if token == "{":
         return _measure(tokens, "}")
     if token in _RELATIONS:
@@ -169,20 +195,24 @@ def _measure_token(token: str, tokens: Iterator[str]) -> float:
 
 
 def _measure_argument(tokens: Iterator[str]) -> float:
+    """The width of the next argument."""
     return _measure_token(next(tokens, ""), tokens)
 
 
 def _measure_fraction(tokens: Iterator[str]) -> float:
+    """The width of a fraction."""
     return max(_measure_argument(tokens), _measure_argument(tokens)) + 0.5
 
 
 def _measure_underbrace(tokens: Iterator[str]) -> float:
+    """The width of an underbrace with its label."""
     body = _measure_argument(tokens)
     next(tokens, "")
     return max(body, 0.62 * _measure_argument(tokens))
 
 
 def _measure_cases(tokens: Iterator[str]) -> float:
+    """The width of an environment `cases`."""
     _measure_argument(tokens)
     rows = " ".join(takewhile(lambda token: token != r"\end", tokens)).split(r"\\")
     _measure_argument(tokens)
@@ -193,7 +223,7 @@ _COMMANDS_WITH_ARGUMENTS = {r"\frac": _measure_fraction, r"\underbrace": _measur
 
 
 def align_equations(pairs: Sequence[tuple[str, str]], page_width: float = PAGE_WIDTH) -> list[str]:
-    """The lines of an `align` from left and right sides; pairs wider than the page are broken between the sides."""
+    """The lines of an `align` environment, from left and right sides; too wide pairs are broken between the sides."""
     lefts, rights = [estimate_width(left) for left, _ in pairs], [estimate_width(right) + 2.2 for _, right in pairs]
     options = []
     for column in sorted({*lefts, 0.0}, reverse=True):
@@ -208,7 +238,7 @@ def align_equations(pairs: Sequence[tuple[str, str]], page_width: float = PAGE_W
 
 
 def pack_statements(statements: Sequence[str], column_width: float = PAGE_WIDTH / 2) -> list[str]:
-    """Short statements next to each other, long ones on lines of their own."""
+    """Put short statements next to each other, and long statements on separate lines."""
     lines: list[str] = []
     for statement in statements:
         longer = rf"{lines[-1]}, \qquad {statement}" if lines else ""

@@ -1,11 +1,12 @@
 """Inference on the compiled net: values, distributions, posteriors, evidence and samples of the nodes of a sentence.
 
-In the order in which data flows: `selection` parses slices, words and heads, `intervention_values` what `do` sets;
-`sentence_state` holds a sentence with its interventions and evidence. `query` translates questions about nodes into
-tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` answers for values, TPMs and attention.
-For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them;
+In the order in which data flows: `selection` parses slices, words and heads, and `intervention_values` the values of
+`do`. `sentence_state` contains a sentence with its interventions and evidence. `query` translates queries about nodes
+into tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` computes values, TPMs and attention.
+For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them.
 `deferred_readout` computes the likelihood of a readout without its mean. `joint_posterior` adds conditioning and
-enumeration, and `sampling` draws samples from both. `dependence` measures how strongly nodes depend on each other.
+enumeration, and `sampling` draws samples from the results. `dependence` measures how strongly nodes depend on each
+other.
 """
 
 from bnet_transformer.data import Evidence as Evidence

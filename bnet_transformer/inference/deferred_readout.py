@@ -1,12 +1,12 @@
-"""The likelihood of a readout on top of an attention, of all words together, without the mean of each joint state.
+"""The likelihood of a readout of an attention, for all words together, without the mean of each joint state.
 
 The linear map of the readout commutes with the attention weights: `W (P v) = P (W v)`. For a Normal readout
 
     sum_i |t_i - sum_j P_ij v_j|^2 = |t|^2 - 2 <P, t v^T> + <P^T P, v v^T>
 
-On the right, the choices of P (those of q and k) and the choices of v meet only in a product of Gram matrices. With M
-atoms for each of q, k and v there are M^2 attentions and M^3 inner products of n^2 numbers; on the left, M^3 products
-of n^2 d numbers.
+On the right, the choices of P (of q and k) and the choices of v are combined only in a product of Gram matrices. With M
+atoms for each of q, k and v, the right-hand side takes M^2 attentions and M^3 inner products of n^2 numbers; the
+left-hand side takes M^3 products of n^2 d numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bnet_transformer.tpm.combine import apply_linear
 from bnet_transformer.tpm.random import squared_distance
 
 MIN_LOG_SIGMA = -2.5  # minimum log sigma for Gram matrices in float32
-MIN_SPEEDUP = 2.0  # required ratio of products, since those of Gram matrices are small and slow
+MIN_SPEEDUP = 2.0  # required ratio of products, because products of Gram matrices are small and slow
 
 
 def find_deferred_attention(
@@ -41,7 +41,7 @@ def find_deferred_attention(
     retained: Collection[int],
     enumerated: Collection[int],
 ) -> dict[int, int]:
-    """Readouts whose attention is needed by nothing else.
+    """Readouts whose attention no other computation requires.
 
     Args:
         network: The net.
@@ -51,7 +51,7 @@ def find_deferred_attention(
         enumerated: The enumerated choices.
 
     Returns:
-        Readout -> its attention, by group index.
+        A mapping from readout to its attention, by group index.
     """
     deferred = {}
     if any(network.specs[i].group.word_stack is not None or network.specs[i].group.plates for i in enumerated):
@@ -95,7 +95,7 @@ def deferred_log_likelihood(
         plan: The plan of the pass.
         spec: The readout.
         y: The observed values, in the layout.
-        observed: Which words are observed; None for all.
+        observed: The mask of observed words; None for all.
     """
     x = execution.network.specs[spec.parents[0].index]
     attention, output_map, residual = gather_attention_inputs(execution, x, plan.folds.get(x.group.index))
@@ -123,6 +123,7 @@ def _normal_log_likelihood(
     target: Tensor,
     observed: Tensor | None,
 ) -> Tensor:
+    """The log likelihood of a Normal readout, by Gram matrices if that costs less and is precise enough."""
     if output_map is None and _is_gram_precise(context["log_sigma"]) and _is_gram_cheaper(attention, target):
         square = _gram_squared_error(attention, target, observed)
     else:
@@ -135,6 +136,7 @@ def _normal_log_likelihood(
 
 
 def _categorical_log_likelihood(logits: Tensor, target: Tensor, observed: Tensor | None) -> Tensor:
+    """The log likelihood of a categorical readout."""
     shape = broadcast_shapes(logits.shape[:-1], target.shape)
     # Subtract the detached maximum: `exp(logits - logsumexp)`, the gradient of torch.logsumexp, does not sum to 1 when
     # logits are large. (log_softmax is slower for few states.)
@@ -150,11 +152,12 @@ def _mapped_mix(attention: AttentionInputs, output_map: Tensor | None) -> Tensor
 
 
 def _sum_over_words(values: Tensor, observed: Tensor | None) -> Tensor:
+    """The sum over the observed words."""
     return (values if observed is None else values * observed).sum(-1, keepdim=True)
 
 
 def _is_map_first_cheaper(W: Tensor, attention: AttentionInputs) -> bool:
-    """True if mapping the values takes fewer products than mapping the mixture of every joint state."""
+    """True if mapping the values takes fewer products than mapping the mixed values of every joint state."""
     (rows, width), m = W.shape[-2:], attention.k.shape[-2]
     return rows * m <= width * (m + rows)
 
@@ -167,7 +170,7 @@ def _is_gram_precise(log_sigma: Tensor) -> bool:
 
 
 def _is_gram_cheaper(attention: AttentionInputs, target: Tensor) -> bool:
-    """True if Gram matrices take far fewer products than the mixture of every joint state."""
+    """True if Gram matrices take far fewer products than the mixed values of every joint state."""
     dims = classify_dims(attention, target)
     n, m, width = attention.q.shape[-2], attention.k.shape[-2], attention.v.shape[-1]
     P, V = dims.count_entries(dims.only_q) * dims.count_entries(dims.only_k), dims.count_entries(dims.only_v)

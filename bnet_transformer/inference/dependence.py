@@ -1,14 +1,13 @@
-"""How dependent nodes are in the numbers of a sentence: over the states of its choices, and to first order in its
-words.
+"""How strongly nodes of a sentence depend on each other: over the states of choices, and to first order in the words.
 
 The first-order test treats the sentence as a linear Gaussian network around its current values: the vectors of its
-words are independent standard normals, each random node has its own noise, each choice stays at its most probable
-state. With `J` the derivatives of values by all this noise, the covariance of x and y given z is
+words are independent standard normals, each random node has independent noise, and each choice is in its most probable
+state. With `J` the derivatives of values with respect to all this noise, the covariance of x and y given z is
 
     J_x J_y^T - J_x J_z^T (J_z J_z^T)^+ J_z J_y^T.
 
 It is zero for nodes that the graph separates. If it is not zero, the nodes are dependent in the linear network. If it
-is zero, nothing follows for higher orders, other states of the choices, or other weights.
+is zero, this implies nothing about higher orders, other states of the choices, or other weights.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def max_choice_dependence(
 ) -> float | None:
     """The maximum of `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration of the choices.
 
-    Values of nodes that are functions of choices count as states: values within `atol` of each other are one state.
+    Values of nodes that are functions of choices count as states; values that differ by at most `atol` are one state.
 
     Args:
         model: The ground model of the sentence.
@@ -52,10 +51,10 @@ def max_choice_dependence(
         y: Nodes, by ground id.
         given: The conditioning set, by ground id.
         budget: The maximum number of joint states.
-        atol: The tolerance within which two values are one state.
+        atol: The tolerance up to which two values are one state.
 
     Returns:
-        The maximum; None if there are no choices, or if a continuous random node, which has no states, is an ancestor.
+        The maximum; None if there are no choices, or if an ancestor is a continuous random node, which has no states.
     """
     nodes = [*x, *y, *given]
     choices = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
@@ -71,7 +70,7 @@ def max_choice_dependence(
     probs = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
     parts = table.split([len(x), len(y), len(given)], dim=1)
-    # Number the distinct rows of each part; an extra column of zeros serves parts without columns.
+    # Number the distinct rows of each part; an extra column of zeros is for parts without columns.
     i, j, k = (torch.unique(pad(part, (0, 1)), dim=0, return_inverse=True)[1] for part in parts)
     joint = torch.zeros(int(k.max()) + 1, int(i.max()) + 1, int(j.max()) + 1, dtype=torch.float64)
     joint.index_put_((k, i, j), probs, accumulate=True)
@@ -81,7 +80,7 @@ def max_choice_dependence(
 
 
 def _encode_value(codebook: list[Tensor], value: Tensor, atol: float) -> int:
-    """The index of a value in a codebook, which grows by new values."""
+    """The index of a value in a codebook; new values are appended."""
     for number, other in enumerate(codebook):
         if bool(((value - other).abs() <= atol).all()):
             return number
@@ -90,6 +89,7 @@ def _encode_value(codebook: list[Tensor], value: Tensor, atol: float) -> int:
 
 
 def _get_kind(model: GroundModel, node: int) -> str:
+    """The kind of the TPM of a node, or "set" for a node that `do` sets."""
     return "set" if node in model.do else model.spec(node).tpm.kind
 
 
@@ -136,7 +136,7 @@ def _to_float64(model: GroundModel) -> GroundModel:
 
 @dataclass
 class _PerturbedSentence:
-    """The sentence with noise: `noise` of each root and random node, and `perturbed`, the value of each node."""
+    """The sentence with noise: `noise` is that of each root and random node, `perturbed` is the value of each node."""
 
     model: GroundModel
     given: frozenset[int]
@@ -144,7 +144,7 @@ class _PerturbedSentence:
     perturbed: dict[int, Tensor] = field(default_factory=dict)
 
     def propagate(self, nodes: Sequence[int]) -> None:
-        """Compute every ancestor of some nodes, parents before children."""
+        """Compute all ancestors of some nodes, parents before children."""
         states: dict[int, Tensor] = {}
         run = ReferenceRun(self.model, states)
         for node in ancestral_order(self.model.ground, nodes):
@@ -164,7 +164,7 @@ class _PerturbedSentence:
                 self.perturbed[node] = run.value(node)
 
     def _is_root(self, node: int, spec: NodeSpec) -> bool:
-        """True for an input vector, and for a vector of a word that depends on ids alone."""
+        """True for an input vector, and for a vector of a word that depends on ids only."""
         if spec.tpm.kind == "input":
             return True
         parents = [self.model.spec(parent) for parent in self.model.ground.parents(node)]
@@ -172,7 +172,7 @@ class _PerturbedSentence:
         return spec.group.word_stack is not None and is_embedding
 
     def _perturb_root(self, run: ReferenceRun, node: int) -> None:
-        """Add noise to a root, and attribute it to its ids; no noise if all its ids are given."""
+        """Add noise to a root, and assign the noise to its ids; a root whose ids are all given gets no noise."""
         ids = [parent for parent in self.model.ground.parents(node) if self.model.spec(parent).tpm.is_index_valued]
         value = run.value(node)
         if not ids or not self.given.issuperset(ids):
@@ -184,12 +184,12 @@ class _PerturbedSentence:
         self.perturbed[node] = value
 
     def _add_noise(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
-        """A value plus its own noise."""
+        """A value plus independent noise."""
         self.noise.append(torch.zeros_like(mean, requires_grad=True))
         return mean + sigma * self.noise[-1]
 
     def jacobian(self, nodes: Sequence[int]) -> Tensor:
-        """`J`: the derivatives of the entries of some nodes by all noise, `[entries, noise]`."""
+        """`J`: the derivatives of the entries of some nodes with respect to all noise, `[entries, noise]`."""
         value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.perturbed[node].flatten() for node in nodes)])
         if not value.requires_grad:
             return torch.zeros(len(value), sum(noise.numel() for noise in self.noise), dtype=torch.float64)

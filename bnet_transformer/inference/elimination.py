@@ -1,4 +1,4 @@
-"""Exact inference by variable elimination: the log evidence of a batch, its gradient, posteriors, impossible evidence.
+"""Exact inference by variable elimination: log evidence of a batch, its gradient, posteriors, impossible evidence.
 
 The log evidence is the log of the sum, over all choices, of the product of the factors. Choices of single words are
 eliminated first, within their word; then those of the sentence; then those of the corpus.
@@ -45,29 +45,31 @@ def log_evidence(
     check: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
+    """The log evidence `log P(evidence)` of each sentence of a batch.
 
     Args:
         module: The compiled net.
-        evidence: The observed values of node groups, by name.
-        x: The words as vectors, `[batch, word, dim]`; with several stacks a mapping from stack.
-        mask: Which words are present, `[batch, word]`.
-        do: The values of node groups that are set as a whole, by name.
-        patched: Groups of which some nodes are set: the values, and a mask of these nodes, `[batch, *plates, word]`.
-        attention_rows: Attention weights that are set, in the form of `patched`.
-        given: Values of inputs, by name.
+        evidence: The observed values, a mapping from the name of a node group to `Evidence`.
+        x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; with several stacks a mapping from stack.
+        mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
+        do: The values of node groups whose nodes are all set, a mapping from name.
+        patched: For groups of which some nodes are set: the values, and the mask `[batch, *plates, word]` of these
+            nodes.
+        attention_rows: For groups of which some attention weights are set: the weights `[batch, *plates, word, word]`,
+            and the mask of these nodes.
+        given: Values of further input groups, a mapping from name.
         budget: The maximum number of joint states of the choices on which one value depends.
-        atol: The tolerance of evidence on nodes that are functions of their parents.
-        check: Raise an error for impossible evidence, which waits for an accelerator. Without it, the log probability
-            of impossible evidence is at most -5e29.
-        dtype: The type of the result; by default that of log probabilities in the net. float64 keeps differences that
-            float32 loses beside a large log likelihood.
+        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+        check: Whether impossible evidence is an error; the check synchronises with a GPU. Without the check, the log
+            probability of impossible evidence is at most -5e29.
+        dtype: The type of the result; by default that of log probabilities in the net. float64 preserves differences
+            that float32 loses if the log likelihood is large.
 
     Returns:
-        `[batch]`, or `[1]` under a selector of the corpus.
+        A tensor `[batch]`; in a net with a selector of the whole corpus `[1]`, for the batch as a whole.
 
     Raises:
-        EvidenceError: The evidence is impossible; the error names the first observation that is.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
         BudgetError: A value depends on more joint states than the budget.
 
     >>> import torch
@@ -103,17 +105,31 @@ def posterior(
 ) -> Tensor:
     """`P(target | evidence)` for a discrete node group.
 
-    Evidence on a group that is a function of its parents keeps the states that reproduce it: no entry may differ by
-    more than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state and sentence,
-    and r the rounding of the floating type (0 in float64, 2^-12 in float32: `reference.is_close`).
+    Evidence on a group that is a function of its parents excludes the states that do not reproduce it: no entry may
+    differ by more than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state and
+    sentence, and r is the rounding of the floating type (0 in float64, 2^-12 in float32: `reference.is_close`).
 
     Args:
         module: The compiled net.
-        target: The name of the group.
-        evidence: As in `log_evidence`; so are the other arguments.
+        target: The name of the discrete node group.
+        evidence: The observed values, a mapping from the name of a node group to `Evidence`.
+        x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; with several stacks a mapping from stack.
+        mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
+        do: The values of node groups whose nodes are all set, a mapping from name.
+        patched: For groups of which some nodes are set: the values, and the mask `[batch, *plates, word]` of these
+            nodes.
+        attention_rows: For groups of which some attention weights are set: the weights `[batch, *plates, word, word]`,
+            and the mask of these nodes.
+        given: Values of further input groups, a mapping from name.
+        budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
 
     Returns:
-        `[batch, *plates, word, states]`; batch is 1 for a selector of the corpus.
+        Probabilities `[batch, *plates, word, states]`; the batch size is 1 for a selector of the whole corpus.
+
+    Raises:
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+        BudgetError: A value depends on more joint states than the budget.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -128,10 +144,11 @@ def posterior(
     spec = network.specs[index]
     if spec.tpm.kind != "discrete":
         names = ", ".join(spec.group.name for spec in network.specs if spec.tpm.kind == "discrete")
-        actual = f"a {spec.tpm.kind} one"
-        raise BNetError(target, expected="a discrete family", actual=actual, allowed=names or "none: this net has none")
+        actual = f"a node group of kind {spec.tpm.kind}"
+        hint = None if names else "This net has no discrete nodes"
+        raise BNetError(target, expected="a discrete node group", actual=actual, allowed=names or None, hint=hint)
     if target in (do or ()):
-        raise BNetError(target, expected="a family that is still random", actual="one that is set by do=")
+        raise BNetError(f"{target}: do= sets this node group, so that it has no posterior")
     with torch.no_grad():
         request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
         execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
@@ -152,9 +169,10 @@ def posterior(
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:
-    """Refuse a module that is not compiled, and an invalid budget or tolerance."""
+    """Raise an error if the module is not a compiled net, or if the budget or the tolerance is invalid."""
     if not isinstance(module, CompiledModule):
-        raise BNetError("module", expected="a compiled net", actual=type(module).__name__, allowed="net.module()")
+        hint = "Pass net.module()"
+        raise BNetError("module", expected="a compiled net", actual=type(module).__name__, hint=hint)
     check_int("budget", budget)
     check_float("atol", atol, minimum=0)
 
@@ -168,8 +186,8 @@ def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> 
 
 
 def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:
-    """Refuse evidence of probability zero; the error names the first observation that is impossible given those before
-    it.
+    """Raise an error for evidence of probability zero; it names the first observation that is impossible given the
+    earlier observations.
     """
     possible = total > LOG_ZERO / 2
     if bool(possible.all()):
@@ -182,14 +200,16 @@ def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: 
     pieces = sum(_get_evidence_shape(execution, factor).numel() for factor in factors if factor.evidence is not None)
     count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, 0, k))
     if count == 0:
-        raise BNetError("log evidence", expected="a log probability that is a number", actual="NaN before any evidence")
-    # The first `count - 1` observations are possible together, the first `count` are not: once
-    # impossible, they stay so with every further one, so that bisection finds it.
+        raise BNetError(
+            "log evidence", expected="a log probability that is a number", actual="NaN without any evidence"
+        )
+    # The first `count - 1` observations are possible together, the first `count` are not. If some observations are
+    # impossible, they are also impossible with further ones, so bisection finds the first.
     raise _impossible_evidence_error(execution, factors, count - 1, sentence if is_batch else None)
 
 
 def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
-    """Refuse inputs, set values and parameters that are not finite: then the evidence is not at fault."""
+    """Raise an error for inputs, set values and parameters that are not finite: the evidence is then not the fault."""
     layout = execution.layout
     evidence_groups = {factor.spec.group.index for factor in factors if factor.evidence is not None}
     for index, value in execution.known.items():
@@ -243,7 +263,7 @@ def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int
 def _impossible_evidence_error(
     execution: ExecutionState, factors: Sequence[Factor], entry: int, sentence: int | None
 ) -> BNetError:
-    """The error for one observation that is impossible, by itself or given those before it."""
+    """The error for one observation that is impossible, without other evidence or given the earlier observations."""
     layout, is_by_itself = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
     pieces = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
     while entry >= _get_evidence_shape(execution, pieces[0][0]).numel():
@@ -267,24 +287,24 @@ def _impossible_evidence_error(
     condition = "" if is_by_itself else " given the evidence before it"
     if factor.spec.tpm.kind == "continuous":  # a positive density may still be too small
         expected = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
-        return EvidenceError(subject, expected=expected, actual=f"one below it{condition}: {value.tolist()}")
-    actual = f"one of probability zero{condition}: {value.tolist()}"
-    return EvidenceError(subject, expected="evidence that some state of the net makes possible", actual=actual)
+        return EvidenceError(subject, expected=expected, actual=f"a lower log density{condition}: {value.tolist()}")
+    actual = f"a value of probability zero{condition}: {value.tolist()}"
+    return EvidenceError(subject, expected="evidence that is possible in some state of the net", actual=actual)
 
 
 def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
     """The log of the sum, over all choices, of the product of the factors.
 
-    `EliminationProblem.fault` has already refused choices on which nodes of other plates depend.
+    Choices on which nodes of other plates depend do not occur here: `EliminationProblem.fault` excludes them.
 
     Args:
         execution: The state after the pass that computed the factors.
         factors: The factors, in the layout of the execution.
-        dtype: The type in which constants are added, and of the result. float64 keeps differences that float32 loses
-            beside a large log likelihood.
+        dtype: The type of the result, and of the sum of constants. float64 preserves differences that float32 loses if
+            the log likelihood is large.
 
     Returns:
-        `[batch]`, or `[1]` under a selector of the corpus.
+        `[batch]`, or `[1]` with a selector of the corpus.
     """
     layout, specs = execution.layout, execution.network.specs
     local = {i for i in layout.enumerated if specs[i].group.word_stack is not None or specs[i].group.plates}
@@ -295,10 +315,10 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
     for factor in factors:
         group, table = factor.spec.group, factor.table
         over = ((), None) if factor.is_summed else (group.plates, group.word_stack)
-        # A log likelihood may be near -10^8, where neighbouring float32 numbers are 8 apart: no digit of a log prior
-        # survives the sum. So the maximum over the choices is taken out of each likelihood and added at the end. These
-        # maxima are constants (detached): log-sum-exp is the same function whatever constant is taken out, so that
-        # gradients, posteriors and expected counts are those of the log evidence.
+        # A log likelihood may be near -10^8, where neighbouring float32 numbers differ by 8, so that all digits of a
+        # log prior would be lost in the sum. So the maximum over the choices is subtracted from each likelihood and
+        # added at the end. These maxima are constants (detached): log-sum-exp does not depend on the constant that is
+        # subtracted, so that gradients, posteriors and expected counts are those of the log evidence.
         if factor.evidence is not None and factor.spec.scope != "corpus":
             choices = [k for k in range(layout.batch_dim) if table.shape[k] > 1]
             greatest = _detached_amax(table, choices) if choices else table
@@ -311,8 +331,8 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
             table = table - greatest
         tables_by_axes.setdefault(over, []).append(table)
     remaining = tables_by_axes.pop(((), None), [])
-    # Given the choices of the sentence and the corpus, nodes of different words or plates are independent: their sums
-    # over the choices of their own word are computed for all words at once, and the logs are added.
+    # Given the choices of the sentence and the corpus, nodes of different words or plates are independent. So the sums
+    # over the choices of each word are computed for all words at once, and their logs are added.
     for (plates, words), tables in tables_by_axes.items():
         inner_choices = {i for i in local if (specs[i].group.plates, specs[i].group.word_stack) == (plates, words)}
         shape = get_full_shape(execution, plates, words, batch)
@@ -340,7 +360,7 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
         dims = {i: layout.enumerated.index(i) for i in remaining}
         touching = {i: [table for table in tables if table.shape[dim] > 1] for i, dim in dims.items()}
         # Greedy elimination order by the size of the joint table (Koller and Friedman 2009, section 9.4): a heuristic,
-        # for the optimal order is NP-hard. Every order gives the same sum.
+        # because the optimal order is NP-hard. Every order gives the same sum.
         shapes = {i: broadcast_shapes(*(t.shape for t in operands)) for i, operands in touching.items() if operands}
         costs = {i: math.prod(shapes.get(i, (0,))) for i in remaining}
         chosen = min(remaining, key=lambda i: costs[i])
@@ -350,7 +370,7 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
                 f"eliminating {name}",
                 expected=f"a table of at most {MAX_TABLE_ELEMENTS} numbers",
                 actual=f"{costs[chosen]}",
-                allowed="do= or evidence on some of these choices; fewer sentences at once",
+                hint="Set or observe some of these choices, or pass fewer sentences at once",
             )
         dim = dims[chosen]
         tables = [table for table in tables if table.shape[dim] == 1]
@@ -370,15 +390,15 @@ def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:
 def _logsumexp(table: Tensor, dim: int) -> Tensor:
     """`log sum exp` over a dim, with a gradient that sums to 1 in every floating type.
 
-    The gradient of `torch.logsumexp` is `exp(table - result)`, whose sum is 1 only as far as the result is exact: at
-    -10^6 it is off by 3% in float32. Here the gradient is each term of the sum divided by the sum.
+    The gradient of `torch.logsumexp` is `exp(table - result)`. Its sum has the rounding error of the result: at -10^6
+    it is off by 3% in float32. Here the gradient is each term of the sum, divided by the sum.
     """
     greatest = _detached_amax(table, dim)
     return (table - greatest).exp().sum(dim, keepdim=True).log() + greatest
 
 
 def _add_log_tables(tables: list[Tensor]) -> Tensor:
-    """The sum of log tables, smallest first, so that a table without a batch is added only once."""
+    """The sum of log tables, in increasing order of size, so that a table without a batch is added only once."""
     ordered = sorted(tables, key=lambda table: table.numel())
     total = ordered[0]
     for table in ordered[1:]:

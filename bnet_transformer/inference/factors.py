@@ -13,7 +13,7 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, ValidatedInputs
 from bnet_transformer.compiler.gather import enumerate_states, gather_parents, get_present_mask
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.compiler.plan import CROSS_WORD_HINT, StructureError, unset_parent_error
 from bnet_transformer.compiler.validate_inputs import (
     check_states,
     check_value,
@@ -24,15 +24,13 @@ from bnet_transformer.compiler.validate_inputs import (
 )
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.deferred_readout import deferred_log_likelihood, find_deferred_attention
 from bnet_transformer.reference import is_close
 from bnet_transformer.tpm import EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
 
-OVER_BUDGET_HINT = (
-    "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
-)
+OVER_BUDGET_HINT = "Raise budget=, set or observe some of these, or use sample(n) of a sentence without evidence"
 LOG_ZERO = -1e30  # the log of probability 0: finite, so that sums and gradients are finite
 
 
@@ -48,9 +46,9 @@ class Factor:
 
 @dataclass(frozen=True)
 class EliminationProblem:
-    """The structure of an elimination, whatever the numbers.
+    """The structure of an elimination, without numbers.
 
-    Groups are given by index, or by name where `CompiledModule.run` takes names.
+    Groups are identified by index, or by name where `CompiledModule.run` takes names.
     """
 
     outputs: tuple[str, ...]  # groups whose values the factors need
@@ -58,9 +56,9 @@ class EliminationProblem:
     enumerated: frozenset[int]  # choices that are enumerated
     factor_groups: tuple[int, ...]  # groups with a factor
     deferred_attention: Mapping[int, int]  # readout -> the attention that its likelihood computes
-    ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices that it depends on
-    fault: UnsupportedError | None  # why elimination does not apply; not raised here
-    has_plan: bool  # False if the fault is that of the plan
+    ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices on which it depends
+    fault: StructureError | None  # why elimination does not apply; not raised here
+    has_plan: bool  # False if the fault is the error of the plan
 
 
 def build_factors(
@@ -72,7 +70,7 @@ def build_factors(
     atol: float,
     budget: int,
 ) -> tuple[ExecutionState, list[Factor]]:
-    """The factors of evidence and a target, with a dim for each choice that is enumerated.
+    """The factors of evidence and a target, with a dim for each enumerated choice.
 
     Args:
         module: The compiled net.
@@ -136,7 +134,7 @@ def build_elimination_problem(
 
     Args:
         module: The compiled net.
-        forms: Group -> whether its evidence covers all its nodes, and whether it consists of real numbers.
+        forms: For each group with evidence, whether it covers all nodes, and whether it consists of real numbers.
         target: The requested discrete group, if any.
         do: Groups that are set.
         partial: Groups of which some nodes, or the attention rows of some nodes, are set.
@@ -157,6 +155,7 @@ def _build_elimination_problem(
     *,
     is_half: bool,
 ) -> EliminationProblem:
+    """Build the structure of an elimination; see `build_elimination_problem`."""
     # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
     # above the nodes that they set, and nodes below are barren (Shachter 1986). Random groups with full evidence are
     # constants (`fixed`), and the discrete ones that remain are enumerated.
@@ -197,32 +196,33 @@ def _build_elimination_problem(
 
 def _find_plate_fault(
     network: Network, ancestor_choices: Mapping[int, Collection[int]], deferred_attention: Collection[int]
-) -> UnsupportedError | None:
-    """A choice that is eliminated per word or plate, and on which a group over other plates or words depends."""
+) -> StructureError | None:
+    """The error for a choice of each word or plate, if a group with other plates or words depends on it."""
     for index, choices in sorted(ancestor_choices.items()):
         group = network.specs[index].group
         axes = ((), None) if index in deferred_attention else (group.plates, group.word_stack)
         for choice in choices:
             other = network.specs[choice].group
             if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != axes:
-                return UnsupportedError(
-                    other.name,
-                    expected="choices for each word that meet no other plate",
-                    actual=f"{group.name}, of another plate, which depends on one",
-                    allowed="net.sentence(...), which asks about one sentence within a budget",
+                reason = f"{group.name}, which has other plates or words, depends on several nodes of {other.name}"
+                return StructureError(
+                    f"cannot eliminate {other.name} exactly in a batch: {reason}",
+                    node=other.name,
+                    reason=reason,
+                    hint=CROSS_WORD_HINT,
+                    remedy=f"set or observe {other.name}",
                 )
     return None
 
 
 def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
-    """Refuse evidence on unknown groups, inputs and set groups, and values that are no `Evidence`."""
+    """Raise an error for evidence on unknown groups, inputs and set groups, and for values that are not `Evidence`."""
     for name, item in evidence.items():
         spec = network.get_spec(name)
         if name in do:
-            raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
+            raise EvidenceError(f"{name}: set it by do or observe it, not both")
         if spec.tpm.kind == "input":
-            expected = "evidence on a node that is not given with the sentence"
-            raise EvidenceError(name, expected=expected, actual="a given one")
+            raise EvidenceError(f"{name}: an input node cannot be observed, because its value is given")
         if not isinstance(item, Evidence):
             raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=item)
 
@@ -230,7 +230,7 @@ def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], d
 def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
     """Whether evidence covers all nodes of its group that are not set, and whether it consists of real numbers.
 
-    Real numbers on a choice are the vector that its children receive, not its state.
+    If evidence on a choice consists of real numbers, these are the vector that its children receive, not its state.
     """
     real = isinstance(evidence.value, Tensor) and evidence.value.is_floating_point()
     if patch is None or evidence.observed is None:
@@ -240,7 +240,7 @@ def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) 
 
 
 def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> Tensor:
-    """The states of all nodes of a group: the observed and the set ones."""
+    """The states of all nodes of a group, of which some are observed and others are set."""
     if patch is None:
         return evidence.value
     value, is_set = patch
@@ -257,6 +257,7 @@ def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tupl
 
 
 def _get_group_names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
+    """The names of groups, in the order of their indices."""
     return tuple(network.graph.groups[index].name for index in sorted(indices))
 
 
@@ -267,7 +268,7 @@ def _check_evidence_shapes(
     words: Mapping[str, int],
     batch: int,
 ) -> None:
-    """Refuse evidence whose shape, type or number of sentences does not fit its group."""
+    """Raise an error for evidence whose shape, type or number of sentences does not fit its group."""
     network, like = module.network, next(iter(module.store.values()), None)
     batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
     values = {f"evidence[{name!r}]": (network.get_spec(name), item) for name, item in evidence.items()}
@@ -282,12 +283,12 @@ def _check_evidence_shapes(
             mask = item.observed
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
                 actual = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else mask
-                expected = f"booleans of shape {shapes[-1]}, true where it was seen"
+                expected = f"booleans of shape {shapes[-1]}, true for observed nodes"
                 raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
 
 
 def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
-    """Evidence in the layout; zero at nodes that are not observed, and at absent words."""
+    """Reshape evidence to the layout, with zeros at nodes that are not observed and at padding."""
     index, observed_mask = spec.group.index, get_present_mask(execution, spec.group.word_stack)
     value = evidence.value if evidence.value.is_floating_point() else evidence.value.long()
     value = lay_out_value(execution, index, value)
@@ -306,7 +307,7 @@ def mask_unobserved(evidence: Evidence, table: Tensor) -> Tensor:
 
 
 def find_ancestor_choices(network: Network, index: int, enumerated: set[int], closed: set[int]) -> list[int]:
-    """The choices that a group depends on, itself included."""
+    """The choices on which a group depends, including itself."""
     parents = {edge.parent for edge in network.graph.in_edges[index]}
     return sorted(enumerated & {index, *(network.graph.ancestral_set(parents, enumerated | closed) - closed)})
 
@@ -314,7 +315,7 @@ def find_ancestor_choices(network: Network, index: int, enumerated: set[int], cl
 def check_elimination_budget(
     network: Network, index: int, enumerated: Collection[int], words: Mapping[str, int], budget: int
 ) -> None:
-    """Refuse choices with more joint states than the budget."""
+    """Raise an error if the choices have more joint states than the budget."""
     count = math.prod(network.count_states(i, words) for i in enumerated)
     if count > budget:
         names = ", ".join(network.specs[i].group.name for i in enumerated)
@@ -322,19 +323,19 @@ def check_elimination_budget(
             f"exact elimination for {network.specs[index].group.name}",
             expected=f"at most {budget} joint states for each sentence ({names})",
             actual=f"{count}",
-            allowed=OVER_BUDGET_HINT,
+            hint=OVER_BUDGET_HINT,
         )
 
 
 def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
-    """`log P(state | parents)` of every state, along the group's own dim."""
+    """`log P(state | parents)` of every state, along the dim of the group."""
     context, parents = _gather_in_log_dtype(execution, spec)
     log_probs = _log_softmax(execution, spec.tpm.logits(context, *parents))
     table = _move_states_to_dim(execution, index, log_probs).clamp(min=LOG_ZERO)
     if index not in execution.patched:
         return table
     # A set node has no parents: its prior is a delta at its state. If it is set to a vector, its children receive that
-    # vector whatever its state is, and the delta is at state 0.
+    # vector in every state, and the delta is at state 0.
     value, is_set = execution.patched[index]
     state = torch.zeros_like(is_set, dtype=torch.long) if value.is_floating_point() else value
     delta = torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype)
@@ -342,7 +343,7 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
 
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
-    """The logits that a factor holds, not normalised: of every state, or of the observed ones."""
+    """The logits of a factor, not normalised: of every state, or of the observed states."""
     spec, evidence = factor.spec, factor.evidence
     context, parents = _gather_in_log_dtype(execution, spec)
     logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
@@ -352,7 +353,7 @@ def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
 
 
 def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) -> Tensor:
-    """A table `[*layout, states]` of an enumerated group, with the states moved to the group's own dim."""
+    """A table `[*layout, states]` of an enumerated group, with the states moved to the dim of the group."""
     return table.transpose(execution.layout.enumerated.index(index), -1).squeeze(-1)
 
 
@@ -365,7 +366,7 @@ def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
 def _state_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
-    """Evidence on an enumerated group: 0 for the states that agree with it, `LOG_ZERO` for the others."""
+    """Evidence on an enumerated group: 0 for the states that agree with it, `LOG_ZERO` for other states."""
     if evidence.value.is_floating_point():
         return _value_log_indicator(execution, index, spec, evidence, atol)
     return torch.where(enumerate_states(execution, index) == evidence.value, 0.0, LOG_ZERO).to(execution.log_dtype)
@@ -384,14 +385,14 @@ def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evi
 def _value_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
-    """0 where the computed value equals the observed one (`is_close`), else `LOG_ZERO`."""
+    """0 where the computed and the observed value agree (`is_close`), else `LOG_ZERO`."""
     is_equal = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
     return torch.where(is_equal, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
 def _is_half_precision(module: CompiledModule) -> bool:
     """True for a net in half precision, whose log likelihoods are computed in float32."""
-    first = next(iter(module.store.values()), None)  # all have one type
+    first = next(iter(module.store.values()), None)  # all have the same type
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
@@ -402,5 +403,5 @@ def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[Eva
 
 
 def _log_softmax(execution: ExecutionState, logits: Tensor) -> Tensor:
-    """Log probabilities `[*layout, states]`; leading dims that the TPM does not have are of size 1."""
+    """Log probabilities `[*layout, states]`; leading dims that the TPM does not have get size 1."""
     return execution.layout.pad_dims(torch.log_softmax(logits, -1), 1)

@@ -1,5 +1,5 @@
-"""The values that `do` accepts: zeros, means, noise, attention rows and values of other sentences, for nodes by name,
-group, role or pattern.
+"""The values that `do` accepts: zeros, means, noise, attention rows and values of other sentences. A value is set for a
+node, a node group, a role or a pattern.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ class Zero:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a node's values in other sentences.
+    """The mean of the values of a node in other sentences, or of its group over the words of this sentence.
 
-    Without sentences, the mean of its group's values over the words of this sentence.
+    Args:
+        sentences: The sentences over which to average the node. Without sentences, the value is the mean of the node
+            group over the words of the sentence in which it is set.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Mean
@@ -53,16 +55,20 @@ class Mean:
     def __init__(self, sentences: Sequence[Any] | None = None) -> None:
         is_valid = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
         if sentences is not None and not is_valid:
-            allowed = "Mean(), over the words of this sentence"
-            raise BNetError("Mean", expected="a list of sentences", actual=sentences, allowed=allowed)
+            hint = "Use Mean() for the mean over the words of the sentence"
+            raise BNetError("Mean", expected="a list of sentences", actual=sentences, hint=hint)
         object.__setattr__(self, "sentences", tuple(sentences or ()))
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A node's value plus normal noise, which the seed and the node's name fix.
+    """The value of a node plus normal noise, which is determined by the seed and the name of the node.
 
     The value is that after all other interventions of the same `do`, except `Noise` and `Mean()`.
+
+    Args:
+        sigma: The standard deviation of the noise.
+        seed: The seed of the noise.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Noise
@@ -79,9 +85,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Attend:
-    """Attention weights in place of `P(j | i)`, for all words or for those that the node may attend to.
+    """Attention weights that replace `P(j | i)` of a node.
 
-    The node still depends on its values v (and its residual), but no longer on q and k.
+    The node then depends on v (and on its residual), but no longer on q and k.
+
+    Args:
+        weights: A probability for each word j, or for each word to which the node can attend, `[word]`; they sum to 1.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Attend
@@ -101,15 +110,15 @@ class Attend:
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise BNetError("Attend", expected="a probability for each word", actual=weights) from error
         if row.dim() != 1 or not bool((row >= 0).all()) or abs(float(row.sum()) - 1) > 1e-6:
-            raise BNetError("Attend", expected="probabilities of words, summing to 1", actual=weights)
+            raise BNetError("Attend", expected="probabilities of words that sum to 1", actual=weights)
         object.__setattr__(self, "weights", row)
 
 
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
-    """The nodes that a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`) matches.
+    """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
 
-    A star matches one index, so `q_*_3` has slice and word and no head. Names take precedence over groups, and groups
-    over roles.
+    A star matches one index, so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and
+    groups over roles.
     """
     template = ground.template
     if not isinstance(pattern, str) or "*" not in pattern:
@@ -133,13 +142,12 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
 
 
 def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
-    """Node -> value, with groups, roles and patterns expanded; one value for each node."""
+    """A mapping from node to value, with groups, roles and patterns expanded; two values for a node are an error."""
     result: dict[int, object] = {}
     for pattern, value in values.items():
         for node in match_nodes(ground, pattern):
             if node in result:
-                actual = f"two, one of them by {pattern!r}"
-                raise EvidenceError(f"do of {ground.name(node)}", expected="one value", actual=actual)
+                raise EvidenceError(f"do: {ground.name(node)} has two values, one of them by {pattern!r}")
             result[node] = value
     return result
 
@@ -150,12 +158,12 @@ def is_relative(value: object) -> bool:
 
 
 def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
-    """The tensor or attention row that a node is set to."""
+    """The tensor or the attention row to which a node is set."""
     name, spec = model.ground.name(node), model.spec(node)
     match value:
         case Zero():
             if spec.tpm.is_index_valued:
-                raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
+                raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
             return torch.zeros(spec.shape, dtype=model.network.dtype, device=model.network.device)
         case Mean(sentences=sentences):
             return torch.stack([_check_single_value(model, node, other[name]) for other in sentences]).mean(0)
@@ -166,7 +174,7 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
 
 @dataclass
 class RelativeValues:
-    """The values of `Noise` and `Mean()` (`is_relative`); the mean of each group is computed once."""
+    """Computes the values of `Noise` and `Mean()` (`is_relative`); the mean of each group is computed once."""
 
     model: GroundModel
     get_value: Callable[[int], Tensor]
@@ -188,39 +196,41 @@ class RelativeValues:
         """The current value of a node."""
         name, tpm = self.model.ground.name(node), self.model.spec(node).tpm
         if tpm.is_random and node not in self.model.do:
-            expected = "a node with a value: a function of its parents"
-            raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} one")
+            expected = "a node that is a function of its parents"
+            raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} node")
         return _check_single_value(self.model, node, self.get_value(node))
 
 
 def sample_noise(name: str, noise: Noise, value: Tensor) -> Tensor:
-    """The noise of a node, fixed by its name and the seed."""
+    """The noise of a node, determined by its name and the seed."""
     digest = hashlib.sha256(f"{noise.seed}/noise/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return noise.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
 
 
 def check_has_words(group: NodeGroup, name: str) -> None:
-    """Refuse the mean over words for a node without words."""
+    """Raise an error for the mean over words of a node without words."""
     if group.word_stack is None:
-        raise EvidenceError(name, expected="a node over words, or Mean(sentences)", actual="Mean() of another")
+        raise EvidenceError(
+            f"{name}: Mean() is the mean over words, and {name} has no words", hint="Use Mean(sentences)"
+        )
 
 
 def _has_node_values(value: object) -> bool:
-    """True for a sentence, or another object with values by node name that is no mapping, list or tensor."""
+    """True for a sentence, or another object with values by node name; mappings, lists and tensors are excluded."""
     is_plain = isinstance(value, Tensor | Mapping | Sequence | str)
     return not is_plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
 
 
 def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
-    """Check that a value consists of real numbers and does not depend on open choices."""
+    """Check that a value consists of real numbers and does not depend on latent choices."""
     name, shape = model.ground.name(node), model.spec(node).shape
     if not value.is_floating_point():
-        raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
+        raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
     if tuple(value.shape) != shape:
         hint = suggest_do(model.network, value, shape)
-        actual = f"one of shape {tuple(value.shape)}"
-        raise EvidenceError(name, expected=f"one value of shape {shape}", actual=actual, allowed=hint)
+        actual = f"shape {tuple(value.shape)}"
+        raise EvidenceError(name, expected=f"one value of shape {shape}", actual=actual, hint=hint)
     return value
 
 
@@ -230,15 +240,16 @@ def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> Atte
     values = next((parent for parent in spec.parents if parent.slot == "v."), None)
     is_plain = isinstance(spec.tpm, Attention) and not any(parent.pick for parent in spec.parents)
     if not is_plain or values is None or values.over != (WORD,):
-        expected = "a node that is the mix of an Attention over words, without picks"
+        expected = "a node with an Attention over words and without pick="
         raise EvidenceError(name, expected=expected, actual=type(spec.tpm).__name__)
     words = find_slot_parents(model, spec, index, values, {})[2]
     row = torch.zeros(model.ground.word_counts[model.network.specs[values.index].group.word_stack or ""])
     if len(weights) not in (len(row), len(words)):
-        raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=f"{len(weights)}")
+        raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=len(weights))
     if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
         actual = f"{weights.tolist()}"
-        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=actual)
+        expected = f"probabilities that are zero except for the words to which it can attend, {words}"
+        raise EvidenceError(name, expected=expected, actual=actual)
     row = row.to(model.network.device, model.network.dtype)
     row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
     return AttentionRow(row)

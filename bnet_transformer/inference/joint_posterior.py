@@ -1,6 +1,6 @@
 """Posteriors of nodes of a sentence, the log probability of its evidence, and attention averaged over posteriors.
 
-All are exact, by the algorithm that the router chooses.
+All results are exact. The router chooses the algorithm.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from bnet_transformer.reference.node_tables import expected_attention, find_sing
 
 
 def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Tensor:
-    """`P(nodes | evidence)` for discrete nodes: `[*states]` in float64, a dim for each node in their order.
+    """`P(nodes | evidence)` for discrete nodes: `[*states]` in float64, with a dim for each node in their order.
 
     Args:
         query: The nodes, the evidence and the sentence.
         evaluator: An evaluator of this sentence without evidence, whose values are reused.
 
     Raises:
-        BudgetError: More joint states than the budget have to be computed; the error gives their number.
-        EvidenceError: The evidence is impossible; the error names the first observation that is.
+        BudgetError: The number of joint states exceeds the budget; the error contains it.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
     check_nodes(query)
     query = query.without_input_evidence()
@@ -68,13 +68,12 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     logs = _joint_log_probs(query, route)
     if bool(logs.isinf().all()):
         joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
-        expected = "evidence that some of its states make possible"
-        raise EvidenceError(query.format_nodes(), expected=expected, actual="none that does")
+        raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
     return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
 
 
 def joint_log_probs(query: Query) -> Tensor:
-    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that the evidence rules out."""
+    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that the evidence excludes."""
     query = query.without_input_evidence()
     route = route_joint(query)
     route.warn_if_slow()
@@ -85,7 +84,7 @@ def joint_log_evidence(query: Query) -> Tensor:
     """`log P(evidence)`: a scalar in float64 (a log density if a node is continuous).
 
     Raises:
-        EvidenceError: The evidence is impossible; the error names the first observation that is.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
     query = query.without_input_evidence()
     if not query.evidence:
@@ -102,7 +101,7 @@ def joint_log_evidence(query: Query) -> Tensor:
         first = replace(query, evidence={node: query.evidence[node] for node in [*query.evidence][:count]})
         return _enumerated_log_probs(first, route.algorithm, []).reshape(())
 
-    # Once a prefix of the evidence is impossible, every longer one is: bisection finds the observation at fault.
+    # If a prefix of the evidence is impossible, every longer prefix is: so bisection finds the impossible observation.
     total = log_prob_of_first(len(query.evidence))
     if total > -math.inf:
         return total
@@ -138,9 +137,7 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
 
 
 def _find_possible_states(query: Query, node: int) -> list[int]:
-    """The states of a choice that evidence on it allows: several states can send the observed vector to its
-    children.
-    """
+    """The states of a choice that agree with evidence on it: several states can give its children the same vector."""
     observed = query.evidence.get(node)
     if observed is None:
         return list(range(query.model.count_states(node)))
@@ -158,8 +155,8 @@ def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Seque
     """`log P(nodes, evidence)`, `[*supports]`, summed over the joint states of all other choices.
 
     Args:
-        query: The query, with evidence on other nodes than the requested ones.
-        algorithm: `"enumeration"`, all joint states as a batch of the compiled net, or `"reference"`, a loop over them.
+        query: The query, with evidence only on nodes that are not requested.
+        algorithm: `"enumeration"` (all joint states as a batch of the compiled net) or `"reference"` (a loop).
         supports: The states of each requested node.
     """
     model, fixed, choices = query.model, query.fixed, query.choices
@@ -197,7 +194,7 @@ def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Te
 
 
 def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None:
-    """Raise the error that names the node whose log probability is NaN, in one joint state."""
+    """Raise an error for NaN in one joint state, which names the node."""
     known = {**query.fixed, **dict(zip(nodes, states, strict=True))}
     choices = [node for node in query.choices if node in known]
     reference.log_joint(ReferenceRun(query.model, known), choices, query.evidence, query.atol)
@@ -205,18 +202,18 @@ def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None
 
 
 def check_nodes(query: Query) -> None:
-    """Refuse repeated nodes, and more joint states of the nodes than the budget."""
+    """Raise an error for repeated nodes, and for more joint states of the nodes than the budget."""
     if len(set(query.nodes)) < len(query.nodes):
         raise BNetError("nodes", expected="different nodes", actual=query.format_nodes())
     count = math.prod(query.model.count_states(node) for node in query.nodes)
     if len(query.nodes) > 1 and count > query.budget:
-        allowed = "do or evidence on some; fewer nodes, or slices; a larger budget="
+        hint = "Request fewer nodes, set or observe some of them, or raise budget="
         expected = f"at most {query.budget} joint states of {query.format_nodes()}"
-        raise BudgetError("joint posterior", expected=expected, actual=f"{count}", allowed=allowed)
+        raise BudgetError("joint posterior", expected=expected, actual=f"{count}", hint=hint)
 
 
 def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor:
-    """`sum_c P(c | evidence) P(j | i, c)` of a group: attention averaged over the posterior of the open choices c.
+    """`sum_c P(c | evidence) P(j | i, c)`: the attention of a group, averaged over the posterior of latent choices c.
 
     Args:
         query: The sentence and its evidence, the budget and the tolerance.
@@ -245,7 +242,7 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
     for node in nodes:
         groups.setdefault(tuple(attention_query.choices.get(node, ())), []).append(node - first)
     for choices, rows in groups.items():
-        if not choices:  # the same in all states
+        if not choices:  # the rows are the same in all states
             table[rows] = flat[0, rows]
             continue
         probs = joint_posterior(replace(query, nodes=choices))
@@ -254,12 +251,12 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
 
 
 def route_expected_attention(attention_query: NodeQuery) -> Route:
-    """The route of a group's average attention: from its tables in every state, or node by node."""
+    """The route of the average attention of a group: from its tables in every state, or node by node."""
     model, route = attention_query.evaluator.model, attention_query.evaluator.route(attention_query)
     if split_choices(model, attention_query.choices) is not None or route.algorithm == "reference":
         return route
     count = len(attention_query.dependencies) * route.states * len(model.ground)
-    reason = "its words depend on different choices, for which no table of the family has a dim each"
+    reason = "its words depend on different choices, for which one table of the node group has no dimensions"
     return replace(route, algorithm="reference", reason=reason, node=attention_query.spec.group.name, evaluations=count)
 
 
@@ -272,9 +269,10 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         selection: The part of the ground graph.
 
     Returns:
-        (source, target), by ground id -> weight. Arrows of other slots (the query, the residual) have none.
+        The weight of each arrow (source, target), by ground ids. Arrows in other slots (query, residual) have no
+        weight.
     """
-    joint_log_evidence(query)  # refuses impossible evidence
+    joint_log_evidence(query)  # raises an error for impossible evidence
     ground, specs = query.model.ground, query.model.network.specs
     queries = {
         spec.group.index: evaluator.attention_query(spec)

@@ -1,7 +1,8 @@
 """Values, distributions and attention `P(j | i)` of single nodes of a sentence; each node group is computed once.
 
-The compiled net computes a table of a whole group, with a dim for each open choice that the group depends on. If a node
-depends on the choices of several words, all their joint states are a batch of one pass. The reference answers the rest.
+The compiled net computes a table of a whole group, with a dim for each latent choice on which the group depends. If a
+node depends on the choices of several words, all their joint states are a batch of one pass. The reference computes
+what the compiled net cannot compute.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ from bnet_transformer.inference.query import (
     iter_chunks,
     with_sentence_scope,
 )
-from bnet_transformer.inference.routing import Fault, Obstacle, Route, Rule, choose_route, find_mixed_type_fault
+from bnet_transformer.inference.routing import (
+    REFERENCE_REASON,
+    Fault,
+    Obstacle,
+    Route,
+    Rule,
+    choose_route,
+    find_mixed_type_fault,
+)
 from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.reference import BUDGET, GroundModel
 from bnet_transformer.reference.node_tables import (
@@ -65,11 +74,12 @@ def get_normal(spec: NodeSpec, distribution: object) -> TorchNormal:
     normal = distribution.base_dist if isinstance(distribution, Independent) else distribution
     if isinstance(normal, TorchNormal):
         return normal
-    raise UnsupportedError(spec.group.name, expected="a Categorical or a Normal", actual=type(distribution).__name__)
+    expected = "a Categorical or a Normal node"
+    raise UnsupportedError(spec.group.name, expected=expected, actual=type(distribution).__name__)
 
 
 def get_table_parents(table: str, spec: NodeSpec) -> list[ParentSpec]:
-    """The parents on which a table of a group depends: for attention, those that decide the weights."""
+    """The parents on which a table of a group depends; for attention, those that determine the weights."""
     slots = spec.tpm.attention_slots()
     return [parent for parent in spec.parents if table != "attention" or parent.slot in slots]
 
@@ -88,7 +98,9 @@ def compute_table(table: str, spec: NodeSpec, execution: ExecutionState) -> Grou
         return execution.layout, execution.layout.pad_dims(parameters, 2)
     entries = (spec.tpm.attention_weights if table == "attention" else spec.tpm.logits)(context, *parents)
     if entries is None:
-        raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
+        raise BNetError(
+            spec.group.name, expected="a node with attention P(j | i)", actual=spec.tpm.no_attention_reason()
+        )
     entries = entries if table == "attention" else torch.log_softmax(entries.to(execution.log_dtype), -1)
     entries = execution.layout.pad_dims(entries, 1)
     if table == "attention" and spec.group.index in execution.attention_rows:
@@ -107,7 +119,7 @@ class NodeQuery:
         table: `"value"`, `"logits"`, `"normal"` (mean and sigma) or `"attention"`.
         spec: The group.
         node: The node; None for all nodes of the group.
-        dependencies: For each requested node, the nodes whose values decide it.
+        dependencies: For each requested node, the nodes whose values determine it.
     """
 
     question: str
@@ -119,7 +131,7 @@ class NodeQuery:
 
     @cached_property
     def choices(self) -> dict[int, list[int]]:
-        """The open choices that each node depends on."""
+        """The latent choices on which each node depends."""
         evaluator = self.evaluator
         if not has_ancestor_choices(evaluator.model.network, [self.spec.group.index]):
             return {key: [] for key in self.dependencies}
@@ -127,37 +139,37 @@ class NodeQuery:
 
     @cached_property
     def shared_and_local_choices(self) -> tuple[list[int], list[int]]:
-        """The open choices that all nodes share, and the groups of choices of which each node depends on its own
-        word's.
+        """The latent choices on which all nodes depend, and the groups with a choice for each word on which only the
+        nodes of that word depend.
         """
         return split_choices(self.evaluator.model, self.choices) or ([], [])
 
     @property
     def single_state_evaluator(self) -> NodeEvaluator:
-        """The evaluator in one joint state of the shared choices: every batch of states has the same structure."""
+        """The evaluator in one joint state of the shared choices; all joint states have the same structure."""
         states = {choice: torch.zeros(1, dtype=torch.long) for choice in self.shared_and_local_choices[0]}
         return self.evaluator.with_batched_states(states, self.evaluator.module)
 
 
 def find_kind_fault(query: NodeQuery) -> Fault | None:
-    """Why the compiled net has no such table of the group."""
+    """Why the compiled net cannot compute such a table of the group."""
     spec, tpm = query.spec, query.spec.tpm
     name, model = spec.group.name, query.evaluator.model
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
-        return Obstacle(name, "random: its value is one of its own states")
+        return Obstacle(name, f"{name} is random, and its value is one of its states", f"set or observe {name}")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
-        return Obstacle(name, "neither a Normal nor a choice with a number of states")
+        return Obstacle(name, f"{name} is neither a Normal nor a choice with a fixed number of states")
     if query.table == "attention" and not tpm.has_attention:
-        return Obstacle(name, f"without P(j | i): {tpm.no_attention_reason()}")
+        return Obstacle(name, f"{name} has no attention P(j | i): {tpm.no_attention_reason()}")
     if query.table != "value" and tpm.kind == "input":
-        return Obstacle(name, "an input")
+        return Obstacle(name, f"{name} is an input")
     if query.table != "value" and query.node in model.do:
-        return Obstacle(name, "set")
+        return Obstacle(name, f"{name} is set by do")
     return None
 
 
 def find_pass_fault(query: NodeQuery) -> Fault | None:
-    """Why one pass of the compiled net, with each open choice enumerated, does not answer."""
+    """Why one pass of the compiled net, with each latent choice enumerated, does not compute the query."""
     fault, evaluator = find_kind_fault(query), query.evaluator
     if fault is not None:
         return fault
@@ -166,26 +178,32 @@ def find_pass_fault(query: NodeQuery) -> Fault | None:
         groups_of_node = {model.ground.group_of(choice).index for choice in choices}
         count = math.prod(model.count_states(choice) for choice in choices)
         if len(groups_of_node) < len(choices) or count > BUDGET:
-            return Obstacle(query.spec.group.name, f"below {len(choices)} choices, some of one family or too many")
+            name = query.spec.group.name
+            reason = f"{name} depends on {len(choices)} latent choices with {count:,} joint states"
+            if len(groups_of_node) < len(choices):
+                reason += ", and several of them belong to one node group"
+            return Obstacle(name, reason, "set or observe some of them")
         groups |= groups_of_node
     return evaluator.find_table_fault(query.table, [query.spec], groups)
 
 
 def find_batch_fault(query: NodeQuery) -> Fault | None:
-    """Why one pass of the compiled net, with the joint states of the open choices as batch, does not answer."""
+    """Why one pass of the compiled net, with the joint states of the latent choices as batch, does not apply."""
     fault, evaluator, name = find_kind_fault(query), query.evaluator, query.spec.group.name
     if fault is not None:
         return fault
     shared, local = query.shared_and_local_choices
     if not shared or evaluator.states:
-        return Obstacle(name, "below no open choices that all its nodes share")
+        return Obstacle(name, f"the nodes of {name} do not depend on the same latent choices", "set or observe them")
     return query.single_state_evaluator.find_table_fault(query.table, [query.spec], local)
 
 
 NODE_RULES: Sequence[Rule[NodeQuery]] = (
-    Rule("compiled", "each open choice that decides it has a dim of its own", find_pass_fault),
-    Rule("enumeration", "the choices of several words decide it", find_batch_fault),
-    Rule("reference", "the compiled net cannot compute it"),
+    Rule(
+        "compiled", "one pass computes it, with a dimension for each latent choice on which it depends", find_pass_fault
+    ),
+    Rule("enumeration", "it depends on the choices of several words, whose joint states are a batch", find_batch_fault),
+    Rule("reference", REFERENCE_REASON),
 )
 
 
@@ -196,9 +214,9 @@ class NodeEvaluator:
     Args:
         module: The compiled net.
         model: The ground model of the sentence, after its interventions.
-        evidence: Node -> observed state or value.
-        previous: The evaluator before an intervention; values that the intervention does not change come from it.
-        states: Choice -> its states, `[S]`, in a batch of S sentences: tables then have S as their first dim.
+        evidence: The observed state or value of each node, by ground id.
+        previous: The evaluator before an intervention; values that the intervention does not change are reused.
+        states: The states `[S]` of each choice in a batch of S sentences; tables then have S as their first dim.
     """
 
     module: CompiledModule
@@ -213,7 +231,7 @@ class NodeEvaluator:
         return self._evaluate(self.value_query(node), lambda: reference.values(self.model, node, self.evidence))
 
     def distribution(self, node: int) -> Distribution:
-        """`P(node | parents)`, batched over the open choices that the parents depend on."""
+        """`P(node | parents)`, batched over the latent choices on which the parents depend."""
         query = self.distribution_query(node)
         result = self._evaluate(query, lambda: conditional_distribution(self.model, node, self.evidence))
         return build_distribution(query.spec, result) if isinstance(result, Tensor) else result
@@ -228,12 +246,12 @@ class NodeEvaluator:
         query, subject = self.attention_query(spec), f"attention of {spec.group.name}"
         is_set = [ground.name(node) for node in ground.select_nodes(spec.group).tolist() if node in self.model.do]
         if is_set:
-            allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
-            raise BNetError(subject, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
+            hint = "Use the sentence before this do, or set the attention instead of the node: do with Attend(weights)"
+            raise BNetError(f"{subject}: {is_set[0]} is set by do, and has no attention", hint=hint)
         if split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
-            expected, actual = "words that depend on the same open choices", "words that depend on others"
-            allowed = "do(...) or observe(...) on these choices first"
-            raise BNetError(subject, expected=expected, actual=actual, allowed=allowed)
+            names = list(dict.fromkeys(ground.name(c) for choices in query.choices.values() for c in choices))
+            hint = f"Set or observe latent choices first: {', '.join(names[:6])}" + (", …" if len(names) > 6 else "")
+            raise BNetError(subject, expected="words that depend on the same latent choices", hint=hint)
         table = self._evaluate(query, lambda: conditional_attention(self.model, spec, self.evidence))
         return table.to(self.model.network.log_dtype)
 
@@ -262,7 +280,7 @@ class NodeEvaluator:
         return NodeQuery("TPM", self, table, spec, node, {node: reference.parents(self.model, node)})
 
     def attention_query(self, spec: NodeSpec) -> NodeQuery:
-        """The query for `P(j | i)` of a group: of the nodes whose attention is not set."""
+        """The query for `P(j | i)` of the nodes of a group whose attention is not set."""
         dependencies = {}
         if has_ancestor_choices(self.model.network, [spec.group.index]):  # else no node depends on a choice
             nodes = [n for n in self.model.ground.select_nodes(spec.group).tolist() if n not in self.model.do]
@@ -271,8 +289,8 @@ class NodeEvaluator:
         return NodeQuery("attention", self, "attention", spec, None, dependencies)
 
     def compute_group(self, table: str, spec: NodeSpec) -> Tensor:
-        """A table of all nodes of a group, `[*plates, word, ...]`, with the batch of states first; no choice is
-        open.
+        """A table of all nodes of a group, `[*plates, word, ...]`, with the batch of states first, without latent
+        choices.
         """
         return self._get_entry(NodeQuery("TPM", self, table, spec, None, {}))
 
@@ -282,7 +300,7 @@ class NodeEvaluator:
             self._fill_tables("attention", specs)
 
     def find_open_choices(self, nodes: Sequence[int]) -> list[int]:
-        """The open choices that some nodes depend on."""
+        """The latent choices on which some nodes depend."""
         return reference.find_open_choices(self.model, nodes, reference.get_fixed(self.model, self.evidence))
 
     def with_batched_states(self, states: Mapping[int, Tensor], module: CompiledModule) -> NodeEvaluator:
@@ -293,7 +311,7 @@ class NodeEvaluator:
     def find_table_fault(
         self, table: str, specs: Sequence[NodeSpec], enumerated_groups: Collection[int]
     ) -> Fault | None:
-        """Why one pass of the compiled net cannot compute a table of some groups; decided from the structure.
+        """Why one pass of the compiled net cannot compute a table of some groups, from the structure only.
 
         Args:
             table: `"value"`, `"logits"`, `"normal"` or `"attention"`.
@@ -320,11 +338,11 @@ class NodeEvaluator:
                 return requirements.fault
             words = model.ground.word_counts
             if math.prod(network.count_states(index, words) for index in requirements.enumerated) > BUDGET:
-                return Obstacle(names[0], f"below more than {BUDGET} joint states")
+                return Obstacle(names[0], f"{names[0]} depends on more than {BUDGET} joint states of choices")
             enumerated = requirements.enumerated
         if not set(enumerated_groups) <= set(enumerated):
             name = specs[0].group.name
-            return Obstacle(name, "below choices that the compiled net does not enumerate for it")
+            return Obstacle(name, f"the compiled net does not enumerate all choices on which {name} depends")
         return None
 
     def count_flops(self, route: Route, query: NodeQuery) -> int | None:
@@ -338,7 +356,7 @@ class NodeEvaluator:
         network = self.model.network
         closed, partial, _ = evaluator._find_fixed_groups(evaluator._get_ancestral_set(query.spec))
         words, outputs = self.model.ground.word_counts, evaluator._get_output_groups(query.table, [query.spec])
-        # The products of the group itself count too, if they can be planned.
+        # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
             is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
             names = tuple(network.specs[i].group.name for i in candidates)
@@ -349,13 +367,13 @@ class NodeEvaluator:
 
     @cached_property
     def _fixed_model(self) -> GroundModel:
-        """The model in which the random nodes that evidence fixes are set as well."""
+        """The model in which also the random nodes that evidence determines are set."""
         return replace(self.model, do={**reference.get_fixed(self.model, self.evidence), **self.model.do})
 
     def _find_fixed_groups(self, ancestral_set: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
-        """The groups with known values, those of which some nodes are known, and a fault.
+        """The groups with known values, the groups of which some nodes are known, and a fault.
 
-        The fault is that of a group in which some nodes have states and others vectors.
+        There is a fault if some nodes of a group have states and others have vectors.
         """
         graph, known = self.model.network.graph, self._fixed_model
         batched = {known.ground.group_of(node).index for node in self.states}
@@ -365,15 +383,16 @@ class NodeEvaluator:
         return frozenset(closed), frozenset({graph.get_group(name).index for name in partial} - batched), fault
 
     def compute(self, query: NodeQuery, route: Route) -> Tensor:
-        """The table by a compiled route; rows of set nodes are as if the nodes were not set."""
+        """The table by a compiled route; the rows of set nodes are computed as if the nodes were not set."""
         return self._get_entry(query) if route.algorithm == "compiled" else self._compute_enumerated(query)
 
     def _evaluate(self, query: NodeQuery, fallback: Callable[[], T]) -> T | Tensor:
-        """The answer by the route of a query: a table of the compiled net, or the result of the reference.
+        """The result of a query by its route: a table of the compiled net, or the result of the reference.
 
         Args:
             query: The query.
-            fallback: Computes the answer by the reference, which also names the node at which the compiled net has NaN.
+            fallback: Computes the result by the reference. If the compiled net returns NaN, the error of the reference
+                names the node.
         """
         route = self.route(query)
         route.warn_if_slow()
@@ -386,9 +405,9 @@ class NodeEvaluator:
         return table
 
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:
-        """A table in every joint state of the shared open choices, as one batch: `[*states, ...]`.
+        """A table in every joint state of the shared latent choices, as one batch: `[*states, ...]`.
 
-        Choices of single words stay open and have a dim each.
+        Choices of single words are not part of the batch; each of them has a dim.
         """
         model, (shared, local) = self.model, query.shared_and_local_choices
         reference.check_joint_states(model, shared, BUDGET)
@@ -430,12 +449,12 @@ class NodeEvaluator:
         index: tuple[int, ...] | None,
         shape: tuple[int | None, ...],
     ) -> Tensor:
-        """A table without the dims that only the layout has, and with those of the choices in `state_counts`."""
+        """A table without dims that only the layout has, and with the dims of the choices in `state_counts`."""
         (layout, values), group = table, spec.group
         if tuple(values.shape[layout.rank :]) != shape:
             actual = f"{tuple(values.shape[layout.rank :])}"
             subject = f"{group.name} ({type(spec.tpm).__name__})"
-            raise BNetError(subject, expected=f"a table of shape {shape}, as it says", actual=actual)
+            raise BNetError(subject, expected=f"a table of its declared shape {shape}", actual=actual)
         axes = [layout.axis(axis) for axis in self.model.ground.axes(group)]
         position = dict(zip(axes, index, strict=True)) if index is not None else {}
         sizes = dict(zip(axes, self.model.ground.shapes[group.index], strict=True)) if index is None else {}
@@ -466,7 +485,7 @@ class NodeEvaluator:
         return sorted({parent.index for parent in parents} | {s for parent in parents for _, s in parent.pick})
 
     def _execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
-        """The execution state with the values of some groups, after the interventions and the evidence above them."""
+        """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
         model, network = self.model, self.model.network
         names = tuple(network.specs[index].group.name for index in outputs)
         arguments = group_interventions(self._fixed_model, ancestral_set)
@@ -490,7 +509,7 @@ class NodeEvaluator:
         return self.module.run(request)[0]
 
     def _reuse_previous_values(self, outputs: set[int], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values from before the intervention, of groups that it does not change and that changed groups read."""
+        """The earlier values of groups that the intervention does not change and that changed groups read."""
         if self.previous is None:
             return {}
         network, changed = self.model.network, self._changed_groups
@@ -520,7 +539,7 @@ class NodeEvaluator:
 
     @cached_property
     def _changed_groups(self) -> set[int]:
-        """The groups that the interventions set or release, and all their descendants."""
+        """The groups whose interventions were added or removed, and all their descendants."""
         assert self.previous is not None
         after, before = ({**model.do, **model.attention_rows} for model in (self.model, self.previous.model))
         nodes = {n for n in {**after, **before} if n not in after or n not in before or not after[n].equal(before[n])}

@@ -2,7 +2,7 @@
 
 Users name single nodes; the compiled net computes whole groups of nodes in batches. `group_evidence`,
 `group_interventions` and `build_request_arguments` translate node values into group tensors. `classify_evidence` and
-`find_set_groups` do the same for the structure alone, without tensors, so that the router can decide before anything is
+`find_set_groups` do the same for the structure only, without tensors, so that the router can decide before anything is
 computed. `enumerate_joint_states`, `iter_chunks` and `with_sentence_scope` turn joint states of choices into a batch.
 """
 
@@ -32,7 +32,7 @@ class Query:
     Args:
         module: The compiled net.
         model: The ground model after interventions: network, ground graph, inputs, set nodes.
-        evidence: Node -> observed state (an integer) or value, `[*shape]`.
+        evidence: The observed state (an integer) or value `[*shape]` of each node, by ground id.
         nodes: The requested nodes, by ground id.
         budget: The maximum number of joint states of choices.
         atol: The tolerance of evidence on nodes that are functions of their parents.
@@ -51,12 +51,12 @@ class Query:
 
     @cached_property
     def fixed(self) -> dict[int, Tensor]:
-        """The states and values of random nodes that evidence fixes."""
+        """The states and values of random nodes that evidence determines."""
         return reference.get_fixed(self.model, self.evidence)
 
     @cached_property
     def choices(self) -> list[int]:
-        """The open choices that the nodes and the evidence depend on, and all open choices above those."""
+        """The latent choices on which the nodes and the evidence depend, and all latent choices above those."""
         nodes = [*self.nodes, *self.evidence]
         return reference.find_open_choices(self.model, nodes, self.fixed, include_ancestors=True)
 
@@ -66,7 +66,7 @@ class Query:
         return self if len(evidence) == len(self.evidence) else replace(self, evidence=evidence)
 
     def without_input_evidence(self) -> Query:
-        """The query without evidence on inputs, which either repeats the input or is impossible.
+        """The query without evidence on inputs; such evidence must equal the input.
 
         Raises:
             EvidenceError: The evidence differs from the input.
@@ -90,7 +90,7 @@ def build_length_inputs(model: GroundModel) -> dict[str, Tensor]:
 
 
 def build_request_arguments(model: GroundModel) -> dict[str, Any]:
-    """A sentence after its interventions as the keyword arguments of a batch of one."""
+    """The keyword arguments of a run for one sentence after its interventions."""
     given = {name: value[None] for name, value in model.inputs.items()}
     return {"x": build_length_inputs(model), "given": given, **group_interventions(model)}
 
@@ -102,8 +102,8 @@ def group_evidence(
 
     Args:
         model: The ground model.
-        evidence: Node -> observed state or value, the same in each row of a batch.
-        states: Node -> its state in each row, `[row]`; None for a batch of one row.
+        evidence: The observed state or value of each node, the same in each row of a batch.
+        states: The states `[row]` of each node in the rows of a batch; None for a batch of one row.
     """
     states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
     groups = group_values(model, evidence, states=states)
@@ -137,13 +137,13 @@ def group_values(
 
     Args:
         model: The ground model.
-        values: Node -> its value, `[*shape]`, the same in each row of a batch.
+        values: The value `[*shape]` of each node, the same in each row of a batch.
         relevant: The groups that matter; all by default.
-        states: Node -> its value in each row, `[row, *shape]`; it overrides `values`.
+        states: The values `[row, *shape]` of each node in the rows of a batch; they override `values`.
 
     Returns:
-        Group -> values `[row, *plates, word, *shape]` (zero for nodes without one; one row if no node has `states`) and
-        a mask of the nodes that have a value, `[1, *plates, word]`.
+        For each group the values `[row, *plates, word, *shape]` (zero for nodes without value; one row if no node has
+        `states`), and the mask `[1, *plates, word]` of the nodes with a value.
     """
     columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
     groups = {}
@@ -175,12 +175,12 @@ def find_set_groups(
 def classify_evidence(
     model: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
 ) -> dict[str, tuple[bool, bool]]:
-    """Group -> whether evidence and set nodes cover it, and whether the evidence consists of real numbers.
+    """For each group, whether evidence and set nodes cover it, and whether the evidence consists of real numbers.
 
     Args:
         model: The ground model.
-        evidence: Node -> observed state or value.
-        states: Further nodes, whose state will be observed.
+        evidence: The observed state or value of each node.
+        states: Further nodes whose states will be observed.
     """
     is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
     forms = {}
@@ -234,7 +234,7 @@ def _count_elements(model: GroundModel, index: int) -> int:
 
 
 def with_sentence_scope(module: CompiledModule) -> CompiledModule:
-    """The module with every choice in the scope of a sentence: its batch are states of one sentence."""
+    """The module with every choice in the scope of a sentence, for a batch of states of one sentence."""
     network = module.network
     if all(spec.scope == "sentence" for spec in network.specs):
         return module
@@ -254,8 +254,8 @@ def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundMod
 
 
 def prune_barren_choices(model: GroundModel, relevant: Collection[int]) -> GroundModel:
-    """The model with barren choices at state 0: no relevant node descends from them, so that their state changes no
-    probability (Shachter 1986).
+    """The model with barren choices at state 0: no relevant node descends from them, so that their states do not affect
+    any probability (Shachter 1986).
     """
     groups = {model.ground.group_of(node).index for node in relevant}
     ancestral = model.network.graph.ancestral_set(groups)

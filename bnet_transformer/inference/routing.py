@@ -6,19 +6,19 @@ first rule without a fault applies. The router computes no numbers, and it does 
 
 Algorithms:
 
-- `graph`: graph structure only.
+- `graph`: uses the structure of the graph only.
 - `compiled`: one batched pass of the compiled net.
 - `elimination`: variable elimination on the factors of the compiled net.
-- `conditioning`: the states of the requested nodes are a batch; the other choices are eliminated.
+- `conditioning`: the joint states of the requested nodes are a batch; the other choices are eliminated.
 - `enumeration`: all joint states of the choices are a batch of the compiled net.
 - `sampling`: Monte Carlo samples, which are approximate.
-- `sequential`: one run for each cell of a sweep, slow.
-- `reference`: node by node in Python, slow.
+- `sequential`: one run for each cell of a sweep; slow.
+- `reference`: evaluates nodes one by one in Python; slow.
 
-For probabilities, a posterior that is the node's own TPM is one pass (`compiled`). Otherwise elimination comes first:
-it sums the choices out of the factors of whole groups. It does not apply if one value depends on the choices of
-several words. Conditioning is next, then enumeration. The reference, which loops over joint states and nodes, answers
-what the compiled net cannot compute.
+For probabilities, a posterior that equals the node's TPM takes one pass (`compiled`). Otherwise the first choice is
+elimination, which sums over the choices in the factors of whole groups. It does not apply if one value depends on the
+choices of several words. Conditioning is next, then enumeration. The reference, which loops over joint states and
+nodes, is used if the compiled net cannot compute the result.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.cost.net_cost import count_plan_flops
-from bnet_transformer.errors import NOT_GIVEN, UnsupportedError
 from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
 from bnet_transformer.inference.query import (
     Query,
@@ -53,22 +53,25 @@ FAST_ALGORITHMS = ("graph", "compiled", "elimination")  # every other route name
 
 
 class PerformanceWarning(UserWarning):
-    """A query is answered by a slow algorithm; the message names the node that is the reason, and the cost."""
+    """A slow algorithm computes a query; the message contains the cost and the node that is the reason."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a query is answered. `print` it, or read the fields.
+    """How a query is computed: the algorithm, the reason and the cost. `print` shows it as a sentence.
 
-    Args:
+    Attributes:
         question: The query in words, such as `"posterior of c"`.
-        algorithm: The name of the algorithm, as above.
-        reason: The rule that applied, in words.
-        node: The node or group that rules out a faster algorithm; None if the fastest applies.
+        algorithm: The algorithm: `"graph"` (the structure of the graph only), `"compiled"` (one batched pass),
+            `"elimination"` (exact sums over choices), `"conditioning"` (the joint states of the requested nodes are a
+            batch), `"enumeration"` (all joint states are a batch), `"sampling"`, `"sequential"` (one run for each cell
+            of a sweep) or `"reference"` (node by node in Python).
+        reason: Why this algorithm is used, in words.
+        node: The node or node group that rules out a faster algorithm; None if the fastest algorithm is used.
         states: The number of joint states of the choices that are computed.
         flops: The floating-point operations of the compiled passes; None without a compiled pass.
         evaluations: The number of nodes that are evaluated one by one in Python.
-        is_exact: False for samples and for first-order estimates.
+        is_exact: Whether the result is exact: False for samples and for first-order estimates.
         parts: The routes of the parts of the query, if they differ.
         choices: The ground ids of the choices whose joint states are computed.
     """
@@ -98,21 +101,29 @@ class Route:
         return "\n  ".join([text, *map(str, self.parts)])
 
     def _repr_html_(self) -> str:
+        """The route as a paragraph of HTML."""
         return f"<p>{html.escape(str(self))}</p>"
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why an algorithm does not apply, if that is no error of the user: the next rule is tried."""
+    """Why an algorithm does not apply, without an error: the next rule is tried.
 
-    subject: str
+    Args:
+        node: The node or the node group that is the reason.
+        reason: The reason, as a clause.
+        remedy: What would make the algorithm possible, as an instruction; None if nothing would.
+    """
+
+    node: str
     reason: str
+    remedy: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.subject} is {self.reason}"
+        return self.reason
 
 
-Fault = Obstacle | UnsupportedError  # an UnsupportedError is what the algorithm itself would raise
+Fault = Obstacle | StructureError  # a StructureError is the error that the algorithm would raise
 
 
 @dataclass(frozen=True)
@@ -120,9 +131,10 @@ class Rule(Generic[S]):
     """One rule of the router.
 
     Args:
-        algorithm: The name of the algorithm, as above.
+        algorithm: The name of the algorithm.
         reason: Why this algorithm is chosen if it has no fault, in words.
-        find_fault: Returns why the algorithm cannot answer a query, from its structure; None if it can.
+        find_fault: A function that returns why the algorithm cannot compute a query, from the structure of the query;
+            None if it can.
     """
 
     algorithm: str
@@ -131,28 +143,31 @@ class Rule(Generic[S]):
 
 
 def choose_route(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
-    """The route by the first rule without a fault; the fault of the rule before it is its reason.
+    """The route of the first rule without a fault; its reason includes the fault of the previous rule.
 
     The last rule must apply to every query.
     """
-    before: Fault | None = None
+    previous: tuple[str, Fault] | None = None  # the algorithm of the rule before, and its fault
     for rule in rules:
         fault = rule.find_fault(subject)
         if fault is None:
-            if before is None or rule.algorithm in FAST_ALGORITHMS:
+            if previous is None or rule.algorithm in FAST_ALGORITHMS:
                 return Route(question, rule.algorithm, rule.reason)
-            reason = f"{rule.reason}; not faster, for {format_fault(before)}"
-            return Route(question, rule.algorithm, reason, before.subject)
-        before = fault
+            algorithm, obstacle = previous
+            return Route(question, rule.algorithm, f"{rule.reason}; {format_fault(algorithm, obstacle)}", obstacle.node)
+        previous = rule.algorithm, fault
     raise AssertionError(f"no rule for {question}")
 
 
-def format_fault(fault: Fault) -> str:
-    """A fault in words, for the reason of a route."""
-    if isinstance(fault, Obstacle):
-        return str(fault)
-    actual = "" if fault.actual is NOT_GIVEN else f", and there is {fault.actual}"
-    return f"{fault.subject} would need {fault.expected}{actual}"
+def format_fault(algorithm: str, fault: Fault) -> str:
+    """Why a faster algorithm does not apply, and what would make it possible, for the reason of a route.
+
+    >>> format_fault("elimination", Obstacle("c", "x depends on c at several words", "set or observe c"))
+    'elimination does not apply, because x depends on c at several words (to make it possible, set or observe c)'
+    """
+    remedy = "" if fault.remedy is None else f" (to make it possible, {fault.remedy})"
+    label = "one compiled pass" if algorithm == "compiled" else algorithm
+    return f"{label} does not apply, because {fault.reason}{remedy}"
 
 
 def find_tpm_fault(query: Query) -> Fault | None:
@@ -160,20 +175,21 @@ def find_tpm_fault(query: Query) -> Fault | None:
     node, *extra = query.nodes
     name = query.model.ground.name(node)
     if extra or query.evidence:
-        return Obstacle(name, "asked for together with others" if extra else "asked for given evidence")
+        return Obstacle(name, "several nodes are requested" if extra else "there is evidence")
     if locate_node(query.model, node)[0].tpm.states is None:
-        return Obstacle(name, "a choice of a word of the sentence")
+        return Obstacle(name, f"the states of {name} are words of the sentence")
     choices = find_open_choices(query.model, reference.parents(query.model, node), {})
     if choices:
-        return Obstacle(query.model.ground.name(choices[0]), f"an open choice above {name}")
+        choice = query.model.ground.name(choices[0])
+        return Obstacle(choice, f"{name} depends on the latent choice {choice}", f"set or observe {choice}")
     return None
 
 
 def find_single_target_fault(query: Query) -> Fault | None:
-    """Why elimination does not answer for at most one requested node."""
+    """Why elimination for at most one requested node does not apply."""
     node, *extra = query.nodes or (None,)
     if extra:
-        return Obstacle(query.format_nodes(), "more than one node")
+        return Obstacle(query.format_nodes(), "several nodes are requested")
     return find_elimination_fault(query, node)
 
 
@@ -184,22 +200,28 @@ def find_enumeration_fault(query: Query) -> Fault | None:
     return find_elimination_fault(replace(query.without_target_evidence(), model=model), None, [*states])
 
 
+REFERENCE_REASON = "the compiled net cannot compute it, so that nodes are evaluated one by one"
 JOINT_RULES: Sequence[Rule[Query]] = (
     Rule(
         "conditioning",
-        "each of its joint states is evidence on one sentence of a batch",
+        "each joint state of the requested nodes is evidence on one sentence of a batch",
         lambda query: find_elimination_fault(query.without_target_evidence(), None, query.nodes),
     ),
-    Rule("enumeration", "the choices of several words meet in one value", find_enumeration_fault),
-    Rule("reference", "the compiled net cannot compute it"),
+    Rule("enumeration", "all joint states of the choices fit in batches of the compiled net", find_enumeration_fault),
+    Rule("reference", REFERENCE_REASON),
 )
+ELIMINATION_REASON = "each value depends on the choices of one word at most, so that choices are summed out one by one"
 POSTERIOR_RULES: Sequence[Rule[Query]] = (
-    Rule("compiled", "nothing is observed and no choice above it is open: it is the node's TPM", find_tpm_fault),
-    Rule("elimination", "no value depends on the choices of several words", find_single_target_fault),
+    Rule(
+        "compiled",
+        "nothing is observed and the node depends on no latent choice, so that its posterior is its TPM",
+        find_tpm_fault,
+    ),
+    Rule("elimination", ELIMINATION_REASON, find_single_target_fault),
     *JOINT_RULES,
 )
 LOG_EVIDENCE_RULES: Sequence[Rule[Query]] = (
-    Rule("elimination", "no value depends on the choices of several words", find_single_target_fault),
+    Rule("elimination", ELIMINATION_REASON, find_single_target_fault),
     *JOINT_RULES[1:],
 )
 
@@ -233,12 +255,12 @@ def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> R
 def find_elimination_problem(
     query: Query, node: int | None, states: Collection[int] = ()
 ) -> EliminationProblem | Fault:
-    """The structure of an elimination, or a fault of the groups.
+    """The structure of an elimination, or why there is none.
 
     Args:
         query: The query; only the structure of its evidence matters.
         node: The requested node, if any.
-        states: Nodes of which a state is observed in each sentence of a batch.
+        states: Nodes with an observed state in each sentence of a batch.
     """
     model = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
     fault = find_mixed_type_fault(model, query.evidence, states) or find_mixed_type_fault(model, model.do)
@@ -262,24 +284,28 @@ def find_mixed_type_fault(
     states: Iterable[int] = (),
     relevant: Collection[int] | None = None,
 ) -> Obstacle | None:
-    """The fault of a group in which some nodes have states and others vectors: no tensor holds both."""
+    """Why the values of a group are not one tensor: some nodes have states and others have vectors."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
     for index, nodes in group_nodes(model, is_real, relevant).items():
         if len({is_real[node] for node in nodes}) > 1:
             name = model.network.specs[index].group.name
-            return Obstacle(name, "in a state at some nodes and a tensor at others")
+            return Obstacle(
+                name,
+                f"some nodes of {name} are set to or observed as states and others as vectors",
+                f"use states only or vectors only for {name}",
+            )
     return None
 
 
 def route_reference(question: str, model: GroundModel, choices: Collection[int]) -> Route:
     """The route of a query without a compiled algorithm: one run of the net for each joint state of the choices."""
     states = math.prod(model.count_states(choice) for choice in choices)
-    reason = "the compiled net has no algorithm for it"
+    reason = "there is no compiled algorithm for this question, so that nodes are evaluated one by one"
     return Route(question, "reference", reason, states=states, evaluations=states * len(model.ground))
 
 
 def with_cost(query: Query, route: Route) -> Route:
-    """The route with the joint states and the FLOPs of its compiled passes; the sums are not counted."""
+    """The route with its joint states and the FLOPs of its compiled passes; sums over states are not counted."""
     if route.algorithm in ("compiled", "reference"):
         return route
     if route.algorithm == "enumeration":

@@ -1,7 +1,7 @@
 """Samples of all random nodes of a sentence, given its evidence.
 
-All samples are drawn at once, as the batch of a run: the choices above evidence from their joint posterior, every other
-random node from its TPM, parents before children (ancestral sampling).
+All samples are drawn at once, as the batch of a run. The choices above evidence are drawn from their joint posterior,
+and every other random node is drawn from its TPM, parents before children (ancestral sampling).
 """
 
 from __future__ import annotations
@@ -49,10 +49,13 @@ NodeSamples = dict[int, Tensor]  # the states or values of each node, a row for 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of all random nodes.
+    """Samples of all random nodes of a sentence.
 
-    `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one. `labels[name]` are the labels of a
-    discrete node's states, if it has labels.
+    Attributes:
+        states: The samples of each node by name: states `[n]` of a discrete node, values `[n, *shape]` of a continuous
+            node.
+        n: The number of samples.
+        labels: The labels of the states of a discrete node, by name, for nodes with labels.
     """
 
     states: dict[str, Tensor] = field(repr=False)
@@ -60,10 +63,18 @@ class Samples:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> Tensor:
+        """The samples of a node.
+
+        Args:
+            name: The name of a random node.
+
+        Returns:
+            States `[n]` of a discrete node, or values `[n, *shape]` of a continuous node.
+        """
         return self.states[name]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each sample, a column for each node (for each of its entries, if it is a vector)."""
+        """A data frame with a row for each sample, and a column for each node or for each entry of a vector."""
         import pandas as pd
 
         columns = {}
@@ -75,27 +86,29 @@ class Samples:
         return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
 
     def _repr_html_(self) -> str:
+        """The samples as an HTML table."""
         title = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
         return f"{title}{self.to_dataframe().head(10).to_html()}"
 
 
 def sample(query: Query, n: int, seed: int) -> Samples:
-    """n samples of every random node, given the evidence.
+    """Draw samples of every random node, given the evidence.
 
     Args:
-        query: The sentence and its evidence; all nodes are sampled, whatever the query requests.
+        query: The sentence and its evidence; the requested nodes are ignored, and all nodes are sampled.
         n: The number of samples.
-        seed: The seed.
+        seed: The seed of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
-    joint_log_evidence(query)  # refuses impossible evidence
+    joint_log_evidence(query)  # raises an error for impossible evidence
     model, order = query.model, topological_order(query.model.ground).tolist()
     samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
     choices = set(query.choices)
     target = replace(query, nodes=tuple(node for node in order if node in choices))
-    # Choices above evidence are sampled from their exact joint posterior. No evidence is below any other random node:
-    # given its parents it is independent of the evidence, so that its TPM is its posterior (ancestral sampling).
+    # Choices above evidence are sampled from their exact joint posterior. The other random nodes have no evidence below
+    # them. So, given its parents, such a node is independent of the evidence, and its posterior is its TPM (ancestral
+    # sampling).
     if choices:
         samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
     module = with_sentence_scope(query.module)
@@ -108,13 +121,13 @@ def sample(query: Query, n: int, seed: int) -> Samples:
 
 
 def route_sample(query: Query, n: int) -> Route:
-    """The route of n samples: that of the choices above the evidence, then that of the rest."""
+    """The route of n samples: of the choices above the evidence, and of the other nodes."""
     question, query = f"{n} draws", query.without_input_evidence()
     target = replace(query, nodes=tuple(query.choices))
     if not target.nodes:
-        route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
+        route = Route(question, "compiled", "nothing is observed, so that every node is drawn from its TPM")
     elif _should_use_chain_rule(target):
-        reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
+        reason = "the choices above the evidence are drawn one by one, each from its posterior given the earlier ones"
         route = Route(question, "elimination", reason, choices=target.nodes)
     else:
         route = replace(with_cost(target, route_posterior(target)), question=question)
@@ -123,17 +136,17 @@ def route_sample(query: Query, n: int) -> Route:
     if not slow:
         return route
     first = slow[0][1]
-    reason = f"each node is drawn by itself from its TPM; not faster, for {format_fault(first)}"
+    reason = f"nodes are drawn one by one from their TPMs; {format_fault('one batch', first)}"
     evaluations = n * sum(len(nodes) for nodes, _ in slow)
-    part = Route("draws one after another", "reference", reason, first.subject, evaluations=evaluations)
-    return replace(part, question=question, parts=(replace(route, question="the others"), part))
+    part = Route("draws node by node", "reference", reason, first.node, evaluations=evaluations)
+    return replace(part, question=question, parts=(replace(route, question="other nodes"), part))
 
 
 def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
-    """The nodes that are sampled from their TPMs, group by group, and why those of a group cannot be one batch.
+    """The nodes that are sampled from their TPMs, by group, and why the nodes of a group cannot be one batch.
 
     Args:
-        query: The sentence and its evidence; its requested nodes are sampled before.
+        query: The sentence and its evidence; the requested nodes already have samples.
         order: All nodes, parents before children.
     """
     model, module = query.model, with_sentence_scope(query.module)
@@ -148,7 +161,7 @@ def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tupl
 
 
 def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
-    """A sample of zeros for each node: faults depend on the shapes of samples alone."""
+    """A sample of zeros for each node: faults depend on the shapes of samples only."""
     samples = NodeSamples()
     for node in nodes:
         spec = model.spec(node)
@@ -158,7 +171,7 @@ def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
 
 
 def _should_use_chain_rule(query: Query) -> bool:
-    """True if the choices have too many joint states for one table, and elimination can give them one by one."""
+    """True if the choices have too many joint states for one table, and elimination applies to them one by one."""
     count = math.prod(query.model.count_states(node) for node in query.nodes)
     nodes = query.nodes
     checks = (find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
@@ -170,12 +183,15 @@ def _find_sampling_fault(
 ) -> Fault | None:
     """Why the nodes of some groups cannot be sampled in one batch.
 
-    They may be parents of each other, or the compiled net may not compute their parameters.
+    Reasons are that they are parents of each other, or that the compiled net cannot compute their parameters.
     """
     specs = [model.network.specs[index] for index in indices]
     for spec in specs:
         if any(parent.index in indices for parent in spec.parents):
-            return Obstacle(spec.group.name, "read by others that are drawn with it")
+            name = spec.group.name
+            return Obstacle(
+                name, f"other nodes that are drawn in the same step depend on {name}", f"set or observe {name}"
+            )
     (spec,) = specs
     return (
         NodeEvaluator(module, model, {})
@@ -235,7 +251,7 @@ def _sample_batched(
         states = {node: value[chunk] for node, value in samples.items()}
         evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
         parameters = evaluator.compute_group(table, spec)
-        if not samples:  # the same for every sample
+        if not samples:  # the parameters are the same for every sample
             parameters = parameters.expand(size, *parameters.shape)
         selected = parameters.reshape(size, math.prod(shape), *parameters.shape[1 + len(shape) :])[:, columns]
         draws.append(_sample_from_parameters([selected] if table == "logits" else selected.unbind(2), generator))
@@ -254,7 +270,7 @@ def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Gener
 def _sample_by_reference(
     model: GroundModel, nodes: Sequence[int], samples: NodeSamples, n: int, generator: torch.Generator
 ) -> NodeSamples:
-    """Samples by the reference, node after node; samples with equal states so far share one run."""
+    """Samples by the reference, node by node; samples with equal states so far share one run."""
     result: dict[int, Tensor] = {}
     groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
     for node, value in samples.items():
@@ -272,14 +288,14 @@ def _sample_by_reference(
 def _split_by_state(
     rows: Tensor, states: Tensor, fixed: dict[int, Tensor], node: int
 ) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
-    """The samples by the state of the node."""
+    """Split the samples by the state of a node."""
     for state in torch.unique(states, dim=0):
         same = (states == state).reshape(len(rows), -1).all(1)
         yield rows[same], {**fixed, node: state}
 
 
 def _sample_node(run: ReferenceRun, node: int, n: int, generator: torch.Generator) -> Tensor:
-    """n samples of a node from its TPM, given its parents."""
+    """Draw samples of a node from its TPM, given its parents."""
     distribution, spec = run.distribution(node), run.model.spec(node)
     if isinstance(distribution, torch.distributions.Categorical):
         return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)

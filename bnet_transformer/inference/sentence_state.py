@@ -1,4 +1,4 @@
-"""The state of one sentence: its tensors, its interventions, its evidence, and the model and values that follow."""
+"""The state of one sentence: its tensors, its interventions and its evidence; from these, its model and its values."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from bnet_transformer.reference.node_tables import check_discrete_node
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SentenceState:
-    """The state of a `Sentence`, which every function that answers a query about it receives.
+    """The state of a `Sentence`: the argument of every function that computes a query about it.
 
-    Frozen: `with_interventions` and `with_evidence` return a new state. `model` and `evaluator`, which follow from the
-    fields, are computed on first use.
+    The state is frozen: `with_interventions` and `with_evidence` return a new state. `model` and `evaluator` are
+    computed from the fields on first use.
 
     Args:
         module: The compiled net, in evaluation mode.
         encoded: The sentence as tensors.
-        interventions: The value, or the attention row, that `do` sets each node to, by ground id.
+        interventions: The value or the attention row to which `do` sets each node, by ground id.
         evidence: The observed value of each node, by ground id.
-        previous: The evaluator before the last `do`; values that this `do` does not change come from it.
+        previous: The evaluator before the last `do`; values that this `do` does not change are reused.
 
     >>> import bnet_transformer as bt
     >>> state = bt.bayesuvius(dim=4).sentence("the cat sat").do(c=1).state
@@ -68,28 +68,28 @@ class SentenceState:
 
     @property
     def ground(self) -> GroundGraph:
-        """The ground graph after surgery."""
+        """The ground graph after all interventions."""
         return self.model.ground
 
     @cached_property
     def model(self) -> GroundModel:
-        """The ground model after surgery: ground graph, inputs, interventions."""
+        """The ground model after all interventions: ground graph, inputs, set values."""
         ground = GroundGraph(self.network.graph, self.encoded.word_counts)
         return GroundModel(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property
     def evaluator(self) -> NodeEvaluator:
-        """The evaluator of nodes; it computes each group once."""
+        """The evaluator of nodes; it computes each node group once."""
         values = self.network.parameters.values()
         if values and all(value.is_meta for value in values):
-            raise BNetError("net", expected="parameters with values", actual="a net on the device meta, which has none")
+            raise BNetError("net: its parameters are on the device meta and have no values")
         return NodeEvaluator(self.module, self.model, self.evidence, self.previous)
 
     def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | AttentionRow]:
-        """The values that nodes are set to, by ground id.
+        """The values to which nodes are set, by ground id.
 
         Args:
-            nodes: Name, group, role or pattern -> a value that `Sentence.do` accepts.
+            nodes: A mapping from a name, group, role or pattern to a value that `Sentence.do` accepts.
 
         Returns:
             A value or an attention row for each node.
@@ -98,7 +98,7 @@ class SentenceState:
         relative = {node: value for node, value in requested.items() if is_relative(value)}
         result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
         if relative:
-            # Noise and Mean() use a node's value after all other interventions of the same call.
+            # Noise and Mean() use the value of a node after all other interventions of the same call.
             evidence = {node: value for node, value in self.evidence.items() if node not in result}
             state = replace(
                 self, interventions={**self.interventions, **result}, evidence=evidence, previous=self.evaluator
@@ -111,10 +111,10 @@ class SentenceState:
         """The state after `do`.
 
         Args:
-            nodes: Name, group, role or pattern -> a value that `Sentence.do` accepts.
+            nodes: A mapping from a name, group, role or pattern to a value that `Sentence.do` accepts.
 
         Returns:
-            A state with these interventions and those of this state; on the same node the new one counts.
+            A state with these interventions and those of this state; a new intervention on a node replaces the old one.
 
         Raises:
             EvidenceError: A node has evidence.
@@ -129,12 +129,16 @@ class SentenceState:
         Args:
             names: Names, groups, roles or patterns of the nodes whose interventions are removed; all if empty.
 
+        Returns:
+            The new state.
+
         Raises:
-            BNetError: No intervention is on these nodes.
+            BNetError: These nodes have no intervention.
         """
         nodes = {node for name in names for node in match_nodes(self.ground, name)} or set(self.interventions)
         if not nodes & self.interventions.keys():
-            raise BNetError("undo", expected="a node that do set", actual=", ".join(names) or "none is set")
+            expected = "the name of a node that is set by do"
+            raise BNetError("undo", expected=expected, actual=", ".join(names) or "a sentence without interventions")
         interventions = {node: value for node, value in self.interventions.items() if node not in nodes}
         return replace(self, interventions=interventions, previous=None)
 
@@ -142,29 +146,29 @@ class SentenceState:
         """The state with more evidence.
 
         Args:
-            nodes: For each node a value, a state or a label; None for no more.
+            nodes: A mapping from the name of a node to a value, a state or a label; None for no further evidence.
 
         Returns:
             A state with this evidence and that of this state.
 
         Raises:
-            EvidenceError: An intervention, or another value, is on the same node.
+            EvidenceError: A node is set, or has different evidence.
         """
         ids = {self.ground.id(name): value for name, value in check_mapping("evidence", nodes).items()}
         self._check_disjoint(self.interventions, ids)
         evidence = {node: encode_value(self.model, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
-                actual = f"{value.tolist()} beside {self.evidence[node].tolist()}"
-                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=actual)
+                name, old = self.ground.name(node), self.evidence[node].tolist()
+                raise EvidenceError(f"{name}: two different observed values, {old} and {value.tolist()}")
         state = replace(self, evidence={**self.evidence, **evidence}, previous=None)
-        vars(state)["model"] = self.model  # evidence changes no arrow: the cached property holds for both
+        vars(state)["model"] = self.model  # evidence changes no arrow, so both states have the same model
         return state
 
     def _check_disjoint(self, interventions: Collection[int], evidence: Collection[int]) -> None:
-        """Refuse an intervention and evidence on the same node."""
+        """Raise an error for an intervention and evidence on the same node."""
         for node in set(interventions) & set(evidence):
-            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", actual="both")
+            raise EvidenceError(f"{self.ground.name(node)}: set it by do or observe it, not both")
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
         """A query about probabilities, given the evidence of this state.
@@ -172,7 +176,10 @@ class SentenceState:
         Args:
             nodes: The requested nodes, by ground id.
             budget: The maximum number of joint states of choices.
-            atol: The tolerance of evidence on nodes that are functions of their parents.
+            atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+
+        Returns:
+            The query.
         """
         limits = check_int("budget", budget), check_float("atol", atol, minimum=0)
         return Query(self.module, self.model, self.evidence, tuple(nodes), *limits)
@@ -181,14 +188,17 @@ class SentenceState:
         """The query of a posterior.
 
         Args:
-            name: A discrete node, or several.
+            name: The name of a discrete node, or several names.
             evidence: Evidence in addition to that of this state.
             budget: The maximum number of joint states of choices.
-            atol: The tolerance of evidence on nodes that are functions of their parents.
+            atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+
+        Returns:
+            The query.
         """
         nodes = [self.ground.id(item) for item in parse_names("name", name)]
         if not nodes:
-            raise BNetError("name", expected="a node, or several", actual="none")
+            raise BNetError("name", expected="the name of a node, or several names")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
         for node in nodes:
             check_discrete_node(self.model, node)
@@ -206,15 +216,18 @@ class SentenceState:
 
         Args:
             weights: Whether selectors and weights are included.
-            slices: The included slices; None for all.
-            words: The included words, by index or as words, or a mapping from stacks to them; None for all.
-            heads: The included heads; None for all.
+            slices: The indices of the included slices; None for all.
+            words: The included words, by index or as words, or a mapping from stack to these; None for all.
+            heads: The indices of the included heads; None for all.
+
+        Returns:
+            The selection of nodes.
         """
         chosen = None if slices is None else parse_slices(slices, self.network)
         sizes, plates, selected_words = self.network.graph.plate_sizes, {}, {}
         if heads is not None:
             if "head" not in sizes:
-                raise BNetError("heads", expected="a net with a plate of heads", actual="a net without one")
+                raise BNetError("heads: the net has no plate of heads")
             plates["head"] = parse_indices("heads", heads, sizes["head"])
         by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
         for stack, selected in by_stack.items():
@@ -225,10 +238,13 @@ class SentenceState:
         return NodeSelection(chosen, selected_words, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
-        """The labels of a node's states (labels, words of the sentence or words of the vocabulary), or None.
+        """The labels of the states of a node: its labels, words of the sentence or words of the vocabulary.
 
         Args:
-            node: A ground id.
+            node: The ground id of the node.
+
+        Returns:
+            The labels; None for a node without labels.
         """
         network, spec = self.network, self.model.spec(node)
         if spec.tpm.kind != "discrete":

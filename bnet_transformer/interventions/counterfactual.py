@@ -1,9 +1,9 @@
 """Counterfactuals: what a node would have been under other interventions, given the evidence.
 
-The three steps of Pearl (Causality, 2009, section 7.1): abduction infers the open choices and the noise from the
-evidence, action applies `do`, prediction runs the net again with that noise. The noise of a Normal is its residual. The
-net does not define the noise of a categorical. Gumbel-max is the convention here (Oberst and Sontag 2019), one of many
-that agree with the net and differ in their counterfactuals.
+The three steps of Pearl (Causality, 2009, section 7.1): abduction infers the latent choices and the noise from the
+evidence, action applies `do`, and prediction runs the net again with that noise. The noise of a Normal is its residual.
+The net does not define the noise of a categorical. Gumbel-max is the convention here (Oberst and Sontag 2019). Other
+conventions agree with the net as well, and have other counterfactuals.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
 if TYPE_CHECKING:
     import pandas as pd
 
-GUMBEL_MAX = "Gumbel-max, a convention: the net does not say what the noise of a categorical is"
+GUMBEL_MAX = "Gumbel-max noise by convention: the net does not define the noise of a categorical"
 
 
 @dataclass(frozen=True)
 class Counterfactual:
     """The distribution of a node under other interventions, given the evidence.
 
-    Args:
+    A branch is a joint state of the random nodes in the counterfactual.
+
+    Attributes:
         node: The name of the node.
-        probabilities: Of a discrete node, the probability of each state, `[state]`.
-        values: Of any other node, its value in each branch, `[branch, *shape]`.
+        probabilities: The probability of each state of a discrete node, `[state]`; None for other nodes.
+        values: The value of a node that is not discrete in each branch, `[branch, *shape]`; None for discrete nodes.
         weights: The probability of each branch, `[branch]`.
-        sigma: Of an unobserved real random node, its standard deviation in each branch, `[branch, *shape]`.
+        sigma: The standard deviation in each branch, `[branch, *shape]`, of a continuous random node without evidence;
+            None for other nodes.
         convention: The convention about the noise of a categorical, if the result depends on it.
-        labels: The names of the states, if they have names.
+        labels: The labels of the states, if they have labels.
     """
 
     node: str
@@ -58,7 +61,7 @@ class Counterfactual:
     def mean(self) -> Tensor:
         """The mean value of a node that is not discrete, `[*shape]`."""
         if self.values is None or self.weights is None:
-            raise BNetError(self.node, expected="a node with real values", actual="a discrete one: see probabilities")
+            raise BNetError(f"{self.node} is discrete and has no mean", hint="Use probabilities")
         values = self.values if self.values.is_floating_point() else self.values.to(self.weights.dtype)
         return torch.einsum("s,s...->...", self.weights.to(values.dtype), values)
 
@@ -74,6 +77,7 @@ class Counterfactual:
         return frame
 
     def _repr_html_(self) -> str:
+        """The counterfactual as an HTML table."""
         suffix = f" ({self.convention})" if self.convention else ""
         return f"<p>{self.node}{suffix}</p>{self.to_dataframe().to_html()}"
 
@@ -81,7 +85,8 @@ class Counterfactual:
 @dataclass(frozen=True)
 class _Branch:
     """One joint state of the random nodes in the counterfactual: its probability, the value of each node by its id,
-    and whether the Gumbel-max convention decided any of them."""
+    and whether a value depends on the Gumbel-max convention.
+    """
 
     weight: float
     states: dict[int, Tensor]
@@ -89,17 +94,17 @@ class _Branch:
 
 
 def counterfactual(query: Query, interventions: Interventions) -> Counterfactual:
-    """Compute the counterfactual distribution of a node by enumeration of the open choices.
+    """Compute the counterfactual distribution of a node by enumeration of the latent choices.
 
     Args:
         query: The node, and the evidence in the factual sentence.
         interventions: The interventions of the counterfactual sentence.
 
     Returns:
-        The probabilities of a discrete node, else the weighted values.
+        The probabilities of a discrete node, or the weighted values of another node.
 
     Raises:
-        UnsupportedError: If a real random node between the two is neither observed nor set.
+        UnsupportedError: A continuous random ancestor of the evidence or the node is neither observed nor set.
     """
     model, evidence, (target,) = query.model, query.evidence, query.nodes
     open_choices = query.choices
@@ -110,12 +115,13 @@ def counterfactual(query: Query, interventions: Interventions) -> Counterfactual
     random_nodes = [node for node in order if model.spec(node).tpm.is_random]
     for node in random_nodes:
         if model.spec(node).tpm.kind == "continuous" and node not in fixed and node != target:
-            expected = "what a random real node came to, for others read it"
-            raise UnsupportedError(model.ground.name(node), expected=expected, actual="neither evidence nor do")
+            name = model.ground.name(node)
+            reason = f"{name} is random and continuous, other nodes depend on it, and it has no value"
+            raise UnsupportedError(reason, hint=f"Set or observe {name}")
     # Abduction, action and prediction for one joint state of the choices at a time: its posterior weight is its joint
-    # probability with the evidence, and each random node then continues from its noise in the factual run. Nodes come
-    # in ancestral order, so that the parents of a node have their counterfactual values already (a twin network,
-    # Balke and Pearl 1994).
+    # probability with the evidence, and each random node has the noise of the factual run. Nodes are in ancestral
+    # order, so that the parents of a node already have their counterfactual values (a twin network, Balke and Pearl
+    # 1994).
     all_branches: list[_Branch] = []
     twin = _TwinNetwork(intervened)
     for run in reference.enumerate_runs(model, open_choices, fixed, query.budget):
@@ -147,7 +153,7 @@ class _TwinNetwork:
         return self.runs.setdefault(key, ReferenceRun(self.model, states))
 
     def distribution(self, states: Mapping[int, Tensor], node: int) -> Distribution:
-        """`P(node | its parents)` in the run with these states."""
+        """`P(node | parents)` in the run with these states."""
         run = self.run(states)
         if (run, node) not in self.distributions:
             self.distributions[run, node] = run.distribution(node)
@@ -161,13 +167,13 @@ def _propagate_branch(
 
     Args:
         twin: The model after the interventions.
-        branch: The branch, which has the values of the node's ancestors.
+        branch: The branch, which contains the values of the node's ancestors.
         node: The id of the node.
         factual: The distribution of the node in the factual run.
         state: The value of the node in the factual run.
 
     Returns:
-        One branch for each value that the node can have: one for a real node, whose noise is known.
+        One branch for each possible value of the node. A continuous node has one value, because its noise is known.
     """
     model, intervened = twin.model, twin.distribution(branch.states, node)
     if model.spec(node).tpm.kind == "continuous":
@@ -185,7 +191,7 @@ def _propagate_branch(
 
 
 def gumbel_max(p: Tensor, q: Tensor, state: int) -> Tensor:
-    """The probability of each state under `q`, given that the same Gumbel noise gave `state` under `p`; closed form.
+    """The probability of each state under `q`, given that the same Gumbel noise gives `state` under `p`; closed form.
 
     Args:
         p: The factual probabilities, `[state]`.

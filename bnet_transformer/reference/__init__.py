@@ -1,9 +1,9 @@
 """The reference: evaluation node by node over the ground graph, on small tensors. It defines what a declaration means.
 
-All other parts of the package are tested against it. `ground_model` is a sentence with its interventions and the ground
-parents of each slot. `run` computes values, distributions and attention of nodes, given a state of each random node.
-`enumeration` sums runs over the joint states of the open choices. `node_tables` are the conditional tables and
-attention of single nodes, batched over those states.
+All other parts of the package are tested against it. `ground_model` contains a sentence with its interventions and the
+ground parents of each slot. `run` computes values, distributions and attention of nodes, given a state of each random
+node. `enumeration` sums runs over the joint states of the latent choices. `node_tables` computes the conditional tables
+and the attention of single nodes, batched over those states.
 """
 
 from bnet_transformer.reference.enumeration import (

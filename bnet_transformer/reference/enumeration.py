@@ -1,4 +1,4 @@
-"""Exact inference by enumeration: one run of the reference for each joint state of the open choices."""
+"""Exact inference by enumeration: one run of the reference for each joint state of the latent choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from bnet_transformer.reference.run import ReferenceRun
 
 BUDGET = 2**16
 ATOL = 1e-6
-RTOL = {torch.float32: 2**-12, torch.float16: 2**-7, torch.bfloat16: 2**-4}  # 2^11 eps, and 8 of a half: measured
+RTOL = {
+    torch.float32: 2**-12,
+    torch.float16: 2**-7,
+    torch.bfloat16: 2**-4,
+}  # measured: 2^11 eps, and 8 eps in half precision
 
 
 def enumerate_runs(
@@ -29,7 +33,7 @@ def enumerate_runs(
 
 
 def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) -> None:
-    """Refuse more joint states of the choices than the budget."""
+    """Raise an error if the choices have more joint states than the budget."""
     count = math.prod(model.count_states(node) for node in choices)
     if count > budget:
         names = ", ".join(model.ground.name(node) for node in choices[:6]) + (", …" if len(choices) > 6 else "")
@@ -37,8 +41,8 @@ def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) 
             "exact enumeration",
             expected=f"at most {budget} joint states of {names}",
             actual=f"{count} states",
-            allowed="evidence or do on some of these nodes; a larger budget=, of a question that takes one; "
-            "sample(n) without evidence, which is approximate",
+            hint="Observe or set some of these nodes, raise budget= if the method takes it, or, without evidence, "
+            "use sample(n), which is approximate",
         )
 
 
@@ -59,16 +63,16 @@ def log_evidence(
 ) -> Tensor:
     """`log P(evidence)`, or `log P(query = state, evidence)` for each state of a discrete query.
 
-    Evidence on a node that is a function of its parents, or a tensor for a node that is chosen by its state, is
-    reproduced (`is_close`) or is impossible. Impossible evidence is an error that names the node.
+    Evidence on a node that is a function of its parents, or a vector as evidence on a choice, is impossible unless the
+    computed value is close to it (`is_close`). The error for impossible evidence names the node.
     """
     fixed = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
     query_nodes = [] if query is None or query in evidence else [query]
     choices = find_open_choices(model, [*evidence, *query_nodes], fixed, include_ancestors=True)
     size = 1 if query is None else model.count_states(query)
     totals = torch.full((len(evidence) + 1, size), -math.inf, dtype=torch.float64)
-    # Row k sums the joint probability of the choices and the first k pieces of evidence, so that the first row that is
-    # zero names the piece that is impossible.
+    # Row k is the joint probability of the choices and the first k observations, summed over the choices. So the first
+    # row that is zero shows which observation is impossible.
     for run in enumerate_runs(model, choices, fixed, budget):
         state = 0 if query is None else int(run.states[query])
         totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, choices, evidence, atol).cumsum(0))
@@ -79,12 +83,12 @@ def log_evidence(
 
 
 def impossible_evidence_error(model: GroundModel, evidence: Mapping[int, Tensor], position: int) -> EvidenceError:
-    """The error for the first piece of evidence (number `position`) that has probability zero given those before it."""
+    """The error for the first observation (number `position`) that has probability zero given those before it."""
     node = [*evidence][position]
     return EvidenceError(
         model.ground.name(node),
-        expected="evidence that some state of the net makes possible",
-        actual=f"one of probability zero{' given the evidence before it' if position else ''}: "
+        expected="evidence that is possible in some state of the net",
+        actual=f"a value of probability zero{' given the evidence before it' if position else ''}: "
         f"{evidence[node].tolist()}",
     )
 
@@ -97,7 +101,7 @@ def posterior(
 
 
 def _log_terms(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tensor], atol: float) -> Tensor:
-    """`log P(choices)`, then the log probability of each piece of evidence in the run: `[1 + evidence]`."""
+    """`log P(choices)` and the log probability of each observation in the run: `[1 + evidence]`."""
     terms = [sum((run.log_prob(node) for node in choices), torch.zeros((), dtype=torch.float64))]
     for node, observed in evidence.items():
         if is_fixed(run.model, node, observed):
@@ -115,7 +119,7 @@ def log_joint(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tens
 
 
 def is_close(computed: Tensor, observed: Tensor, atol: float, event_dims: int) -> Tensor:
-    """True where computed values reproduce observed ones: `|computed - observed| <= atol + r largest` in every entry.
+    """True where computed and observed values agree: `|computed - observed| <= atol + r largest` in every entry.
 
     The last `event_dims` dims are those of a node's value, and `largest` is the largest absolute entry of that node,
     computed or observed. r is the rounding of the floating type: 0 in float64.

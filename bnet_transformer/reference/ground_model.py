@@ -1,4 +1,4 @@
-"""The ground model: a sentence with its interventions, and the parents and open choices of its nodes."""
+"""The ground model: a sentence with its interventions, and the parents and latent choices of its nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bnet_transformer.tpm import Attention
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """An intervention on an attention node: `weights[j]`, for all words, replace `P(j | i)`."""
+    """An intervention on an attention node: `weights[j]`, for all words j, replace `P(j | i)`."""
 
     weights: Tensor
 
@@ -31,9 +31,9 @@ Interventions = Mapping[int, Tensor | AttentionRow]
 class GroundModel:
     """A sentence with its inputs and interventions.
 
-    `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each group of `Given` nodes;
-    `do` the value (for a discrete node the state) of each node that is set; `attention_rows` the row of each node whose
-    attention is set. Nodes are ground ids.
+    `inputs` contains the values of input nodes, `[*plates, word, *shape]` for each group; `do` contains the value (for
+    a discrete node the state) of each node that is set; `attention_rows` contains the row of each node whose attention
+    is set. Nodes are identified by their ground ids.
     """
 
     network: Network
@@ -65,10 +65,10 @@ class GroundModel:
 def find_slot_parents(
     model: GroundModel, spec: NodeSpec, index: tuple[int, ...], parent: ParentSpec, states: Mapping[int, Tensor]
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The ground parents that fill one slot of a node: the shape of the collection, the ids, the words read.
+    """The ground parents in one slot of a node: the shape of the collection, the ids, and the words that are read.
 
-    An id of -1 stands for a missing word, whose value is zero (or state 0): the one before the first, or one that a
-    selector picks out of reach (which has probability zero).
+    The id -1 is a missing word, whose value is zero (or state 0): the word before the first one, or a word out of reach
+    that a selector picks (with probability zero).
     """
     ground, parent_group = model.ground, model.network.specs[parent.index].group
     node_indices = dict(zip(ground.axes(spec.group), index, strict=True))
@@ -102,7 +102,7 @@ def _selected_entry(
     plate: str,
     states: Mapping[int, Tensor],
 ) -> int | None:
-    """The entry along a plate that a selector picks, or None without a selector."""
+    """The entry along a plate that a selector picks; None without a selector."""
     selector = dict(parent.pick).get(plate)
     if selector is None:
         return None
@@ -116,14 +116,14 @@ def _selected_entry(
     if state is None and selector_spec.tpm.kind == "input":
         state = model.inputs[selector_spec.group.name][selector_index]
     if state is None:
-        raise EvidenceError(model.ground.name(node), expected="a state, for it is random", actual="none")
+        raise EvidenceError(f"{model.ground.name(node)}: the node is random and has no state")
     return int(state)
 
 
 def evaluation_order(
     model: GroundModel, node: int, computed: Mapping[int, object], states: Mapping[int, Tensor]
 ) -> list[int]:
-    """The nodes to compute for a value, parents first, the node last; a node with a state needs no parent."""
+    """The nodes to compute for a value, parents first; the parents of a node with a given state are omitted."""
     order: list[int] = []
     visited: set[int] = set()
     stack = [(node, False)]
@@ -140,12 +140,12 @@ def evaluation_order(
 
 
 def parents(model: GroundModel, node: int) -> list[int]:
-    """A node's parents after surgery: none where it is set."""
+    """The parents of a node after interventions; a node that is set has none."""
     return [] if node in model.do else model.ground.parents(node)
 
 
 def attention_parents(model: GroundModel, node: int) -> list[int]:
-    """The parents of a node that `P(j | i)` depends on."""
+    """The parents of a node on which `P(j | i)` depends."""
     spec, _ = locate_node(model, node)
     slots = spec.tpm.attention_slots() if node not in model.attention_rows else ()
     filled = [parent_spec for parent_spec in spec.parents if parent_spec.slot in slots]
@@ -169,7 +169,7 @@ def find_open_choices(
 
 
 def find_readable_words(model: GroundModel, node: int) -> list[int]:
-    """The words that a node whose state is a word can read."""
+    """The words that are possible states of a node whose state is a word that it reads."""
     spec, index = locate_node(model, node)
     parent = spec.word_parents[0]
     words = model.ground.word_counts[model.network.get_source_stack(spec)]
@@ -190,7 +190,7 @@ def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
 
 
 def _retained_reaches(spec: NodeSpec) -> RetainedParents:
-    """The groups (values and residual), with their reaches, that an attention node still reads when its row is set."""
+    """The groups (values and residual), with their reaches, that an attention node reads also if its row is set."""
     assert isinstance(spec.tpm, Attention)
     retained: dict[int, tuple[Reach, ...]] = {}
     for parent in spec.parents:
@@ -206,4 +206,5 @@ def locate_node(model: GroundModel, node: int) -> tuple[NodeSpec, tuple[int, ...
 
 
 def _count_words(model: GroundModel, spec: NodeSpec) -> int:
+    """The number of words of a group; 1 for a group without words."""
     return 1 if spec.group.word_stack is None else model.ground.word_counts[spec.group.word_stack]

@@ -1,4 +1,4 @@
-"""Distributions and attention of single nodes by the reference, with the choices that they depend on."""
+"""Distributions and attention of single nodes by the reference, for all states of the choices on which they depend."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ from bnet_transformer.reference import (
 
 
 def check_discrete_node(model: GroundModel, node: int) -> None:
-    """Refuse a node without a finite number of states."""
+    """Raise an error for a node without a finite number of states."""
     spec = model.spec(node)
     if node in model.do:
-        actual = f"one that is set to {model.do[node].tolist()}"
-        raise BNetError(model.ground.name(node), expected="a node that is still random", actual=actual)
+        actual = f"a node that do() set to {model.do[node].tolist()}"
+        raise BNetError(model.ground.name(node), expected="a random node", actual=actual)
     if spec.tpm.kind != "discrete":
         names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete"]
         raise BNetError(
             model.ground.name(node),
             expected="a discrete random node",
-            actual=f"{'an' if spec.tpm.kind == 'input' else 'a'} {spec.tpm.kind} one ({type(spec.tpm).__name__})",
-            allowed="nodes of " + ", ".join(names) if names else "none: this net has no discrete random node",
+            actual=f"{'an' if spec.tpm.kind == 'input' else 'a'} {spec.tpm.kind} node ({type(spec.tpm).__name__})",
+            allowed="nodes of " + ", ".join(names) if names else None,
+            hint=None if names else "This net has no discrete random node",
         )
 
 
 def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[int, Tensor]) -> Distribution:
-    """`P(node | parents)`, batched over the open choices that decide the parents: `[*states]`."""
+    """`P(node | parents)`, batched over the latent choices on which the parents depend: `[*states]`."""
     evidence = get_fixed(model, evidence)
     choices = find_open_choices(model, parents(model, node), evidence)
     sizes = [model.count_states(choice) for choice in choices]
@@ -69,12 +70,8 @@ def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[in
     if isinstance(first, Delta):
         return Delta(stack_states("v"), event_dim=first.v.dim())
     names = ", ".join(model.ground.name(choice) for choice in choices)
-    raise BNetError(
-        model.ground.name(node),
-        expected=f"{names} settled (do or observe)",
-        actual="open choices",
-        allowed=f"a batch is made of categoricals, deltas and normals, not of {type(first).__name__}",
-    )
+    reason = f"only Categorical, Delta and Normal distributions can be batched over latent choices ({names})"
+    raise BNetError(f"{model.ground.name(node)}: {reason}, not {type(first).__name__}", hint=f"Set or observe {names}")
 
 
 def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[int, Tensor]) -> Tensor:
@@ -105,9 +102,9 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
 def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """The choices that all nodes share, and the groups of which each node depends on the choice of its own word.
+    """The choices that all nodes share, and the groups of which each node depends on the choice of the same word.
 
-    None where a node depends on other choices. `ancestor_choices` has the choices that determine each node.
+    None if a node depends on other choices. `ancestor_choices` maps each node to the choices on which it depends.
     """
     shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
     groups = set()
@@ -122,12 +119,12 @@ def split_choices(
 
 
 def has_ancestor_choices(network: Network, groups: Collection[int]) -> bool:
-    """True where a discrete group is an ancestor of some groups."""
+    """True if a discrete group is an ancestor of one of these groups."""
     return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(groups))
 
 
 def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
-    """`[word, word]`: whether an arrow lets word i of a group read word j, along any of its plates."""
+    """`[word i, word j]`: whether there is an arrow by which word i of a group reads word j, in any of its plates."""
     ground, group = model.ground, spec.group
     read_groups = {parent.index for parent in spec.word_parents}
     edges = [edge for edge in ground.template.in_edges[group.index] if edge.parent in read_groups]
@@ -147,7 +144,7 @@ def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
 def expected_attention(
     model: GroundModel, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:
-    """The words that a node reads and `P(j | i, evidence)`: its attention, averaged by the posterior of the choices."""
+    """The words that a node reads, and `P(j | i, evidence)`, its attention averaged over the posterior of choices."""
     fixed = get_fixed(model, evidence)
     choices = find_open_choices(model, [*attention_parents(model, node), *evidence], fixed, include_ancestors=True)
     words: list[int] = []
@@ -166,7 +163,7 @@ def expected_attention(
 
 
 def find_single_parents(model: GroundModel, node: int) -> set[int]:
-    """The parents of a node that fill a single slot (its query, its residual)."""
+    """The parents of a node in slots with a single parent (its query, its residual)."""
     group, index = model.ground.unravel_index(node)
     spec = model.network.specs[group.index]
     single = [parent_spec for parent_spec in spec.parents if not parent_spec.over and not parent_spec.pick]

@@ -18,9 +18,9 @@ from bnet_transformer.tpm import Attention, EvalContext
 
 
 class ReferenceRun:
-    """One run: `states` has the state of each random node, all other values follow.
+    """One run: `states` contains the state of each random node, which determines all other values.
 
-    `values` caches the values of nodes; a value that is written there replaces the computed one.
+    `values` caches the values of nodes; a value that a caller stores there replaces the computed one.
     """
 
     def __init__(self, model: GroundModel, states: Mapping[int, Tensor]) -> None:
@@ -36,6 +36,7 @@ class ReferenceRun:
         return self.values[node]
 
     def _compute_value(self, node: int) -> Tensor:
+        """Compute the value of a node from the values of its parents."""
         spec, index = locate_node(self.model, node)
         fixed = self.model.do.get(node, self.states.get(node))
         if fixed is not None:
@@ -45,7 +46,7 @@ class ReferenceRun:
             return self.model.inputs[spec.group.name][index]
         if spec.tpm.is_random:
             name = self.model.ground.name(node)
-            raise EvidenceError(name, expected="a state or evidence, for it is random", actual="neither")
+            raise EvidenceError(f"{name}: the node is random and has no state")
         value = (
             self._mix_by_row(node)
             if node in self.model.attention_rows
@@ -54,7 +55,7 @@ class ReferenceRun:
         if not isinstance(value, Tensor) or tuple(value.shape) != spec.shape:
             actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             subject = f"{self.model.ground.name(node)} ({type(spec.tpm).__name__})"
-            raise BNetError(subject, expected=f"a value of shape {spec.shape}, as it says", actual=actual)
+            raise BNetError(subject, expected=f"a value of its declared shape {spec.shape}", actual=actual)
         if bool(value.isnan().any()):
             raise BNetError(self.model.ground.name(node), expected="a value that is a number", actual="NaN")
         return value
@@ -67,7 +68,7 @@ class ReferenceRun:
         return spec.tpm.mix(self.model.attention_rows[node][context.read_indices["v."]], *parents)
 
     def distribution(self, node: int) -> Distribution:
-        """`P(node | its parents)`; a delta for inputs and for nodes that are set."""
+        """`P(node | parents)`; a delta for inputs and for nodes that are set."""
         from pyro.distributions import Delta
 
         spec, index = locate_node(self.model, node)
@@ -97,7 +98,7 @@ class ReferenceRun:
         return log_prob
 
     def attention(self, node: int) -> tuple[list[int], Tensor] | None:
-        """The words that a node reads and `P(j | i)` over them; None where its TPM has no such distribution."""
+        """The words that a node reads, and `P(j | i)` over them; None if its TPM has no such distribution."""
         spec, index = locate_node(self.model, node)
         if node in self.model.attention_rows:
             parent = next(parent for parent in spec.parents if parent.slot == "v.")
@@ -108,15 +109,13 @@ class ReferenceRun:
         if weights is None:
             return None
         if bool(weights.isnan().any()):
-            raise BNetError(self.model.ground.name(node), expected="a reading P(j | i) of numbers", actual="NaN")
+            raise BNetError(self.model.ground.name(node), expected="attention P(j | i) of numbers", actual="NaN")
         return next(iter(context.read_indices.values())).tolist(), weights
 
     def _tpm_arguments(
         self, spec: NodeSpec, index: tuple[int, ...], slots: tuple[str, ...] | None = None
     ) -> tuple[EvalContext, *tuple[Tensor, ...]]:
-        """The arguments of a node's TPM: the context, then the value in each slot (of `slots` only, the others are
-        empty).
-        """
+        """The arguments of a node's TPM: the context, and the value in each slot; slots not in `slots` are empty."""
         read_indices, mask, arguments = {}, {}, []
         device = self.model.network.device
         for parent in spec.parents:
@@ -148,6 +147,7 @@ class ReferenceRun:
         read_indices: Mapping[str, Tensor] | None = None,
         mask: Mapping[str, Tensor] | None = None,
     ) -> EvalContext:
+        """The context of a node: its parameters, its word, and what the caller passes."""
         plates = index[: len(spec.group.plates)]
         parameters = {name: value[plates] for name, value in self.model.network.get_parameters(spec).items()}
         word = torch.tensor(index[-1] if spec.group.word_stack is not None else 0, device=self.model.network.device)

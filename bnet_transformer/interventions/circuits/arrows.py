@@ -1,7 +1,8 @@
-"""The arrows that a circuit is chosen from: those that carry a difference between the runs to an outcome.
+"""The candidate arrows of a circuit: those that transmit a difference between the two runs to an outcome.
 
-An arrow is active if its source can differ between the clean and the corrupt run: the source descends from an input
-that differs, or from a node that `do` sets in one run only, or to another value. All other arrows are idle.
+An arrow is active if its source can differ between the clean and the corrupt run. This is the case if the source is, or
+descends from, an input that differs or a node that `do` sets in one run only or to another value. Other arrows are
+idle.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from bnet_transformer.reference import GroundModel
 
 @dataclass(frozen=True)
 class IncomingArrows:
-    """The active arrows into a node group: ground ids of both ends, and the edge that each arrow belongs to.
+    """The active arrows into a node group: the ground ids of both ends, and the edge of each arrow.
 
-    An edge is one arrow, or several that are removed together. The edge id of an arrow that is never removed is -1.
+    An edge is one arrow, or several arrows that are removed together. Arrows that are never removed have the edge id
+    -1.
     """
 
     sources: IntArray
@@ -47,8 +49,8 @@ class CircuitArrows:
         incoming: The arrows into each node group.
         edge_names: The name of each edge, by its id.
         edges_by_group: The ids of the edges into each node group.
-        differing_nodes: The nodes at which the two runs begin to differ, `[node]`.
-        num_idle: The number of arrows between ancestors of the outcomes that carry no difference.
+        differing_nodes: The mask of the first nodes that differ between the two runs, `[node]`.
+        num_idle: The number of arrows between ancestors of the outcomes that transmit no difference.
     """
 
     ground: GroundGraph
@@ -112,7 +114,7 @@ def find_circuit_arrows(
 def mark_needed_sources(
     arrows: CircuitArrows, retained: Mapping[int, BoolArray], needed: BoolArray, group: int
 ) -> None:
-    """Mark in `needed`, `[node]`, the sources of the retained arrows into the marked nodes of a group."""
+    """Mark in `needed`, `[node]`, the sources of retained arrows into those nodes of a group that are marked."""
     incoming, mask = arrows.incoming[group], retained[group]
     needed[incoming.sources[mask & needed[incoming.targets]]] = True
 
@@ -144,13 +146,13 @@ def parse_edge_axes(ground: GroundGraph, over: object) -> tuple[str, ...]:
     for axis in axes:
         check_choice("over", axis, known)
     if SLICE not in axes:
-        hint = "over=('slice',), which joins all words and plates of a slice"
-        raise BNetError("over", expected="axes, among them 'slice'", actual=axes, allowed=hint)
+        hint = "To join all words and plates of a slice, pass over=('slice',)"
+        raise BNetError("over", expected="axes that include 'slice'", actual=axes, hint=hint)
     return axes
 
 
 def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray, BoolArray]:
-    """The nodes at which two runs begin to differ, and the nodes that can differ: these and their descendants."""
+    """The first nodes that differ between two runs, and all nodes that can differ: the first ones and descendants."""
     model, corrupt_model = clean.model, corrupt.model
     template = model.network.graph
     differing = np.zeros(len(model.ground), dtype=bool)
@@ -185,23 +187,20 @@ def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -
 
 
 def _check_removable(model: GroundModel, index: int, can_differ: BoolArray) -> None:
-    """Refuse a node group whose arrows cannot be removed separately in a batch."""
+    """Raise an error for a node group whose arrows cannot be removed separately in a batch."""
     spec, ground = model.network.specs[index], model.ground
     if index in model.network.graph.recurrent:
+        name = spec.group.name
         raise UnsupportedError(
-            spec.group.name,
-            expected="words that are computed at once",
-            actual="words that read each other, one after another, and differ between the runs",
-            allowed="a corrupt sentence that differs in what these words do not hang on",
+            f"{name}: circuits cannot contain a recurrent node group that differs between the runs",
+            hint=f"Use a corrupt sentence that differs only where {name} does not depend on it, or use bt.sweep",
         )
     for selector in {selector for parent in spec.parents for _, selector in parent.pick}:
         if can_differ[get_node_slice(ground, selector)].any():
             name = model.network.specs[selector].group.name
             raise UnsupportedError(
-                f"arrow {name} -> {spec.group.name}",
-                expected="a choice, picked by, that is the same in both runs",
-                actual="one that differs",
-                allowed=f"do({name}=...) to the same state in clean and corrupt",
+                f"arrow {name} -> {spec.group.name}: the selector {name} differs between the runs",
+                hint=f"Set it to the same state in clean and corrupt by do({name}=...)",
             )
 
 
@@ -225,7 +224,7 @@ def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int,
 
 
 def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over: Collection[str]) -> list[str]:
-    """The name of the edge of each arrow: the names of both ends, with a star for each index that is joined."""
+    """The name of the edge of each arrow: the names of both ends, with a star for each joined index."""
     names = {}
     for node in {*sources.tolist(), *targets.tolist()}:
         group, index = ground.unravel_index(node)

@@ -1,10 +1,10 @@
 """Evaluation of many circuits on the same examples in one batch, from the first group that changes to the outcomes.
 
-Along a retained arrow a node reads its parent's value in the run of the circuit, along any other arrow the value in the
-corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit, arrow]` marks the
-retained arrows into a node group. A node that reads all words can then read a different collection in each circuit and
-for each word, `[..., i, j, *shape]`. This tensor is avoided where all words read the same collection, and for an
-attention, which mixes the scores and the weighted values of the two runs instead.
+Along a retained arrow a node reads the value of its parent in the run of the circuit; along any other arrow it reads
+the value in the corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit,
+arrow]` marks the retained arrows into a node group. A node that reads all words can then read a different collection in
+each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words read the same collection. It
+is also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ GroupValues = dict[int, Tensor]
 class MaskedGroup:
     """A node group (or its one needed word) that is evaluated with a mask over its incoming arrows.
 
-    `slot_arrows` has for each entry of each slot, `[1 or N, *plates, word, *over]`, the index of the arrow along which
-    it is read; -1 for an arrow that is idle.
+    `slot_arrows` contains, for each entry of each slot, `[1 or N, *plates, word, *over]`, the index of the arrow along
+    which the entry is read; -1 for an idle arrow.
     """
 
     spec: NodeSpec
@@ -58,11 +58,11 @@ class MaskedGroup:
 
     @classmethod
     def build(cls, state: ExecutionState, arrows: CircuitArrows, index: int, word: int | None) -> MaskedGroup:
-        """Find the arrow of each entry of each slot: gather node ids in place of values, and look the pairs up."""
+        """Find the arrow of each entry of each slot: gather node ids instead of values, and find the pairs of ids."""
         spec, offsets = state.network.specs[index], arrows.ground.offsets
         incoming = arrows.incoming.get(index, IncomingArrows(*[np.zeros(0, dtype=np.int64)] * 3))
         scale = len(arrows.ground)
-        find_arrows = pd.Index(incoming.targets * scale + incoming.sources).get_indexer  # -1 where there is no arrow
+        find_arrows = pd.Index(incoming.targets * scale + incoming.sources).get_indexer  # -1 for pairs without an arrow
         targets, slot_arrows = _number_nodes(state, spec, int(offsets[index]), word)[0], []
         for parent in spec.parents:
             parent_spec = state.network.specs[parent.index]
@@ -77,7 +77,7 @@ class MaskedGroup:
 
     @staticmethod
     def can_mix_attention(spec: NodeSpec) -> bool:
-        """True for an attention over words whose scores and weighted values can be mixed from two runs."""
+        """True for an attention over words whose scores and weighted values can be a mixture of two runs."""
         is_supported = isinstance(spec.tpm, Attention) and isinstance(spec.tpm.score, Dot | Bilinear)
         return is_supported and all(parent.over in ((), (WORD,)) for parent in spec.parents)
 
@@ -90,7 +90,7 @@ class MaskedGroup:
             retained: The mask of the retained arrows into the group, `[circuit, arrow]`.
 
         Returns:
-            The values, `[circuit, example, *plates, word, *shape]`; of a random group `log P` or the mean.
+            The values, `[circuit, example, *plates, word, *shape]`; for a random group `log P` or the mean.
         """
         context, values = gather_parents(state, self.spec, self.word)
         _, corrupt_values = gather_parents(corrupt, self.spec, self.word)
@@ -109,7 +109,7 @@ class MaskedGroup:
         result = state.layout.pad_dims(result, len(event_shape))
         if self.spec.group.index not in state.attention_rows:
             return result
-        rows, is_set = state.attention_rows[self.spec.group.index]  # the nodes whose row of attention is set
+        rows, is_set = state.attention_rows[self.spec.group.index]  # nodes with a set row of attention
         if self.word is not None:
             rows, is_set = (tensor.narrow(state.layout.word_dim, self.word, 1) for tensor in (rows, is_set))
         assert isinstance(self.spec.tpm, Attention)
@@ -118,10 +118,10 @@ class MaskedGroup:
     def _mix_attention(
         self, context: EvalContext, circuit_parents: list[Tensor], corrupt_parents: list[Tensor], retained: Tensor
     ) -> Tensor:
-        """Evaluate an attention whose scores, and then weighted values, are mixed from both runs."""
-        # A score reads one key, and the mix is linear in the values. So the score of word j is taken from the run along
-        # whose arrow k_j is read; and sum_j w_j v_j is the sum over retained arrows plus the sum over the others, with
-        # the values of the corrupt run. No word needs a copy of all keys and values.
+        """Evaluate an attention whose scores and weighted values are a mixture of both runs."""
+        # A score reads one key, and the weighted sum is linear in the values. So the score of word j comes from the run
+        # in which k_j is read, and sum_j w_j v_j is the sum over retained arrows plus the sum over other arrows with
+        # the values of the corrupt run. No copy of all keys and values for each word is necessary.
         tpm = self.spec.tpm
         assert isinstance(tpm, Attention)
         names = [parent.slot for parent in self.spec.parents]
@@ -150,7 +150,7 @@ class MaskedGroup:
 
 
 def _number_nodes(state: ExecutionState, spec: NodeSpec, offset: int, word: int | None) -> Tensor:
-    """The ids of a group's nodes in the layout, `[1, 1, *plates, word]`."""
+    """The ids of the nodes of a group in the layout, `[1, 1, *plates, word]`."""
     shape = (1, 1, *get_layout_shape(state, spec))
     ids = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
     return ids if word is None else ids.narrow(state.layout.word_dim, word, 1)
@@ -159,11 +159,11 @@ def _number_nodes(state: ExecutionState, spec: NodeSpec, offset: int, word: int 
 def _select_parent_values(
     circuit_value: Tensor, corrupt_value: Tensor, slot_arrows: Tensor, retained: Tensor
 ) -> Tensor:
-    """The values that a slot reads: the circuit's along retained and idle arrows, else those of the corrupt run."""
+    """The values that a slot reads: of the circuit along retained and idle arrows, else of the corrupt run."""
     mask = _build_mask(slot_arrows, retained)
     if mask is None:
         return circuit_value
-    for d in range(1, mask.dim()):  # one collection for all words (or heads) that read the same
+    for d in range(1, mask.dim()):  # words (or heads) that read the same arrows share a collection
         if mask.shape[d] > 1 and circuit_value.shape[d] == corrupt_value.shape[d] == 1:
             mask = _collapse_dim(mask, slot_arrows >= 0, d)
     event_dim = circuit_value.dim() - mask.dim()
@@ -179,17 +179,17 @@ def _build_mask(slot_arrows: Tensor, retained: Tensor) -> Tensor | None:
 
 
 def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
-    """Reduce a dim of a mask to size 1 if all entries along it that have an arrow agree; else the mask as it is."""
+    """Reduce a dim of a mask to size 1 if all entries with an arrow agree along it; else return the mask unchanged."""
     has_true, has_false = (part.any(dim, keepdim=True) for part in (mask, ~mask & has_arrow))
     return mask if bool((has_true & has_false).any()) else has_true
 
 
 @dataclass
 class CircuitRunner:
-    """Evaluate circuits that start from all arrows, and of which `fix_arrows` fixes one node group at a time.
+    """Evaluates circuits. The first circuit has all arrows, and `fix_arrows` fixes one node group at a time.
 
-    Groups are fixed from the outcomes to the inputs. So the ancestors of the group under test have all their arrows,
-    and their clean values: only the group and its descendants are computed again.
+    Groups are fixed from the outcomes to the inputs. So the ancestors of the group under test have all their arrows and
+    their clean values, and only the group and its descendants are computed again.
 
     Args:
         clean: The clean run.
@@ -197,11 +197,11 @@ class CircuitRunner:
         arrows: The active arrows, by the node group of their target.
         metric: The metric.
         num_examples: The number of examples.
-        memory: Bytes that may be used at once.
+        memory: The maximum number of bytes that are used at once.
 
-    `retained` has the mask of the retained arrows into each group, `needed` marks the nodes that lead to an outcome
-    along these, `[node]`. `circuit_values` has the values of the fixed groups in the run of the current circuit. A
-    group of which only one word is needed is computed for that word only (`single_words`).
+    `retained` contains the mask of the retained arrows into each group. `needed` marks the nodes that lead to an
+    outcome along these arrows, `[node]`. `circuit_values` contains the values of the fixed groups in the run of the
+    current circuit. If only one word of a group is needed, the group is computed for that word only (`single_words`).
     """
 
     clean: ExecutionState
@@ -249,7 +249,7 @@ class CircuitRunner:
         return self._evaluate_metric(self.circuit_values, 1)[0]
 
     def _find_affected_groups(self, group: int) -> list[int]:
-        """The group and its descendants that lead to an outcome, in order; empty if the group itself does not."""
+        """The group and its descendants that lead to an outcome, in order; empty if the group does not."""
         graph, affected = self.clean.network.graph, {group}
         for index in self.arrows.incoming:
             if index > group and any(edge.parent in affected for edge in graph.in_edges[index]):
@@ -260,7 +260,7 @@ class CircuitRunner:
         return needed if group in needed else []
 
     def _find_single_word(self, index: int) -> None:
-        """Record the word of a group if only one is needed; called when all groups that read it are fixed."""
+        """Record the word of a group if only one word is needed; called when all groups that read it are fixed."""
         spec, ground = self.clean.network.specs[index], self.arrows.ground
         if (
             spec.group.word_stack is not None
@@ -273,7 +273,7 @@ class CircuitRunner:
 
     @torch.no_grad()
     def _compute_groups(self, groups: Sequence[int], masks: BoolArray, *, should_release: bool = True) -> GroupValues:
-        """The values of groups in topological order, the first with each mask of `[circuit, arrow]`.
+        """The values of groups in topological order; the first group is computed with each mask of `[circuit, arrow]`.
 
         With `should_release`, values are freed after their last use, except those of outcomes.
         """
@@ -299,7 +299,7 @@ class CircuitRunner:
         retained: Tensor,
         single_words: Mapping[int, int],
     ) -> Tensor:
-        """The values of one group in each circuit; nodes that `do` sets have these values."""
+        """The values of one group in each circuit; nodes that `do` sets have their set values."""
         key = index, word
         if key not in self._masked_groups:
             self._masked_groups[key] = MaskedGroup.build(self.clean, self.arrows, index, word)
@@ -315,14 +315,14 @@ class CircuitRunner:
     def _build_state(
         self, spec: NodeSpec, word: int | None, values: Mapping[int, Tensor], single_words: Mapping[int, int]
     ) -> ExecutionState:
-        """The state that a group reads: the circuit's values where they were computed, else the clean ones."""
+        """The state that a group reads: values of the circuit if they are computed, else clean values."""
         merged = self.clean.values | {g.index: values[g.index] for g in spec.parents if g.index in values}
         axis = self.clean.layout.word_dim
         for parent in spec.parents:
             index, parent_word = parent.index, single_words.get(parent.index)
             is_aligned = parent.reach.kind == "same" and parent_word == word
             if parent_word is not None and not is_aligned and index in values and merged[index].shape[axis] == 1:
-                # Only one word was computed. Put it among the corrupt words: no needed node reads these.
+                # Only one word is computed. The other words get corrupt values, which no needed node reads.
                 value, corrupt_value = merged[index], self.corrupt.values[index]
                 count = self.clean.word_counts[self.clean.network.specs[index].group.word_stack or ""]
                 batch_shape = torch.broadcast_shapes(value.shape[:axis], corrupt_value.shape[:axis])
@@ -360,7 +360,7 @@ class CircuitRunner:
         return self.metric(outcomes)
 
     def _estimate_bytes(self, index: int) -> int:
-        """An upper bound of the memory that a group, and the collections that it reads, need in one circuit."""
+        """An upper bound of the memory of a group, and of the collections that it reads, in one circuit."""
         spec, sizes = self.clean.network.specs[index], self.clean.network.graph.plate_sizes
         *plates, words = get_layout_shape(self.clean, spec)
         count = self.num_examples * math.prod(plates) * (1 if self.single_words.get(index, -1) >= 0 else words)
@@ -386,17 +386,15 @@ def build_runner(
 
 
 def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> None:
-    """Refuse examples in which a random ancestor of an outcome is open."""
+    """Raise an error if a random ancestor of an outcome is not set."""
     model = examples.model
     for node in ancestors(model.ground, outcome_nodes):
         spec = model.network.specs[model.ground.group_of(node).index]
         if spec.tpm.is_random and node not in model.do:
             name = model.ground.name(node)
             raise UnsupportedError(
-                f"circuit below {name}",
-                expected="random nodes above the metric that are set",
-                actual=f"{name} open",
-                allowed=f"do({name}=...) first, in clean and corrupt",
+                f"circuit: the metric depends on the random node {name}, which is not set",
+                hint=f"Set it in clean and corrupt by do({name}=...)",
             )
 
 

@@ -1,8 +1,8 @@
-"""The circuit search: remove edges one after another while the metric hardly changes (ACDC, Conmy et al. 2023).
+"""The circuit search: remove edges one by one as long as the metric changes little (ACDC, Conmy et al. 2023).
 
-Node groups are visited from the outcomes back to the inputs. The edges into one group are tested in the order of their
-single effects, the smallest first. `circuit` returns a `Circuit` with the retained edges, the effect of each tested
-edge, and the metric of the circuit.
+Node groups are visited from the outcomes back to the inputs. The edges into one group are tested in increasing order of
+their single effects. `circuit` returns a `Circuit` with the retained edges, the effect of each tested edge, and the
+metric of the circuit.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ if TYPE_CHECKING:
     import pandas as pd
 
 INITIAL_BATCH_SIZE = 4  # tests in the first batch; doubled after each batch that was predicted correctly
-TIE_DECIMALS = 9  # effects that agree to so many decimals are ties, tested in the order of the graph
+TIE_DECIMALS = 9  # effects that agree to this number of decimals are ties, tested in the order of the graph
 MAX_HTML_ROWS = 20  # rows in a notebook
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"
-MARKED = "marked"  # the mark of a highlighted node without a label of its own
+MARKED = "marked"  # the mark of a highlighted node without a label
 ARROW_SEPARATOR = " -> "
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """The retained arrows: along them a node reads its parent in the circuit's run, along all others the corrupt run.
+    """The result of `circuit`: the arrows that the search retains.
 
-    The search removes *edges*: single ground arrows, or all arrows that `over` joins. Draw a circuit with
+    Along a retained arrow a node reads its parent in the run of the circuit, along other arrows in the corrupt run. The
+    search removes *edges*: single ground arrows, or all arrows that `over` joins. Draw a circuit with
     `s.draw(path, highlight=circuit)`, or `only=circuit.graph`.
 
-    Args:
+    Attributes:
         threshold: The threshold of the search.
         over: The axes along which arrows are separate edges.
-        effects: For each edge, in the order of the tests, how much its removal raised the mean over the examples of
+        effects: For each edge, in the order of the tests, how much its removal increased the mean over the examples of
             `|metric(H) - metric(clean)|`; 0 for an edge that no longer leads to the metric.
         retained: The names of the edges that were not removed.
-        idle: The number of arrows between ancestors of the metric that carry no difference between the runs, such as
+        idle: The number of arrows between ancestors of the metric that transmit no difference between the runs, such as
             those from weights and from equal words.
         clean: The metric of the clean run, `[example]`.
         corrupt: The metric of the corrupt run, `[example]`.
         outcome: The metric of the circuit, `[example]`.
         arrows: The ground arrows (`"v_0_0_1 -> a_0_0_3"`) on a path from a node that differs to the metric.
         nodes: The nodes on these paths, with their attributes.
-        edge_of: The edge of each of these arrows; None for an arrow that was no candidate.
+        edge_of: The edge of each of these arrows; None for an arrow that was not a candidate.
     """
 
     threshold: float
@@ -85,7 +86,7 @@ class Circuit:
 
     @property
     def candidates(self) -> int:
-        """The number of edges that were tested: all that carry a difference to the metric."""
+        """The number of tested edges: all that transmit a difference to the metric."""
         return len(self.effects)
 
     @property
@@ -104,7 +105,7 @@ class Circuit:
         """The circuit as a graph.
 
         Nodes have the attributes stack, role, slice, head, plates, index, word, token, label and part; arrows have
-        role, effect and edge. The effect of an arrow that was no candidate is None.
+        role, effect and edge. The effect of an arrow that was not a candidate is None.
         """
         import networkx as nx
 
@@ -136,6 +137,7 @@ class Circuit:
         return f"<Circuit: {self._format_summary()}>"
 
     def _format_summary(self) -> str:
+        """The number of edges, the threshold, the faithfulness and the number of examples, as text."""
         count = len(self.clean)
         return (
             f"{self.edges} of {self.candidates} edges at threshold {self.threshold:g}, "
@@ -143,11 +145,13 @@ class Circuit:
         )
 
     def _repr_html_(self) -> str:
+        """The circuit as an HTML table of its strongest edges."""
         frame = self.to_dataframe()
         retained = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
         more = "" if len(retained) <= MAX_HTML_ROWS else f"<p>… and {len(retained) - MAX_HTML_ROWS} more</p>"
         table = retained.head(MAX_HTML_ROWS).drop(columns="kept").to_html(index=False)
-        return f"<p>{escape(self._format_summary())}; {self.idle:,} arrows carry nothing</p>{table}{more}"
+        idle = f"{self.idle:,} arrows transmit no difference"
+        return f"<p>{escape(self._format_summary())}; {idle}</p>{table}{more}"
 
 
 @translate_memory_errors("circuit")
@@ -163,26 +167,27 @@ def circuit(
 ) -> Circuit:
     """Find a small set of arrows that preserves a metric, by greedy removal (ACDC, Conmy et al. 2023).
 
-    A circuit H runs the clean sentence: along an arrow of H a node reads its parent's value in this run, along any
-    other arrow the parent's value in the corrupt run. An edge is removed if that raises the mean over the examples of
-    `|metric(H) - metric(clean)|` by less than `threshold`; metrics are those of `bt.sweep`.
+    A circuit H runs the clean sentence: along an arrow of H a node reads the value of its parent in this run, along any
+    other arrow the value in the corrupt run. An edge is removed if that increases the mean over the examples of
+    `|metric(H) - metric(clean)|` by less than `threshold`.
 
     Args:
-        clean: A sentence, or a list of them (the examples), that the circuit runs.
-        corrupt: As many sentences of the same length.
-        metric: As for `bt.sweep`.
-        threshold: By how much the removal of an edge may raise the mean distance to the clean metric.
-        over: The axes along which arrows are separate edges (`slice`, the net's plates, `word`; all by default): over
-            `("slice", "head")` the arrows between all words of two node groups are one edge.
-        candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`; all others are retained.
-        memory: About how many bytes are used at once.
+        clean: The sentence, or the list of sentences (the examples), that the circuit runs.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
+        metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
+        threshold: The increase of the mean distance to the clean metric up to which an edge is removed; at least 0.
+        over: The axes along which arrows are separate edges: `"slice"`, the plates of the net and `"word"`; by default
+            all. With `("slice", "head")` the arrows between all words of two node groups are one edge.
+        candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`; other arrows are retained. By
+            default all arrows.
+        memory: The approximate number of bytes that are used at once.
 
     Returns:
-        The retained arrows, the effect of each tested edge, and the metric of the circuit, `[example]`.
+        The circuit: its arrows, the effect of each tested edge, and its metric, `[example]`.
 
     Raises:
-        BNetError: If no candidate carries a difference between the sentences to the metric.
-        UnsupportedError: If a random ancestor of the metric is open, or a node group cannot be tested in a batch.
+        BNetError: No candidate transmits a difference between the sentences to the metric.
+        UnsupportedError: A random ancestor of the metric is not set, or a node group cannot be tested in a batch.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)
@@ -201,9 +206,10 @@ def circuit(
         check_ancestors_fixed(examples, measure.nodes)
     arrows = find_circuit_arrows(clean_examples, corrupt_examples, measure.nodes, axes, candidates)
     if not arrows.edge_names:
-        actual = "one that does not" if not arrows.incoming else "none of these arrows"
-        expected = "a sentence that differs from clean in what leads to the metric, along candidates"
-        raise BNetError("corrupt", expected=expected, actual=actual)
+        reason = "the clean and the corrupt sentence do not differ in any ancestor of the metric"
+        if arrows.incoming:
+            reason = "none of the candidates transmits a difference between clean and corrupt to the metric"
+        raise BNetError(f"corrupt: {reason}")
     runner = build_runner(clean_examples, corrupt_examples, arrows, measure, memory)
     clean_values, corrupt_values = runner.evaluate_run(runner.clean), runner.evaluate_run(runner.corrupt)
     results = search_edges(runner, clean_values, float(threshold))
@@ -232,19 +238,19 @@ def search_edges(runner: CircuitRunner, clean: Tensor, threshold: float) -> dict
     """Test all edges, from the outcomes to the inputs.
 
     Args:
-        runner: The runs; `runner.retained` has the retained arrows afterwards.
+        runner: The runs; the search stores the retained arrows in `runner.retained`.
         clean: The metric of the clean run, `[example]`.
-        threshold: By how much the removal of an edge may raise `D(H)`, the mean of `|metric(H) - metric(clean)|`.
+        threshold: The increase of `D(H)`, the mean of `|metric(H) - metric(clean)|`, up to which an edge is removed.
 
     Returns:
-        For each tested edge, in order, by how much its removal raised `D(H)`, and whether it is retained.
+        For each tested edge, in order, by how much its removal increases `D(H)`, and whether it is retained.
     """
     arrows = runner.arrows
     results: dict[int, tuple[float, bool]] = {}
     distance = 0.0
     for group in reversed(arrows.incoming):
         incoming = arrows.incoming[group]
-        needed = set(incoming.edge_ids[runner.needed[incoming.targets]].tolist())  # they lead to an outcome
+        needed = set(incoming.edge_ids[runner.needed[incoming.targets]].tolist())  # the edges that lead to an outcome
         idle = [edge for edge in arrows.edges_by_group[group] if edge not in needed]
         results |= dict.fromkeys(idle, (0.0, False))
         mask = runner.retained[group] & ~np.isin(incoming.edge_ids, idle)
@@ -285,10 +291,10 @@ def _test_edges(
     results: dict[int, tuple[float, bool]] = {}
     single_effects = distances([[edge] for edge in edges]) - distance
     order = sorted(range(len(edges)), key=lambda k: round(float(single_effects[k]), TIE_DECIMALS))
-    # The tests are sequential: each depends on the edges removed before it. Several are evaluated in one batch by
-    # predicting that all edges of the batch will be removed, or that none will, as the last one was. Results up to and
-    # with the first wrong prediction are those of the sequential search, and the others are discarded (speculative
-    # execution): the prediction changes the time, never the circuit.
+    # The tests are sequential: each depends on the edges that were removed before. To evaluate several in one batch,
+    # predict that all edges of the batch will be removed, or that none will, like the last tested edge. Results up to
+    # the first wrong prediction, inclusive, are those of the sequential search; the others are discarded (speculative
+    # execution). The prediction changes the time, but never the circuit.
     remaining, size, should_remove = [edges[k] for k in order], INITIAL_BATCH_SIZE, True
     while remaining:
         guess = remaining[:size]
@@ -309,7 +315,7 @@ def _test_edges(
 
 
 def _get_node_attributes(examples: Examples, arrows: CircuitArrows, name: str) -> dict[str, Any]:
-    """The attributes of a node of the graph; its token is None if the examples have different ones."""
+    """The attributes of a node of the graph; its token is None if the examples have different tokens."""
     ground = arrows.ground
     node = ground.id(name)
     group, index = ground.unravel_index(node)

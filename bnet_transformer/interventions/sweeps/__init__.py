@@ -1,10 +1,10 @@
 """Sweeps: patch many groups of nodes, attention rows, arrows or paths in one batch, and measure the effect on a metric.
 
 The pipeline, in the order in which data flows: `examples` validates the sentences and the metric, and enumerates the
-open choices that outcomes are averaged over; `cell_spec` parses `at` and `over` into cells; `routing` decides which
+latent choices over which outcomes are averaged; `cell_spec` parses `at` and `over` into cells; `routing` decides which
 cells share one run; `engine` computes these by `patched_run`, which updates only the values that change
-(`sparse_update`), and the other cells one at a time by `sequential`, or estimates all effects to first order;
-`ablation` computes the values of ablations; `results` holds the effects.
+(`sparse_update`), computes the other cells one at a time by `sequential`, or estimates all effects to first order;
+`ablation` computes the values of ablations; `results` contains the effects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
-from bnet_transformer.inference.routing import Route
+from bnet_transformer.inference.routing import Route, format_fault
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, parse_cells
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, estimate_cells, run_cells
@@ -65,29 +65,31 @@ def sweep(
 ) -> Sweep:
     """Patch clean values into the corrupt run, one cell at a time, and measure the metric (activation patching).
 
-    A *cell* is a group of nodes that are patched together. Cells are computed in batches, as many
-    at once as `memory` allows; `bt.explain("sweep", ...)` names the cells that run one at a time.
+    A *cell* is a group of nodes that are patched together. Cells are computed in batches whose size depends on
+    `memory`. `bt.explain("sweep", ...)` reports the cells that run one at a time.
 
     Args:
-        clean: A sentence, or a list of them (the examples), whose values are patched into the corrupt run; `Zero()`,
-            `Mean(...)` or `Noise(...)` for an ablation.
-        corrupt: As many sentences of the same length.
-        at: What a cell sets: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
+        clean: The sentence, or the list of sentences (the examples), whose values are patched into the corrupt run.
+            For an ablation `Zero()`, `Mean(...)` or `Noise(...)`.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
+        at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
             (`"v -> a"`), or a list of names, patterns and paths.
-        metric: A discrete node with its state (or two, for the difference of their log probabilities), or a function
-            whose parameters are names of nodes, `[example, *shape]` each.
-        over: The axes along which cells are separate; all by default. Nodes that differ along other axes only are one
-            cell.
-        first_order: Whether to estimate the effects from the gradient of the metric at the corrupt run, in one
+        metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
+            the difference of their log probabilities. Or a function whose parameters are names of nodes; it receives
+            their values, `[example, *shape]` each.
+        over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
+            along other axes only belong to one cell.
+        first_order: Whether to estimate the effects from the gradient of the metric at the corrupt run, with one
             backward pass and without running a cell (attribution patching).
-        memory: About how many bytes are used at once.
-        progress: Whether to show a progress bar; None for only in a terminal.
+        memory: The approximate number of bytes that are used at once.
+        progress: Whether to show a progress bar; by default only in a terminal.
 
     Returns:
-        The metric with each cell patched, `[*axes, example]`, and in both base runs.
+        The result; `result.outcomes` is the metric with each cell patched, `[*axes, example]`, and `result.clean` and
+        `result.corrupt` are the metric of the unpatched runs.
 
     Raises:
-        BNetError: For sentences that do not match, a cell without values, or a metric that gives no number.
+        BNetError: The sentences do not match, a cell has no values, or the metric returns no number.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -121,21 +123,21 @@ def explain_sweep(
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Route:
-    """Explain how `sweep` would compute its cells, and why, without computing them.
+    """Explain how `sweep` would compute its cells, and why; nothing is computed.
 
     Args:
-        clean: Clean sentences or an ablation, as for `sweep`.
-        corrupt: Corrupt sentences.
-        at: What a cell sets.
+        clean: The clean sentences, or an ablation, as for `sweep`.
+        corrupt: The corrupt sentences.
+        at: The nodes that cells set.
         metric: The metric.
         over: The axes along which cells are separate.
         first_order: Whether the effects are estimated from gradients.
-        memory: About how many bytes are used at once.
-        progress: Has no effect here.
+        memory: The approximate number of bytes that are used at once.
+        progress: Has no effect.
 
     Returns:
-        The algorithm, the reason and the cost. If some cells share a run and others do not, `parts` has a route for
-        each kind, with the node that is the reason.
+        The algorithm, the reason and the cost. If only some cells share a run, `parts` contains a route for each kind
+        of cell, with the node that is the reason.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions.sweeps import explain_sweep
@@ -160,25 +162,26 @@ def mediation(
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Mediation:
-    """Compute the natural indirect effect through each cell, and the natural direct effect past it (Pearl 2001).
+    """Compute the natural indirect effect through each cell, and the natural direct effect (Pearl 2001).
 
-    Indirect: the corrupt run with the clean values of the cell. Direct: the clean run with the corrupt values of the
-    cell. Both effects are differences from the corrupt run.
+    The indirect effect is that of the clean values of the cell in the corrupt run. The direct effect, which bypasses
+    the cell, is that of the clean run with the corrupt values of the cell. Both are differences from the corrupt run.
 
     Args:
-        clean: A sentence, or a list of them; `corrupt.do(...)` for a treatment of some nodes.
-        corrupt: As many sentences of the same length.
-        through: What a cell sets, as `at` of `sweep`.
-        metric: As for `sweep`.
-        over: The axes along which cells are separate; all by default.
-        memory: About how many bytes are used at once.
-        progress: Whether to show a progress bar; None for only in a terminal.
+        clean: The clean sentence, or a list of sentences; `corrupt.do(...)` for a treatment of some nodes.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
+        through: The nodes of the cells: a role, an arrow or a path of roles, or a list of names, patterns and paths.
+        metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `sweep`.
+        over: The axes along which cells are separate, such as `("slice", "word")`; by default all.
+        memory: The approximate number of bytes that are used at once.
+        progress: Whether to show a progress bar; by default only in a terminal.
 
     Returns:
-        The metric with each cell patched, `[*axes, example]`, in both directions, and in both base runs.
+        The result: for each cell the direct and the indirect effect, `[*axes]`, and the total effect.
 
     Raises:
-        BNetError: As for `sweep`, and for an ablation as `clean`.
+        BNetError: The sentences do not match, a cell has no values, the metric returns no number, or `clean` is an
+            ablation.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -189,7 +192,7 @@ def mediation(
     """
     check_choice("progress", progress, (True, False, None))
     if isinstance(clean, ABLATIONS):
-        raise BNetError("clean", expected="sentences", actual=clean)
+        raise BNetError("clean", expected="sentences, for a mediation", actual=clean)
     indirect = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
     direct = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
     shared = {item.name: getattr(indirect, item.name) for item in fields(CellResult)}
@@ -199,7 +202,7 @@ def mediation(
 def _route(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
     """The route of the cells, which is the same in all batches.
 
-    If some cells run one at a time, `parts` has a route for those that share a run, and one for each obstacle.
+    If some cells run one at a time, `parts` contains a route for the cells that share a run, and one for each obstacle.
     """
     first, cell_ids = batches[0], cells.cell_ids
     shared_ids = cell_ids[~np.isin(cell_ids, list(first.obstacles))]
@@ -208,21 +211,23 @@ def _route(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: b
     parts: list[Route] = []
     if len(shared_ids):
         flops = _count_flops(first, cells, shared_ids, num_runs) if count_flops and not first.first_order else None
-        reason = "all cells share one run, and only what a cell changes is computed again"
-        reason = "the slopes of one run estimate the effect of every cell" if first.first_order else reason
+        reason = "all cells share one run, and only the values that a cell changes are computed again"
+        reason = "the gradient of one run estimates the effect of every cell" if first.first_order else reason
         question = _format_question(len(shared_ids))
         parts.append(Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.first_order))
     shapes = first.corrupt.model.ground.shapes
     needed = first.needed.ancestor_words
     num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in needed.items())
     for obstacle, count in Counter(first.obstacles.values()).items():
-        reason, evaluations = str(obstacle), count * num_runs * num_nodes
+        reason = f"each cell has a separate run; {format_fault('a shared run', obstacle)}"
+        evaluations = count * num_runs * num_nodes
         parts.append(
-            Route(_format_question(count), "sequential", reason, obstacle.subject, states, evaluations=evaluations)
+            Route(_format_question(count), "sequential", reason, obstacle.node, states, evaluations=evaluations)
         )
     if len(parts) == 1:
         return parts[0]
-    reason, evaluations = "cells meet different obstacles", sum(part.evaluations for part in parts)
+    reason = "some cells require separate runs, for the reasons below"
+    evaluations = sum(part.evaluations for part in parts)
     node, flops, exact = parts[-1].node, parts[0].flops, not first.first_order
     return Route(
         _format_question(len(cell_ids)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts)
@@ -230,11 +235,12 @@ def _route(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: b
 
 
 def _format_question(num_cells: int) -> str:
+    """The question of a route, with the number of cells."""
     return f"sweep of {num_cells:,} cell{'s' if num_cells != 1 else ''}"
 
 
 def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
-    """FLOPs of the matrix products of the runs, and of what cells change; None if a TPM does not define them."""
+    """FLOPs of the matrix products of the runs and of the changes of cells; None if a TPM does not define them."""
     model, needed = batch.corrupt.model, batch.needed
     network, ground = model.network, model.ground
     requested = sorted({ground.group_of(node).name for node in needed.outcome_nodes})
@@ -246,12 +252,12 @@ def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num
             return None
         flops[row.template] += row.flops
         slices[row.template] += row.slices
-    fractions = dict.fromkeys(needed.ancestor_words, 2.0)  # how often a group is computed: in both base runs
+    fractions = dict.fromkeys(needed.ancestor_words, 2.0)  # how many times a group is computed; 2 for the base runs
     for chunk, set_words in iter_patched_words(model, needed, cells):
         inside = np.isin(chunk, cell_ids)
         for index, (_, changed) in find_changed_positions(model, needed, set_words, len(chunk)).items():
             table = changed[inside]
-            if not is_wordwise(network, network.specs[index]):  # all words of a cell are computed
+            if not is_wordwise(network, network.specs[index]):  # then all words of a cell are computed
                 table = np.any(table, axis=-1, keepdims=True)
             fractions[index] += float(table.mean(-1).sum())
     stems = {index: network.graph.groups[index].stem for index in fractions}
@@ -272,15 +278,19 @@ def _prepare(
     cells = parse_cells(targets, at, over)
     parsed_metric = parse_metric(targets, metric)
     if cells.paths and first_order:
-        expected, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
-        raise BNetError("at", expected=expected, actual=at, allowed=allowed)
+        expected, hint = (
+            "nodes or rows of attention, for first_order=True",
+            "Use first_order=False for arrows and paths",
+        )
+        raise BNetError("at", expected=expected, actual=at, hint=hint)
     ablation = None
     if isinstance(clean, ABLATIONS):
         if cells.paths or any(sites.is_attention for sites in cells.sites):
-            raise BNetError("at", expected="nodes, for an ablation", actual=at, allowed='a role such as "a", or names')
+            hint = 'Pass a role such as "a", or names of nodes'
+            raise BNetError("at", expected="nodes, for an ablation", actual=at, hint=hint)
         sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
         ablation = Ablation(clean, sentences, cells.get_patched_nodes(targets.model), memory)
-    size, nodes = 1, parsed_metric.nodes  # so many examples at a time that their runs fit in half of the memory
+    size, nodes = 1, parsed_metric.nodes  # the maximum number of examples whose runs fit in half of the memory
     if len(targets) > 1:
         size = max(1, memory // (2 * estimate_bytes(targets.model, find_needed_positions(targets.model, nodes))[1]))
     fits = size >= len(targets)

@@ -38,14 +38,14 @@ from bnet_transformer.reference.node_tables import has_ancestor_choices
 class Ablation:
     """The values that an ablation sets in the corrupt sentences.
 
-    `Zero()` and `Mean(sentences)` set the same value in every sentence. The values of `Noise` and `Mean()` are relative
-    to those of the sentence, which the corrupt run has for all sentences at once.
+    `Zero()` and `Mean(sentences)` set the same value in every sentence. The values of `Noise` and `Mean()` depend on
+    the values of the sentence, which the corrupt run contains for all sentences.
 
     Args:
         intervention: The ablation.
         corrupt: The corrupt sentences.
         nodes: Ground ids of the nodes that cells may set.
-        memory: Bytes that may be used at once.
+        memory: The maximum number of bytes that are used at once.
     """
 
     intervention: Zero | Mean | Noise
@@ -96,6 +96,7 @@ class Ablation:
         return values
 
     def _get_shared_value(self, node: int) -> Tensor:
+        """The value of `Zero()` or `Mean(sentences)` for a node."""
         model: GroundModel = self.corrupt[0].state.model
         if not self._shared_values and isinstance(self.intervention, Mean):
             self._shared_values |= compute_means(model, self.nodes, self.intervention.sentences, self.memory)
@@ -107,12 +108,12 @@ class Ablation:
 
 
 def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
-    """Compute the means of nodes over sentences in batches; the result is empty if these cannot be run in batches.
+    """Compute the means of nodes over sentences in batches; the result is empty if no batch can be run.
 
-    Sentences with the same batch key are one batch, or as many of them as fit in half of the memory.
+    Sentences with the same batch key are one batch, or several batches that fit in half of the memory.
 
     Args:
-        model: The sentence that the ids of the nodes refer to.
+        model: The sentence to which the ids of the nodes refer.
         nodes: Ground ids of the nodes.
         sentences: The sentences to average over.
         memory: Bytes that may be used at once.
@@ -133,7 +134,7 @@ def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[
         ground, batch = members[0].state.ground, parse_examples("clean", members)
         ids = {ground.id(model.ground.name(node)): node for node in real}
         groups = {ground.group_of(node).index for node in ids}
-        if find_run_obstacle(batch, groups) is not None:  # the caller then computes, or refuses, one node at a time
+        if find_run_obstacle(batch, groups) is not None:  # the caller then computes nodes one by one
             return {}
         size = max(1, memory // (2 * estimate_bytes(batch.model, find_needed_positions(batch.model, ids))[1]))
         for part in batch.split(size):

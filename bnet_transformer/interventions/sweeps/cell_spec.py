@@ -51,7 +51,7 @@ class PatchSites:
 
 @dataclass(frozen=True)
 class NodePath:
-    """A path of ground nodes along which a cell sends the clean value of the first; the cell sets the last node."""
+    """A path of ground nodes along which a cell transmits the clean value of the first node; the cell sets the last."""
 
     cell: int
     nodes: tuple[int, ...]
@@ -59,9 +59,10 @@ class NodePath:
 
 @dataclass(frozen=True)
 class PatchCells:
-    """The cells of a sweep: the axes of the result, the positions and labels along them, and what each cell sets.
+    """The cells of a sweep: the axes of the result, their positions and labels, and the nodes that each cell sets.
 
-    `names` has the name of each cell, by its index in the flattened axes; a grid position without a name has no cell.
+    `names` contains the name of each cell, by its index in the flattened axes. A grid position without a name is not a
+    cell.
     """
 
     at: str
@@ -74,6 +75,7 @@ class PatchCells:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The number of positions along each axis."""
         return tuple(len(self.positions[axis]) for axis in self.axes)
 
     def get_patched_nodes(self, model: GroundModel) -> list[int]:
@@ -88,7 +90,7 @@ class PatchCells:
 
     @property
     def cell_ids(self) -> IntArray:
-        """The indices of the cells that exist: an arrow that a mask does not allow is no cell."""
+        """The indices of the cells that exist; an arrow that a mask excludes is not a cell."""
         return np.array(sorted(self.names), dtype=np.int64)
 
 
@@ -100,7 +102,7 @@ def parse_cells(examples: Examples, at: object, over: object) -> PatchCells:
         forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
         raise BNetError("at", expected=forms, actual=at)
     if over is not None:
-        raise BNetError("over", expected="none, for a list of cells", actual=over)
+        raise BNetError("over", expected="None, because at= is a list of cells", actual=over)
     return _build_pattern_cells(examples.model, at)
 
 
@@ -132,7 +134,8 @@ def build_role_cells(examples: Examples, at: str, over: object) -> PatchCells:
     graph, specs = model.network.graph, model.network.specs
     stem, indices = split_name(at)
     if "*" in at or (indices and stem in graph.by_stem):
-        raise BNetError("at", expected="a role", actual=at, allowed=f"at=[{at!r}], a list of names and patterns")
+        hint = f"Pass names and patterns as a list, at=[{at!r}]"
+        raise BNetError("at", expected="a role", actual=at, hint=hint)
     is_attention = at not in graph.by_stem
     known = {**graph.by_stem, **find_attention_groups(model)} if is_attention else graph.by_stem
     if at not in known:
@@ -173,7 +176,7 @@ def build_role_cells(examples: Examples, at: str, over: object) -> PatchCells:
 
 
 def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]]:
-    """The groups whose rows of attention can be set, by the role of the word that they read: `j`, `dec_cross_j`."""
+    """The groups whose rows of attention can be set, by the role of the word that is read: `j`, `dec_cross_j`."""
     by_role: dict[str, list[NodeGroup]] = {}
     for spec in model.network.specs:
         if spec.has_word_attention and spec.tpm.kind == "deterministic":
@@ -184,13 +187,16 @@ def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]
 
 
 def _check_attention(model: GroundModel, spec: NodeSpec) -> None:
+    """Raise an error for a group whose rows of attention cannot be set."""
     is_supported = isinstance(spec.tpm, Attention) and not any(parent.pick for parent in spec.parents)
     values = [parent for parent in spec.parents if parent.slot == "v."]
     if not is_supported or not values or values[0].over != (WORD,):
-        expected = "families that mix by an Attention over words, without picks"
+        expected = "node groups with an Attention over words and without pick="
         raise BNetError(f"at {spec.group.name}", expected=expected, actual=type(spec.tpm).__name__)
     if isinstance(spec.tpm, Attention) and spec.tpm.normaliser.kind != "softmax":
-        raise BNetError(f"at {spec.group.name}", expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
+        raise BNetError(
+            f"at {spec.group.name}", expected="nodes with attention P(j | i)", actual=spec.tpm.no_attention_reason()
+        )
 
 
 def build_arrow_cells(examples: Examples, at: str, over: object) -> PatchCells:
@@ -205,7 +211,7 @@ def build_arrow_cells(examples: Examples, at: str, over: object) -> PatchCells:
     steps = [_find_role_arrows(model, *pair, at) for pair in itertools.pairwise(roles)]
     if len(steps) > 1:
         if over is not None:
-            raise BNetError("over", expected="none, for paths", actual=over)
+            raise BNetError("over", expected="None, because at= is a path", actual=over)
         return _build_path_cells(model, at, steps)
     default = _get_arrow_axes(model, steps[0])
     axes = select_axes(over, default, default)
@@ -244,11 +250,11 @@ def _find_role_arrows(model: GroundModel, parent_role: str, child_role: str, at:
             check_path_node(model, int(targets[0]))
             arrows.append((parent, child, sources.astype(np.int64), targets.astype(np.int64)))
     if not arrows:
-        graph, actual = model.network.graph, f"no arrow {parent_role} -> {child_role}"
+        graph, arrow = model.network.graph, f"{parent_role} -> {child_role}"
         parent_ids = (edge.parent for group in graph.by_stem[child_role] for edge in graph.in_edges[group.index])
         stems = sorted({groups[index].stem for index in parent_ids})
         allowed = ", ".join(f"{stem} -> {child_role}" for stem in stems) or f"{child_role} has no parent"
-        raise BNetError(f"at {at!r}", expected="arrows of the bnet", actual=actual, allowed=allowed)
+        raise BNetError(f"at {at!r}", expected="arrows of the bnet", actual=arrow, allowed=allowed)
     return arrows
 
 
@@ -284,15 +290,15 @@ def _build_path_cells(model: GroundModel, at: str, steps: Sequence[RoleArrows]) 
         chains = [(*path, target) for path in chains for target in next_nodes.get(path[-1], ())]
     paths = [NodePath(k, nodes) for k, nodes in enumerate(chains)]
     if not paths:
-        raise BNetError(f"at {at!r}", expected="paths of the bnet", actual="none")
+        raise BNetError(f"at {at!r}: the ground graph has no path along these roles")
     names = {r.cell: f" {ARROW} ".join(map(model.ground.name, r.nodes)) for r in paths}
     positions = {"path": tuple(range(len(paths)))}
     return PatchCells(at, ("path",), positions, {"path": tuple(names.values())}, names, paths=tuple(paths))
 
 
 def _check_path_memory(at: str, count: int) -> None:
-    """Refuse more arrows or paths than fit in memory."""
-    check_memory(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with the paths that matter")
+    """Raise an error if the arrows or paths do not fit in memory."""
+    check_memory(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with fewer paths")
 
 
 def parse_path(model: GroundModel, text: str) -> tuple[int, ...]:
@@ -309,15 +315,16 @@ def parse_path(model: GroundModel, text: str) -> tuple[int, ...]:
 
 
 def check_path_node(model: GroundModel, child: int) -> None:
-    """Refuse a path to a node that is not a function of its parents."""
+    """Raise an error for a path to a node that is not a function of its parents."""
     spec = model.network.specs[model.ground.group_of(child).index]
     if spec.tpm.is_random or child in model.attention_rows:
-        actual = "one that reads by a row" if child in model.attention_rows else f"a {spec.tpm.kind} one"
+        is_set = child in model.attention_rows
+        actual = "a node whose row of attention is set" if is_set else f"a {spec.tpm.kind} node"
         raise BNetError(
             f"path to {model.ground.name(child)}",
             expected="nodes that are functions of their parents",
             actual=actual,
-            allowed="a path up to its parent: the run goes on from there",
+            hint="End the path at a parent of this node; the run continues from there",
         )
 
 
@@ -347,7 +354,7 @@ def _number_cells(
     Args:
         axes: The axes along which cells are separate.
         grid: For each node group, the index of its nodes along each axis, `[node]` each.
-        num_words: If given, the axis of the words read has so many positions, whether a node reads them or not.
+        num_words: If given, the number of positions along the axis of the words that are read.
 
     Returns:
         The positions along each axis, and for each node group the cell of each node, `[node]`.
@@ -363,22 +370,23 @@ def _number_cells(
 
 
 def check_patchable(model: GroundModel, spec: NodeSpec) -> None:
-    """Refuse nodes that have no value to patch: random ones that are open."""
+    """Raise an error for nodes without a value to patch: random nodes that are not set."""
     nodes = model.ground.select_nodes(spec.group).tolist()
     if spec.tpm.is_random and not all(node in model.do for node in nodes):
         names = [m.group.stem for m in model.network.specs if not m.tpm.is_random]
         raise BNetError(
             f"at {spec.group.name}",
-            expected="nodes with a value: functions of their parents, or nodes that are set in both runs",
-            actual=f"{spec.tpm.kind} ones ({type(spec.tpm).__name__})",
-            allowed=f"do({spec.group.name}=...) in both runs; " + ", ".join(dict.fromkeys(names)),
+            expected="nodes that are functions of their parents, or that are set in both runs",
+            actual=f"{spec.tpm.kind} nodes ({type(spec.tpm).__name__})",
+            allowed=", ".join(dict.fromkeys(names)),
+            hint=f"To patch {spec.group.name}, set it in both runs by do({spec.group.name}=...)",
         )
 
 
 def _label_positions(
     examples: Examples, positions: Mapping[str, tuple[int, ...]], stacks: Mapping[str, str | None]
 ) -> dict[str, tuple[str, ...]]:
-    """The labels along each axis: the token of a word if all examples have the same, else its position."""
+    """The labels along each axis: the token of a word if all examples have the same token, else its position."""
     labels = {axis: tuple(map(str, numbers)) for axis, numbers in positions.items()}
     for axis in stacks.keys() & positions.keys():
         sentences = [tokens.get(stacks[axis] or "", ()) for tokens in examples.tokens]

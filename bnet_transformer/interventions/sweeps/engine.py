@@ -1,6 +1,6 @@
 """The engine of a sweep: the metric of all cells, in chunks that fit in memory, or its first-order estimate.
 
-A cell that sets its nodes to the values that they have in the corrupt run is not run again.
+A cell that sets its nodes to their values in the corrupt run is not run again.
 
 The first-order estimate runs no cell. The gradient of the metric m at every node of the corrupt run, from one forward
 and one backward pass, estimates the metric of a cell that sets z as
@@ -46,7 +46,7 @@ Outcomes = dict[int, Tensor]
 
 @dataclass
 class BaseRun:
-    """The corrupt run in one joint state of the choices, the patches of cells, and the outcomes of the clean run."""
+    """The corrupt run, the patches of cells and the outcomes of the clean run, in one joint state of the choices."""
 
     run: PatchedRun
     patches: dict[int, list[GroupPatch]]
@@ -64,14 +64,14 @@ class ExampleBatch:
     """A batch of examples that share one run, and the outcomes of cells in them.
 
     Args:
-        clean: The clean sentences, None for an ablation.
-        corrupt: The corrupt sentences, as many.
+        clean: The clean sentences; None for an ablation.
+        corrupt: The corrupt sentences, as many as the clean ones.
         cells: What each cell sets.
         outcome_nodes: Ground ids of the nodes that the metric reads.
-        memory: Bytes that may be used at once.
-        ablation: The values that replace clean ones.
+        memory: The maximum number of bytes that are used at once.
+        ablation: The values that replace clean values.
         first_example: The number of the first example in the sweep.
-        should_cache: Whether memory holds the runs of all batches, so that they are computed once.
+        should_cache: Whether the runs of all batches fit in memory, so that they are computed once.
         first_order: Whether effects are estimated from gradients and no cell is run.
     """
 
@@ -88,9 +88,9 @@ class ExampleBatch:
     needed: NeededPositions = field(init=False)
     clean_needed: NeededPositions = field(init=False)
     has_shared_run: bool = field(init=False)
-    source_obstacles: dict[int, Obstacle] = field(init=False)  # cells that cannot take values from a shared run
-    obstacles: dict[int, Obstacle] = field(init=False)  # these, and cells whose changes cannot be computed together
-    sequential_cells: set[int] = field(init=False)  # of these, the cells that change the value of a node
+    source_obstacles: dict[int, Obstacle] = field(init=False)  # cells whose values a shared run cannot provide
+    obstacles: dict[int, Obstacle] = field(init=False)  # these, and cells whose changes a shared run cannot compute
+    sequential_cells: set[int] = field(init=False)  # those of these cells that change the value of a node
     _base_runs: list[BaseRun] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class ExampleBatch:
         return self.marginalize([base_run.compute_outcomes(cells) for base_run in self.iter_base_runs()])
 
     def iter_base_runs(self) -> Iterable[BaseRun]:
-        """Iterate over the base runs, one for each joint state of the choices; cached if memory holds them."""
+        """Iterate over the base runs, one for each joint state of the choices; cached if they fit in memory."""
         if self.should_cache and not self._base_runs:
             self._base_runs = [self._build_base_run(states) for states in self.choices]
         return self._base_runs or map(self._build_base_run, self.choices)
@@ -135,7 +135,7 @@ class ExampleBatch:
             corrupts.append(base_run.run.compute_base_outcomes())
             cleans += [] if base_run.clean_outcomes is None else [base_run.clean_outcomes]
             effective.update(base_run.effective_cells.tolist())
-        # An obstacle to what a cell changes does not matter if the cell changes no value.
+        # An obstacle to computing the changes of a cell does not matter if the cell changes no value.
         self.sequential_cells = {*self.source_obstacles, *(self.obstacles.keys() & effective)}
         return self.marginalize(corrupts), self.marginalize(cleans) if cleans else None
 
@@ -149,7 +149,7 @@ class ExampleBatch:
         return marginals
 
     def _build_base_run(self, states: Mapping[int, Tensor]) -> BaseRun:
-        """Build the runs in one joint state of the choices; one clean run gives outcomes and the values to patch."""
+        """Build the runs in one joint state of the choices; one clean run returns outcomes and the values to patch."""
         corrupt = self.corrupt.with_choices(states)
         cells = _drop_cells(self.cells, self.source_obstacles)
         sources = frozenset(
@@ -192,6 +192,7 @@ class ExampleBatch:
         return self.marginalize([sequential.stack_outcomes(self.outcome_nodes, [rows]) for rows in by_state])
 
     def _compute_cells_sequentially(self, states: Mapping[int, Tensor], cells: IntArray) -> Outcomes:
+        """The outcomes of cells that run one at a time: `[cell, example, *shape]`."""
         corrupt = self.corrupt.with_choices(states)
         clean = None if self.clean is None else self.clean.with_choices(states)
         ablation = self.ablation
@@ -203,13 +204,13 @@ class ExampleBatch:
 
 
 def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
-    """The cells without the sites and the paths that only dropped cells set."""
+    """The cells without the sites and the paths of dropped cells."""
     remaining = tuple(sites for sites in cells.sites if not np.isin(sites.cells, list(dropped)).all())
     return replace(cells, sites=remaining, paths=tuple(path for path in cells.paths if path.cell not in dropped))
 
 
 def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]]) -> IntArray:
-    """The cells that change the value of a node in some example; every cell that sets attention counts as one."""
+    """The cells that change the value of a node in some example; all cells that set attention are included."""
     effective = []
     for group, group_patches in patches.items():
         for patch in group_patches:
@@ -232,8 +233,8 @@ def run_cells(
     """Run every cell in every example.
 
     Returns:
-        The metric with each cell patched, `[*axes, example]`; and that of the clean run, if there is one, and of the
-        corrupt run, `[example]` each.
+        The metric with each cell patched, `[*axes, example]`, the metric of the clean run (None without one), and the
+        metric of the corrupt run, `[example]` each.
     """
     clean, corrupt = evaluate_base_runs(batches, metric)
     cell_ids = cells.cell_ids
@@ -277,10 +278,10 @@ def _evaluate_metric(metric: Metric, batch_outcomes: Sequence[Mapping[int, Tenso
 def estimate_cells(
     batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As `run_cells`, estimated to first order without running a cell."""
+    """Estimate the result of `run_cells` to first order, without running a cell."""
     for obstacle in batches[0].obstacles.values():
-        allowed = "first_order=False, which runs each cell"
-        raise BNetError("first_order", expected="cells that one batch can hold", actual=f"{obstacle}", allowed=allowed)
+        hint = "Use first_order=False, which runs each cell"
+        raise BNetError(f"first_order: cells cannot share a run, because {obstacle}", hint=hint)
     clean, corrupt = evaluate_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
     hide = None if progress is None else not progress
@@ -291,8 +292,8 @@ def estimate_cells(
             _add_effects(effects[:, part], base_run, outcome_gradients)
     cell_ids = torch.from_numpy(cells.cell_ids)
     if not bool(effects[cell_ids].isfinite().all()):
-        expected = "a metric with a finite slope at the corrupt run, for first_order=True"
-        raise BNetError("metric", expected=expected, actual="NaN or infinity", allowed="first_order=False")
+        expected = "a metric with a finite gradient at the corrupt run, for first_order=True"
+        raise BNetError("metric", expected=expected, actual="NaN or infinity", hint="Use first_order=False")
     values = torch.full_like(effects, torch.nan)
     values[cell_ids] = corrupt + effects[cell_ids]
     return values.reshape(*cells.shape, -1), clean, corrupt
@@ -312,8 +313,9 @@ def _compute_outcome_gradients(batches: Sequence[ExampleBatch], metric: Metric) 
     values = metric.evaluate_with_grad(joined)
     if not values.requires_grad:
         expected = "a metric with a gradient (torch operations on its nodes), for first_order=True"
-        raise BNetError("metric", expected=expected, actual="numbers without one", allowed="first_order=False")
-    # An example's metric depends on its own outcomes only, so the gradient of the sum has that of every example.
+        raise BNetError("metric", expected=expected, actual="numbers without gradient", hint="Use first_order=False")
+    # The metric of an example depends on the outcomes of this example only, so the gradient of the sum contains the
+    # gradient of every example.
     flat = [value for states in leaves for outcomes in states for value in outcomes.values()]
     gradients = iter(torch.autograd.grad(values.sum(), flat, materialize_grads=True))
     return [[{node: next(gradients) for node in outcomes} for outcomes in states] for states in leaves]
@@ -339,7 +341,7 @@ def _add_effects(effects: Tensor, base_run: BaseRun, outcome_gradients: Mapping[
 
 
 def _estimate_attention_effects(run: PatchedRun, group: int, patch: GroupPatch, gradient: Tensor) -> Tensor:
-    """The same for patches of `P(j | i)`, by the gradient of the mix, which is linear in it: `[k, example]`."""
+    """The effects of patches of `P(j | i)`, by the gradient of the mix, which is linear in it: `[k, example]`."""
     spec, state = run.specs[group], run.base
     with torch.no_grad():
         weights, parents = compute_attention_weights(state, spec)

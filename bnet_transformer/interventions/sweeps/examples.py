@@ -1,7 +1,7 @@
 """Examples: sentences of one net and one length that are computed as one batch; and the metric of their runs.
 
 The metric is a number for each example, computed from the *outcomes* of some nodes: the value of a deterministic node,
-the log probabilities of a discrete one, the mean of a continuous one. The open choices that are ancestors of the
+the log probabilities of a discrete node, the mean of a continuous node. The latent choices that are ancestors of the
 patched nodes or of the outcomes have the same state in both runs, and outcomes are averaged over their joint states.
 """
 
@@ -28,19 +28,19 @@ from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import BUDGET, GroundModel, evaluation_order, find_open_choices, locate_node
 from bnet_transformer.reference.node_tables import check_discrete_node, has_ancestor_choices
 
-DEFAULT_MEMORY = 2**29  # bytes that are used at once by default
-METRIC_FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"
+DEFAULT_MEMORY = 2**29  # the default number of bytes that are used at once
+METRIC_FORMS = "a mapping {node: state} or {node: (state, state)}, or a function whose parameters are names of nodes"
 
 
 def get_sentence_state(sentence: object) -> SentenceState | None:
-    """The state of a sentence; None if the object is no sentence."""
+    """The state of a sentence; None if the object is not a sentence."""
     state = getattr(sentence, "state", None)
     return state if isinstance(state, SentenceState) else None
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sentences of one net that can be one batch: they have the same numbers of words, and the same nodes set.
+    """Sentences of one net that can be one batch: they have the same numbers of words and the same set nodes.
 
     Args:
         module: The compiled net.
@@ -54,21 +54,21 @@ class Examples:
 
     @property
     def model(self) -> GroundModel:
-        """The first sentence; its names, arrows and word counts are those of all."""
+        """The first sentence; all sentences have the same names, arrows and word counts."""
         return self.models[0]
 
     def __len__(self) -> int:
         return len(self.models)
 
     def with_choices(self, states: Mapping[int, Tensor]) -> Examples:
-        """The same sentences with their open choices set to these states."""
+        """The same sentences with their latent choices set to these states."""
         if not states:
             return self
         open_states = {node: state for node, state in states.items() if node not in self.model.do}
         return replace(self, models=tuple(model.surgery(open_states) for model in self.models))
 
     def split(self, size: int) -> Iterator[Examples]:
-        """The sentences in order, `size` at a time."""
+        """Split the sentences, in order, into parts of `size`."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield replace(self, models=self.models[part], tokens=self.tokens[part])
@@ -79,7 +79,7 @@ class Examples:
         record_attention: Collection[int] = (),
         perturbations: Mapping[int, Tensor] | None = None,
     ) -> ExecutionState:
-        """Run all sentences in one batch. No group may depend on an open choice (`routing` finds those that do).
+        """Run all sentences in one batch. No group may depend on a latent choice; `routing` excludes such groups.
 
         Args:
             groups: The node groups whose values are recorded, `[1 or N, *plates, word, *shape]`.
@@ -109,7 +109,7 @@ class Examples:
             state, plan = self.module.run(request)
         if plan.enumerated:
             name = graph.groups[plan.enumerated[0]].name
-            raise UnsupportedError(name, expected="a choice that no value decides", actual="one that values decide")
+            raise UnsupportedError(f"{name} is a latent choice, which one run cannot compute", hint=f"Set {name} by do")
         return state
 
 
@@ -132,23 +132,25 @@ def parse_examples(subject: str, sentences: object) -> Examples:
     states = [state for item in items if (state := get_sentence_state(item)) is not None]
     if not states or len(states) < len(items):
         actual = next((item for item in items if get_sentence_state(item) is None), "none")
-        raise BNetError(subject, expected="a Sentence, or a list of them", actual=actual)
+        raise BNetError(subject, expected="a Sentence, or a list of sentences", actual=actual)
     first = states[0]
     for k, item in enumerate(states):
         name = f"{subject}[{k}]" if isinstance(sentences, list | tuple) else subject
         if item.model.network is not first.model.network:
-            raise BNetError(name, expected="a sentence of the same net as the first", actual="one of another net")
+            raise BNetError(
+                name, expected="a sentence of the same net as the first", actual="a sentence of another net"
+            )
         if item.model.ground.word_counts != first.model.ground.word_counts:
-            expected = f"a sentence of {_format_word_counts(first.model)}, as {subject}[0]"
-            raise BNetError(name, expected=expected, actual=f"one of {_format_word_counts(item.model)}")
+            expected = f"a sentence of {_format_word_counts(first.model)}, like {subject}[0]"
+            raise BNetError(name, expected=expected, actual=_format_word_counts(item.model))
         if item.evidence:
             observed = ", ".join(item.model.ground.name(node) for node in item.evidence)
-            expected, allowed = "a sentence without evidence", "do() sets a node"
-            raise EvidenceError(name, expected=expected, actual=observed, allowed=allowed)
+            expected, hint = "a sentence without evidence", "Use do() to set a node"
+            raise EvidenceError(name, expected=expected, actual=f"evidence on {observed}", hint=hint)
         if get_batch_key(item.model) != get_batch_key(first.model):
-            expected = f"the same nodes set as in {subject}[0]"
-            allowed = "do() on the same nodes in each, or a run of each"
-            raise BNetError(name, expected=expected, actual="others", allowed=allowed)
+            expected = f"interventions on the same nodes as in {subject}[0]"
+            hint = "Set the same nodes in each sentence, or pass the sentences in separate calls"
+            raise BNetError(name, expected=expected, hint=hint)
     return Examples(first.module, tuple(s.model for s in states), tuple(s.tokens for s in states))
 
 
@@ -162,12 +164,13 @@ def parse_example_pair(clean: object, corrupt: object) -> tuple[Examples, Exampl
     if clean_model.network is not corrupt_model.network:
         raise BNetError("corrupt", expected="sentences of the same net as clean", actual="sentences of another net")
     if clean_model.ground.word_counts != corrupt_model.ground.word_counts:
-        expected = f"sentences of {_format_word_counts(clean_model)}, as clean"
-        raise BNetError("corrupt", expected=expected, actual=f"of {_format_word_counts(corrupt_model)}")
+        expected = f"sentences of {_format_word_counts(clean_model)}, like clean"
+        raise BNetError("corrupt", expected=expected, actual=_format_word_counts(corrupt_model))
     return clean_examples, corrupt_examples
 
 
 def _format_word_counts(model: GroundModel) -> str:
+    """The number of words of each stack, as text."""
     return " and ".join(
         f"{count} words" + (f" ({stack})" if stack else "") for stack, count in model.ground.word_counts.items()
     )
@@ -203,7 +206,7 @@ class EnumeratedChoices:
 
         Args:
             outcomes: The outcome in each joint state, `[cell, example, *shape]` each.
-            is_discrete: Whether outcomes are log probabilities, of which the probabilities are averaged.
+            is_discrete: Whether outcomes are log probabilities; then the probabilities are averaged.
 
         Returns:
             The mean, or the log of the mean probabilities, `[cell, example, *shape]`.
@@ -218,7 +221,7 @@ class EnumeratedChoices:
 def enumerate_choices(
     clean: Examples | None, corrupt: Examples, nodes: Sequence[int], outcome_nodes: Sequence[int]
 ) -> EnumeratedChoices:
-    """Find the open choices of either run that are to be enumerated, since they depend on no value.
+    """Find the latent choices of either run that depend on no value, and are therefore enumerated.
 
     Args:
         clean: The clean examples; None for an ablation.
@@ -230,8 +233,8 @@ def enumerate_choices(
         The ancestral choices of these nodes, with all their joint states.
 
     Raises:
-        BudgetError: If there are more joint states than the budget.
-        EvidenceError: If a choice is open in one run only.
+        BudgetError: There are more joint states than the budget.
+        EvidenceError: A choice is set in one run only.
     """
     choices: set[int] = set()
     for examples in (corrupt,) if clean is None else (clean, corrupt):
@@ -243,32 +246,33 @@ def enumerate_choices(
         groups = {model.ground.group_of(node).index for node in queried}
         has_discrete = any(model.network.specs[index].tpm.kind == "discrete" for index in groups)
         if not has_discrete and not has_ancestor_choices(model.network, groups):
-            continue  # a cheap test on groups, before the search over nodes
+            continue  # a fast test on groups, before the search over nodes
         choices |= {node for node in find_open_choices(model, queried, {}) if not _is_value_dependent(model, node)}
     open_choices = sorted(choices)
     model = corrupt.model
     for node in choices.intersection(outcome_nodes):
-        expected, name = "a node that hangs on what is swept", model.ground.name(node)
-        raise BNetError(f"metric of {name}", expected=expected, actual="a choice that is the same in both runs")
+        name = model.ground.name(node)
+        expected = "a node that depends on the patched nodes"
+        raise BNetError(f"metric of {name}", expected=expected, actual="a choice with the same state in both runs")
     count = math.prod(model.count_states(node) for node in open_choices)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
-            expected=f"at most {BUDGET} joint states of the open choices",
+            expected=f"at most {BUDGET} joint states of the latent choices",
             actual=f"{count}",
-            allowed="do() on them: " + ", ".join(map(model.ground.name, open_choices[:6])),
+            hint="Set some of them by do: " + ", ".join(map(model.ground.name, open_choices[:6])),
         )
     for node in open_choices:
         if node in model.do:
-            allowed = f"do({model.ground.name(node)}=...) in the clean sentences"
-            actual, expected = "one set in corrupt alone", "a choice open in both"
-            raise EvidenceError(model.ground.name(node), expected=expected, actual=actual, allowed=allowed)
+            name = model.ground.name(node)
+            hint = f"Set it also in the clean sentences by do({name}=...)"
+            raise EvidenceError(f"{name} is set in the corrupt sentences only", hint=hint)
     states = enumerate_joint_states([range(model.count_states(node)) for node in open_choices])
     return EnumeratedChoices(tuple(open_choices), states, corrupt)
 
 
 def _is_value_dependent(model: GroundModel, node: int) -> bool:
-    """True if the distribution of a choice depends on values, and not on other choices only."""
+    """True if the distribution of a choice depends on values, not only on other choices."""
     ancestors = [model.spec(ancestor) for ancestor in evaluation_order(model, node, {}, {}) if ancestor != node]
     return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in ancestors)
 
@@ -279,7 +283,7 @@ class Metric:
 
     Args:
         nodes: Ground ids of the nodes.
-        function: The function of the outcomes by node, `[example, *shape]` each, or `[cell, example, *shape]`.
+        function: A function of the outcomes of the nodes, `[example, *shape]` each, or `[cell, example, *shape]`.
         is_batched: Whether the function takes all cells at once.
     """
 
@@ -296,12 +300,12 @@ class Metric:
         return torch.stack([self._evaluate(values, shape[1:]) for values in cells])
 
     def evaluate_with_grad(self, outcomes: Mapping[int, Tensor]) -> Tensor:
-        """The metric of one run with its gradient: from `[1, example, *shape]` of each node to `[example]`."""
+        """The metric of one run, with a gradient: from `[1, example, *shape]` of each node to `[example]`."""
         values = self.function(outcomes if self.is_batched else {node: value[0] for node, value in outcomes.items()})
         return torch.as_tensor(values).reshape(-1)
 
     def _evaluate(self, outcomes: Mapping[int, Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Call the function, and validate that it returns numbers of that shape; wrap its errors."""
+        """Call the function, wrap its errors, and check that it returns numbers of this shape."""
         try:
             number = torch.as_tensor(self.function(outcomes))
         except BNetError:
@@ -312,9 +316,9 @@ class Metric:
             raise BNetError("metric", expected=expected, actual=actual) from error
         if number.shape != shape:
             actual = f"shape {tuple(number.shape)}"
-            hint = "the nodes come as [example, *shape]: index the shape, as in y_5[:, 3]"
-            expected = f"shape {tuple(shape)}, a number for each example"
-            raise BNetError("metric", expected=expected, actual=actual, allowed=hint)
+            hint = "The function receives nodes as [example, *shape]: index the shape, as in y_5[:, 3]"
+            expected = f"numbers of shape {tuple(shape)}, one for each example"
+            raise BNetError("metric", expected=expected, actual=actual, hint=hint)
         number = number.detach().to(torch.float64)
         if bool(number.isnan().any()):
             raise BNetError("metric", expected="numbers", actual="NaN")
@@ -331,6 +335,7 @@ def parse_metric(examples: Examples, metric: object) -> Metric:
 
 
 def _parse_metric_function(model: GroundModel, function: Callable[..., object]) -> Metric:
+    """The metric of a function whose parameters are names of nodes."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -338,7 +343,7 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
     named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty]
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
-        raise BNetError("metric", expected=METRIC_FORMS, actual="a function without such parameters")
+        raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
     nodes = {model.ground.id(name): name for name in names}
 
     def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
@@ -350,15 +355,17 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:
     """The metric `log P(node = state)`, or the difference of two."""
     if len(mapping) != 1:
-        allowed = "a function of several nodes: lambda y_0, y_1: ..."
-        raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", allowed=allowed)
+        hint = "For several nodes use a function: lambda y_0, y_1: ..."
+        raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", hint=hint)
     ((name, value),) = mapping.items()
     model = examples.model
     node = model.ground.id(name)
     check_discrete_node(model, node)
     is_pair = isinstance(value, tuple)
     if is_pair and len(value) != 2:
-        raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", actual=f"{len(value)} of them")
+        raise BNetError(
+            f"metric of {name}", expected="a state, or a tuple of two states", actual=f"{len(value)} states"
+        )
     states = [_parse_states(examples, node, item) for item in (value if is_pair else (value,))]
 
     def gather_log_probs(outcomes: Mapping[int, Tensor]) -> Tensor:
@@ -370,7 +377,7 @@ def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Met
 
 
 def _parse_states(examples: Examples, node: int, value: object) -> Tensor:
-    """Encode the state for each example, `[example]`: one state for all, or a list of as many."""
+    """Encode the state for each example, `[example]`, from one state for all or a list with one for each."""
     if isinstance(value, Tensor) and value.dim() == 1:
         value = value.tolist()
     is_list = isinstance(value, Sequence) and not isinstance(value, str)

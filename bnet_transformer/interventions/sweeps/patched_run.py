@@ -38,13 +38,13 @@ class PatchedRun:
     Args:
         examples: The sentences, in which the enumerated choices are set.
         needed: The words that lead to an outcome; only these are computed again.
-        source_groups: Further groups whose values are recorded, since cells take values from them.
+        source_groups: Further groups whose values are recorded, because cells use them.
         record_attention: Groups whose attention `P(j | i)` is recorded.
         gradient_groups: Groups with respect to whose values the outcomes have a gradient, by added zeros.
 
-    `base` has the values of the base run. Of the groups in `compact_index` it has only the words that lead to an
-    outcome: `compact_index[group][word]` is the index of a word there. After group `index` is computed, the updates of
-    the groups `last_uses[index]` are released.
+    `base` contains the values of the base run. For the groups in `compact_index` it contains only the words that lead
+    to an outcome, and `compact_index[group][word]` is the index of a word there. After group `index` is computed, the
+    updates of the groups `last_uses[index]` are released.
     """
 
     examples: Examples
@@ -80,14 +80,14 @@ class PatchedRun:
             self.compact_index[index] = rows.row_ids[0]
 
     def _find_compact_groups(self, full_groups: Set[int]) -> set[int]:
-        """The groups of which the base run computes only the words that lead to an outcome.
+        """The groups for which the base run computes only the words that lead to an outcome.
 
-        These are the last groups before the outcomes, such as logits of 50,257 states of which the metric reads one
-        word. `full_groups` are computed for all words, since cells or `do` need them.
+        These are the last groups before the outcomes, such as logits of 50,257 states, if the metric reads one word.
+        `full_groups` are computed for all words, because cells or `do` need them.
         """
-        # A word may be left out if nothing reads it: no cell, no `do`, and no child that is computed for all words.
-        # The needed words can be computed without the others if the group is wordwise, its parents have values, and
-        # it has no pick.
+        # A word can be omitted if nothing reads it: no cell, no `do`, and no child that is computed for all words. The
+        # needed words can be computed without the others if the group is wordwise, its parents have values, and it has
+        # no pick.
 
         compact = set[int]()
         for index in sorted(self.needed.ancestor_words, reverse=True):  # children before parents
@@ -111,8 +111,8 @@ class PatchedRun:
         """Zeros for every node of a group in every example, with respect to which the outcomes have a gradient."""
         network, spec = self.examples.model.network, self.specs[index]
         if spec.tpm.kind == "discrete" or spec.tpm.is_index_valued:
-            expected, allowed = "nodes with a slope, for first_order=True: real numbers", "first_order=False"
-            raise BNetError(f"at {spec.group.name}", expected=expected, actual="states", allowed=allowed)
+            expected, hint = "nodes with real values, for first_order=True", "Use first_order=False"
+            raise BNetError(f"at {spec.group.name}", expected=expected, actual="discrete nodes", hint=hint)
         plates = [
             network.graph.plate_sizes[plate] if plate in spec.group.plates else 1 for plate in network.graph.plate_sizes
         ]
@@ -125,7 +125,7 @@ class PatchedRun:
         return gather_nodes(self, group, self.base.values[group], patch.nodes)
 
     def get_patch_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The values that a patch sets its nodes to, `[k, example, *shape]`."""
+        """The values to which a patch sets its nodes, `[k, example, *shape]`."""
         return (
             patch.source.transpose(0, 1) if patch.is_per_node else gather_nodes(self, group, patch.source, patch.nodes)
         )
@@ -165,20 +165,20 @@ class PatchedRun:
             return {node: self._compute_outcome(update, node, num_cells) for node in self.needed.outcome_nodes}
 
     def patch_paths(self, clean: ExecutionState, paths: Sequence[NodePath], memory: int) -> dict[int, list[GroupPatch]]:
-        """Compute the values that paths carry to their last nodes, as patches of these nodes (path patching).
+        """Compute the values that paths transmit to their last nodes, as patches of these nodes (path patching).
 
         Args:
-            clean: The clean run, which gives the values of the first nodes.
+            clean: The clean run, with the values of the first nodes.
             paths: The paths.
-            memory: Bytes that may be used at once.
+            memory: The maximum number of bytes that are used at once.
 
         Returns:
             The patches of the last nodes, by node group.
         """
-        # Along a path only the path's own arrows carry the patched value; all other parents of a node on it are as in
-        # the corrupt run (path patching, Goldowsky-Dill et al. 2023). So each step sets the parent, and computes the
-        # one child. Paths of one cell with the same last node are sent together.
-        ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by the cell and the last node
+        # Only the arrows of a path transmit the patched value; the other parents of a node on the path have their
+        # corrupt values (path patching, Goldowsky-Dill et al. 2023). So each step sets the parent and computes one
+        # child. Paths of one cell with the same last node are computed together.
+        ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by cell and last node
         for path in paths:
             ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
         paths_by_end, cells = list(ends.values()), np.array([cell for cell, _ in ends])
@@ -218,7 +218,7 @@ class PatchedRun:
     def _compute_path_step(
         self, path_patches: Mapping[int, Sequence[GroupPatch]], group: int, cells: IntArray, nodes: IntArray
     ) -> GroupPatch:
-        """Compute one node of a group for each of some cells, with the patched values of its parents."""
+        """Compute one node of a group for each cell, with the patched values of its parents."""
         spec, count = self.specs[group], len(cells)
         update = SparseUpdate(self.base, {}, self.compact_index)
         parents = {
@@ -249,7 +249,7 @@ class PatchedRun:
     def _compute_group(
         self, update: SparseUpdate, spec: NodeSpec, rows: RowIndex, affected: BoolArray, patches: Sequence[GroupPatch]
     ) -> Tensor:
-        """The updated rows of a group: compute the affected ones, then apply `do` and the patches."""
+        """The updated rows of a group: compute the affected rows, then apply `do` and the patches."""
         index = spec.group.index
         values = [patch for patch in patches if not patch.is_attention]
         attention = next((patch for patch in patches if patch.is_attention), None)  # at most one in a group
@@ -280,7 +280,7 @@ class PatchedRun:
     def _apply_interventions(self, values: Tensor, index: int, rows: RowIndex) -> Tensor:
         """Replace the nodes that `do` sets by their set values."""
         value, is_set = self.base.patched[index]
-        if values.dim() > value.dim():  # log P of a choice: no metric reads the nodes that are set
+        if values.dim() > value.dim():  # log P of a choice; the metric reads no nodes that are set
             return values
         axis = self.base.layout.word_dim
         word = rows.words if is_set.shape[axis] > 1 else torch.zeros_like(rows.words)
@@ -344,7 +344,7 @@ class PatchedRun:
 
 
 def gather_nodes(run: PatchedRun, group: int, value: Tensor, nodes: tuple[Tensor, ...]) -> Tensor:
-    """Gather nodes from the values of a group, `[1 or N, *plates, word, *shape]`: `[k, 1 or N, *shape]`."""
+    """Gather nodes from the values `[1 or N, *plates, word, *shape]` of a group: `[k, 1 or N, *shape]`."""
     rank = run.base.layout.rank
     full = value.expand(value.shape[0], *get_layout_shape(run.base, run.specs[group]), *value.shape[rank:])
     return full.movedim(0, rank - 1)[nodes]
@@ -373,6 +373,6 @@ def build_patch(run: PatchedRun, source: ExecutionState, sites: PatchSites) -> G
     read = None if sites.read_words is None else torch.from_numpy(np.asarray(sites.read_words))
     if sites.is_attention:
         table = source.attention_weights[sites.group]
-        assert table is not None  # words that read one after another are an obstacle, so their cells run alone
+        assert table is not None  # recurrent groups are an obstacle, so their cells have separate runs
         return GroupPatch(cell, node, table.expand(-1, *get_layout_shape(run.base, spec), -1), True, read)
     return GroupPatch(cell, node, source.values[sites.group])

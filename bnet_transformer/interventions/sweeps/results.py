@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
 MEDIATION_PARTS = ("direct", "indirect", "interaction")
-TOKEN_COLUMNS = {"word": "token"}  # the name of the token column of an axis; of other axes `read_token` and so on
+TOKEN_COLUMNS = {"word": "token"}  # the column of tokens of an axis; the default is `read_token` and so on
 MAX_HTML_ROWS = 12  # rows in a notebook
 DEFAULT_TOP_COUNT = 5
 
@@ -31,8 +31,8 @@ DEFAULT_TOP_COUNT = 5
 class CellResult:
     """The base class of results by cell.
 
-    Args:
-        at: What a cell sets, as given to the sweep.
+    Attributes:
+        at: The argument `at` of the sweep.
         axes: The names of the axes of the result.
         labels: The labels along each axis, such as the tokens of the words.
         positions: The positions along each axis: the numbers of its slices, heads or words.
@@ -58,31 +58,39 @@ class CellResult:
     def total(self) -> Tensor:
         """The total effect, `clean - corrupt`, `[example]`."""
         if self.clean is None:
-            actual = "an ablation, which has no clean run"
-            raise BNetError("total", expected="a sweep with a clean run", actual=actual, allowed="values, effects")
+            hint = "Use values or effects"
+            raise BNetError("total: an ablation has no clean run, hence no total effect", hint=hint)
         return self.clean - self.corrupt
 
     def index_of(self, name: str) -> tuple[int, ...]:
-        """The index of a cell along the axes, by its name."""
+        """The index of a cell along the axes.
+
+        Args:
+            name: The name of the cell.
+
+        Returns:
+            The index along each axis.
+        """
         if name not in self._index_by_name:
             raise unknown_name_error("cell", name, self._index_by_name)
         return self._index_by_name[name]
 
     @cached_property
     def _index_by_name(self) -> dict[str, tuple[int, ...]]:
+        """The index of each cell along the axes, by its name."""
         return {name: index for index, name in self.names.items()}
 
     def select(self, **positions: int) -> Self:
         """Select one position along some axes, such as `select(slice=1)`.
 
         Args:
-            positions: The position along each of these axes.
+            **positions: The position along each of these axes.
 
         Returns:
-            The same result without these axes.
+            The result without these axes.
 
         Raises:
-            BNetError: For an axis that the result does not have, or a position that is not along it.
+            BNetError: The result has no such axis, or the axis has no such position.
         """
         index: list[Any] = [slice(None)] * len(self.axes)
         for axis, position in positions.items():
@@ -105,7 +113,14 @@ class CellResult:
         return replace(self, axes=axes, labels=labels, positions=remaining, names=names, **outcomes)
 
     def positions_along(self, axis: str) -> tuple[int, ...]:
-        """The numbers of the slices, heads or words along an axis."""
+        """The numbers of the slices, heads or words along an axis.
+
+        Args:
+            axis: The name of the axis.
+
+        Returns:
+            The positions.
+        """
         if axis not in self.axes:
             raise unknown_name_error("axis", axis, self.axes)
         return self.positions.get(axis, tuple(range(len(self.labels.get(axis, ())))))
@@ -114,7 +129,7 @@ class CellResult:
         """A data frame of the cells.
 
         Args:
-            examples: Whether to give a row for each cell and example, in place of means over the examples.
+            examples: Whether to return a row for each cell and example instead of means over the examples.
 
         Returns:
             A row for each cell: its effects, each with its standard error and 95% interval (NaN for a single example).
@@ -154,14 +169,21 @@ class CellResult:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep(CellResult):
-    """The metric with each cell patched, and that of the clean and the corrupt run.
+    """The result of `bt.sweep`: the metric with each cell patched, and the metric of the clean and the corrupt run.
 
     An *effect* is `outcomes - corrupt`. Standard errors and intervals are over the examples.
 
-    Args:
-        outcomes: The metric with each cell patched, `[*axes, example]`; NaN where there is no cell, such as an arrow
-            that the mask does not allow.
-        first_order: True if the outcomes are first-order estimates, and no cell was run.
+    Attributes:
+        at: The argument `at` of the sweep.
+        axes: The names of the axes of the result.
+        labels: The labels along each axis, such as the tokens of the words.
+        positions: The positions along each axis: the numbers of its slices, heads or words.
+        names: The name of each cell, by its index along the axes.
+        clean: The metric of the clean run, `[example]`; None for an ablation.
+        corrupt: The metric of the corrupt run, `[example]`.
+        outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
+            arrow that the mask excludes.
+        first_order: Whether the outcomes are first-order estimates, without a run of any cell.
     """
 
     outcomes: Tensor
@@ -186,33 +208,50 @@ class Sweep(CellResult):
 
     @property
     def restored(self) -> Tensor:
-        """The mean effect as a fraction of the mean total effect, `[*axes]`: 0 as corrupt, 1 as clean."""
+        """The mean effect as a fraction of the mean total effect, `[*axes]`: 0 like corrupt, 1 like clean."""
         total = self.total.mean()
         if not bool(total.abs() > 0) or not bool(total.isfinite()):
-            actual = f"a mean total of {float(total):g}"
-            expected = "a clean and a corrupt run whose metrics differ"
-            raise BNetError("restored", expected=expected, actual=actual, allowed="values, effects")
+            actual = f"a mean total effect of {float(total):g}"
+            expected = "a clean and a corrupt run with different metrics"
+            raise BNetError("restored", expected=expected, actual=actual, hint="Use values or effects")
         return self.values / total
 
     def interval(self, confidence: float = 0.95, *, draws: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
         """The percentile bootstrap interval of the mean effect, over resampled examples.
 
         Args:
-            confidence: The probability that the interval is to have.
+            confidence: The confidence level of the interval, from 0 to 1.
             draws: The number of resamples, which all cells share.
             seed: The seed of the resamples.
 
         Returns:
             The lower and the upper ends, `[*axes]` each.
+
+        Raises:
+            BNetError: There are fewer than 2 examples.
         """
         return bootstrap_interval(self.effects, confidence, draws, seed)
 
     def __getitem__(self, name: str) -> float:
-        """The mean effect of a cell, by its name."""
+        """The mean effect of a cell.
+
+        Args:
+            name: The name of the cell.
+
+        Returns:
+            The mean over the examples.
+        """
         return float(self.values[self.index_of(name)])
 
     def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
-        """The cells of the largest absolute mean effects, with these effects; ties in the order of the cells."""
+        """The cells with the largest absolute mean effects; ties are in the order of the cells.
+
+        Args:
+            count: The maximum number of cells.
+
+        Returns:
+            Pairs of the name of a cell and its mean effect, in decreasing order of the absolute effect.
+        """
         values = self._get_cell_values(self.values)
         magnitude = np.where(np.isnan(values), -1.0, np.abs(values))
         greatest = magnitude.max(initial=1e-290, where=np.isfinite(magnitude))
@@ -245,13 +284,20 @@ class Sweep(CellResult):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mediation(CellResult):
-    """The natural effects of Pearl (2001) through each cell M, as parts of the total effect `clean - corrupt`.
+    """The result of `bt.mediation`: the natural effects (Pearl 2001) of each cell M, as parts of the total effect.
 
-    *indirect*: the corrupt run with the clean M, minus the corrupt run. *direct*: the clean run with the corrupt M,
-    minus the corrupt run. *interaction*: `total - direct - indirect`, which is 0 in a linear net. `of("direct")` gives
-    one of the three as a `Sweep`, with errors and intervals.
+    The total effect is `clean - corrupt`. *indirect*: the corrupt run with the clean M, minus the corrupt run.
+    *direct*: the clean run with the corrupt M, minus the corrupt run. *interaction*: `total - direct - indirect`, which
+    is 0 in a linear net. `of("direct")` returns one of the three as a `Sweep`, with errors and intervals.
 
-    Args:
+    Attributes:
+        at: The argument `through` of the mediation.
+        axes: The names of the axes of the result.
+        labels: The labels along each axis, such as the tokens of the words.
+        positions: The positions along each axis: the numbers of its slices, heads or words.
+        names: The name of each cell, by its index along the axes.
+        clean: The metric of the clean run, `[example]`.
+        corrupt: The metric of the corrupt run, `[example]`.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
@@ -267,7 +313,7 @@ class Mediation(CellResult):
 
     @property
     def indirect(self) -> Tensor:
-        """The mean indirect effect, which goes through the cell, `[*axes]`."""
+        """The mean indirect effect, through the cell, `[*axes]`."""
         return self.of("indirect").values
 
     @property
@@ -276,7 +322,14 @@ class Mediation(CellResult):
         return self.of("interaction").values
 
     def of(self, part: str) -> Sweep:
-        """The `"direct"` effect, the `"indirect"` effect or the `"interaction"`, as a sweep."""
+        """One part of the total effect as a sweep, with errors and intervals.
+
+        Args:
+            part: `"direct"`, `"indirect"` or `"interaction"`.
+
+        Returns:
+            A sweep whose effects are this part.
+        """
         check_choice("part", part, MEDIATION_PARTS)
         direct, indirect = self.direct_outcomes, self.indirect_outcomes
         by_part = {"direct": direct, "indirect": indirect}
@@ -284,12 +337,26 @@ class Mediation(CellResult):
         return Sweep(**{item.name: getattr(self, item.name) for item in fields(CellResult)}, outcomes=outcomes)
 
     def __getitem__(self, name: str) -> dict[str, float]:
-        """The mean effects of a cell, by its name."""
+        """The mean effects of a cell.
+
+        Args:
+            name: The name of the cell.
+
+        Returns:
+            The mean over the examples of each part: direct, indirect and interaction.
+        """
         index = self.index_of(name)
         return {part: float(self.of(part).values[index]) for part in MEDIATION_PARTS}
 
     def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
-        """The cells of the largest absolute indirect effects, with these effects."""
+        """The cells with the largest absolute indirect effects.
+
+        Args:
+            count: The maximum number of cells.
+
+        Returns:
+            Pairs of the name of a cell and its mean indirect effect, in decreasing order of the absolute effect.
+        """
         return self.of("indirect").top(count)
 
     def marks(self) -> Mapping[str, str]:
@@ -317,7 +384,7 @@ def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int
 
     Args:
         effects: The effects, `[*axes, example]`.
-        confidence: The probability that the interval is to have.
+        confidence: The confidence level of the interval, from 0 to 1.
         draws: The number of resamples, shared by all other dims.
         seed: The seed of the resamples.
 
@@ -328,8 +395,8 @@ def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int
     count, draws = effects.shape[-1], check_int("draws", draws)
     generator = np.random.default_rng(check_seed(seed))
     if count < 2:
-        raise BNetError("interval", expected="at least 2 examples, over which it is", actual=count)
-    # The mean of a resample is a product of the effects with the frequencies of the examples in it, so that all cells
+        raise BNetError("interval", expected="at least 2 examples", actual=count)
+    # The mean of a resample is the product of the effects and the frequencies of the examples in it, so that all cells
     # and resamples are one matrix product.
     weights = np.zeros((draws, count))  # the frequency of each example in each resample
     np.add.at(weights, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
@@ -346,12 +413,13 @@ def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int
 
 
 def _format_count(count: int, noun: str) -> str:
+    """A count with its noun."""
     noun, tail = ("word", " read") if noun == "read" else (noun, "")
     return f"{count:,} {noun}{'' if count == 1 else 's'}{tail}"
 
 
 def _render_html(result: Sweep | Mediation, summary: str, columns: Mapping[str, Tensor]) -> str:
-    """The strongest cells as a table with these columns."""
+    """The strongest cells as an HTML table with these columns."""
     import pandas as pd
 
     names = [name for name, _ in result.top(MAX_HTML_ROWS)]

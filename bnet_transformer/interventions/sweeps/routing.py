@@ -1,16 +1,16 @@
 """Routing of cells: which cells of a sweep share one compiled run, and why others run one at a time.
 
-The decision is made before any value is computed. Cells share one compiled run, and of each cell only the values that
-change are computed again (`patched_run`). A cell runs by itself (`sequential`) where a rule below forbids that. The
+The decision is made before any value is computed. Cells share one compiled run, in which only the values that a cell
+changes are computed again (`patched_run`). A cell has a separate run (`sequential`) if a rule below applies. The
 reported reason is the first rule that applies.
 
 | obstacle | cells that run one at a time |
 |---|---|
-| an open real random ancestor of the metric | all |
-| an open choice above the metric that is not enumerated: it depends on values, or is of other words | all |
-| the same above the nodes that a cell takes its values from | those cells |
-| nodes of one group set to states and to tensors | all |
-| words that are computed one after another (recurrence) and that the cell changes | those cells |
+| a continuous random ancestor of the metric without a value | all |
+| a latent choice above the metric that is not enumerated: it depends on values, or belongs to other words | all |
+| such a node or choice above the nodes whose values a cell patches | those cells |
+| nodes of one group set to states and to vectors | all |
+| recurrent words that the cell changes | those cells |
 | a word picked by a choice, or a row of attention set by `do`, in a group that the cell changes | those cells |
 | rows of attention of a group of which `do` sets a node | those cells |
 | a selector that the cell changes | those cells |
@@ -33,16 +33,13 @@ from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions,
 from bnet_transformer.reference import GroundModel
 
 MAX_TABLE_ENTRIES = 2**24  # entries of all tables of changed words at once
-RECURRENT_REASON = "computed one word after another"
-OPEN_CHOICE_REASON = "an open choice that the sweep does not enumerate"
 
-
-# Sentences in which the enumerated choices are set, and the words that lead to an outcome.
+# Sentences in which the enumerated choices are set, and the words that affect an outcome.
 PreparedExamples = tuple[Examples, NeededPositions]
 
 
 def find_shared_obstacle(sides: Sequence[PreparedExamples]) -> Obstacle | None:
-    """The obstacle that forbids a shared run for all cells; None if one compiled run computes the metric."""
+    """The obstacle to a shared run of all cells; None if one compiled run computes the metric."""
     for examples, needed in sides:
         outcomes = {examples.model.ground.group_of(node).index for node in needed.outcome_nodes}
         obstacle = find_run_obstacle(examples, {*needed.ancestor_words, *outcomes})
@@ -54,16 +51,17 @@ def find_shared_obstacle(sides: Sequence[PreparedExamples]) -> Obstacle | None:
 def find_obstacles(
     sides: Sequence[PreparedExamples], cells: PatchCells, *, first_order: bool = False
 ) -> tuple[dict[int, Obstacle], dict[int, Obstacle]]:
-    """Apply the rules that forbid single cells to one batch of examples.
+    """Find the cells that require a separate run, for one batch of examples.
 
     Args:
-        sides: The corrupt sentences, then the clean ones if there are any.
+        sides: The corrupt sentences, and the clean sentences if there are any.
         cells: What each cell sets.
         first_order: Whether no cell is run, so that only the nodes that cells set matter.
 
     Returns:
-        Two mappings from cells to obstacles: to taking values from a shared run; and to computing what the cell changes
-        in a shared run, which does not matter for a cell that changes no value.
+        Two mappings from cells to obstacles. The first has the obstacles to a shared run that provides the values of a
+        cell. The second has the obstacles to a shared run that computes the changes of a cell; these do not matter for
+        a cell that changes no value.
     """
     corrupt, needed = sides[0]
     model = corrupt.model
@@ -82,17 +80,18 @@ def find_obstacles(
             else []
         )
         if set_nodes:  # rows with cut nodes cannot be read, or set, as one tensor
-            obstacles |= dict.fromkeys(sites.cells.tolist(), Obstacle(ground.name(set_nodes[0]), "set by do()"))
+            name = ground.name(set_nodes[0])
+            obstacles |= dict.fromkeys(sites.cells.tolist(), Obstacle(name, f"{name} is set by do"))
     return obstacles, _find_update_obstacles(model, needed, cells, first_order=first_order)
 
 
 def find_source_groups(model: GroundModel, cells: PatchCells) -> set[int]:
-    """The groups whose values cells take from a run: those that they set, and those along paths with their parents."""
+    """The groups whose values a run provides for cells: the groups that cells set, and those on paths, with parents."""
     return set().union(*(groups for _, groups in _iter_source_groups(model, cells)))
 
 
 def _iter_source_groups(model: GroundModel, cells: PatchCells) -> Iterator[tuple[list[int], set[int]]]:
-    """Yield sets of cells with the node groups whose values they take from a run."""
+    """Yield sets of cells, with the node groups whose values a run provides for them."""
     for sites in cells.sites:
         yield sites.cells.tolist(), {sites.group}
     nodes = {node for path in cells.paths for node in path.nodes}
@@ -106,7 +105,7 @@ def _iter_source_groups(model: GroundModel, cells: PatchCells) -> Iterator[tuple
 
 
 def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle | None:
-    """The obstacle to computing the values (or distributions) of node groups in one compiled run; None if none."""
+    """The obstacle to computing the values (or distributions) of node groups in one compiled run; None if it can."""
     model, graph = examples.model, examples.model.network.graph
     ancestors = {*groups, *graph.ancestors(groups)}
     mixed = find_mixed_type_fault(model, model.do, relevant=ancestors)
@@ -116,16 +115,17 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
     requested = [graph.groups[index].name for index in sorted(groups)]
     needs = examples.module.find_requirements(requested, known, patched=patched)
     if needs.enumerated:
-        return Obstacle(graph.groups[min(needs.enumerated)].name, OPEN_CHOICE_REASON)
+        name = graph.groups[min(needs.enumerated)].name
+        return Obstacle(name, f"{name} is a latent choice that the sweep does not enumerate", f"set {name} by do")
     if needs.fault is not None:
-        return Obstacle(needs.fault.subject, f"without {needs.fault.expected}")
+        return Obstacle(needs.fault.node, needs.fault.reason, needs.fault.remedy)
     return None
 
 
 def _find_update_obstacles(
     model: GroundModel, needed: NeededPositions, cells: PatchCells, *, first_order: bool
 ) -> dict[int, Obstacle]:
-    """The obstacles to computing what cells change in one run, from the words that change in each group."""
+    """The obstacles to computing the changes of cells in one run, from the words that change in each group."""
     network = model.network
     attention_groups = {sites.group for sites in cells.sites if sites.is_attention}
     suspects = {
@@ -144,8 +144,9 @@ def _find_update_obstacles(
             group, marked = spec.group, list[tuple[Obstacle, BoolArray]]()
             for selector in {selector for parent in spec.parents for _, selector in parent.pick}:
                 if selector in changed and not first_order:
-                    reason = f"a selector that changes, by which {group.name} picks"
-                    marked.append((Obstacle(network.graph.groups[selector].name, reason), changed[selector][1]))
+                    name = network.graph.groups[selector].name
+                    reason = f"the cell changes the selector {name} of {group.name}"
+                    marked.append((Obstacle(name, reason), changed[selector][1]))
             if index in changed:
                 descends, updated = changed[index]
                 if first_order:
@@ -153,11 +154,11 @@ def _find_update_obstacles(
                 if index in attention_groups:  # the attention of its words is computed in each cell
                     descends = updated
                 if any(axis == WORD for parent in spec.parents for axis, _ in parent.pick):
-                    marked.append((Obstacle(group.name, "picked by a choice of a word"), descends))
+                    marked.append((Obstacle(group.name, f"a choice picks the word that {group.name} reads"), descends))
                 if model.ground.get_partly_cut_nodes(index):
-                    marked.append((Obstacle(group.name, "mixed by rows of attention that do() set"), descends))
+                    marked.append((Obstacle(group.name, f"do sets rows of attention of {group.name}"), descends))
                 if index in network.graph.recurrent:
-                    marked.append((Obstacle(group.name, RECURRENT_REASON), updated))
+                    marked.append((Obstacle(group.name, f"{group.name} is computed word by word"), updated))
             for obstacle, table in marked:
                 for cell in cell_ids[np.any(table, axis=-1)].tolist():
                     obstacles.setdefault(cell, obstacle)
@@ -167,7 +168,7 @@ def _find_update_obstacles(
 def iter_patched_words(
     model: GroundModel, needed: NeededPositions, cells: PatchCells
 ) -> Iterator[tuple[IntArray, dict[int, BoolArray]]]:
-    """Yield chunks of cells that fit in memory, with the words that they set in each group, `[cell, word]`."""
+    """Yield chunks of cells that fit in memory, with the mask `[cell, word]` of their words in each group."""
     all_ids, ground = cells.cell_ids, model.ground
     patched: list[tuple[int, IntArray, IntArray]] = [(sites.group, sites.cells, sites.nodes) for sites in cells.sites]
     for path in cells.paths:

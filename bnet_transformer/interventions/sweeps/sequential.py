@@ -1,7 +1,7 @@
-"""Sequential evaluation of cells, one sentence and one run at a time, where they cannot share a run.
+"""Sequential evaluation of cells that cannot share a run: one sentence and one run at a time.
 
-This covers recurrences, and open choices that depend on what a cell sets. Outcomes are exact: each sentence is changed
-by surgery and evaluated by the algorithms of single sentences.
+Such cells change recurrent groups, or values on which latent choices depend. Outcomes are exact: the interventions of a
+cell are applied to each sentence, which is evaluated by the algorithms of single sentences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choi
 
 
 def compute_outcomes(module: CompiledModule, model: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
-    """The outcome of each node: `log P` of a discrete one, the mean of a continuous one, else the mean value."""
+    """The outcome of each node: `log P` if it is discrete, its mean if it is continuous, else its mean value."""
     return [_compute_outcome(module, model, node) for node in nodes]
 
 
@@ -38,6 +38,7 @@ def stack_outcomes(nodes: Sequence[int], outcomes: Sequence[Sequence[Sequence[Te
 
 
 def _compute_outcome(module: CompiledModule, model: GroundModel, node: int) -> Tensor:
+    """The outcome of one node."""
     spec = locate_node(model, node)[0]
     if node in model.do:
         value: Tensor = model.do[node]
@@ -56,9 +57,9 @@ def _compute_outcome(module: CompiledModule, model: GroundModel, node: int) -> T
 
 
 def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
-    """The model without the set values that have a row for each state of an open choice.
+    """The model without the set values that have a row for each state of a latent choice.
 
-    Such a value was set below a choice that decides no outcome, so it cannot be an ancestor of the node.
+    Such a value was set below a choice that does not affect outcomes, so it cannot be an ancestor of the node.
     """
     batched = {
         n for n, v in model.do.items() if v.is_floating_point() and v.dim() > len(locate_node(model, n)[0].shape)
@@ -71,7 +72,7 @@ def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
 def _average_over_choices(
     module: CompiledModule, model: GroundModel, nodes: Sequence[int], value: Tensor, event_dim: int
 ) -> Tensor:
-    """The mean of a value `[*states, *shape]` over the open choices that it depends on: `[*shape]`."""
+    """The mean of a value `[*states, *shape]` over the latent choices on which it depends: `[*shape]`."""
     open_choices = find_open_choices(model, nodes, {})
     if not open_choices or value.dim() == event_dim:
         return value
@@ -82,7 +83,7 @@ def _average_over_choices(
 
 @dataclass
 class SequentialSweep:
-    """Compute cells by surgery on the corrupt sentences, one sentence at a time.
+    """Computes cells by interventions on the corrupt sentences, one sentence at a time.
 
     Args:
         clean: The clean sentences; None for an ablation.
@@ -101,7 +102,7 @@ class SequentialSweep:
     _base_outcomes: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def compute_outcomes(self, cell: int) -> list[list[Tensor]]:
-        """The outcomes with a cell set, by example and node; cached where the cell changes no value."""
+        """The outcomes with a cell set, by example and node; cached if the cell changes no value."""
         results = []
         for n, model in enumerate(self.corrupt.models):
             interventions = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
@@ -140,7 +141,7 @@ class SequentialSweep:
         return patches
 
     def _resolve_paths(self, cell: int, n: int) -> dict[int, Tensor]:
-        """The values that the paths of a cell carry to their last nodes in example `n`, by node."""
+        """The values that the paths of a cell transmit to their last nodes in example `n`, by node."""
         ends: dict[int, list[tuple[int, ...]]] = {}
         for path in self.cells.paths:
             if path.cell == cell:
@@ -170,21 +171,21 @@ class SequentialSweep:
         return self._evaluators[is_clean, n]
 
     def _get_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The value of a node in the clean or the corrupt run, `[*states, *shape]` if it depends on open choices."""
+        """The value of a node in the clean or the corrupt run, `[*states, *shape]` if it depends on latent choices."""
         evaluator = self._get_evaluator(is_clean, n)
         return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
 
     def _get_single_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The value of a node, `[*shape]`; an error if it depends on open choices."""
+        """The value of a node, `[*shape]`; an error if it depends on latent choices."""
         value = self._get_value(is_clean, n, node)
         if value.is_floating_point() and tuple(value.shape) != locate_node(self.corrupt.model, node)[0].shape:
             name = self.corrupt.model.ground.name(node)
-            allowed = "do() on the choices that decide it, in both runs"
-            raise EvidenceError(name, expected="one value", actual="one for each state of a choice", allowed=allowed)
+            hint = "Set the choices on which it depends in both runs, by do"
+            raise EvidenceError(name, expected="one value", actual="a value for each state of a choice", hint=hint)
         return value
 
     def _get_attention_row(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The row `P(j | i)` of a node, `[word read]`."""
+        """The row of attention `P(j | i)` of a node, `[word j]`."""
         evaluator = self._get_evaluator(is_clean, n)
         spec, index = locate_node(evaluator.model, node)
         assert spec.group.step is not None

@@ -1,11 +1,12 @@
 """Sparse updates: compute only the values that cells change, as rows (cell, word) of each node group.
 
 A row is computed if it descends from a patched node and leads to an outcome. Both conditions are masks over the words
-of a group, `[cell, word]` and `[word]`, that are propagated along the reach of the arrows.
+of a group, `[cell, word]` and `[word]`, which are propagated along the reach of the arrows.
 
 The updated values of a group have the layout `[example, *plates, row, *shape]`, as if the rows were the words of one
-long sentence. A wordwise TPM, in which a word reads only itself, computes just these. A TPM that reads across words is
-given the full sentence of each cell, `[cell, example, *plates, word, *shape]`; values that no cell changes are shared.
+long sentence. A wordwise TPM, in which a word reads only itself, computes only these rows. A TPM that reads other words
+receives the full sentence of each cell, `[cell, example, *plates, word, *shape]`; values that no cell changes are
+shared.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm.base import broadcast_shapes
 
-PEAK_COPIES = 8  # an upper bound of the copies of a cell's largest value that exist at once
+PEAK_COPIES = 8  # the maximum number of copies of the largest value of a cell at once
 CELL_AXIS = -1  # the dim of the cells, among the leading dims of a layout
 
 
@@ -41,7 +42,7 @@ class RowIndex:
     Args:
         cells: The cell of each row, `[row]`.
         words: The word of each row, `[row]`.
-        row_ids: The row of each pair, `[cell, word]`; -1 for a pair that has no row.
+        row_ids: The row of each pair, `[cell, word]`; -1 for a pair without a row.
     """
 
     cells: Tensor
@@ -78,7 +79,7 @@ class GroupPatch:
         nodes: The indices of the nodes along each plate of the layout, and their words, `[k]` each.
         source: The values, `[example, *plates, word, *shape]`; with `is_attention` the rows `P(j | i)`,
             `[example, *plates, word, word read]`; with `is_per_node` the value for each k, `[example, k, *shape]`.
-        is_attention: Whether cells set attention in place of values.
+        is_attention: Whether cells set attention instead of values.
         read_words: The word whose `P(j | i)` is set, `[k]`; None for full rows.
         is_per_node: Whether `source` has a value for each k.
     """
@@ -106,8 +107,8 @@ class SparseUpdate:
 
     Args:
         base: The base run.
-        by_group: The updates that are computed so far.
-        compact_index: Groups of which the base has only some words: the index of each word there, `[word]`.
+        by_group: The updates that are already computed.
+        compact_index: For groups of which the base contains only some words, the index of each word there, `[word]`.
     """
 
     base: ExecutionState
@@ -132,7 +133,7 @@ class SparseUpdate:
         return state.layout.pad_dims(values, len(shape))
 
     def mix_attention(self, spec: NodeSpec, rows: RowIndex, patch: GroupPatch) -> Tensor:
-        """Compute some rows of an attention of which a patch sets `P(j | i)`."""
+        """Compute some rows of an attention whose `P(j | i)` a patch sets."""
         state, cells = self._build_cell_state(spec, rows)
         weights, parents = compute_attention_weights(state, spec)
         num_examples, plates = max(weights.shape[1], patch.source.shape[0]), get_layout_shape(self.base, spec)[:-1]
@@ -146,7 +147,7 @@ class SparseUpdate:
         return self._select_rows(mix, rows, cells, spec.shape)
 
     def gather(self, group: int, rows: RowIndex) -> Tensor:
-        """The values of a group at some rows, updated or of the base: `[1 or N, *plates, row or 1, *shape]`."""
+        """The values of a group at some rows, updated or from the base: `[1 or N, *plates, row or 1, *shape]`."""
         spec, axis = self.base.network.specs[group], self.base.layout.word_dim
         base, changed = self.base.values[group], self.by_group.get(group)
         if changed is not None and changed.rows is rows:
@@ -167,7 +168,7 @@ class SparseUpdate:
 
     @property
     def _cell_layout(self) -> TensorLayout:
-        """The layout with the cells in front."""
+        """The layout with cells as its first dim."""
         return TensorLayout((CELL_AXIS,), self.base.layout.plates)
 
     def _build_row_state(self, spec: NodeSpec, rows: RowIndex) -> ExecutionState:
@@ -237,19 +238,19 @@ def compute_attention_weights(state: ExecutionState, spec: NodeSpec) -> tuple[Te
     """The `P(j | i)` of an attention, `[*lead, *plates, word, word read]`, and the values of its parents."""
     context, parents = gather_parents(state, spec)
     weights = spec.tpm.attention_weights(context, *parents)
-    assert weights is not None  # cell_spec refuses an attention that has none
+    assert weights is not None  # cell_spec raises an error for an attention without weights
     return state.layout.pad_dims(weights, 1), parents
 
 
 def get_layout_shape(state: ExecutionState, spec: NodeSpec) -> tuple[int, ...]:
-    """The size of a group along each plate of the layout, and its number of words; 1 for an axis that it lacks."""
+    """The size of a group along each plate of the layout, and its number of words; 1 along missing axes."""
     sizes, group = state.network.graph.plate_sizes, spec.group
     plates = (sizes[plate] if plate in group.plates else 1 for plate in state.layout.plates)
     return (*plates, 1 if group.word_stack is None else state.word_counts[group.word_stack])
 
 
 def get_layout_index(state: ExecutionState, spec: NodeSpec, nodes: NDArray[np.int64]) -> tuple[Tensor, ...]:
-    """The index of nodes of a group along each plate of the layout, and their word; 0 for an axis that it lacks."""
+    """The index of nodes of a group along each plate of the layout, and their word; 0 along missing axes."""
     sizes, group = state.network.graph.plate_sizes, spec.group
     dims = [sizes[plate] for plate in group.plates]
     axes = [*group.plates]
@@ -266,8 +267,8 @@ class NeededPositions:
 
     Args:
         outcome_nodes: Ground ids of the nodes that the metric reads.
-        ancestor_words: For each group with an ancestor of an outcome, the mask of the words that have one, `[word]`.
-        intervened_words: For each group with a node that `do` sets, the mask of the words of which every node is set,
+        ancestor_words: For each group with an ancestor of an outcome, the mask of the words with such a node, `[word]`.
+        intervened_words: For each group with a node that `do` sets, the mask of the words whose nodes are all set,
             `[word]`.
     """
 
@@ -280,7 +281,7 @@ def find_needed_positions(model: GroundModel, outcome_nodes: Iterable[int]) -> N
     """Find the words with ancestors of the outcomes.
 
     Args:
-        model: The sentence after surgery.
+        model: The sentence after interventions.
         outcome_nodes: Ground ids of the nodes that the metric reads.
 
     Returns:
@@ -309,19 +310,19 @@ def find_changed_positions(
     """Propagate changes from the patched words to the outcomes.
 
     Args:
-        model: The sentence after surgery.
-        needed: The words that lead to an outcome; all others are ignored.
+        model: The sentence after interventions.
+        needed: The words that lead to an outcome; other words are ignored.
         patched_words: For each patched group, the mask of the words in which cells set nodes, `[cell, word]`.
         num_cells: The number of cells.
 
     Returns:
         For each group that changes in a cell, in topological order: the mask of the words that read a changed value,
-        `[cell, word]`, and the mask of these together with the words in which the cell sets a node.
+        `[cell, word]`, and the mask of these words and the words in which the cell sets a node.
     """
     # A value can differ from the base run only if it is patched or descends from a patched node, and it matters only if
-    # it is an ancestor of an outcome. A word of which `do` sets every node cannot change. Specs are in topological
-    # order, so one pass finds all descendants (cells that change a recurrent group run one at a time). The masks are by
-    # word and not by node: they cover a superset, which costs time and changes no result.
+    # it is an ancestor of an outcome. A word cannot change if `do` sets all its nodes. Specs are in topological order,
+    # so one pass finds all descendants (cells that change a recurrent group run one at a time). The masks are by word,
+    # not by node: they mark a superset, which costs time but changes no result.
     changed: dict[int, tuple[BoolArray, BoolArray]] = {}
     for index, spec in enumerate(model.network.specs):
         needed_words = needed.ancestor_words.get(index)
@@ -345,7 +346,7 @@ def find_changed_positions(
 
 
 def count_words(model: GroundModel, index: int) -> int:
-    """The number of words of a group; 1 if it has none."""
+    """The number of words of a group; 1 for a group without words."""
     words = model.network.specs[index].group.word_stack
     return 1 if words is None else model.ground.word_counts[words]
 
@@ -369,7 +370,7 @@ def estimate_bytes(model: GroundModel, needed: NeededPositions) -> tuple[int, in
 
 
 def count_outcome_values(model: GroundModel, spec: NodeSpec) -> int:
-    """The size of a node's outcome: that of its value, or its number of states."""
+    """The size of the outcome of a node: the size of its value, or its number of states."""
     if spec.tpm.kind == "discrete":
         return model.network.count_states(spec.group.index, model.ground.word_counts)
     return math.prod(spec.shape)

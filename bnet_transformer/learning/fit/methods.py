@@ -53,9 +53,9 @@ METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
 }
 LOOP_OPTIONS = ("every", "checkpoints", "device", "progress")
 SAMPLED_CHOICES_HINT = "method=bt.SVI(choices='sampled') draws them"
-ALTERNATIVES = {  # hints of a fit for choices that cannot be summed, in place of the hints of other queries
-    CROSS_WORD_HINT: "method=bt.SVI(choices='sampled')",
-    OVER_BUDGET_HINT: "a larger budget=; method=bt.SVI(choices='sampled')",
+ALTERNATIVES = {  # the hints of `fit` for choices that cannot be summed; they replace the hints of other queries
+    CROSS_WORD_HINT: "Use method=bt.SVI(choices='sampled')",
+    OVER_BUDGET_HINT: "Raise budget=, or use method=bt.SVI(choices='sampled')",
 }
 
 
@@ -129,11 +129,10 @@ def fit(
     try:
         fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
     except (BudgetError, UnsupportedError) as error:
-        if error.allowed not in ALTERNATIVES:
+        hint = ALTERNATIVES.get(error.hint or error.allowed or "")
+        if hint is None:
             raise
-        raise type(error)(
-            error.subject, expected=error.expected, actual=error.actual, allowed=ALTERNATIVES[error.allowed]
-        ) from error
+        raise type(error)(error.subject, expected=error.expected, actual=error.actual, hint=hint) from error
     fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
     return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
@@ -356,7 +355,7 @@ def analyse_choices(
     states, names = max(counts, default=(1, []))
     label, fault = ", ".join(names), problem.fault
     if fault is not None:
-        return problem, states, label, (fault.subject, str(fault))
+        return problem, states, label, (fault.node, fault.reason)
     if states > objective.budget:
         fault_text = f"{label} have {states:,} joint states, more than budget={objective.budget:,}"
         return problem, states, label, (label, fault_text)
