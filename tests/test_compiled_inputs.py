@@ -28,7 +28,7 @@ def chapter(**options: object) -> CompiledModule:
         ({"want": ["x_1_2"]}, "the name of a family; got 'x_1_2', one node; allowed: 'x_1'"),
         ({"x": X.double()}, r"x: expected torch.float32, as the parameters; got torch.float64; allowed: net.to\("),
         ({"x": X.long()}, r"x: expected real numbers \(torch.float32"),
-        ({"x": X[:, :0]}, "words: expected a whole number of at least 1; got 0"),
+        ({"x": X[:, :0]}, "words: expected an integer of at least 1; got 0"),
         ({"do": {"c": torch.tensor(3)}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
         ({"do": {"c": torch.tensor(1.0)}}, "whole numbers, the states; got torch.float32"),
         ({"do": {"c": torch.zeros(3, dtype=L)}}, r"do\['c'\]: expected \[batch\] of shape \(2,\); got shape \(3,\)"),

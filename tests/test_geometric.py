@@ -274,7 +274,7 @@ def test_a_cayley_net_has_no_attention_distribution_and_says_why():
 BAD = [
     (lambda: bt.geometric(4, heads=3), "heads: expected a divisor of dim, which is 4; got 3"),
     (lambda: bt.geometric(4, observe=Weight(3)), "observe: expected a readout"),
-    (lambda: bt.volume_preserving(1), "dim: expected a whole number of at least 2; got 1"),
+    (lambda: bt.volume_preserving(1), "dim: expected an integer of at least 2; got 1"),
     (lambda: bt.volume_preserving(3, attention="softmax"), "attention: .*'skew', 'arbitrary', None"),
 ]
 
