@@ -387,7 +387,7 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[DeclarationFault]:
             faults.append(DeclarationFault(child.name, expected, actual.replace(", ", ": ", 1)))
             continue
         for slot, parent in child.iter_slots():
-            faults += [*_find_slot_faults(child, f"in the slot {slot} of {kind}", slot, parent)]
+            faults += [*_find_slot_faults(child, kind, slot, parent)]
             faults += _find_pick_faults(child, parent)
     return faults
 
@@ -402,17 +402,15 @@ def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[D
             yield DeclarationFault(child.name, expected, f"pick by {selector.name}")
 
 
-def _find_slot_faults(
-    child: NodeTemplate, position: str, slot: str, parent: TemplateParent
-) -> Iterator[DeclarationFault]:
+def _find_slot_faults(child: NodeTemplate, kind: str, slot: str, parent: TemplateParent) -> Iterator[DeclarationFault]:
     """The faults of one slot: a single parent or a collection in the wrong place, and an invalid reach."""
     template, over = parent.template, collection_axes(child, parent)
     if slot.endswith(".") and not over:
-        expected = f"a collection {position}, such as an arrow from every word or from a plate"
+        expected = f"a collection in the slot {slot} of {kind}, such as an arrow from every word or from a plate"
         yield DeclarationFault(child.name, expected, f"one {template.name}")
     if not slot.endswith(".") and over:
         actual = f"{template.name} over every {' and '.join(over)} (reach {parent.reach})"
-        yield DeclarationFault(child.name, f"a single parent {position}", actual)
+        yield DeclarationFault(child.name, f"a single parent in the slot {slot} of {kind}", actual)
     if (
         template.word_stack is not None
         and child.word_stack is None
