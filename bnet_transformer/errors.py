@@ -34,6 +34,12 @@ class BNetError(ValueError):
     bnet_transformer.errors.BNetError: slices: expected an integer of at least 1; got 0
     """
 
+    subject: str
+    expected: str | None
+    actual: object
+    allowed: str | None
+    hint: str | None
+
     def __init__(
         self,
         subject: str,
@@ -92,6 +98,8 @@ class DeclarationError(BNetError):
     ...
     bnet_transformer.errors.DeclarationError: ...
     """
+
+    faults: tuple[DeclarationFault, ...]
 
     def __init__(self, faults: Iterable[DeclarationFault]) -> None:
         self.faults = tuple(faults)

@@ -224,7 +224,7 @@ def test_shrinking_agrees_with_networkx_quotients(plan, random):
 def test_a_net_that_sums_its_heads_says_so_when_it_is_asked_for_a_selector():
     s = bt.encoder(dim=4, heads=2, slices=1).sentence("the cat")
     for call in (lambda: s.posterior("c"), lambda: s.do(c=1), lambda: s["c_0"]):
-        with pytest.raises(bt.UnknownNameError, match=r"heads are a plate here: all are summed.*bt\.inclusion"):
+        with pytest.raises(bt.UnknownNameError, match=r"sums its heads and has no head selector.*bt\.inclusion"):
             call()
 
 

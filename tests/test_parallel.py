@@ -93,7 +93,7 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
         assert "torchrun, responsibilities" in question and "log_likelihood on rank 2" in question
         assert "torchrun, train" in rate and "other rate on rank 1" in rate
         assert "torchrun, responsibilities" in selector and "other selector on rank 1" in selector
-        assert all("every rank to come to the same point" in message for message in (removed, closed))
+        assert all("another rank failed or stopped" in message for message in (removed, closed))
         result.pop("by itself", None)
         check_equal(result, expected)
 

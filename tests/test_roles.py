@@ -373,7 +373,7 @@ REFUSED = [
     ({"relations": ["separator"]}, "'separator': expected a reading that has separators; got a net whose"),
     ({"separators": "cat"}, "separators: expected a list of str; got cat"),
     ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
-    ({"interval": 1.0}, "interval: expected a number between 0 and 1"),
+    ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
     ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),
     ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
 ]

@@ -330,7 +330,7 @@ class Network:
         try:
             moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a device
-            expected, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
+            expected, allowed = "an available device", "'cpu', 'cuda', 'cuda:0', ..."
             raise BNetError("to", expected=expected, actual=device, allowed=allowed) from error
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 

@@ -113,7 +113,7 @@ class Parameter:
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
-            expected = f"one finite number, or finite numbers that broadcast to {self.shape}"
+            expected = f"one finite number, or finite numbers of shape {self.shape}"
             raise BNetError("fill of a parameter", expected=expected, actual=self.fill)
         set_frozen(self, fill=_to_tuples(fill.tolist()))
 
