@@ -267,7 +267,7 @@ def test_the_nets_can_be_observed_and_asked():
 def test_a_cayley_net_has_no_attention_distribution_and_says_why():
     s = bt.volume_preserving(3).sentence("a b c")
     for call in (lambda: s.attention(0), lambda: s.reads()):
-        with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are no distributions"):
+        with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are not distributions"):
             call()
 
 
@@ -288,7 +288,7 @@ def test_bad_options_are_refused():
 @pytest.mark.parametrize(
     ("reach", "A", "message"),
     [
-        ("causal", (3, 3), "every word .*reach 'every'.*got reach causal"),
+        ("causal", (3, 3), "parent x_0: expected reach 'every'.*got reach causal"),
         (bt.Reach("window", 1), (3, 3), r"got reach window\(1\)"),
         ("every", (3, 2), r"a matrix of shape \(3, 3\)"),
         ("every", 3, "a matrix"),

@@ -90,7 +90,7 @@ def test_a_state_must_fit_the_next_slice():
         (bt.Node("class", Add(), ["x"], plates=WORD), "keyword"),
         (bt.Node("a", Add(), ["a"], plates=WORD), "no cycle"),
         (bt.Node("a", Recurrent(2), ["x", bt.Arrow("a", "before")], plates=WORD), "shape="),
-        (bt.Node("a", Recurrent(2), ["x", bt.Arrow("a", "before")], WORD, shape=(3,)), "shape (3,), as declared by shape="),
+        (bt.Node("a", Recurrent(2), ["x", bt.Arrow("a", "before")], WORD, shape=(3,)), "shape (3,), as declared"),
         (bt.Node("a", Recurrent(2), ["x", bt.Arrow("a", "causal")], plates=WORD, shape=(2,)), "no cycle"),
         (bt.Node("a", Categorical(2), ["x", "x"], plates=WORD), "at most one vector"),
     ],

@@ -275,7 +275,7 @@ def test_a_net_of_one_stack_is_told_what_it_predicts():
         ({"dim": 0}, "dim"),
         ({"features": 0}, "features"),
         ({"features": 2, "vocabulary": ["a"]}, "features: expected None"),
-        ({"activation": "relu"}, "gates of an LSTM"),
+        ({"activation": "relu"}, "None for an LSTM"),
         ({"readout": "word"}, "vocabulary or features"),
         ({"vocabulary": ["a"], "tie": None}, "tie"),
     ],

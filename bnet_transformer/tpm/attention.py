@@ -216,7 +216,7 @@ class Attention(_ScoredAttention):
         return self.normaliser.kind == "softmax"
 
     def no_attention_reason(self) -> str:
-        return f"the weights of the normaliser {self.normaliser.kind!r} are not a distribution"
+        return f"weights of the normaliser {self.normaliser.kind!r}, which are not a distribution"
 
 
 @final

@@ -390,8 +390,8 @@ class TPM(CheckedDataclass, abc.ABC):
         return type(self).attention_weights is not TPM.attention_weights
 
     def no_attention_reason(self) -> str:
-        """The reason that the TPM has no `P(j | i)`, for error messages."""
-        return f"{type(self).__name__} has no attention distribution"
+        """A description of a TPM without `P(j | i)`, with the reason, for error messages after "got"."""
+        return f"{type(self).__name__}, which has no attention distribution"
 
     def latex(self, s: Symbols) -> str:
         r"""The right-hand side of `P(node | parents) = ...` in LaTeX.

@@ -231,7 +231,7 @@ class Cayley(TPM):
         return B - B.mT
 
     def no_attention_reason(self) -> str:
-        return "Cayley multiplies the words by an orthogonal matrix, the columns of which are not distributions"
+        return "Cayley, which multiplies words by an orthogonal matrix: its columns are not distributions"
 
     def latex(self, s: Symbols) -> str:
         s.require_over_words("z.")
