@@ -182,7 +182,7 @@ def test_memory_is_counted_before_it_is_taken():
     with pytest.raises(RuntimeError, match="another"), memory.translate_memory_errors("a call"):
         raise RuntimeError("another")
     for error in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
-        with pytest.raises(bt.BudgetError, match="a call: there is not enough"), memory.translate_memory_errors("a call"):
+        with pytest.raises(bt.BudgetError, match="a call: there is not"), memory.translate_memory_errors("a call"):
             raise error
 
 

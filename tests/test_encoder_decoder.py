@@ -290,7 +290,7 @@ def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
             s = loaded.sentence({"enc": "the cat", "dec": [1, 7, 2]})
             assert s.words == ("<s>", "the", "cat", "</s>", "1", "7", "2")
             assert s.special == (True, False, False, True, False, False, False)
-            with pytest.raises(bt.BNetError, match="sentence of stack 'dec': .* because the tokenizer is only"):
+            with pytest.raises(bt.BNetError, match=r"sentence of stack 'dec': .* because the tokenizer is only"):
                 loaded.sentence({"enc": "the cat", "dec": "die Katze"})
             result = loaded.generate("the cat", length=3)
             assert result.words == (tuple(map(str, result.ids[0])),)

@@ -15,6 +15,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, Shape, check_shape
 
 SLICE_RULES = ("same", "next", "first", "last")
+TPM_HINT = "Use a TPM of bt.tpm, such as bt.tpm.Linear(8), or your own subclass of bt.tpm.TPM"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,7 @@ class Node:
         if not isinstance(self.role, str):
             raise BNetError("role of a node", expected="a string", actual=self.role)
         if not isinstance(self.tpm, TPM):
-            hint = "Use a TPM of bt.tpm, such as bt.tpm.Linear(8), or your own subclass of bt.tpm.TPM"
-            raise BNetError(f"tpm of node {self.role}", expected="a TPM", actual=self.tpm, hint=hint)
+            raise BNetError(f"tpm of node {self.role}", expected="a TPM", actual=self.tpm, hint=TPM_HINT)
         set_frozen(self, parents=check_sequence(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
         set_frozen(self, plates=check_sequence(f"plates of node {self.role}", self.plates, str))
         check_choice("shared", self.shared, (True, False))

@@ -244,7 +244,7 @@ class Network:
         return (group.stack, group.role) in self._states
 
     def is_word_state(self, group: NodeGroup) -> bool:
-        """Whether a group is a state over the words of its own stack, without other plates.
+        """Whether a group is a state over the words of the stack that it belongs to, without other plates.
 
         Args:
             group: The group.

@@ -41,7 +41,7 @@ def volume_preserving(
         attention: The form of attention, `"skew"` (default) or `"arbitrary"`. None for no attention: then no word reads
             another, and with `slices=1` the net is the volume-preserving feed-forward network.
         activation: The activation of the triangular steps that are not linear. Default `"tanh"`.
-        spread: The standard deviation of the initial weights. Default 0.3; training is unstable from much larger
+        spread: The standard deviation of the initial weights. Default 0.3; training is unstable for much larger
             values.
         observe: A readout `y` of each word, `Normal(sigma)` or `Categorical(n)`; with its option `pool`, of the
             sentence. None (default) for no readout.
