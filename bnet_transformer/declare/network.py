@@ -256,6 +256,7 @@ class Network:
 
     @cached_property
     def _states(self) -> frozenset[tuple[str, str]]:
+        """The stack and the role of each state."""
         return frozenset((stack.name, role) for stack in self.declaration.stacks for role in stack.states)
 
     def check_single_dtype(self) -> None:

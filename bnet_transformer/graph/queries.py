@@ -64,6 +64,7 @@ class Trail:
         return self.nodes[0] + "".join(steps)
 
     def _repr_html_(self) -> str:
+        """The trail in a notebook."""
         return f"<code>{str(self).replace('<', '&lt;').replace('>', '&gt;')}</code>"
 
 
@@ -105,6 +106,7 @@ class Separation:
         return {name: part for part, names in parts.items() for name in names}
 
     def _repr_html_(self) -> str:
+        """The answer in a notebook, with the sign of independence."""
         sign = "⊥" if self.separated else "⊥̸"
         test = "" if self.dependence is None else f" (dependence {self.dependence:.3g})"
         return f"<p>{', '.join(self.x)} {sign} {', '.join(self.y)} | {', '.join(self.given) or 'nothing'}{test}</p>"

@@ -224,8 +224,8 @@ class Attention(_ScoredAttention):
 class Read(_ScoredAttention):
     """The word that is read, as a random variable `j`: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
 
-    The states are the words of the sentence. A child whose arrow from the values picks word `j`
-    (`Arrow("v", "every", pick={"word": "j"})`) makes attention *marginal*: `x'_i = v_j` with probability `P(j | i)`.
+    The states are the words of the sentence. If a child picks word `j` of the values
+    (`Arrow("v", "every", pick={"word": "j"})`), attention is *marginal*: `x'_i = v_j` with probability `P(j | i)`.
 
     Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each word that is read; the matrix `A` if the
     score is `Bilinear`; the table `b` if there is a bias.

@@ -153,6 +153,7 @@ class Categorical(TPM):
         return s.softmax(s.map(s.parameter("W"), x) + s.plus(bias))
 
     def _table_latex(self, s: Symbols, states: list[str]) -> str:
+        """The equation of a table without vector parents."""
         s.require_form("word")
         table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
         _define_prior(s, table, self.prior, self.n)

@@ -303,6 +303,7 @@ class Dot(Score):
         return rf"\frac{{{top}}}{{{root}}}{factor}"
 
     def _product_latex(self, s: Symbols, query: str, key: str) -> str:
+        """The product of query and key in LaTeX."""
         q, k = s.of(query, "b"), s.of(key, "b")
         self_symbol, read_symbol = (q, k) if key.endswith(".") else (k, q)
         if self.rope is not None:
@@ -314,6 +315,7 @@ class Dot(Score):
     def _rotary_latex(
         self, s: Symbols, rotary: Rotary, q: Symbol, k: Symbol, self_symbol: Symbol, read_symbol: Symbol
     ) -> str:
+        """The product of rotated query and key in LaTeX."""
         def rotation(i: str) -> str:
             return add_scripts("R", [i], s.role)
 

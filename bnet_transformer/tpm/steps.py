@@ -136,6 +136,7 @@ class FeedForward(VectorMap):
         return s.equals(out + (s.plus(s.parameter("b", "2")) if self.bias else ""))
 
     def _linear(self, context: EvalContext, name: str, x: Tensor) -> Tensor:
+        """One of the linear maps, with its bias."""
         return apply_linear(context[f"weight_{name}"], x, context[f"bias_{name}"] if self.bias else None)
 
 
@@ -252,6 +253,7 @@ class Norm(VectorMap):
 
     @property
     def _has_bias(self) -> bool:
+        """True if the norm has a bias."""
         return self.form == "layer" and self.bias
 
 

@@ -87,6 +87,7 @@ class Symbol:
 
     @property
     def _transposed(self) -> str:
+        """The transpose of the plain symbol."""
         return rf"({self.plain})^\top" if "^" in self.plain else rf"{self.plain}^\top"
 
     def __getitem__(self, letters: str) -> Symbol:
