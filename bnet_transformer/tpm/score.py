@@ -316,6 +316,7 @@ class Dot(Score):
         self, s: Symbols, rotary: Rotary, q: Symbol, k: Symbol, self_symbol: Symbol, read_symbol: Symbol
     ) -> str:
         """The product of rotated query and key in LaTeX."""
+
         def rotation(i: str) -> str:
             return add_scripts("R", [i], s.role)
 
