@@ -414,10 +414,10 @@ class TPM(CheckedDataclass, abc.ABC):
         prior is uniform; a larger value pulls the row towards the uniform distribution. `Categorical` and `Codebook`
         return their option `prior` in this way.
 
-        `bt.fit` adds the log density of the prior to its objective. For this the parameter must have the name `logits`,
-        and the TPM must have no parameter `weight`: the rows must be the log probabilities themselves. The Pyro model
-        (`net.pyro()`) samples each row at a site `theta_<node>` (`theta_<node>_<name>` for a parameter of another name)
-        and uses its logarithm as the parameter.
+        `bt.fit` adds the log density of the prior to its objective. For this, the parameter must have the name
+        `logits`, and the TPM must have no parameter `weight`, so that the rows themselves are log probabilities. The
+        Pyro model (`net.pyro()`) samples the rows of probabilities at the site `theta_<node>` (`theta_<node>_<name>`
+        for a parameter of another name), and their logarithms replace the parameter.
 
         Returns:
             For each parameter with a prior, the concentration `alpha > 0` of all its rows.
