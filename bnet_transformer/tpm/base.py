@@ -410,9 +410,9 @@ class TPM(CheckedDataclass, abc.ABC):
         """The Dirichlet priors of the tables of log probabilities; none by default.
 
         A discrete TPM that learns a table `logits` of shape `[..., states]` returns `{"logits": alpha}`. Each row of
-        the table, `softmax(logits[..., :])`, then has the prior `Dirichlet(alpha, ..., alpha)`. With `alpha=1` the
-        prior is uniform; a larger value pulls the row towards the uniform distribution. `Categorical` and `Codebook`
-        return their option `prior` in this way.
+        probabilities, `softmax(logits)`, then has the prior `Dirichlet(alpha, ..., alpha)`. With `alpha=1` the prior is
+        uniform; a larger value pulls the row towards the uniform distribution. `Categorical` and `Codebook` return
+        their option `prior` in this way.
 
         `bt.fit` adds the log density of the prior to its objective. For this, the parameter must have the name
         `logits`, and the TPM must have no parameter `weight`, so that the rows themselves are log probabilities. The
