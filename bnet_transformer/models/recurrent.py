@@ -44,8 +44,8 @@ def recurrent(
         slices: The number of slices, which torch calls layers. Default 1.
         features: The width of words that are vectors. None (default) for `dim`.
         vocabulary: The words as a list, or their number. None (default) for words that are vectors.
-        activation: The activation of an RNN: `"tanh"`, `"relu"` or another. None (default) for `"tanh"`, and for an
-            LSTM.
+        activation: The activation of an RNN: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or
+            `"identity"`. None (default) for `"tanh"`. An LSTM accepts only None.
         bias: Whether there are biases. Default True.
         readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
             `Categorical` or `Normal`; or None. `"auto"` (default) is `"word"` if there is a vocabulary or features,
