@@ -91,7 +91,8 @@ class FeedForward(VectorMap):
 
     Args:
         hidden: The width of the hidden vector.
-        activation: The function s, as in `Activation`. Default `"relu"`.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"relu"`.
         gated: Whether the map is gated, as in Llama. Default False.
         bias: Whether there are biases. Default True.
 
@@ -150,7 +151,8 @@ class ResNet(VectorMap):
 
     Args:
         blocks: The number of steps. Default 1.
-        activation: The function s, as in `Activation`. Default `"tanh"`.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
 
     >>> ResNet(blocks=2).parameters(Parent("z", (3,)))["weight"].shape
     (2, 3, 3)
@@ -308,7 +310,8 @@ class Recur(TPM):
 
     Args:
         dim: The width of the state.
-        activation: The function s, as in `Activation`. Default `"tanh"`.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
         bias: Whether there is a bias. Default True.
 
     >>> sorted(Recur(3).parameters(Parent("x", (2,)), Parent("h", (3,))))
@@ -377,7 +380,8 @@ class Gated(VectorMap):
     Parents, in order: the gate `g` and the vector `x`, `[d]` each. The value has shape `[d]`.
 
     Args:
-        activation: The function s, as in `Activation`. Default `"tanh"`.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
 
     >>> Gated("relu").value(EvalContext(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
     tensor([0., 1.])

@@ -101,7 +101,8 @@ class Triangular(VectorMap):
 
     Args:
         side: `"lower"` (default) or `"upper"`: the triangle of L that is not zero.
-        activation: The function s, as in `Activation`. Default `"tanh"`.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
         bias: Whether there is a bias b. Default True.
         spread: The standard deviation of the initial normal distribution of L. None (default) for `1/sqrt(d)`.
 
