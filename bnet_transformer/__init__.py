@@ -1,4 +1,4 @@
-"""bnet_transformer: a transformer read as a dynamical Bayesian network (bnet).
+"""bnet_transformer represents a transformer as a dynamical Bayesian network (bnet).
 
     import bnet_transformer as bt
 
@@ -8,16 +8,17 @@
 The packages, in the order in which data flows. A TPM is the conditional distribution of one node given its parents
 (a CPD), deterministic or random.
 
-- `declare` (nodes, arrows, plates, stacks -> network), `tpm` (the conditional distributions), `graph` (template graph,
+- `declare` (nodes, arrows, plates, stacks -> network), `tpm` (conditional distributions), `graph` (template graph,
   ground graph, d-separation);
-- `data`: text, ids, vectors -> an encoded sentence -> batches and data sets;
-- `reference`: the meaning, node by node; `compiler`: the same as batched tensor operations; `equations`, `cost`;
-- `inference`: a question about a sentence -> the algorithm (`routing`) -> values, posteriors, samples;
+- `data`: text, ids or vectors -> an encoded sentence -> batches and data sets;
+- `reference`: the semantics, node by node; `compiler`: the same as batched tensor operations; `equations`, `cost`;
+- `inference`: a query about a sentence -> the algorithm (`routing`) -> values, posteriors, samples;
 - `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `learning` (fits, training);
-- `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes them by suffix;
-- `sentence` and `bnet`: what users hold; `models` and `pretrained` make nets; `cli` is the command line.
+- `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes figures to files;
+- `sentence` and `bnet`: the classes `Sentence` and `BNet`; `models` and `pretrained` create nets; `cli` is the command
+  line.
 
-Heavy parts are imported when they are first used; `import bnet_transformer` does not import torch.
+Large dependencies are imported on first use; `import bnet_transformer` does not import torch.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_EXPORTS = {  # of each module
+_EXPORTS = {  # the public names of each module
     "": "models tpm",
     "_core.naming": "Reach",
     "attention.heads": "inclusion roles",

@@ -1,4 +1,4 @@
-"""The errors of the package: each names its subject, what was expected, what came and what is allowed."""
+"""The errors of the package. A message names its subject, what was expected, the invalid value, and what to do."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ INVISIBLE_CHARACTERS = re.compile(
 )
 
 
-NOT_GIVEN: Any = ...  # there is no value: the message has no "got"
+NOT_GIVEN: Any = ...  # no value: the message has no "got"
 
 
 class BNetError(ValueError):
-    """Invalid input; the message has the form "subject: expected ...; got ...; allowed: .... What to do."
+    """Invalid input; the base class of all errors of the package, and a `ValueError`.
 
-    Args:
-        subject: The argument, node or file; without `expected`, the whole first sentence of the message.
-        expected: What is valid, as a noun phrase.
-        actual: The invalid value, or a description of it; without it the message has no "got".
-        allowed: The valid values, or the near matches.
-        hint: What to do instead, as a sentence without its full stop.
+    The message has the form "subject: expected ...; got ...; allowed: .... Hint."
 
-    >>> raise BNetError("slices", expected="a whole number of at least 1", actual=0)
+    Attributes:
+        subject: The argument, node or file; if `expected` is None, the whole first sentence of the message.
+        expected: The valid input, as a noun phrase.
+        actual: The invalid value, or a description of it; if it is not given, the message has no "got".
+        allowed: The valid values, or near matches.
+        hint: What to do, as a sentence without its full stop.
+
+    >>> raise BNetError("slices", expected="an integer of at least 1", actual=0)
     Traceback (most recent call last):
     ...
-    bnet_transformer.errors.BNetError: slices: expected a whole number of at least 1; got 0
+    bnet_transformer.errors.BNetError: slices: expected an integer of at least 1; got 0
     """
+
+    subject: str
+    expected: str | None
+    actual: object
+    allowed: str | None
+    hint: str | None
 
     def __init__(
         self,
@@ -46,7 +54,7 @@ class BNetError(ValueError):
         self.actual = actual
         self.allowed = allowed
         self.hint = hint
-        # Pyro's trace builds an error again from its text alone: then `expected` is None.
+        # Pyro's trace rebuilds an error from its text only; then `expected` is None.
         message = subject if expected is None else f"{subject}: expected {expected}"
         message += "" if actual is NOT_GIVEN else f"; got {format_value(actual)}"
         message += f"; allowed: {allowed}" if allowed else ""
@@ -62,20 +70,26 @@ class DeclarationFault:
 
     Attributes:
         node: The name of the node.
-        expected: What is valid.
-        actual: What the declaration has; empty where something is missing.
+        expected: The valid declaration, as a noun phrase.
+        actual: The invalid part of the declaration; empty if something is missing.
+        part: The part of the node, such as `"parent x_0"`; empty for the node itself.
     """
 
     node: str
     expected: str
     actual: str = ""
+    part: str = ""
 
     def __str__(self) -> str:
-        return f"{self.node}: expected {self.expected}" + (f"; got {self.actual}" if self.actual else "")
+        subject = f"{self.node}, {self.part}" if self.part else self.node
+        return f"{subject}: expected {self.expected}" + (f"; got {self.actual}" if self.actual else "")
 
 
 class DeclarationError(BNetError):
-    """A declaration with faults. `.faults` lists all of them, each with its node, what was expected and what came.
+    """A declaration with faults; the message lists all of them.
+
+    Attributes:
+        faults: The faults, each with its node, what was expected, and the invalid part.
 
     >>> import bnet_transformer as bt
     >>> x = bt.Node("x", bt.tpm.Given(4), plates=["word"])
@@ -84,6 +98,8 @@ class DeclarationError(BNetError):
     ...
     bnet_transformer.errors.DeclarationError: ...
     """
+
+    faults: tuple[DeclarationFault, ...]
 
     def __init__(self, faults: Iterable[DeclarationFault]) -> None:
         self.faults = tuple(faults)
@@ -105,7 +121,7 @@ class UnknownNameError(BNetError):
 
 
 class EvidenceError(BNetError):
-    """Evidence, or a value of `do`, that the node cannot take or that has probability zero.
+    """Evidence, or a value of `do`, that is invalid for its node or has probability 0.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -117,8 +133,7 @@ class EvidenceError(BNetError):
 
 
 class UnsupportedError(BNetError):
-    """A valid question that a part of the package cannot answer for the structure of this net; the message says which
-    can.
+    """A valid request that a method cannot answer for the structure of this net; the message names an alternative.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
@@ -130,7 +145,7 @@ class UnsupportedError(BNetError):
 
 
 class BudgetError(BNetError):
-    """More states, nodes, arrows or bytes than the budget allows; the message has the count and what to change.
+    """A request beyond a budget of states, nodes, arrows or bytes; the message gives the count and an alternative.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -142,7 +157,7 @@ class BudgetError(BNetError):
 
 
 class FileError(BNetError):
-    """A file that is missing, corrupt, of an unsupported version, or that would import an untrusted class.
+    """A file that is missing or corrupt, has an unsupported version, or names an untrusted class.
 
     >>> import bnet_transformer as bt
     >>> bt.load("nowhere.safetensors")
@@ -153,8 +168,9 @@ class FileError(BNetError):
 
 
 def format_value(value: object, width: int = 160) -> str:
-    """`value` as a message shows it, at most `width` long: a string as it is, others, or invisible characters, by
-    `repr`.
+    """A value as text of at most `width` characters for a message.
+
+    A string is shown without quotation marks, unless it is empty or has invisible characters; other values by `repr`.
     """
     is_plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
     text = str(value) if is_plain else _safe_repr(value)
@@ -162,7 +178,7 @@ def format_value(value: object, width: int = 160) -> str:
 
 
 def _safe_repr(value: object) -> str:
-    """The `repr` of a value, or its type where `repr` fails: nested lists, very long integers, foreign classes."""
+    """The `repr` of a value, or its type if `repr` fails, as for deeply nested lists and very long integers."""
     try:
         return repr(value)
     except Exception:
@@ -184,15 +200,12 @@ def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> Unkn
     else:
         allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
     return UnknownNameError(
-        subject,
-        expected="a known name",
-        actual=format_value(_safe_repr(name)),
-        allowed=allowed or "nothing: there are none",
+        subject, expected="a known name", actual=format_value(_safe_repr(name)), allowed=allowed or "no name exists"
     )
 
 
 def _unpickle(cls: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:
-    """Unpickle an error without calling its constructor: worker processes send their errors to the parent."""
+    """Unpickle an error without a call of its constructor; worker processes send their errors to the parent process."""
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)

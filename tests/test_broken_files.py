@@ -78,7 +78,7 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
 def test_files_without_a_net_are_refused(tmp_path):
     path = tmp_path / "a"
     os.mkfifo(tmp_path / "fifo")
-    for name, message in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
+    for name, message in (("fifo", "a special file"), ("", "got a folder"), ("a", "no such file")):
         with pytest.raises(bt.FileError, match=message):
             bt.load(tmp_path / name)
     huge, pickled = struct.pack("<Q", 2**62), pickle.dumps({"a": 1}) * 9
@@ -87,7 +87,7 @@ def test_files_without_a_net_are_refused(tmp_path):
         with pytest.raises(bt.FileError, match="a: expected a net"):
             bt.load(path)
     save_file({"w": torch.zeros(2)}, path, {"format": "pt"})
-    with pytest.raises(bt.FileError, match="safetensors of something else"):
+    with pytest.raises(bt.FileError, match="a safetensors file of another format"):
         bt.load(path)
 
 
@@ -177,12 +177,12 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
 
 def test_memory_is_counted_before_allocation():
     memory.check_memory("draws", 1, "fewer draws=")
-    with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* allowed: fewer draws="):
+    with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* Use fewer draws="):
         memory.check_memory("draws", 10**30, "fewer draws=")
     with pytest.raises(RuntimeError, match="another"), memory.translate_memory_errors("a call"):
         raise RuntimeError("another")
     for error in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
-        with pytest.raises(bt.BudgetError, match="a call: expected memory"), memory.translate_memory_errors("a call"):
+        with pytest.raises(bt.BudgetError, match="a call: there is not"), memory.translate_memory_errors("a call"):
             raise error
 
 
@@ -192,7 +192,7 @@ def test_too_large_requests_are_refused_before_allocation(tmp_path):
     restarts = bt.MAP(restarts=10**9)
     for call, message in (
         (s.graph, "networkx graph: expected at most 100000 arrows"),
-        (s.tan, "shrinking: expected at most 10000000 arrows"),
+        (s.tan, "quotient graph: expected at most 10000000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", words=range(7_000)), "attention grid: expected at most 10000000 pairs"),
         (lambda: bt.volume_preserving(3).iterate([[0.0] * 3], 10**15), "steps: expected at most"),

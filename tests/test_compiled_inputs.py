@@ -25,10 +25,10 @@ def chapter(**options: object) -> CompiledModule:
     "inputs, message",
     [
         ({"want": "x_1"}, r"want: expected a list of names of node groups; got 'x_1'. Pass want=\['x_1'\]"),
-        ({"want": ["x_1_2"]}, "the name of a family; got 'x_1_2', one node; allowed: 'x_1'"),
+        ({"want": ["x_1_2"]}, "the name of a group; got the node 'x_1_2'. Pass the group of this node, 'x_1'"),
         ({"x": X.double()}, r"x: expected torch.float32, the type of the parameters; got torch.float64. .* net.to\("),
         ({"x": X.long()}, r"x: expected real numbers \(torch.float32"),
-        ({"x": X[:, :0]}, "words: expected a whole number of at least 1; got 0"),
+        ({"x": X[:, :0]}, "words: expected an integer of at least 1; got 0"),
         ({"do": {"c": torch.tensor(3)}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
         ({"do": {"c": torch.tensor(1.0)}}, "integers, the states; got torch.float32"),
         ({"do": {"c": torch.zeros(3, dtype=L)}}, r"do\['c'\]: expected \[batch\] of shape \(2,\); got shape \(3,\)"),
@@ -136,7 +136,7 @@ def make_query(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"evidence": {"y_1": Evidence(torch.zeros(2, dtype=L))}}, "one node; allowed: 'y'"),
+        ({"evidence": {"y_1": Evidence(torch.zeros(2, dtype=L))}}, "the node 'y_1'. Pass the group of this node, 'y'"),
         ({"evidence": {"y": torch.zeros(2, 3, dtype=L)}}, r"evidence\['y'\]: expected Evidence\(value, observed\)"),
         ({"evidence": {"y": Evidence(torch.zeros(2, 4, dtype=L))}}, r"shape \(2, 3\); got shape \(2, 4\)"),
         ({"evidence": {"y": Evidence(torch.full((2, 3), 3))}}, r"evidence\['y'\]: expected states from 0 to 2; got 3"),

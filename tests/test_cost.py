@@ -458,7 +458,7 @@ def test_polynomials():
 def test_bad_input_is_refused():
     net = bt.encoder_decoder(4, heads=2, slices=1)
     for words, options, message in [
-        (0, {}, "words: expected a whole number of at least 1; got 0"),
+        (0, {}, "words: expected an integer of at least 1; got 0"),
         ({"enc": 3}, {}, "no number for stack 'dec'"),
         ({"enc": 3, "dec": 2, "den": 1}, {}, "near matches are"),
         ({"enc": 3, "dec": 0}, {}, "words of 'dec'"),

@@ -275,7 +275,7 @@ def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
     with pytest.raises(bt.BNetError, match="at most 11 words"):
         net.sentence({"enc": "cat " * 12, "dec": "die"})
     set_config(folder, decoder_start_token_id=None)
-    with pytest.raises(bt.BNetError, match=r"sentence of stack 'dec': expected ids: .*start"):
+    with pytest.raises(bt.BNetError, match=r"sentence of stack 'dec': expected ids, .*start"):
         from_pretrained(folder).sentence({"enc": "the", "dec": "die"})
 
 
@@ -290,7 +290,7 @@ def test_text_of_separate_vocabularies_has_one_tokenizer(folder, tmp_path):
             s = loaded.sentence({"enc": "the cat", "dec": [1, 7, 2]})
             assert s.words == ("<s>", "the", "cat", "</s>", "1", "7", "2")
             assert s.special == (True, False, False, True, False, False, False)
-            with pytest.raises(bt.BNetError, match="sentence of stack 'dec': expected ids: the tokenizer is that of"):
+            with pytest.raises(bt.BNetError, match=r"sentence of stack 'dec': .* because the tokenizer is only"):
                 loaded.sentence({"enc": "the cat", "dec": "die Katze"})
             result = loaded.generate("the cat", length=3)
             assert result.words == (tuple(map(str, result.ids[0])),)

@@ -165,14 +165,14 @@ def test_a_user_defined_class_is_stored_by_its_path_and_needs_consent(tmp_path: 
     io.save(net, path)
     names = {f"{LOCAL}:{name}" for name in ("Odd", "Part", "Odd.Inner")}
     for trust in ((), False, "nobody", (f"{LOCAL}:Odd",), [f"{LOCAL}:Part", f"{LOCAL}:Odd"], (f"{LOCAL}x", LOCAL[:-1])):
-        with pytest.raises(bt.FileError, match=f"got .*{LOCAL}:(Part|Odd.Inner).*allowed: .*trust="):
+        with pytest.raises(bt.FileError, match=f"got .*{LOCAL}:(Part|Odd.Inner).*pass trust="):
             io.load(path, trust=trust)
     for trust in (True, LOCAL, [LOCAL], names):
         result = io.load(path, trust=trust)
         assert_same(result, net)
         tpm_ = result.declaration.stacks[0].slice[0].tpm
         assert isinstance(tpm_, Odd) and type(tpm_.part.names) is list and tpm_.limit == -np.inf
-    with pytest.raises(bt.BNetError, match="trust: expected True, or the names"):
+    with pytest.raises(bt.BNetError, match="trust: expected True, or names"):
         io.load(path, trust=3)  # type: ignore[arg-type]
 
 
@@ -232,7 +232,7 @@ def test_model_files_give_no_classes_of_other_modules(saved: Path) -> None:
     def lent(header: dict[str, Any]) -> None:
         header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = "bnet_transformer.models.bayesuvius:Select"
 
-    with pytest.raises(bt.FileError, match="a class where it is defined"):
+    with pytest.raises(bt.FileError, match="a class in the module that defines it"):
         io.load(rewrite(saved, lent, signed=True))
 
 
@@ -258,14 +258,14 @@ def test_save_refuses_values_that_cannot_be_restored(tmp_path: Path) -> None:
 
     part = Part([], {})
     for tpm_, message in (
-        (Local(), "top of a module"),
-        (Undecorated(part), "itself a dataclass"),
-        (Odd(part, extra={1, 2}), r"extra: expected a value that a file can hold; got \{1, 2\}"),
-        (Odd(part, extra=object()), "a value that a file can hold"),
-        (Odd(part, extra=torch.zeros(2)), "a value that a file can hold"),
-        (Odd(part, extra=Odd), "a value that a file can hold"),
-        (Odd(part, extra=float("nan")), "as it is"),
-        (Odd(part, extra=10**5000), "reads back"),
+        (Local(), "top level of a module"),
+        (Undecorated(part), "decorator @dataclass"),
+        (Odd(part, extra={1, 2}), r"extra: expected a value that can be stored; got \{1, 2\}"),
+        (Odd(part, extra=object()), "a value that can be stored"),
+        (Odd(part, extra=torch.zeros(2)), "a value that can be stored"),
+        (Odd(part, extra=Odd), "a value that can be stored"),
+        (Odd(part, extra=float("nan")), "equal to its copy"),
+        (Odd(part, extra=10**5000), "JSON can store"),
     ):
         with pytest.raises(bt.BNetError, match=message):
             io.save(make_network(tpm_), tmp_path / "a")

@@ -148,7 +148,7 @@ def scaling_net(times: float) -> bt.BNet:
 TABLE = [[True, False, False], [True, True, False], [True, True, True]]
 Y, Z = (bt.Node(role, Normal(0.5), ["x"], WORD) for role in "yz")
 BAD = {
-    "no steps": (integrator, (vectors(3, 4), 0), {}, "steps: expected a whole number of at least 1; got 0"),
+    "no steps": (integrator, (vectors(3, 4), 0), {}, "steps: expected an integer of at least 1; got 0"),
     "no words": (integrator, (vectors(0, 4), 2), {}, "window: expected .*at least one word; got shape .0, 4."),
     "width": (integrator, (vectors(3, 5), 2), {}, r"\[..., word, 4\].*got shape \(3, 5\)"),
     "nothing": (integrator, (None, 2), {}, "window: expected real numbers; got None"),

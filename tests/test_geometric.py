@@ -267,14 +267,14 @@ def test_the_nets_support_evidence_and_queries():
 def test_a_cayley_net_has_no_attention_distribution():
     s = bt.volume_preserving(3).sentence("a b c")
     for call in (lambda: s.attention(0), lambda: s.reads()):
-        with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are no distributions"):
+        with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are not distributions"):
             call()
 
 
 BAD = [
     (lambda: bt.geometric(4, heads=3), "heads: expected a divisor of dim, which is 4; got 3"),
     (lambda: bt.geometric(4, observe=Weight(3)), "observe: expected a readout"),
-    (lambda: bt.volume_preserving(1), "dim: expected a whole number of at least 2; got 1"),
+    (lambda: bt.volume_preserving(1), "dim: expected an integer of at least 2; got 1"),
     (lambda: bt.volume_preserving(3, attention="softmax"), "attention: .*'skew', 'arbitrary', None"),
 ]
 
@@ -288,7 +288,7 @@ def test_bad_options_are_refused():
 @pytest.mark.parametrize(
     ("reach", "A", "message"),
     [
-        ("causal", (3, 3), "every word .*reach 'every'.*got reach causal"),
+        ("causal", (3, 3), "parent x_0: expected reach 'every'.*got reach causal"),
         (bt.Reach("window", 1), (3, 3), r"got reach window\(1\)"),
         ("every", (3, 2), r"a matrix of shape \(3, 3\)"),
         ("every", 3, "a matrix"),

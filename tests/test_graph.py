@@ -224,7 +224,7 @@ def test_shrinking_agrees_with_networkx_quotients(plan, random):
 def test_the_error_for_a_selector_names_summed_heads():
     s = bt.encoder(dim=4, heads=2, slices=1).sentence("the cat")
     for call in (lambda: s.posterior("c"), lambda: s.do(c=1), lambda: s["c_0"]):
-        with pytest.raises(bt.UnknownNameError, match=r"heads are a plate here: all are summed.*bt\.inclusion"):
+        with pytest.raises(bt.UnknownNameError, match=r"sums its heads and has no head selector.*bt\.inclusion"):
             call()
 
 

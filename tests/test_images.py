@@ -162,7 +162,7 @@ def test_invalid_images_are_refused():
     ):
         with pytest.raises(bt.BNetError, match=match):
             net.sentence(wrong)
-    with pytest.raises(bt.BNetError, match="at most the image, 4 x 4; got 5 x 2"):
+    with pytest.raises(bt.BNetError, match="at most the size of the image, 4 x 4; got 5 x 2"):
         Patches(1, 4, 4, 5, 2)
-    with pytest.raises(bt.BNetError, match="the size 12 of a patch"):
+    with pytest.raises(bt.BNetError, match="a size of 12, the number of features of a patch"):
         Given(11, image=Patches(3, 4, 4, 2, 2))

@@ -108,14 +108,14 @@ ERROR_NAMES = {
     **{"form": "form|norm", "how": "pool", "reach": "mask|reach", "target_vocabulary": "vocabulary", "through": "at"},
     **{
         "declaration": "Declaration",
-        "output": "family",
+        "output": "node group",
         "device_map": "device",
         "slices": "slices?",
         "slice": "slices?",
         "start": "data|start",
         "stop": "data|stop",
     },
-    **{"x": "node|x|family", "y": "node|y|family", "name": "node|name|family", "given": "node|given|family"},
+    **{"x": "node|x", "y": "node|y", "name": "node|name", "given": "node|given"},
 }
 ANY_NUMBER = {"seed", "scale", "factor", "bound"}  # a negative one is valid
 ANY_TEXT = {"name", "checkpoints", "folder", "path"}

@@ -160,7 +160,7 @@ def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
     with pytest.raises(bt.FileError, match="another declaration"):
         bt.train(make_scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
     assert bt.train(make_scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == full.losses
-    with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
+    with pytest.raises(bt.BNetError, match=r"declaration: .* can tell from others; got an object of type lock"):
         bt.train(make_scaled(unhashable), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
 
 
@@ -219,7 +219,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     path = folder / checkpoint.FILE_NAME
     with exclusive_lock(path), exclusive_lock(folder / "another"):
         for alias in (folder, link):
-            with pytest.raises(bt.FileError, match="no other run writes to"):
+            with pytest.raises(bt.FileError, match="another run writes to"):
                 run_training(bt.Checkpoints(alias, resume=True))
         assert run_in_fork(run_training, folder) == 1
     with pytest.raises(ZeroDivisionError), exclusive_lock(path):
@@ -237,5 +237,5 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     with exclusive_lock(path):
         assert not stale.exists() and unrelated.exists()
     (tmp_path / "file").touch()
-    with pytest.raises(bt.FileError, match="a folder that can be written"), exclusive_lock(tmp_path / "file" / "a"):
+    with pytest.raises(bt.FileError, match="a writable folder"), exclusive_lock(tmp_path / "file" / "a"):
         raise AssertionError

@@ -159,7 +159,7 @@ MISMATCHES = {
     "biases": ({"bias": False}, {}, "the net has no"),
     "a final norm": ({"final_norm": True}, {}, r"the module has no norm\.bias, norm\.gain"),
     "pre-norm": ({"norm": "pre", "final_norm": False}, {}, "norm2_0"),
-    "activation": ({"activation": "gelu"}, {}, "activation: expected that of the net, 'gelu'"),
+    "activation": ({"activation": "gelu"}, {}, "activation of the module: expected that of the net, 'gelu'"),
 }
 
 
@@ -209,7 +209,7 @@ def test_copied_weights_are_copies():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: nn.Linear(3, 3), "a transformer of torch; got Linear"),
+        (lambda: nn.Linear(3, 3), "a supported torch module; got Linear"),
         (lambda: nn.MultiheadAttention(6, 2, kdim=4), "kdim"),
         (lambda: nn.MultiheadAttention(6, 2, add_bias_kv=True), "add_bias_kv"),
         (lambda: nn.MultiheadAttention(6, 2, add_zero_attn=True), "add_zero_attn"),
@@ -367,13 +367,16 @@ BAD = [
     (lambda: bt.encoder(10, heads=3), "heads: expected a divisor of dim, which is 10; got 3"),
     (lambda: bt.encoder(4, heads=2, activation="step"), "activation.*'relu'"),
     (lambda: bt.encoder(4, heads=2, dropout=1.0), "dropout.*below 1"),
-    (lambda: bt.encoder(4, heads=2, mask="first"), "who reads whom"),
+    (lambda: bt.encoder(4, heads=2, mask="first"), "mask: expected a mask"),
     (lambda: bt.encoder(4, heads=2, positions="learned"), "words"),
     (lambda: bt.encoder(4, heads=2, words=9), "unless positions='learned'"),
     (lambda: bt.encoder(4, heads=2, positions=Sinusoid(6)), r"add.*shape \(4,\).*shape \(6,\)"),
     (lambda: bt.encoder(4, heads=2, readout="word"), "a vocabulary"),
     (lambda: bt.encoder(4, heads=2, readout=Normal(1.0), pool="max"), "'mean'"),
-    (lambda: bt.encoder(4, heads=2, readout=Categorical(2, pool="mean"), pool="first"), "one pool"),
+    (
+        lambda: bt.encoder(4, heads=2, readout=Categorical(2, pool="mean"), pool="first"),
+        "pool= and transform= do not apply",
+    ),
     (lambda: bt.encoder(4, heads=2, transform="tanh"), "transform"),
     (lambda: bt.encoder_decoder(4, heads=2, mask={"cross": "causal"}), "cross.*no common order.*got causal"),
     (lambda: bt.encoder_decoder(4, heads=2, mask={"decoder": None}), "mask.*near matches are dec"),

@@ -368,7 +368,7 @@ REFUSED = [
     ({"total": 1}, "at least the 2 sentences"),
     ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
     ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
-    ({"do": {"x_1_0": torch.zeros(2, 4)}}, "one node; allowed: 'x_1'"),
+    ({"do": {"x_1_0": torch.zeros(2, 4)}}, "got the node 'x_1_0'. Pass the group of this node, 'x_1'"),
     ({"mask": torch.zeros(2, 3, dtype=torch.bool)}, "mask, sentence 0: all words are masked"),
     ({"parameters": {"c.logits": torch.zeros(2)}}, "c.logits: expected shape"),
 ]

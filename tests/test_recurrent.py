@@ -274,7 +274,7 @@ def test_a_net_of_one_stack_requires_pairs_for_training():
         ({"dim": 0}, "dim"),
         ({"features": 0}, "features"),
         ({"features": 2, "vocabulary": ["a"]}, "features: expected None"),
-        ({"activation": "relu"}, "gates of an LSTM"),
+        ({"activation": "relu"}, "None for an LSTM"),
         ({"readout": "word"}, "vocabulary or features"),
         ({"vocabulary": ["a"], "tie": None}, "tie"),
     ],

@@ -130,7 +130,7 @@ def test_a_relative_bias_is_the_same_score_under_both_normalisers():
 )
 def test_a_word_is_picked_by_its_reader(selector, reach):
     picked = bt.Node("x", Add(), [bt.Arrow("v", reach, pick={"word": "j"})], W)
-    with pytest.raises(bt.DeclarationError, match="a pick of a word by a Read"):
+    with pytest.raises(bt.DeclarationError, match="of a word by a Read node"):
         build(make_linear("v"), selector, picked)
 
 
@@ -182,7 +182,7 @@ class Bad(TPM):
 
 @pytest.mark.parametrize("wrong", ["raises", "none", "list", "number", "parameters"])
 def test_mistakes_in_user_defined_tpms_are_reported(wrong):
-    with pytest.raises(bt.DeclarationError, match="a_0: expected for Bad"):
+    with pytest.raises(bt.DeclarationError, match="a_0, Bad: expected"):
         build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))
 
 
@@ -205,7 +205,7 @@ def test_all_faults_at_once():
 
 def test_read_reads_words():
     heads = make_linear("e", plates=["h", "word"])
-    with pytest.raises(bt.DeclarationError, match="words to read"):
+    with pytest.raises(bt.DeclarationError, match="a collection of words"):
         build(heads, bt.Node("j", Read(), ["x", "e"], W), make_linear(), plates=[bt.Plate("h", 2)])
     with pytest.raises(bt.DeclarationError, match="as many states as words"):
         build(bt.Node("j", Read(), ["x", every("x")], W), bt.Node("x", Add(), ["x", "j"], W))

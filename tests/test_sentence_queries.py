@@ -84,7 +84,7 @@ def test_attention_is_inferred_only_in_the_marginal_net():
     h = two_head_net(attention="marginal").sentence("the cat sat")
     assert not torch.allclose(h.posterior("j_1", {"y_1": 0}), h.posterior("j_1", {"y_1": 1}))
     close(h.log_prob({"j_1": 2, "y_1": 0}), (h.posterior("j_1", {"y_1": 0})[2]).log() + h.log_prob({"y_1": 0}))
-    with pytest.raises(bt.BNetError, match="one head at a time"):
+    with pytest.raises(bt.BNetError, match="expected combine='select' and a readout"):
         bt.bayesuvius(4, combine="concat", observe=Categorical(2), attention="marginal")
 
 

@@ -258,9 +258,9 @@ def test_a_word_outside_the_query_can_open_a_trail(words, between):
 
 def test_bad_questions():
     s = bt.bayesuvius(4).sentence("the cat")
-    with pytest.raises(bt.BNetError, match="separation of x_0_0: expected a node on one side; got it in x and given"):
+    with pytest.raises(bt.BNetError, match="x_0_0 is in both x and given"):
         s.separated("x_0_0", "x_1_0", ["x_0_0"])
-    with pytest.raises(bt.BNetError, match="got it in x and y"):
+    with pytest.raises(bt.BNetError, match="x_0_0 is in both x and y"):
         s.separated("x_0_0", ["x_0_0"])
     with pytest.raises(bt.UnknownNameError, match="x_0_0 to x_1_1"):
         s.active_trail("x_0_9", "x_1_0")

@@ -171,7 +171,7 @@ def test_a_number_of_numpy_is_a_number():
     assert type(bt.tpm.Dot(np.float32(0.5)).scale) is float
     assert type(bt.tpm.FeedForward(torch.tensor(3)).hidden) is int
     for value in (np.True_, torch.tensor(True), torch.tensor([4]), np.array([4])):
-        with pytest.raises(bt.BNetError, match="dim: expected a whole number of at least 1; got"):
+        with pytest.raises(bt.BNetError, match="dim: expected an integer of at least 1; got"):
             bt.bayesuvius(value)
 
 

@@ -132,7 +132,7 @@ def test_relative_bias_and_normalisers():
         weights = torch.sigmoid(k @ q[i] + bias) * mask
         close(tpm.value(make_ctx(tpm.get_slots(), i, mask), q[i], k, v, table), weights @ v)
     assert tpm.attention_weights(make_ctx(tpm.get_slots(), 0, mask), q[0], k, v, table) is None
-    assert "no distribution" in tpm.no_attention_reason()
+    assert "not a distribution" in tpm.no_attention_reason()
     none = Attention(Dot(), Normaliser("none"))
     close(none.value(make_ctx(none.get_slots(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
 

@@ -1,1 +1,1 @@
-"""Infrastructure below all other packages: argument checks, names, files, hashing, torch state, several processes."""
+"""Infrastructure of all other packages: argument checks, names, files, hashing, torch state, distributed runs."""

@@ -13,11 +13,11 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # types of which torch can hold numbers and hardly do more
+UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # torch supports few operations on these types
 
 
 def to_numpy(value: Tensor) -> NDArray[Any]:
-    """A tensor of any device as an array; half precision becomes float32, since numpy has no bfloat16.
+    """A tensor on any device as an array; half precision is converted to float32, because numpy has no bfloat16.
 
     >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist()
     [1.0, 1.0]
@@ -37,19 +37,19 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
 
 
 def copy_to_tensor(value: object) -> Tensor:
-    """A caller's numbers as a tensor that shares no memory with them; TypeError where entries are missing or masked.
+    """A copy of a caller's numbers as a tensor; raises `TypeError` if entries are missing or masked.
 
-    >>> theirs = torch.ones(2, requires_grad=True)
-    >>> ours = copy_to_tensor(theirs)
-    >>> ours.requires_grad, ours.data_ptr() == theirs.data_ptr()
+    >>> numbers = torch.ones(2, requires_grad=True)
+    >>> copy = copy_to_tensor(numbers)
+    >>> copy.requires_grad, copy.data_ptr() == numbers.data_ptr()
     (False, False)
     """
     if isinstance(value, Tensor):
         if not is_dense(value) or value.is_meta:
-            raise TypeError("a tensor without a number in each place")
+            raise TypeError("a tensor with missing entries (sparse, nested, quantised or on the meta device)")
         tensor = value.detach().resolve_conj().resolve_neg().clone()
     elif np.ma.is_masked(value):
-        raise TypeError("an array of which some is masked")
+        raise TypeError("an array with masked entries")
     else:
         array = np.asarray(value)
         tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))

@@ -1,4 +1,4 @@
-"""Checks of arguments: each returns the value in the type that is used, or raises an error with what was expected."""
+"""Checks of arguments. Each returns the value in the required type, or raises an error with what was expected."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 
 
 def check_names(subject: str, given: Iterable[str], names: Collection[str]) -> None:
-    """Refuse names that are not in `names`; the error lists near matches."""
+    """Raise an error for a name that is not in `names`; it lists near matches."""
     for name in given:
         if name not in names:
             raise unknown_name_error(subject, name, names)
 
 
 def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
-    """`value` as an int of at least `minimum`. Booleans and floats are refused."""
+    """The value as an int of at least `minimum`; booleans and floats are invalid."""
     is_bool = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
     try:
         number = None if is_bool or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):
         number = None
-    if number is None or number < minimum or number.bit_length() > 1024:  # above, no float can hold it
+    if number is None or number < minimum or number.bit_length() > 1024:  # larger ones are no floats
         bound = "" if number is None or number < minimum else ", below 2^1024"
-        raise BNetError(subject, expected=f"a whole number of at least {minimum}{bound}", actual=value)
+        raise BNetError(subject, expected=f"an integer of at least {minimum}{bound}", actual=value)
     return number
 
 
 def check_seed(value: object) -> int:
-    """`value` as a seed that every generator takes: 0 to 2^63 - 1."""
+    """The value as a seed that is valid for every generator: 0 to 2^63 - 1."""
     seed = check_int("seed", value, minimum=0)
     if seed >= 2**63:
-        raise BNetError("seed", expected="a whole number below 2^63", actual=value)
+        raise BNetError("seed", expected="an integer below 2^63", actual=value)
     return seed
 
 
 def check_sequence(
     subject: str, value: object, item_type: type, convert: Callable[[Any], Any] | None = None
 ) -> tuple[Any, ...]:
-    """`value` as a tuple of `item_type`, each item converted by `convert` first."""
+    """The value as a tuple of `item_type`; `convert` converts each item before the check."""
     items: list[Any] = []
     try:
         for item in None if isinstance(value, str | bytes | Mapping) else value:  # type: ignore[attr-defined]
             items.append(item if convert is None else convert(item))
-            if not isinstance(items[-1], item_type):  # stop at the first: the iterable may be infinite
+            if not isinstance(items[-1], item_type):  # stop here: the iterable may be infinite
                 raise TypeError
     except TypeError as error:
         raise BNetError(subject, expected=f"a list of {item_type.__name__}", actual=value) from error
@@ -54,7 +54,7 @@ def check_sequence(
 
 
 def check_mapping(subject: str, value: object) -> Mapping[str, Any]:
-    """`value` as a mapping with string keys; empty for None."""
+    """The value as a mapping with string keys; None gives an empty mapping."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -63,7 +63,7 @@ def check_mapping(subject: str, value: object) -> Mapping[str, Any]:
 
 
 def check_float(subject: str, value: object, *, above: float | None = None, minimum: float | None = None) -> float:
-    """`value` as a finite float, above `above` or of at least `minimum` where they are given."""
+    """The value as a finite float, greater than `above` and not less than `minimum` if these are given."""
     bound = "" if above is None else f" above {above:g}"
     bound = bound if minimum is None else f" of at least {minimum:g}"
     try:
@@ -79,10 +79,10 @@ def check_float(subject: str, value: object, *, above: float | None = None, mini
 
 
 def check_fraction(subject: str, value: object) -> float:
-    """`value` as a float between 0 and 1, both excluded."""
+    """The value as a float between 0 and 1, both excluded."""
     fraction = check_float(subject, value)
     if not 0 < fraction < 1:
-        raise BNetError(subject, expected="a share between 0 and 1", actual=value)
+        raise BNetError(subject, expected="a number between 0 and 1", actual=value)
     return fraction
 
 
@@ -93,7 +93,7 @@ def set_frozen(instance: object, **checked: object) -> None:
 
 
 def check_choice(subject: str, value: object, options: Iterable[object]) -> None:
-    """Refuse a `value` that is not one of `options`. Types must agree: True is not 1."""
+    """Raise an error unless the value is one of `options`. Types must agree: True is not 1."""
     choices = tuple(options)
     if not any(value is option or (type(value) is type(option) and value == option) for option in choices):
         allowed = ", ".join(repr(option) for option in choices)

@@ -1,4 +1,4 @@
-"""Options that belong to a config: an unknown keyword raises an error that names the config with that option."""
+"""Options of configs: an unknown keyword of a function raises an error that names the config with this option."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ R = TypeVar("R")
 
 
 def suggest_config_for_options(**configs: tuple[type[Any], ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that an unknown keyword raises an error that names the config with that option.
+    """Decorate a function so that an unknown keyword raises an error that names the config with this option.
 
     Args:
-        **configs: For each parameter that takes a config, the frozen dataclasses that it takes.
+        **configs: For each parameter that accepts a config, the frozen dataclasses that it accepts.
 
     Returns:
-        A decorator; the signature of the function stays as it is.
-
-    Raises:
-        BNetError: By the decorated function, for a keyword that is an option of a config.
-        UnknownNameError: By the decorated function, for any other keyword that it does not have.
+        A decorator, which preserves the signature of the function. The decorated function raises `BNetError` for a
+        keyword that is an option of a config, and `UnknownNameError` for any other unknown keyword.
     """
 
-    configs_of_option: dict[str, list[str]] = {}  # of each option the ways to write it
+    configs_of_option: dict[str, list[str]] = {}  # for each option, the code that sets it
     for parameter, kinds in configs.items():
         for kind in kinds:
             for field in fields(kind):
@@ -43,8 +40,8 @@ def suggest_config_for_options(**configs: tuple[type[Any], ...]) -> Callable[[Ca
             for option in options.keys() - known.keys():
                 if option not in configs_of_option:
                     raise unknown_name_error(f"{name} option", option, [*known, *sorted(configs_of_option)])
-                expected, allowed = f"an option of {name}", " or ".join(configs_of_option[option])
-                raise BNetError(option, expected=expected, actual="an option of a config", allowed=allowed)
+                hint = f"Pass {' or '.join(configs_of_option[option])}"
+                raise BNetError(option, expected=f"an option of {name}, not of a config", hint=hint)
             return function(*args, **options)
 
         return checked

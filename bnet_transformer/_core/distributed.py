@@ -1,7 +1,7 @@
-"""Data parallelism under torchrun: the same script in each process (rank), each with its shard of the sentences.
+"""Data parallelism under torchrun: each process (rank) runs the same script with its shard of the sentences.
 
-Every rank asks the same question and gets the full answer. Sums over sentences are all-reduced; results per sentence
-are gathered in the order of a single process.
+All ranks call the same functions and get the full result. Sums over sentences are all-reduced. Results for each
+sentence are gathered in the order of a single process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bnet_transformer.errors import BNetError, format_value
 
 S = TypeVar("S")
 N = TypeVar("N")
-TIMEOUT = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
+TIMEOUT = timedelta(minutes=10)  # for a rank that is alive but does not respond; a dead rank is noticed immediately
 _IS_SINGLE_PROCESS: ContextVar[bool] = ContextVar("by itself", default=False)
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process in its group: its rank, the number of ranks, its device."""
+    """The position of this process in its process group: its rank, the number of ranks, its device."""
 
     rank: int
     world_size: int
@@ -37,18 +37,18 @@ class DistributedContext:
 
     @property
     def is_main_process(self) -> bool:
-        """True in the process that writes files and prints."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     def shard(self, sentences: S) -> S:
-        """The shard of this rank of a list, a tensor or a corpus: items `rank`, `rank + world_size`, ..."""
+        """The items of a list, a tensor or a corpus for this rank: `rank`, `rank + world_size`, ..."""
         if self.world_size == 1:
             return sentences
         shard, items = slice(self.rank, None, self.world_size), cast(Any, sentences)
         return cast(S, items[shard] if isinstance(sentences, Tensor | Sequence) else items.take(shard))
 
     def global_indices(self, indices: Tensor) -> Tensor:
-        """The indices among all sentences of sentences of this shard."""
+        """The global indices of sentences, from their indices in this shard."""
         return self.rank + self.world_size * indices
 
     def to_device(self, network: N) -> N:
@@ -65,11 +65,11 @@ class DistributedContext:
         return total.to(value.device)
 
     def any(self, flag: bool) -> bool:
-        """True where `flag` is true on some rank."""
+        """True if `flag` is true on at least one rank."""
         return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
 
     def all_gather_object(self, value: S) -> list[S]:
-        """A small object of each rank, in the order of ranks."""
+        """The objects of all ranks, in the order of ranks; for small objects."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -77,15 +77,13 @@ class DistributedContext:
         return gathered
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """The rows `[sentence, ...]` of all shards, in the order of a single process; a rank without rows passes length
-        0.
-        """
+        """The rows `[sentence, ...]` of all shards, in the order of a single process; a rank can have 0 rows."""
         if self.world_size == 1:
             return rows
         headers = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
         longest, shape, dtype = max(headers, key=lambda header: header[0])
-        # Collectives need one shape on all ranks: shards are padded to the longest, then interleaved as `shard` cut
-        # them.
+        # Collectives need the same shape on all ranks. So shards are padded to the longest, and the gathered rows are
+        # interleaved, which is the inverse of `shard`.
         padded = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
         if len(rows):
             padded[: len(rows)] = rows.detach()
@@ -101,18 +99,18 @@ class DistributedContext:
         if self.world_size == 1:
             return
         digests = self.all_gather_object(
-            {"question": operation, **{name: compute_digest(value) for name, value in values.items()}}
+            {"operation": operation, **{name: compute_digest(value) for name, value in values.items()}}
         )
         for rank, other in enumerate(digests):
             mismatches = sorted(name for name in digests[0] if digests[0][name] != other.get(name))
             if mismatches:
-                actual = other["question"] if "question" in mismatches else f"other {', '.join(mismatches)}"
+                actual = other["operation"] if "operation" in mismatches else f"other {', '.join(mismatches)}"
                 raise RankMismatchError(
-                    f"torchrun, {digests[0]['question']}",
-                    expected="the same on every rank",
+                    f"torchrun, {digests[0]['operation']}",
+                    expected="the same call with the same arguments on every rank",
                     actual=f"{actual} on rank {rank}",
-                    allowed="the same script and data for all; "
-                    "training.single_process() for what one rank asks by itself",
+                    hint="Run the same script with the same data on all ranks, and use training.single_process() for a "
+                    "call on one rank only",
                 )
 
     def barrier(self) -> None:
@@ -122,21 +120,21 @@ class DistributedContext:
 
 
 class RankMismatchError(BNetError):
-    """Ranks that call different operations. Every rank raises it, so none waits for another, and all can continue."""
+    """Different calls on different ranks. Every rank raises this error, so no rank waits, and all can continue."""
 
 
 SINGLE_PROCESS = DistributedContext(0, 1, torch.device("cpu"))
 
 
 def resolve_device(device: str | torch.device | None, network: Any) -> torch.device:
-    """The requested device, checked; by default that of the net."""
+    """The requested device, checked; the device of the net by default."""
     resolved: torch.device = network.device if device is None else check_device(device)
     return resolved
 
 
 def check_device(device: Any) -> torch.device:
-    """A device that this machine has and that can hold numbers."""
-    expected = "a device of this machine that computes"
+    """The device as `torch.device`; raises an error if this machine does not have it, or for the meta device."""
+    expected = "an available device"
     try:
         resolved = torch.device(device)
         if resolved.type != "meta":
@@ -150,11 +148,10 @@ def check_device(device: Any) -> torch.device:
 
 @contextmanager
 def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
-    """The process group of this run: that of torchrun, or one that the caller has initialised; otherwise this process
-    alone.
+    """The process group of this run: that of torchrun, one that the caller has initialised, or only this process.
 
-    A group that is opened here stays open for the next call. An error that only some ranks raise closes it, so that the
-    others fail at once instead of waiting until the timeout.
+    A group that is opened here remains open for the next call. An error on some ranks closes it, so that the other
+    ranks fail immediately instead of at the timeout.
     """
     if not is_distributed():
         yield DistributedContext(0, 1, device)
@@ -179,7 +176,7 @@ def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Under torchrun, compute in this process only: nothing is sharded, and no other rank is waited for.
+    """Compute only in this process under torchrun: data is not sharded, and no other rank is involved.
 
     >>> from bnet_transformer.learning import training
     >>> with training.single_process():
@@ -195,17 +192,17 @@ def single_process() -> Iterator[None]:
 
 @dataclass
 class _ProcessGroup:
-    """The process group that this module opened, and must close."""
+    """The state of the process group that this module opens and closes."""
 
     is_open: bool = False
-    failure: str = ""  # the error that closed the last one
+    failure: str = ""  # the error that closed the last group
 
 
 _PROCESS_GROUP = _ProcessGroup()
 
 
 def is_distributed() -> bool:
-    """True where this process works with other ranks: not inside `single_process`."""
+    """True if this process works with other ranks, which it does not inside `single_process`."""
     if _IS_SINGLE_PROCESS.get() or not distributed.is_available():
         return False
     if distributed.is_initialized():
@@ -226,15 +223,14 @@ def _join_process_group(device: torch.device) -> DistributedContext:
                 raise ValueError(f"RANK={os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
             store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
         except (KeyError, ValueError, distributed.DistError) as error:
-            names = "WORLD_SIZE, RANK below it, MASTER_ADDR and a free MASTER_PORT"
+            names = "WORLD_SIZE, a smaller RANK, MASTER_ADDR and a free MASTER_PORT"
             raise BNetError(
                 "torchrun",
                 expected=f"{names} in the environment, as torchrun sets them",
                 actual=str(error).partition(". ")[0],
-                allowed="torchrun --nproc-per-node 2 script.py; training.single_process(); "
-                "no WORLD_SIZE, for one process",
+                hint="Start the script with torchrun --nproc-per-node 2 script.py, or unset WORLD_SIZE for one process",
             ) from error
-        # The store of torchrun outlives ranks that were killed, and still has their addresses.
+        # The store of torchrun outlives killed ranks and still has their addresses, so each restart has a new prefix.
         store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
@@ -254,9 +250,6 @@ def _destroy_process_group() -> None:
 
 
 def _rank_failure_error(reason: str) -> BNetError:
-    return BNetError(
-        "torchrun",
-        expected="every rank to come to the same point",
-        actual=f"one that did not ({reason})",
-        allowed="the error of that rank says why; torchrun --max-restarts, with bt.Checkpoints(folder, resume=True)",
-    )
+    """The error for a rank that failed, from its reason or that of the connection."""
+    hint = "See the error of that rank. To restart runs, use torchrun --max-restarts and bt.Checkpoints(resume=True)"
+    return BNetError(f"torchrun: another rank failed or stopped ({reason})", hint=hint)

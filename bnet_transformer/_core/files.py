@@ -20,20 +20,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, DeclarationError, FileError, format_value
+from bnet_transformer.errors import NOT_GIVEN, BNetError, DeclarationError, FileError, format_value
 
 METADATA_KEY = "bnet_transformer"
 MAX_HEADER_BYTES = 2**26
-MAX_PREFIX_LENGTH = 40  # letters of a file's name in that of its temporary folder: a name has at most 255 bytes
+MAX_PREFIX_LENGTH = 40  # of a file's name in that of its temporary folder, because names have at most 255 bytes
 DigestFunction = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
 
 
 def as_path(path: object) -> Path:
-    """`path` as a Path, or the error that says what a path is."""
+    """The path as a `Path`; raises an error if it is not a valid path."""
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
         os.fsencode(text)
-    except (TypeError, UnicodeError):  # half of a character names no file
+    except (TypeError, UnicodeError):  # a lone surrogate cannot be encoded
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise FileError("path", expected="the path of a file, a string or a Path", actual=path)
@@ -44,8 +44,8 @@ def as_path(path: object) -> Path:
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty temporary file that replaces `path` when the block ends, and is deleted if the block fails.
 
-    The temporary file is in a hidden folder of its own next to `path`, because libraries such as safetensors create
-    temporary files next to their target as well. A device or a pipe is written when the block ends.
+    The temporary file is in a separate hidden folder next to `path`, because libraries such as safetensors also create
+    temporary files next to their target. A device or a pipe is written when the block ends.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,14 +54,14 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     Path(folder, "a.txt").read_text()
     'whole'
     """
-    # The data is on the disk (fsync) before `replace` renames the file, and a rename within one file system is atomic:
-    # after a crash there is either the old file or the new one.
+    # The data is on the disk (fsync) before `replace` renames the file, and a rename within one file system is atomic.
+    # So after a crash either the old or the new file exists.
     destination = as_path(path)
     try:
         is_stream = destination.exists() and not destination.is_file() and not destination.is_dir()
-        target = destination if is_stream else Path(os.path.realpath(destination))  # a link stays one
+        target = destination if is_stream else Path(os.path.realpath(destination))  # a link remains a link
         if not target.parent.is_dir():
-            raise FileError(str(path), expected="a folder that is there", actual=f"{target.parent}, which is not")
+            raise FileError(str(path), expected="a file in an existing folder", actual=str(target.parent))
         parent = None if is_stream else target.parent
         prefix = f".{target.name[:MAX_PREFIX_LENGTH]}."
         with tempfile.TemporaryDirectory(".tmp", prefix, parent, ignore_cleanup_errors=True) as folder:
@@ -79,15 +79,14 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.replace(target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FileError(str(path), expected="a file that can be written", actual=reason) from error
+        raise FileError(str(path), expected="a writable file", actual=reason) from error
 
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Lock a file for the block; another process that tries to lock it fails at once.
 
-    The system releases the lock of a killed process. Temporary folders of this file that killed writers left are
-    removed.
+    The operating system releases the lock of a killed process. Temporary folders of killed writers are removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive_lock(Path(folder, "a")):
@@ -97,17 +96,16 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     ...
     bnet_transformer.errors.FileError: ...
     """
-    # An advisory lock (flock) on a file next to `path`; unlike a file that only exists, it cannot outlive its process.
+    # An advisory lock (flock) on a file next to `path`; unlike a lock file by existence, it cannot outlive its process.
     folder = str(path.parent)
     try:
         lock = FileLock(f"{path}.lock").acquire(timeout=0)
     except Timeout as error:
-        expected, actual = "a folder that no other run writes to", "one that another run writes to"
-        allowed = "another folder, or this one when that run has ended"
-        raise FileError(folder, expected=expected, actual=actual, allowed=allowed) from error
+        hint = "Use another folder, or wait until that run has ended"
+        raise FileError(f"another run writes to {folder}", hint=hint) from error
     except OSError as error:
         actual = error.strerror or str(error)
-        raise FileError(folder, expected="a folder that can be written", actual=actual) from error
+        raise FileError(folder, expected="a writable folder", actual=actual) from error
     with lock:
         for leftover in path.parent.glob(f".{glob.escape(path.name[:MAX_PREFIX_LENGTH])}.????????.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -115,8 +113,9 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def write_tensors(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors with a JSON header to a safetensors file, with a SHA-256 of both; `header` has "format" and
-    "version".
+    """Write tensors and a JSON header to a safetensors file, with a SHA-256 of both.
+
+    The header must have the entries "format" and "version".
     """
     signed = {**header, "sha256": _compute_sha256(header, tensors)}
     with atomic_write(path) as temporary:
@@ -130,35 +129,33 @@ def read_tensors(
     version: int,
     compute_digest: DigestFunction | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a file; its SHA-256 (by `compute_digest`, where given) must match."""
+    """The header and the tensors of a file; raises an error if its SHA-256 (by `compute_digest`) does not match."""
     file_path = as_path(path)
     with open_safetensors(file_path, expected) as opened:
         header = read_header(file_path, opened, expected, file_format, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if header.pop("sha256", None) != (compute_digest or _compute_sha256)(header, tensors):
-            raise FileError(str(file_path), expected="the content that was saved (its SHA-256)", actual="other bytes")
+            raise FileError(str(file_path), expected="unchanged content", actual="another SHA-256")
     return header, tensors
 
 
 def read_header(path: Path, file: Any, expected: str, file_format: str, max_version: int) -> dict[str, Any]:
-    """The JSON header of an open file, of this format and at most version `max_version`."""
+    """The JSON header of an open file; raises an error for another format or a newer version than `max_version`."""
     header = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
     if not isinstance(header, dict) or header.get("format") != file_format:
-        raise FileError(str(path), expected=expected, actual="safetensors of something else")
+        raise FileError(str(path), expected=expected, actual="a safetensors file of another format")
     version = header.get("version")
     if type(version) is not int or version < 1:
-        raise FileError(str(path), expected="a format version, a whole number", actual=format_value(repr(version)))
+        raise FileError(str(path), expected="a format version, an integer", actual=format_value(repr(version)))
     if version > max_version:
         by = f", written by bnet_transformer {header['library']}" if "library" in header else ""
-        allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
-        raise FileError(
-            str(path), expected=f"format version {max_version}", actual=f"version {version}{by}", allowed=allowed
-        )
+        hint = "Update with pip install --upgrade bnet_transformer"
+        raise FileError(str(path), expected=f"format version {max_version}", actual=f"version {version}{by}", hint=hint)
     return header
 
 
 def has_format(path: str | os.PathLike[str], expected: str, file_format: str) -> bool:
-    """True for a file with that format in its header; other faults of the file are left to the reader of the format."""
+    """True if the header of a file has a given format; False also for an invalid file."""
     file_path = as_path(path)
     try:
         with open_safetensors(file_path, expected) as opened:
@@ -170,10 +167,10 @@ def has_format(path: str | os.PathLike[str], expected: str, file_format: str) ->
 
 @contextlib.contextmanager
 def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
-    """Open a safetensors file once, by `pread`.
+    """Open a safetensors file once, with `pread`.
 
-    With a memory map, the header and the tensors could come from two files that replace each other, and a file that is
-    truncated while it is read would kill the process (SIGBUS). Folders and pipes are refused: opening a pipe would
+    With a memory map, the header and the tensors could come from different files if the file is replaced, and the
+    process would be killed (SIGBUS) if the file is truncated. Folders and pipes raise an error, because a pipe could
     block.
     """
     try:
@@ -182,14 +179,14 @@ def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise FileError(str(path), expected=expected, actual=reason) from error
     if not is_plain:
-        raise FileError(str(path), expected=expected, actual="a folder" if path.is_dir() else "no plain file")
+        raise FileError(str(path), expected=expected, actual="a folder" if path.is_dir() else "a special file")
     with wrap_read_errors(path, expected), safe_open(path, framework="pt", backend="pread") as opened:
         yield opened
 
 
 @contextlib.contextmanager
 def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
-    """Re-raise any error of the block as a FileError that names the file."""
+    """Re-raise any error of the block as a `FileError` that names the file."""
     try:
         yield
     except FileError:
@@ -198,15 +195,15 @@ def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
         suffix = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
         raise FileError(str(path), expected=expected, actual=f"a fault: {error.faults[0]}{suffix}") from error
     except SafetensorError as error:
-        raise FileError(str(path), expected=expected, actual=f"no sound safetensors file: {error}") from error
+        raise FileError(str(path), expected=expected, actual=f"an invalid safetensors file: {error}") from error
     except BNetError as error:
         raise FileError(str(path), expected=expected, actual=str(error)) from error
-    except Exception as error:  # values of a type that nobody foresaw; a stranger's class may fail in any way
+    except Exception as error:  # unexpected values; a user's class can raise any error
         raise FileError(str(path), expected=expected, actual=f"{type(error).__name__}: {error}") from error
 
 
 def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A SHA-256 of the header and of each tensor's name, dtype, shape and bytes."""
+    """The SHA-256 of the header and of the name, dtype, shape and bytes of each tensor."""
     hasher = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
@@ -215,16 +212,15 @@ def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return hasher.hexdigest()
 
 
-Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of a file
+Writers = dict[str, Callable[[], bytes]]  # for each suffix, the function that returns the content of a file
 
 
 def write_file(path: str | os.PathLike[str], writers: Writers) -> None:
     """Write a file atomically, with the content that the writer of its suffix returns."""
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:
-        actual = f"{suffix!r}" if suffix else "none"
-        raise BNetError(
-            f"suffix of {path}", expected="one that says how", actual=actual, allowed=", ".join(sorted(writers))
-        )
+        actual = repr(suffix) if suffix else NOT_GIVEN
+        allowed = ", ".join(sorted(writers))
+        raise BNetError(str(path), expected="a file name with a known suffix", actual=actual, allowed=allowed)
     with atomic_write(path) as temporary:
         temporary.write_bytes(writers[suffix]())

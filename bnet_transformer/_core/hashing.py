@@ -1,4 +1,4 @@
-"""Digests of nested Python objects, the same in every process, and seeds derived from several values."""
+"""Digests of nested Python objects, which are equal in every process, and seeds derived from several values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 
-PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))  # hashed by their repr
+PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))  # these are hashed by their repr
 HashParts = tuple[str, Iterable[Any]]
 
 
 def compute_digest(obj: object) -> str:
-    """A digest of nested data: every number, name and field. Mappings and sets are hashed without their order.
+    """A digest of nested data: of every number, name and field, but not of the order in mappings and sets.
 
     >>> digest = compute_digest({"a": [1.0, {2, 3}]})
     >>> digest == compute_digest({"a": [1.0, {3, 2}]}), digest == compute_digest({"a": [1.0, {2, 4}]})
@@ -28,21 +28,22 @@ def compute_digest(obj: object) -> str:
     try:
         return _compute_sha256(obj).hex()[:16]
     except RecursionError as error:
-        raise _unhashable_error("one that holds itself", obj) from error
+        raise _unhashable_error("it contains itself", obj) from error
 
 
 def _compute_sha256(obj: object) -> bytes:
+    """The SHA-256 of an object, from a header and its parts."""
     head, body = _hash_parts(obj)
     hasher = hashlib.sha256(f"{head}\0".encode("utf-8", "surrogatepass"))
-    # No two objects give the same bytes: the header ends in a zero byte and has the number of parts, and parts are
-    # digests of one length, or the raw numbers of an array whose header has dtype and shape.
+    # Different objects give different bytes: the header contains the number of parts and ends with a zero byte. Parts
+    # are digests of equal length, or the raw numbers of an array, whose dtype and shape are in the header.
     for part in body:
         hasher.update(part)
     return hasher.digest()
 
 
 def _hash_parts(obj: Any) -> HashParts:
-    """A header (type, length) of an object, and its parts as bytes: raw numbers, or a digest of each."""
+    """The header (type, length) of an object and its parts as bytes: raw numbers, or the digest of each part."""
     if type(obj) in PRIMITIVE_TYPES:
         return f"{type(obj).__name__} {obj!r}", ()
     if isinstance(obj, Tensor) and obj.layout is torch.strided:
@@ -66,7 +67,7 @@ def _hash_parts(obj: Any) -> HashParts:
 
 
 def _object_hash_parts(obj: Any) -> HashParts:
-    """The parts of other objects: `parts_to_hash()`, the fields of a dataclass, or what `pickle` would store."""
+    """The parts of other objects: `parts_to_hash()`, the fields of a dataclass, or the state that pickle stores."""
     name = _class_name(type(obj))
     if hasattr(type(obj), "parts_to_hash"):
         return name, map(_compute_sha256, obj.parts_to_hash())
@@ -75,8 +76,8 @@ def _object_hash_parts(obj: Any) -> HashParts:
         return f"{name} {names}", [_compute_sha256(getattr(obj, field_name)) for field_name in names]
     try:
         reduced: Any = obj.__reduce_ex__(4)
-    except Exception as error:  # whatever forbids it
-        raise _unhashable_error("one whose content nothing tells", obj) from error
+    except Exception as error:  # any error of a class that cannot be pickled
+        raise _unhashable_error("it cannot be pickled", obj) from error
     if isinstance(reduced, str):
         return f"{name} {reduced}", ()
     function, given, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -86,19 +87,21 @@ def _object_hash_parts(obj: Any) -> HashParts:
 def _class_name(kind: type) -> str:
     """The name of a class in a digest.
 
-    For a class of this package it is the bare name, which is unique: checkpoints store this digest, and stay readable
-    when a class moves to another module.
+    For a class of this package it is the name without the module. Names are unique, and checkpoints, which store the
+    digest, remain readable if a class moves to another module.
     """
     is_internal = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
     return kind.__qualname__ if is_internal else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _tensor_bytes(value: Tensor) -> Any:
+    """The bytes of a tensor, on the CPU and contiguous."""
     dense = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return dense.reshape(-1).view(torch.uint8).numpy().data if dense.numel() else b""
 
 
 def _array_hash_parts(array: np.ndarray) -> HashParts:
+    """The header and the bytes of a numpy array."""
     head = f"array {array.dtype!r} {array.shape}"
     if array.dtype.hasobject:
         return head, map(_compute_sha256, array.ravel().tolist())
@@ -106,11 +109,12 @@ def _array_hash_parts(array: np.ndarray) -> HashParts:
 
 
 def _unhashable_error(reason: str, obj: object) -> BNetError:
+    """The error for an object without a digest, which ranks could not compare."""
     return BNetError(
         "data and settings under torchrun",
-        expected="things that ranks can compare",
-        actual=f"{reason}, a {type(obj).__name__}",
-        allowed="tensors, arrays, mappings, lists, strings, numbers, dataclasses, functions, what can be pickled",
+        expected="objects that ranks can compare",
+        actual=f"an object of type {type(obj).__name__} ({reason})",
+        allowed="tensors, arrays, mappings, lists, strings, numbers, dataclasses, functions, objects for pickle",
     )
 
 
@@ -124,14 +128,14 @@ def derive_seed(*parts: object) -> int:
 
 
 def describe_code(function: Any) -> str:
-    """The name of a function with a digest of its bytecode, without the values that it closes over."""
+    """The name of a function with a digest of its bytecode, without the values of its closure."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return name if code is None else f"{name} {hashlib.sha256(_code_bytes(code)).hexdigest()[:16]}"
 
 
 def _code_bytes(code: CodeType) -> bytes:
-    """The bytecode of a function with its names and constants, and that of nested functions; without line numbers."""
+    """The bytecode, names and constants of a function and its nested functions, without line numbers."""
     inside = [part for part in code.co_consts if isinstance(part, CodeType)]
     plain = [part for part in code.co_consts if not isinstance(part, CodeType | frozenset)]
     instructions = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()

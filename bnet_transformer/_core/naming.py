@@ -1,7 +1,7 @@
-"""The naming law: roles, ground names and their parsing, plates, and the reach of an arrow (which words it joins).
+"""The names of nodes and how they are parsed, and the reach of an arrow, which is the set of words that it joins.
 
-A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack with a
-name is a prefix. A role never ends in `_digits`, so parsing is unambiguous.
+The name of a node is its role, followed by its indices in the order slice, other plates, word, joined by `_`. The name
+of a stack is a prefix. A role never ends in `_` and digits, so parsing is unambiguous.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROLE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
 
 def join_stem(stack: str, role: str) -> str:
-    """The part of a ground name before its indices.
+    """The part of a node's name before the indices.
 
     >>> join_stem("enc", "x"), join_stem("", "W_q")
     ('enc_x', 'W_q')
@@ -39,7 +39,7 @@ def join_stem(stack: str, role: str) -> str:
 
 
 def join_name(stem: str, indices: Iterable[int]) -> str:
-    """A ground name from its stem and indices.
+    """The name of a node from its stem and indices.
 
     >>> join_name("W_q", (1,)), join_name("q", (1, 3, 2)), join_name("c", ())
     ('W_q_1', 'q_1_3_2', 'c')
@@ -48,7 +48,7 @@ def join_name(stem: str, indices: Iterable[int]) -> str:
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """The stem and the indices of a ground name: the inverse of `join_name`.
+    """The stem and the indices of a node's name: the inverse of `join_name`.
 
     >>> split_name("W_q_1"), split_name("enc_x_0_4"), split_name("c")
     (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
@@ -68,7 +68,7 @@ def format_label(
     word: int | None = None,
     token: str | None = None,
 ) -> str:
-    """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
+    """The label of a node in figures: the word as subscript, slice and (in parentheses) other plates as superscript.
 
     >>> format_label("x", slice=1, word=2, token="sat"), format_label("c")
     ('x₂¹ "sat"', 'c')
@@ -83,15 +83,15 @@ def format_label(
 
 
 def find_role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
-    """What is wrong with a role as an identifier, or None.
+    """The reason that a role is invalid; None for a valid role.
 
     >>> find_role_fault("W_q"), find_role_fault("x_1")
-    (None, "the role 'x_1', which ends in _digits")
+    (None, "the role 'x_1', which ends in _ and digits")
     """
     if not isinstance(role, str) or not _ROLE_PATTERN.fullmatch(role):
-        return f"the role {role!r}, which is not a plain identifier"
+        return f"the role {role!r}, which is not an identifier of ASCII letters, digits and _"
     if re.search(r"_\d+$", role):
-        return f"the role {role!r}, which ends in _digits"
+        return f"the role {role!r}, which ends in _ and digits"
     if role.endswith("_"):
         return f"the role {role!r}, which ends in _"
     if keyword.iskeyword(role) or keyword.issoftkeyword(role):
@@ -103,11 +103,23 @@ def find_role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
 
 @dataclass(frozen=True)
 class Reach:
-    """Which words of the parent an arrow comes from, seen from word `i` of the child.
+    """The words j of the parent that word i of the child reads.
 
-    `same` (j = i), `every`, `causal` (j <= i), `earlier` (j < i), `before` (j = i - 1), `rest` (j = i, but the first
-    word reads none), `first`, `last`, `window` (|i - j| <= width), `recent` (0 <= i - j <= width), `mask` (the pairs of
-    a fixed table: row i lists what word i reads).
+    Args:
+        kind: The rule:
+
+            - `"same"` (default): j = i;
+            - `"every"`: all words;
+            - `"causal"`: j <= i;
+            - `"earlier"`: j < i;
+            - `"before"`: j = i - 1;
+            - `"rest"`: j = i, except that the first word reads no word;
+            - `"first"`, `"last"`: the first or the last word of the parent;
+            - `"window"`: |i - j| <= `width`;
+            - `"recent"`: 0 <= i - j <= `width`;
+            - `"mask"`: the words with True in row i of `table`.
+        width: The width of `"window"` and `"recent"`, in words. Default 0.
+        table: The table of `"mask"`, `[word of the child, word of the parent]`. Default: empty.
 
     >>> Reach("causal").matrix(3, 3).astype(int)
     array([[1, 0, 0],
@@ -123,45 +135,63 @@ class Reach:
         check_choice("reach", self.kind, REACH_KINDS)
         set_frozen(self, width=check_int(f"{self.kind} width", self.width, minimum=0))
         if self.width and self.kind not in KINDS_WITH_WIDTH:
-            raise BNetError(
-                f"width of the reach {self.kind}",
-                expected="none",
-                actual=self.width,
-                allowed=", ".join(KINDS_WITH_WIDTH),
-            )
+            expected = f"no width, because only {' and '.join(KINDS_WITH_WIDTH)} have one"
+            raise BNetError(f"reach {self.kind}", expected=expected, actual=self.width)
         if self.kind == "mask":
             set_frozen(self, table=_check_table(self.table))
         elif not isinstance(self.table, tuple) or self.table:
-            raise BNetError(f"table of the reach {self.kind}", expected="none", actual=self.table, allowed="mask")
+            expected = "no table, because only mask has one"
+            raise BNetError(f"reach {self.kind}", expected=expected, actual=self.table)
 
     @property
     def is_single(self) -> bool:
-        """True where a word reads at most one word, so that the slot holds a single value and no collection."""
+        """True if each word reads at most one word, so that the slot holds a single value and not a collection."""
         return self.kind in ("same", "before", "rest", "first", "last")
 
     @property
     def is_positionwise(self) -> bool:
-        """True where no word reads another one."""
+        """True if no word reads another word."""
         return self.kind in ("same", "rest")
 
     @property
     def is_strictly_causal(self) -> bool:
-        """True where a word reads only earlier words."""
+        """True if each word reads only earlier words."""
         return self.kind in ("before", "earlier") or (self.kind == "mask" and self._is_lower_triangular(0))
 
     @property
     def is_causal(self) -> bool:
-        """True where no word reads a later one."""
+        """True if no word reads a later word."""
         kinds = ("same", "before", "rest", "earlier", "causal", "recent")
         return self.kind in kinds or (self.kind == "mask" and self._is_lower_triangular(1))
 
     def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
-        """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
+        """The table of all pairs of words.
+
+        Args:
+            children: The number of words of the child.
+            parents: The number of words of the parent.
+
+        Returns:
+            `[children, parents]`: True if word i of the child reads word j of the parent.
+
+        Raises:
+            BNetError: If the reach does not exist for these numbers of words.
+        """
         return _compute_matrix(self, children, parents)
 
     def count_arrows(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
-        """The number of arrows from words j of the parent to words i of the child, both sorted; without a table of all
-        pairs.
+        """The number of arrows from some words j of the parent to some words i of the child.
+
+        Except for a mask, it is computed without the table of all pairs.
+
+        Args:
+            i: The sorted indices of words of the child.
+            j: The sorted indices of words of the parent.
+            children: The number of words of the child.
+            parents: The number of words of the parent.
+
+        Returns:
+            The number of arrows.
 
         >>> Reach("causal").count_arrows(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
         500000500000
@@ -173,11 +203,28 @@ class Reach:
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
     def word_range(self, i: Any, parents: int) -> tuple[Any, Any]:
-        """The first word that each word i reads and the one after the last, for any array library; not for a mask."""
+        """The range of words that word i reads; not defined for a mask.
+
+        Args:
+            i: The index of the word, or an array of any library.
+            parents: The number of words of the parent.
+
+        Returns:
+            The first word of the range, and the word after the last. They can exceed the words of the parent.
+        """
         return WORD_RANGES[self.kind](i, parents, self.width)
 
     def first_empty_row(self, children: int, parents: int) -> int | None:
-        """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
+        """The first word of the child that reads no word.
+
+        Except for a mask, it is computed without the table of all pairs.
+
+        Args:
+            children: The number of words of the child.
+            parents: The number of words of the parent.
+
+        Returns:
+            The index of the word; None if every word reads at least one word.
 
         >>> Reach("earlier").first_empty_row(3, 3), Reach("window", 1).first_empty_row(9, 4)
         (0, 5)
@@ -192,16 +239,34 @@ class Reach:
         return first_empty if self.kind in KINDS_WITH_WIDTH and first_empty < children else None
 
     def check_word_counts(self, children: int, parents: int, prefix: str = "") -> None:
-        """Refuse numbers of words that the reach cannot join; `prefix` names the arrow in the error."""
+        """Check the numbers of words.
+
+        Args:
+            children: The number of words of the child.
+            parents: The number of words of the parent.
+            prefix: The start of the error message, such as the names of the nodes. Default: empty.
+
+        Raises:
+            BNetError: If the reach does not exist for these numbers of words.
+        """
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
             expected = f"{fixed[0]} words that read {fixed[1]}"
-            reason = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
+            reason = "the shape of the mask" if self.kind == "mask" else "word i reads word i"
             actual = f"{children} words that read {parents}"
             raise BNetError(f"{prefix}reach {self.kind}", expected=f"{expected} ({reason})", actual=actual)
 
     def has_arrow(self, i: Any, j: Any, parents: int) -> Any:
-        """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
+        """Whether word i reads word j; not defined for a mask.
+
+        Args:
+            i: The index of a word of the child, or an array of any library.
+            j: The index of a word of the parent, or an array that broadcasts with `i`.
+            parents: The number of words of the parent.
+
+        Returns:
+            A boolean, or an array of booleans.
+        """
         low, high = self.word_range(i, parents)
         return (low <= j) & (j < high)
 
@@ -209,10 +274,11 @@ class Reach:
         return f"{self.kind}({self.width})" if self.kind in KINDS_WITH_WIDTH else self.kind
 
     def _is_lower_triangular(self, diagonal: int) -> bool:
+        """True if row i of the table has no word from `i + diagonal` on."""
         return all(not cell for i, row in enumerate(self.table) for cell in row[i + diagonal :])
 
 
-# Of word i of the child, m words of the parent and a width: the first word that is read, and the one after the last.
+# For word i of the child, m words of the parent and a width: the first word that is read and the word after the last.
 WORD_RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
     "same": lambda i, m, width: (i, i + 1),
     "every": lambda i, m, width: (0 * i, 0 * i + m),
@@ -225,7 +291,7 @@ WORD_RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
     "window": lambda i, m, width: (i - width, i + width + 1),
     "recent": lambda i, m, width: (i - width, i + 1),
 }
-KINDS_WITH_WIDTH = ("window", "recent")  # the reaches that have a width
+KINDS_WITH_WIDTH = ("window", "recent")
 REACH_KINDS = (*WORD_RANGES, "mask")
 
 
@@ -237,14 +303,15 @@ def _check_table(value: object) -> tuple[tuple[bool, ...], ...]:
         raise BNetError("mask", expected="a table of booleans", actual=value) from error
     if table.dtype != bool or table.ndim != 2 or not table.size:
         actual = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
-        plain = ", ".join(kind for kind in WORD_RANGES if kind not in KINDS_WITH_WIDTH)
-        allowed = f"{plain}, Reach('window', width), Reach('recent', width), a table of booleans"
+        without_width = ", ".join(kind for kind in WORD_RANGES if kind not in KINDS_WITH_WIDTH)
+        allowed = f"{without_width}, Reach('window', width), Reach('recent', width), a table of booleans"
         raise BNetError("mask", expected="a table [word, word] of booleans", actual=actual, allowed=allowed)
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 
-@lru_cache(maxsize=64, typed=True)  # typed: 3.0 must not hit the entry of 3, but be refused
+@lru_cache(maxsize=64, typed=True)  # typed: 3.0 must raise an error, and not use the entry of 3
 def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
+    """The table of all pairs of words of a reach, read-only and cached."""
     reach.check_word_counts(check_int("children", children, minimum=0), check_int("parents", parents, minimum=0))
     check_memory("the matrix of a reach", children * parents, "fewer words")
     if reach.kind == "mask":
@@ -256,7 +323,7 @@ def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.boo
 
 
 def as_reach(value: object) -> Reach:
-    """A `Reach` from a name, a `Reach` or a table of booleans; None reads every word.
+    """A `Reach` from a name, a `Reach` or a table of booleans; None is the reach `"every"`.
 
     >>> as_reach("causal"), as_reach(None).kind
     (Reach(kind='causal', width=0, table=()), 'every')
@@ -267,6 +334,8 @@ def as_reach(value: object) -> Reach:
         return value
     if isinstance(value, str):
         if value in (*KINDS_WITH_WIDTH, "mask"):
-            raise BNetError("reach", expected="its width or table with it", actual=value, allowed="Reach(...)")
+            option = "a table" if value == "mask" else "a width"
+            hint = "Pass the table itself" if value == "mask" else f"Pass bt.Reach({value!r}, width)"
+            raise BNetError("reach", expected=f"{option} for the reach {value!r}", hint=hint)
         return Reach(value)
     return Reach("mask", table=_check_table(value))

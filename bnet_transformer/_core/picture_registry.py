@@ -1,7 +1,7 @@
-"""A registry of figures by type: `make_picture` and `write_picture` dispatch on the class of a result.
+"""The figures of results by type: `make_picture` and `write_picture` dispatch on the class of a result.
 
-Packages of results are below `figures` in the import order. `bnet_transformer.drawing` registers its functions here,
-so results have the methods of `Drawable` and do not import `figures`.
+Packages of results are below `figures` in the import order and cannot import it. `bnet_transformer.drawing` registers
+its functions here, and results inherit the methods of `Drawable`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ def make_picture(result: object, **options: Any) -> Any:
     Returns:
         A `figures.Picture`.
     """
-    raise BNetError("picture", expected="something with a figure", actual=result)
+    raise BNetError("picture", expected="a net, a sentence or a result with a figure", actual=result)
 
 
 @singledispatch
 def write_picture(result: object, path: str | os.PathLike[str], **options: Any) -> None:
-    """Write the figure of a result; the suffix of the file says in which format.
+    """Write the figure of a result to a file; the suffix determines the format.
 
     Args:
-        result: As in `make_picture`.
-        path: The file.
+        result: A net, the state of a sentence, or a result that is `Drawable`.
+        path: The path of the file.
         **options: The options of its figure.
     """
-    raise BNetError("picture", expected="something with a figure", actual=result)
+    raise BNetError("picture", expected="a net, a sentence or a result with a figure", actual=result)
 
 
 class Drawable:
-    """A result that has a figure."""
+    """The base class of results with a figure."""
 
     def picture(self, **options: Any) -> Any:
-        """The figure.
+        """The figure of the result.
 
         Args:
-            **options: `theme=`, and for what is read also `min_weight=`, `top=` and `limit=`.
+            **options: `theme=`; for a figure of reads also `min_weight=`, `top=` and `limit=`.
 
         Returns:
             A `figures.Picture`.
@@ -60,14 +60,14 @@ class Drawable:
         return make_picture(self, **options)
 
     def to_graphviz(self, **options: Any) -> Any:
-        """The figure as DOT, to edit: structure, labels and colours, without positions.
+        """The figure as DOT source, which can be edited: structure, labels and colours, without positions.
 
         Args:
-            **options: Those of `make_picture`.
+            **options: The options of `picture`.
 
         Returns:
-            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
-            notebook shows what `dot` draws, or the figure of `make_picture` where there is no `dot`.
+            A `graphviz.Source`. `.source` is the DOT source. `.render(...)` and `.pipe(...)` draw it with the program
+            `dot`. A notebook shows the drawing of `dot`, or that of `picture` if `dot` is not installed.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=4).sentence("the cat").tan_tree().to_graphviz().source.splitlines()[0]
@@ -76,11 +76,11 @@ class Drawable:
         return self.picture(**options).to_graphviz()
 
     def draw(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the figure: svg, png, pdf, tex or dot, by suffix.
+        """Write the figure to a file.
 
         Args:
-            path: The file.
-            **options: Those of `make_picture`.
+            path: The path of the file. Its suffix determines the format: `.svg`, `.png`, `.pdf`, `.tex` or `.dot`.
+            **options: The options of `picture`.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -92,5 +92,5 @@ class Drawable:
 
 
 def _load_figures() -> None:
-    """Register the figures: after unpickling a result, `drawing` may not have been imported."""
+    """Register the figures, because `drawing` may not be imported when a result is unpickled."""
     importlib.import_module("bnet_transformer.drawing")

@@ -1,4 +1,4 @@
-"""Pretrained tokenizers: text to ids, spans, special tokens and the word of each token."""
+"""Pretrained tokenizers: from text to ids, spans, special tokens, and the word of each token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """The output of a tokenizer for a text or a pair of texts, one entry for each token.
+    """The output of a tokenizer for a text or a pair of texts, with one entry for each token.
 
-    `spans` are the character offsets of a token in its text, None for tokens that the tokenizer adds. A list of words
-    counts as the text with single spaces between them. `special` is true for tokens that the tokenizer adds and for
-    special tokens that the text contains; the unknown token is not special. `segments` is the text of each token,
-    `groups` has the tokens of each word.
+    Attributes:
+        tokens: The tokens.
+        ids: Their ids in the vocabulary.
+        spans: The character offsets of each token in its text; None for tokens that the tokenizer adds. A list of words
+            is a text with single spaces between the words.
+        special: Whether each token is special: added by the tokenizer, or a special token of the text. The unknown
+            token is not special.
+        segments: The segment of each token: 0 for the first text, 1 for the second.
+        groups: The indices of the tokens of each word.
     """
 
     tokens: tuple[str, ...]
@@ -33,7 +38,7 @@ class TokenizedText:
     groups: tuple[tuple[int, ...], ...]
 
     def shift_right(self, start_id: int, token: str) -> TokenizedText:
-        """Decoder inputs: a start token, special and a word of its own, then all tokens but the last."""
+        """The inputs of a decoder: a start token (special, and its own word), then all tokens except the last."""
         last = len(self.ids) - 1
         groups = (tuple(k + 1 for k in group if k < last) for group in self.groups)
         return TokenizedText(
@@ -48,11 +53,14 @@ class TokenizedText:
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer, from the text of a `tokenizer.json`; it neither truncates nor pads, whatever the file says.
+    """A tokenizer from a `tokenizer.json`. It never truncates or pads, even if the file requests it.
 
-    `segments_role` is the role of the node that takes the segments, `start_token_id` the token with which the words of
-    a decoder start. With `first_stack_only` it reads only the words of the first stack, because the others have another
-    vocabulary.
+    Args:
+        json_text: The text of the file.
+        segments_role: The role of the node for the segments; None (default) for none.
+        start_token_id: The id of the first token of a decoder's inputs; None (default) if it is unknown.
+        first_stack_only: Whether the tokenizer is only for the first stack, because other stacks have another
+            vocabulary. Default False.
     """
 
     json_text: str = field(repr=False)
@@ -62,12 +70,13 @@ class Tokenizer:
 
     @cached_property
     def _tokenizer(self) -> Any:
+        """The tokenizer of the library `tokenizers`."""
         try:
             from tokenizers import Tokenizer as HFTokenizer
         except ImportError as error:
-            needed = "the package tokenizers, which reads text for this net"
-            allowed = 'pip install "bnet-transformer[pretrained]", or ids'
-            raise BNetError("tokenizer", expected=needed, actual="none", allowed=allowed) from error
+            hint = 'Install it with pip install "bnet-transformer[pretrained]", or pass ids instead of text'
+            expected = "the package tokenizers, which this net needs for text"
+            raise BNetError("tokenizer", expected=expected, hint=hint) from error
         with _wrap_tokenizer_errors("tokenizer", "a tokenizer.json"):
             tokenizer = HFTokenizer.from_str(self.json_text)
         tokenizer.no_truncation()
@@ -76,6 +85,7 @@ class Tokenizer:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
+        """The ids of the special tokens, without the unknown token."""
         added, unknown = self._tokenizer.get_added_tokens_decoder(), getattr(self._tokenizer.model, "unk_token", None)
         return frozenset(k for k, token in added.items() if token.special and token.content != unknown)
 
@@ -85,20 +95,22 @@ class Tokenizer:
         return dict(self._tokenizer.get_vocab())
 
     def can_encode(self, stack: str, first_stack: str) -> bool:
-        """True where the words of `stack` are in the tokenizer's vocabulary."""
+        """True if the tokenizer is valid for the words of `stack`."""
         return stack == first_stack or not self.first_stack_only
 
     def special_tokens_mask(self, ids: Sequence[int]) -> tuple[bool, ...]:
-        """True for each id of a special token."""
+        """Whether each id is that of a special token."""
         return tuple(k in self._special_ids for k in ids)
 
     def encode(self, text_or_words: object, pair: object = None) -> TokenizedText:
-        """The tokens of a text or a list of words (and of a second one), with the special tokens of the model."""
+        """The tokens of a text or list of words, and optionally of a second one, with the model's special tokens."""
         given = [_check_text("sentence", text_or_words)] + ([] if pair is None else [_check_text("pair", pair)])
         if len({isinstance(text, str) for text in given}) > 1:
-            raise BNetError("pair", expected="a second sentence, text or words as the first", actual=pair)
+            raise BNetError(
+                "pair", expected="a second sentence of the same form (text, or a list of words)", actual=pair
+            )
         texts = [text if isinstance(text, str) else " ".join(text) for text in given]
-        with _wrap_tokenizer_errors("sentence", "text that its tokenizer reads"):
+        with _wrap_tokenizer_errors("sentence", "text that the tokenizer can encode"):
             encoding = self._tokenizer.encode(*texts)
         if not encoding.ids:
             raise BNetError("sentence", expected="at least one token", actual=text_or_words)
@@ -113,7 +125,7 @@ class Tokenizer:
         if not isinstance(text_or_words, str):
             single = [span is None for span in spans]
             ends = [list(accumulate(len(word) + 1 for word in words)) for words in given]
-            split = [  # the word in which a token begins, by where words end
+            split = [  # the word in which a token begins, from the ends of the words
                 None if span is None else min(bisect_right(ends[k], span[0]), len(ends[k]) - 1)
                 for k, span in zip(of_text, spans, strict=True)
             ]
@@ -127,19 +139,19 @@ class Tokenizer:
         )
 
     def encode_stacks(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
-        """The tokens of each stack whose sentence is text or words; of later stacks outputs, shifted right."""
+        """The tokens of the stacks with text; those of later stacks are outputs, and are shifted right."""
         tokenized = {}
         for stack, sentence in sentences.items():
             if not is_text(sentence):
                 continue
             if not self.can_encode(stack, stacks[0]):
-                expected = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
+                expected = f"ids, because the tokenizer is only for stack {stacks[0]!r}"
                 raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
             tokenized[stack] = self.encode(sentence)
             if stack == stacks[0]:
                 continue
             if self.start_token_id is None:
-                expected = "ids: the model does not say with which token they start"
+                expected = "ids, because the start token of the decoder is unknown"
                 raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
             start = self._tokenizer.id_to_token(self.start_token_id) or "[start]"
             tokenized[stack] = tokenized[stack].shift_right(self.start_token_id, start)
@@ -148,7 +160,7 @@ class Tokenizer:
 
 @contextmanager
 def _wrap_tokenizer_errors(subject: str, expected: str) -> Iterator[None]:
-    """Re-raise errors of the tokenizers library, and panics of its Rust code, as BNetError."""
+    """Re-raise errors of the library `tokenizers`, and panics of its Rust code, as `BNetError`."""
     try:
         yield
     except BaseException as error:
@@ -158,20 +170,21 @@ def _wrap_tokenizer_errors(subject: str, expected: str) -> Iterator[None]:
 
 
 def is_text(value: object) -> bool:
-    """True for a text, and for a list that starts with one."""
+    """True for a string, and for a list that starts with a string."""
     return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], str))
 
 
 def _check_text(subject: str, value: object) -> str | list[str]:
+    """The value as a text or a list of words."""
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and value and all(isinstance(word, str) and word for word in value):
         return list(value)
-    raise BNetError(subject, expected="text, or a list of words, none empty", actual=value)
+    raise BNetError(subject, expected="text, or a list of words that are not empty", actual=value)
 
 
 def _strip_leading_space(text: str, span: Span) -> Span:
-    """The span of a token without the space before it."""
+    """The span of a token without leading spaces."""
     start, end = span
     while start < end and text[start].isspace():
         start += 1
@@ -181,7 +194,7 @@ def _strip_leading_space(text: str, span: Span) -> Span:
 def _group_by_word(
     word_ids: Sequence[tuple[int | None, int | None]], is_single: Sequence[bool]
 ) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, in order; a token with `is_single` is a word of its own."""
+    """The indices of the tokens of each word, in order; a token with `is_single` is its own word."""
     groups: list[list[int]] = []
     before: object = None
     for k, (word, single) in enumerate(zip(word_ids, is_single, strict=True)):

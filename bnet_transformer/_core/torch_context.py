@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEFERRED_STEPS = 8  # steps that an accelerator may be ahead of what is read of it
+DEFERRED_STEPS = 8  # number of steps by which an accelerator can be ahead of the host
 _RANDOM_LOCK = threading.RLock()
 
 
 @contextmanager
 def enable_gradients() -> Iterator[None]:
-    """Enable gradients and make new tensors on the CPU, under any torch mode of the caller.
+    """Enable gradients and use the CPU as default device in the block, for any torch mode of the caller.
 
     >>> with torch.inference_mode(), enable_gradients():
     ...     torch.ones(1, requires_grad=True).sum().requires_grad
     True
     """
-    # Only if needed: a device context is a torch function mode, which every operation pays for.
+    # Only if needed, because a device context is a torch function mode, which slows down every operation.
     is_cpu_default = torch.get_default_device().type == "cpu"
     with torch.inference_mode(False), torch.enable_grad(), nullcontext() if is_cpu_default else torch.device("cpu"):
         yield
@@ -35,7 +35,7 @@ def enable_gradients() -> Iterator[None]:
 def fork_torch_rng(device: torch.device) -> Iterator[None]:
     """Restore the caller's random state after the block.
 
-    One thread at a time: the random state, and Pyro's handlers while a model runs, are global to the process.
+    Only one thread at a time can be in the block, because the random state and Pyro's handlers are global.
 
     >>> before = torch.get_rng_state()
     >>> with fork_torch_rng(torch.device("cpu")):
@@ -49,7 +49,7 @@ def fork_torch_rng(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def preserve_python_rng() -> Iterator[None]:
-    """Restore the state of Python's `random` after the block: importing pgmpy draws from it.
+    """Restore the state of Python's `random` after the block, such as an import of pgmpy, which draws numbers.
 
     >>> before = random.getstate()
     >>> with preserve_python_rng():
@@ -65,7 +65,7 @@ def preserve_python_rng() -> Iterator[None]:
 
 
 def seed_rngs(seed: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of `device`; other devices are left alone, as in `fork_torch_rng`.
+    """Seed the generators of the CPU and of `device`, which are those that `fork_torch_rng` restores.
 
     >>> with fork_torch_rng(torch.device("cpu")):
     ...     seed_rngs(0, torch.device("cpu"))
@@ -77,7 +77,7 @@ def seed_rngs(seed: int, device: torch.device) -> None:
 
 
 class DeferredScalars:
-    """A queue of scalars that are read `lag` steps later, so that the host does not wait for the device.
+    """A queue of scalars that are read `lag` steps later, so the host does not wait for the device.
 
     >>> deferred = DeferredScalars(lag=1)
     >>> for step in range(3):
@@ -92,15 +92,15 @@ class DeferredScalars:
 
     @classmethod
     def for_device(cls, device: torch.device) -> DeferredScalars:
-        """The queue with the lag for a device."""
+        """A queue with a suitable lag for a device."""
         return cls(DEFERRED_STEPS if device.type == "cuda" else 0)
 
     def append(self, numbers: Tensor) -> None:
-        """Copy the numbers of a step, asynchronously from a GPU."""
+        """Append a copy of the numbers of a step; from a GPU the copy is asynchronous."""
         if numbers.device.type != "cuda":
             self._pending.append((numbers.detach().clone(), None))
             return
-        # A copy into pinned memory does not block the host; the event says when the numbers are there.
+        # A copy into pinned memory does not block the host; the event records when the copy is complete.
         pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         pinned.copy_(numbers.detach(), non_blocking=True)
         copied = torch.cuda.Event()
@@ -108,7 +108,7 @@ class DeferredScalars:
         self._pending.append((pinned, copied))
 
     def pop_ready(self, *, all: bool = False) -> Iterator[list[float]]:
-        """The numbers that are `lag` steps old, oldest first; with `all` every number, which waits for the device."""
+        """The numbers of steps older than `lag`, oldest first; `all=True` gives all and waits for the device."""
         while len(self._pending) > (0 if all else self.lag):
             pinned, copied = self._pending.popleft()
             if copied is not None:
@@ -118,7 +118,7 @@ class DeferredScalars:
 
 
 def _reset_lock_after_fork() -> None:
-    """Replace the lock in a forked child: a thread that held it does not exist there."""
+    """Replace the lock in a forked child process, in which the thread that held it does not exist."""
     global _RANDOM_LOCK
     _RANDOM_LOCK = threading.RLock()
 

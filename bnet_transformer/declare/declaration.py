@@ -1,6 +1,6 @@
-"""The declaration language: nodes with a TPM, the arrows into them, plates, stacks.
+"""The classes of a declaration: nodes with a TPM, the arrows into them, plates and stacks.
 
-A declaration is plain data. All other parts of the package start from it, and none knows an architecture by name.
+A declaration is plain data. All other parts of the package work from it, and none depends on a particular architecture.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, Shape, check_shape
 
 SLICE_RULES = ("same", "next", "first", "last")
+TPM_HINT = "Use a TPM of bt.tpm, such as bt.tpm.Linear(8), or your own subclass of bt.tpm.TPM"
 
 
 @dataclass(frozen=True)
 class Plate:
-    """A repeated index of known size, such as the heads of a slice. The word plate needs no declaration.
+    """A repeated index of known size, such as the heads of a slice. The plates of words and slices are implicit.
+
+    Args:
+        name: The name, an identifier such as `"head"`.
+        size: The number of indices.
 
     >>> import bnet_transformer as bt
     >>> bt.Plate("head", 4)
@@ -37,13 +42,17 @@ class Plate:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow into a node: from which role, which words of it, which slice, and which entry of a plate.
+    """An arrow into a node from a parent.
 
-    `role` is a role of the same stack or outside the stacks, or `stack.role`. `reach` says which words (`same`,
-    `every`, `causal`, `earlier`, `before`, `first`, `last`, a `Reach`, a table of booleans). `slice` is `same`, `next`
-    (the state that this slice makes), `first`, `last` or a number; by default `same` within a stack, else `last`.
-    `pick={"head": "c"}` reads the plate `head` of the parent at the state of the discrete node `c`, which becomes a
-    parent as well.
+    Args:
+        role: The role of the parent: a role of the same stack or outside the stacks, or `"stack.role"`.
+        reach: The words of the parent that each word reads: `"same"` (default), `"every"`, `"causal"`, `"earlier"`,
+            `"before"`, `"rest"`, `"first"`, `"last"`, a `Reach`, a table of booleans `[word, word of the parent]`, or
+            None for every word.
+        slice: The slice of the parent: `"same"`, `"next"` (the state that this slice computes), `"first"`, `"last"` or
+            a number. None (default) is `"same"` within a stack and `"last"` otherwise.
+        pick: For each plate of the parent that a discrete node indexes, the role of that node. With
+            `pick={"head": "c"}` the node reads head c of the parent, and `c` becomes a parent too. Default: none.
 
     >>> import bnet_transformer as bt
     >>> bt.Arrow("k", "causal"), bt.Arrow("x", slice="last", pick={"head": "c"})
@@ -57,7 +66,7 @@ class Arrow:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise BNetError("arrow", expected="the role that it comes from, a string", actual=self.role)
+            raise BNetError("role of an arrow", expected="a string", actual=self.role)
         set_frozen(self, reach=as_reach(self.reach), pick=dict(check_mapping("pick", self.pick)))
         if isinstance(self.slice, str):
             check_choice("arrow slice", self.slice, SLICE_RULES)
@@ -70,12 +79,17 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Node:
-    """A node template: its role, its TPM, the arrows into it in the order of the TPM's slots, its plates.
+    """A node template: all nodes of one role.
 
-    `plates` names the plates it is repeated over (`"word"`, and plates of the declaration); the slice plate comes
-    with the block where the node stands. `shared=True` gives all its slices the same parameters. A root that is
-    drawn once for a whole corpus, not for each sentence, has `scope="corpus"`. `shape` is needed only where a node
-    that is not discrete reads itself at earlier words; elsewhere it follows from the TPM.
+    Args:
+        role: The name, an identifier such as `"q"`. Indices of slice, plates and word follow it in the name of a node.
+        tpm: The conditional distribution of the node given its parents.
+        parents: Roles or `Arrow`s, in the order of the TPM's slots. Default: none, for a root.
+        plates: The plates over which the node is repeated: `"word"`, and plates of the declaration. Default: none.
+        shared: Whether all slices have the same parameters. Default False.
+        scope: `"sentence"` (default), or `"corpus"` for a root that is drawn once for all sentences.
+        shape: The shape of the value. Only a recurrent node that is not discrete needs it; None (default) infers it
+            from the TPM.
 
     >>> import bnet_transformer as bt
     >>> bt.Node("q", bt.tpm.Linear(), ["W_q", "x"], plates=["word"]).parents
@@ -92,9 +106,9 @@ class Node:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise BNetError("node", expected="a role, a string", actual=self.role)
+            raise BNetError("role of a node", expected="a string", actual=self.role)
         if not isinstance(self.tpm, TPM):
-            raise BNetError(f"node {self.role}", expected="a TPM", actual=self.tpm, allowed="see bnet_transformer.tpm")
+            raise BNetError(f"tpm of node {self.role}", expected="a TPM", actual=self.tpm, hint=TPM_HINT)
         set_frozen(self, parents=check_sequence(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
         set_frozen(self, plates=check_sequence(f"plates of node {self.role}", self.plates, str))
         check_choice("shared", self.shared, (True, False))
@@ -110,11 +124,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Stack:
-    """A chain of slices over one sentence's words, after a prologue and before an epilogue.
+    """A chain of slices over the words of one sentence, after a prologue and before an epilogue.
 
-    A role that stands both in the prologue and in `slice` is a *state*: read in slice t it is the state that enters,
-    declared there it is the state that leaves (t + 1). A stack among several has a name, which prefixes its nodes.
-    A stack whose `slice` is empty has no slices: its prologue is followed by its epilogue.
+    A role in both the prologue and `slice` is a *state*, such as `x`. An arrow in slice t reads its value `x_t` before
+    the slice, and the node in slice t computes its value `x_(t+1)` after it.
+
+    Args:
+        slice: The nodes of one slice (a layer). Default: none; such a stack has no slices.
+        prologue: The nodes before the first slice, such as embeddings. Default: none.
+        epilogue: The nodes after the last slice, such as readouts. Default: none.
+        slices: The number of slices. Default 1.
+        name: The name, which is a prefix of the names of its nodes. Default `""`; each of several stacks needs a name.
+        vocabulary: The words of text, which must be different. None (default) for sentences of ids or vectors.
 
     >>> import bnet_transformer as bt
     >>> x, W = bt.Node("x", bt.tpm.Given(4), plates=["word"]), bt.Node("W", bt.tpm.Weight((4, 4)))
@@ -142,15 +163,20 @@ class Stack:
 
     @property
     def states(self) -> frozenset[str]:
-        """The roles that pass from slice to slice."""
+        """The roles that are passed from slice to slice."""
         return frozenset(n.role for n in self.prologue) & frozenset(n.role for n in self.slice)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """An architecture: stacks, nodes outside them (selectors, shared weights, sentence readouts), and plates.
+    """An architecture; `bt.BNet(declaration)` makes a net of it.
 
-    Without stacks it is a Bayesian network without words: nodes, and plates of a known size.
+    Args:
+        stacks: The stacks. Default: none; the net then is a Bayesian network without words.
+        nodes: The nodes outside the stacks, such as selectors, shared weights and readouts of a sentence. Default:
+            none.
+        plates: The plates of known size. Default: none.
+        name: The name of the architecture. Default `"net"`.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -178,7 +204,7 @@ class Declaration:
 
 
 def as_arrow(parent: object) -> Arrow:
-    """An arrow, from a role alone or an Arrow."""
+    """An `Arrow` from a role or an `Arrow`."""
     if isinstance(parent, Arrow):
         return parent
     if isinstance(parent, str):
@@ -187,12 +213,13 @@ def as_arrow(parent: object) -> Arrow:
 
 
 def check_vocabulary(words: object) -> tuple[str, ...]:
-    """A vocabulary as a tuple of distinct words, none empty."""
+    """A vocabulary as a tuple of different words, none of them empty."""
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise BNetError("vocabulary", expected="a list of different words", actual=words)
     vocabulary = check_sequence("vocabulary", words, str)
     if not vocabulary or not all(vocabulary):
-        raise BNetError("vocabulary", expected="words, none empty", actual="an empty word" if vocabulary else "no word")
+        expected = "words that are not empty" if vocabulary else "at least one word"
+        raise BNetError("vocabulary", expected=expected, actual=words)
     if len(set(vocabulary)) != len(vocabulary):
         duplicate = next(word for word, count in Counter(vocabulary).items() if count > 1)
         raise BNetError("vocabulary", expected="different words", actual=f"{duplicate!r} twice")

@@ -1,7 +1,7 @@
-"""`save` and `load`: a net as one safetensors file, checked when it is written and untrusted when it is read.
+"""`save` and `load`: a net as one safetensors file. It is checked when it is written, and not trusted when it is read.
 
-The declaration is JSON: a dataclass is `{"class": name, field: value, ...}`, with the bare name for classes of this
-package and `module:Class` for others. A tuple is a JSON list; a list, a mapping and a float that is not finite are
+The declaration is JSON. A dataclass is `{"class": name, field: value, ...}`, where name is `Class` for classes of this
+package and `module:Class` for others. A tuple is a JSON list. A list, a mapping and a float that is not finite are
 `{"list": ...}`, `{"dict": ...}` and `{"float": ...}`.
 """
 
@@ -46,7 +46,7 @@ STORABLE_DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def save(network: Network, path: str | os.PathLike[str]) -> None:
-    """Write a net to one safetensors file, atomically. A net that `load` would not restore exactly is refused."""
+    """Write a net to one safetensors file, atomically; raises an error if `load` would not restore the net exactly."""
     tensors, metadata = _serialize(network)
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
@@ -68,9 +68,9 @@ def _serialize(network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise BNetError(name, expected="a dense tensor with values", actual=f"{value.layout} on {value.device}")
         if value.dtype not in STORABLE_DTYPES:
             allowed = ", ".join(map(str, STORABLE_DTYPES))
-            raise BNetError(name, expected="a type that a file can hold", actual=value.dtype, allowed=allowed)
+            raise BNetError(name, expected="a type that can be stored", actual=value.dtype, allowed=allowed)
     check_parameters(network.shapes, network.parameters, network.logit_names)
-    # Copies on the CPU, each with a storage of its own and plain strides: safetensors takes no other.
+    # safetensors requires tensors on the CPU with contiguous memory that no other tensor shares.
     tensors = {
         name: torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value.detach())
         for name, value in network.parameters.items()
@@ -79,22 +79,23 @@ def _serialize(network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Network:
-    """The net that `save` wrote.
+    """The net in a file that `save` wrote; every fault of the file is a `FileError`.
 
-    A class from outside the package is imported only if `trust` names it (`"module:Class"`) or its module; True trusts
-    the whole file, which then can run code. Any fault of the file is a FileError.
+    A class from outside the package is imported only if `trust` names it (`"module:Class"`) or its module. `trust=True`
+    trusts the whole file, which can then run code.
     """
     file_path = as_path(path)
     if not isinstance(trust, bool | Collection):
-        raise BNetError("trust", expected="True, or the names of classes or modules", actual=trust)
+        raise BNetError("trust", expected="True, or names of classes or modules", actual=trust)
     header, tensors = read_tensors(file_path, EXPECTED, FORMAT, VERSION, _compute_sha256)
     with wrap_read_errors(file_path, EXPECTED):
         return _read_network(file_path, header, trust).with_parameters(tensors)
 
 
 def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
-    """The JSON header: all but the parameters. It is parsed again and compared with the declaration before it is
-    written.
+    """The JSON header: everything except the parameters.
+
+    Before it is written, it is parsed again and compared with the declaration.
     """
     try:
         library = importlib.metadata.version(METADATA_KEY)
@@ -111,16 +112,17 @@ def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
         text = json.dumps({**header, "sha256": _compute_sha256(header, tensors)}, allow_nan=False)
         is_same = from_json_data(json.loads(text)["declaration"], "declaration") == network.declaration
     except (ValueError, TypeError, RecursionError) as error:
-        raise BNetError("declaration", expected="one that reads back from JSON", actual=f"{error}") from error
+        raise BNetError("declaration", expected="one that JSON can store", actual=f"{error}") from error
     if not is_same:
-        raise BNetError("declaration", expected="one that reads back from JSON as it is", actual="another")
+        hint = "Remove NaN, and use a frozen dataclass for your own classes, so that equal fields make them equal"
+        raise BNetError("declaration", expected="one that is equal to its copy from JSON", hint=hint)
     if len(text) > MAX_HEADER_BYTES // 2:
         raise BNetError("declaration", expected=f"at most {MAX_HEADER_BYTES // 2} bytes of JSON", actual=len(text))
     return text
 
 
 def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A SHA-256 of the seed, the declaration, the tokenizer and every tensor."""
+    """The SHA-256 of the seed, the declaration, the tokenizer and every tensor."""
     tokenizer = [header["tokenizer"]] if "tokenizer" in header else []
     hasher = hashlib.sha256(json.dumps([header["seed"], header["declaration"], *tokenizer]).encode())
     for name in sorted(tensors):
@@ -131,7 +133,7 @@ def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:
-    """The net without its parameters; its declaration passes all checks."""
+    """The net of a header without parameters; checks the declaration."""
     data = header["declaration"]
     trusted = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else tuple(trust)
     untrusted = [
@@ -140,9 +142,9 @@ def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Col
         if trust is not True and name not in trusted and name.partition(":")[0] not in trusted
     ]
     if untrusted:
-        expected = "classes of this package: to load others runs their code"
-        allowed = f"where you trust them, trust={tuple(untrusted)!r}"
-        raise FileError(str(path), expected=expected, actual=", ".join(untrusted), allowed=allowed)
+        expected = "only classes of this package, because loading other classes runs their code"
+        hint = f"If you trust them, pass trust={tuple(untrusted)!r}"
+        raise FileError(str(path), expected=expected, actual=", ".join(untrusted), hint=hint)
     declaration = from_json_data(data, f"{path}: declaration")
     if not isinstance(declaration, Declaration):
         raise FileError(str(path), expected="a Declaration", actual=type(declaration).__name__)
@@ -152,13 +154,13 @@ def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Col
 
 
 def _read_tokenizer(path: Path, fields: object) -> Tokenizer | None:
-    """The tokenizer of a net that has one."""
+    """The tokenizer in a header; None if there is none."""
     match fields:
         case None:
             return None
         case [str(), None | str()] | [str(), None | str(), int()] | [str(), None | str(), None | int(), True]:
             return Tokenizer(*fields)  # type: ignore[arg-type]
-    raise FileError(str(path), expected="a tokenizer: its text and the role that takes segments", actual=fields)
+    raise FileError(str(path), expected="a tokenizer: its JSON text and the role of the segments", actual=fields)
 
 
 # declarations as JSON data
@@ -177,7 +179,7 @@ CLASS_REGISTRY: dict[str, type] = {
 
 
 def to_json_data(value: object, location: str) -> Any:
-    """A value as JSON data; values that JSON would not restore are refused."""
+    """A value as JSON data; raises an error for a value that JSON cannot restore."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | str | int):
@@ -196,27 +198,27 @@ def to_json_data(value: object, location: str) -> Any:
         }
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         allowed = "dataclasses, tuples, lists, mappings, strings, numbers, true, false and None"
-        raise BNetError(location, expected="a value that a file can hold", actual=value, allowed=allowed)
+        raise BNetError(location, expected="a value that can be stored", actual=value, allowed=allowed)
     name = _format_class_name(type(value), location)
     stored = [field.name for field in dataclasses.fields(value) if field.init]
     return {"class": name, **{field: to_json_data(getattr(value, field), f"{location}.{field}") for field in stored}}
 
 
 def _format_class_name(kind: type, location: str) -> str:
-    """The name under which a class is stored."""
+    """The name of a class in a file."""
     if CLASS_REGISTRY.get(kind.__name__) is kind:
         return kind.__name__
     actual = f"{kind.__module__}.{kind.__qualname__}"
     if "__dataclass_fields__" not in vars(kind):
-        expected = "a class that is itself a dataclass (@dataclass(frozen=True))"
+        expected = "a class with the decorator @dataclass(frozen=True)"
         raise BNetError(location, expected=expected, actual=actual)
     if "<locals>" in kind.__qualname__:
-        raise BNetError(location, expected="a class at the top of a module, which can be imported", actual=actual)
+        raise BNetError(location, expected="a class at the top level of a module, for import", actual=actual)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def find_untrusted_classes(data: object) -> Iterator[str]:
-    """The import paths of all classes in JSON data outside the registry and `bnet_transformer.models`."""
+    """The import paths of all classes in JSON data that are not of this package."""
     stack = [data]
     while stack:
         part = stack.pop()
@@ -230,7 +232,7 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
 
 
 def from_json_data(data: object, location: str) -> Any:
-    """The value of JSON data. It imports the classes that are named: call `find_untrusted_classes` first."""
+    """The value of JSON data. It imports the classes in the data, so call `find_untrusted_classes` first."""
     if isinstance(data, list):
         return tuple(from_json_data(part, f"{location}[{k}]") for k, part in enumerate(data))
     if not isinstance(data, dict):
@@ -248,6 +250,7 @@ def from_json_data(data: object, location: str) -> Any:
 
 
 def _build_object(data: dict[str, Any], location: str) -> Any:
+    """The dataclass instance of JSON data with a class name."""
     kind = _find_class(data["class"], location)
     init_fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     given = {name: from_json_data(part, f"{location}.{name}") for name, part in data.items() if name != "class"}
@@ -257,12 +260,12 @@ def _build_object(data: dict[str, Any], location: str) -> Any:
     for name, field in init_fields.items():
         is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if is_required and name not in given:
-            raise FileError(location, expected=f"the field {name} of {data['class']}", actual="none")
+            raise FileError(location, expected=f"the field {name} of {data['class']}, which is missing")
     return kind(**given)
 
 
 def _find_class(name: object, location: str) -> type:
-    """The dataclass of that name or import path."""
+    """The dataclass with a given name or import path."""
     if not isinstance(name, str):
         raise FileError(location, expected="the name of a class", actual=name)
     module, colon, path = name.partition(":")
@@ -273,16 +276,14 @@ def _find_class(name: object, location: str) -> type:
         return CLASS_REGISTRY[name]
     try:
         imported = importlib.import_module(module)
-        # Static attributes: a property or a `__getattr__` of a stranger's class would run its code.
+        # Static lookup, because a property or a `__getattr__` of an untrusted class would run its code.
         resolved: Any = functools.reduce(inspect.getattr_static, path.split("."), imported)
-    except Exception as error:  # a stranger's module may fail in any way
+    except Exception as error:  # a user's module can raise any error
         actual = f"{name} ({type(error).__name__}: {error})"
         raise FileError(location, expected="a class that can be imported", actual=actual) from error
     if not isinstance(resolved, type) or not dataclasses.is_dataclass(resolved) or inspect.isabstract(resolved):
-        raise FileError(
-            location, expected="the path of a dataclass", actual=name, allowed="a TPM, a Score, a part of one"
-        )
-    # To trust a module is not to trust what it imports.
+        raise FileError(location, expected="the import path of a dataclass, such as a TPM or a Score", actual=name)
+    # Trust in a module does not include the modules that it imports.
     if (resolved.__module__, resolved.__qualname__) != (module, path):
-        raise FileError(location, expected="a class where it is defined", actual=name)
+        raise FileError(location, expected="a class in the module that defines it", actual=name)
     return resolved

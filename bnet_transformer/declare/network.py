@@ -1,4 +1,7 @@
-"""The net: a checked declaration, its folded graph, a spec (TPM, parents, shapes) for each node group, parameters."""
+"""The net: a checked declaration with its template graph, a spec for each node group, and parameters.
+
+A spec (`NodeSpec`) has the TPM, the parents, the shape and the parameters of a node group.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,15 @@ MAX_GROUPS = 50_000
 
 @dataclass(frozen=True)
 class ParentSpec:
-    """What fills one slot of a node: the parent group, its reach, the selectors that pick, the axes of a collection."""
+    """The parent in one slot of a node group.
+
+    Attributes:
+        slot: The name of the slot.
+        index: The index of the parent's group.
+        reach: The words of the parent that each word reads.
+        pick: The plates of the parent that a discrete node indexes, with the index of the group of that node.
+        over: The axes of a collection; empty for a single parent.
+    """
 
     slot: str
     index: int
@@ -39,7 +50,18 @@ class ParentSpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node group with its TPM, parents, shape and parameters."""
+    """A node group with its TPM, parents, shape and parameters.
+
+    Attributes:
+        group: The node group.
+        tpm: The conditional distribution.
+        parents: The parents, one for each slot.
+        tpm_parents: The descriptions of the parents that the TPM received.
+        shape: The shape of the value of one node.
+        param_prefix: The prefix of the names of its parameters.
+        scope: `"sentence"`, or `"corpus"` for a root that is drawn once for all sentences.
+        parameters: The parameters that the TPM declares, by name.
+    """
 
     group: NodeGroup
     tpm: TPM
@@ -52,7 +74,7 @@ class NodeSpec:
 
     @property
     def learnable(self) -> bool:
-        """True where training changes one of its parameters."""
+        """True if training changes one of the parameters."""
         return any(parameter.learnable for parameter in self.parameters.values())
 
     @cached_property
@@ -62,15 +84,22 @@ class NodeSpec:
 
     @cached_property
     def has_word_attention(self) -> bool:
-        """True where the TPM has an attention distribution `P(j | i)` over words."""
+        """True if the TPM has an attention distribution `P(j | i)` over words."""
         return type(self.tpm).attention_weights is not TPM.attention_weights and bool(self.word_parents)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A declaration with its parameters; `parameters` maps `prefix.name` to a tensor, with the plates as leading dims.
+    """A checked declaration with its parameters, from which all other parts of the package work.
 
-    `tokenizer` reads text for the net; without one, text is split at spaces.
+    Attributes:
+        declaration: The declaration.
+        graph: The template graph.
+        specs: The spec of each node group, in the order of the graph.
+        parameters: The parameters by name, `prefix.name`; the leading dims of a tensor are the plates.
+        seed: The seed of the initial parameters. Default 0.
+        default_dtype: The floating type of values if there are no parameters. Default float32.
+        tokenizer: The tokenizer of text. None (default): text is split at spaces.
     """
 
     declaration: Declaration
@@ -89,7 +118,7 @@ class Network:
 
     @cached_property
     def learnable(self) -> frozenset[str]:
-        """The names of the parameters that training changes."""
+        """The names of the parameters that training can change."""
         return frozenset(name for name, (_, parameter) in self.parameter_specs.items() if parameter.learnable)
 
     @cached_property
@@ -104,7 +133,7 @@ class Network:
 
     @cached_property
     def parameter_specs(self) -> dict[str, tuple[Shape, Parameter]]:
-        """The shape (plates first) and the `Parameter` of every parameter that the TPMs require."""
+        """The shape (plates first) and the `Parameter` of every parameter of the TPMs, by name."""
         parameter_specs: dict[str, tuple[Shape, Parameter]] = {}
         for spec in self.specs:
             plates = tuple(self.graph.plate_sizes[plate] for plate in spec.group.plates)
@@ -114,7 +143,7 @@ class Network:
 
     @cached_property
     def logit_names(self) -> frozenset[str]:
-        """The names of the logits of discrete nodes; -inf is a probability of 0."""
+        """The names of the logits of discrete nodes, in which -inf is a probability of 0."""
         return frozenset(
             f"{spec.param_prefix}.logits"
             for spec in self.specs
@@ -128,7 +157,7 @@ class Network:
 
     @property
     def log_dtype(self) -> torch.dtype:
-        """The type of probabilities and their logs: that of the parameters, float32 where it is half precision."""
+        """The floating type of probabilities and their logarithms: `dtype`, but float32 for half precision."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
@@ -143,13 +172,13 @@ class Network:
 
     @cached_property
     def choices(self) -> tuple[NodeSpec, ...]:
-        """The discrete specs that have children."""
+        """The specs of discrete nodes with children."""
         out_edges = self.graph.out_edges
         return tuple(spec for spec in self.specs if spec.tpm.kind == "discrete" and out_edges[spec.group.index])
 
     @cached_property
     def unconditional_logit_names(self) -> tuple[str, ...]:
-        """The logits of nodes without vector parents: their rows are log probabilities."""
+        """The names of the logits of nodes without vector parents: their rows are log probabilities."""
         conditional = {m.param_prefix for m in self.specs if any(parent.states is None for parent in m.tpm_parents)}
         return tuple(
             name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in conditional
@@ -159,52 +188,109 @@ class Network:
         """The number of states of a discrete group.
 
         Args:
-            index: The group.
-            word_counts: The number of words of each stack: a state may be a word that is read.
+            index: The index of the group.
+            word_counts: The number of words of each stack, which is the number of states of a `Read`.
+
+        Returns:
+            The number of states.
         """
         spec = self.specs[index]
         return word_counts[self.get_source_stack(spec)] if spec.tpm.states is None else spec.tpm.states
 
     def get_source_stack(self, spec: NodeSpec) -> str:
-        """The stack whose words a group reads as a collection."""
+        """The stack of the words that a group reads as a collection.
+
+        Args:
+            spec: The spec of the group.
+
+        Returns:
+            The name of the stack.
+        """
         return self.specs[spec.word_parents[0].index].group.word_stack or ""
 
     def filter_components(self, groups: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        """The components of the graph in order, parents first, restricted to `groups`."""
+        """The strongly connected components of the graph, restricted to some groups.
+
+        Args:
+            groups: The indices of the groups.
+
+        Returns:
+            The indices of the groups in each component, parents first.
+        """
         filtered = (tuple(i for i in component if i in groups) for component in self.graph.components)
         return tuple(filter(None, filtered))
 
     def ancestral_specs(self, spec: NodeSpec) -> list[NodeSpec]:
-        """A spec and all its ancestors, parents first."""
+        """A spec and all its ancestors.
+
+        Args:
+            spec: The spec of a group.
+
+        Returns:
+            The specs, parents first.
+        """
         needed = self.graph.ancestral_set([spec.group.index])
         return [self.specs[index] for component in self.filter_components(needed) for index in component]
 
     def is_state(self, group: NodeGroup) -> bool:
-        """True where the role of a group passes from slice to slice of its stack."""
+        """Whether the role of a group is passed from slice to slice of its stack.
+
+        Args:
+            group: The group.
+
+        Returns:
+            True for a state such as `x`.
+        """
         return (group.stack, group.role) in self._states
 
     def is_word_state(self, group: NodeGroup) -> bool:
-        """True for a state over the words of its own stack, without other plates."""
+        """Whether a group is a state over the words of the stack that it belongs to, without other plates.
+
+        Args:
+            group: The group.
+
+        Returns:
+            True for such a state.
+        """
         return self.is_state(group) and group.word_stack == group.stack and not group.plates
 
     @cached_property
     def _states(self) -> frozenset[tuple[str, str]]:
+        """The stack and the role of each state."""
         return frozenset((stack.name, role) for stack in self.declaration.stacks for role in stack.states)
 
     def check_single_dtype(self) -> None:
-        """Refuse to compute with parameters of different floating types."""
+        """Raise an error if the parameters have different floating types."""
         kinds = sorted({str(value.dtype) for value in self.parameters.values()})
         if len(kinds) > 1:
-            raise BNetError(
-                "parameters", expected="one floating type to compute in", actual=", ".join(kinds), allowed="to()"
-            )
+            hint = "Convert them with net.to(torch.float32)"
+            raise BNetError("parameters", expected="one floating type", actual=", ".join(kinds), hint=hint)
 
     def get_spec(self, name: str) -> NodeSpec:
-        """The spec of the group of that name."""
+        """The spec of a group.
+
+        Args:
+            name: The name of the group, such as `"q_0"`.
+
+        Returns:
+            The spec.
+        """
         return self.specs[self.graph.get_group(name).index]
 
     def with_parameters(self, parameters: Mapping[str, Tensor], *, check_finite: bool = True) -> Network:
-        """The same net with the named parameters replaced; `check_finite=False` allows NaN and infinity."""
+        """The same net with some parameters replaced.
+
+        Args:
+            parameters: The new tensors by name.
+            check_finite: Whether NaN and infinity are errors. Default True.
+
+        Returns:
+            A net with these parameters and the others of this net.
+
+        Raises:
+            UnknownNameError: If the net has no parameter of a name.
+            DeclarationError: If a tensor has another shape, is not floating, or is not finite.
+        """
         given = check_mapping("parameters", parameters)
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
@@ -213,7 +299,7 @@ class Network:
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:
-        """The parts that determine a net, for its digest."""
+        """The parts of a net from which its digest is computed."""
         tokenizer = self.tokenizer
         fields = (
             None
@@ -223,7 +309,17 @@ class Network:
         return self.declaration, dict(self.parameters), fields, self.seed
 
     def to(self, *targets: object) -> Network:
-        """The same net in another floating type, on another device, or both."""
+        """The same net in another floating type, on another device, or both.
+
+        Args:
+            *targets: A floating `torch.dtype`, a device, or one of each.
+
+        Returns:
+            The converted net.
+
+        Raises:
+            BNetError: If a target is neither, or if the machine does not have the device.
+        """
         dtype, device = None, None
         for target in targets:
             if isinstance(target, torch.dtype) and target.is_floating_point and dtype is None:
@@ -235,17 +331,36 @@ class Network:
         try:
             moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a device
-            expected, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
+            expected, allowed = "an available device", "'cpu', 'cuda', 'cuda:0', ..."
             raise BNetError("to", expected=expected, actual=device, allowed=allowed) from error
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
-        """The parameters of one group, by their names in the TPM."""
+        """The parameters of one group.
+
+        Args:
+            spec: The spec of the group.
+
+        Returns:
+            The tensors by their names in the TPM, plates first.
+        """
         return {name: self.parameters[f"{spec.param_prefix}.{name}"] for name in spec.parameters}
 
 
 def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
-    """A net from its declaration: all faults are reported at once; parameters are initialised by `seed` or given."""
+    """Make a net from its declaration.
+
+    Args:
+        declaration: The declaration.
+        seed: The seed of the initial parameters. Default 0.
+        parameters: The parameters by name; None (default) initialises them.
+
+    Returns:
+        The net.
+
+    Raises:
+        DeclarationError: If the declaration has faults; it lists all of them.
+    """
     network = build_structure(declaration, seed)
     if parameters is not None:
         return network.with_parameters(parameters)
@@ -253,7 +368,7 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
 
 
 def build_structure(declaration: Declaration, seed: int = 0) -> Network:
-    """The net of a declaration, checked, without parameters: no size allocates memory here."""
+    """The checked net of a declaration, without parameters, so large sizes do not allocate memory."""
     count = len(declaration.nodes)
     for stack in declaration.stacks:
         count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
@@ -294,14 +409,17 @@ def _build_specs(
             shape, parameters = _infer_shape_and_parameters(node.tpm, tpm_parents)
         except BNetError as error:
             actual = "" if error.actual is NOT_GIVEN else format_value(error.actual)
-            faults.append(DeclarationFault(template.name, f"for {error.subject}, {error.expected}", actual))
+            is_parent = any(error.subject == parent.name for parent in tpm_parents)
+            part = f"parent {error.subject}" if is_parent else error.subject
+            faults.append(DeclarationFault(template.name, error.expected or "a valid TPM", actual, part))
             continue
         has_word_states = node.tpm.kind == "discrete" and node.tpm.states is None
         if has_word_states and not any(WORD in parent.over for parent in parents):
-            faults.append(DeclarationFault(template.name, "a number of states, or words to read", "neither"))
+            expected = "a TPM with a number of states, or a parent that is a collection of words"
+            faults.append(DeclarationFault(template.name, expected))
             continue
         if node.shape is not None and node.shape != shape:
-            faults.append(DeclarationFault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
+            faults.append(DeclarationFault(template.name, f"shape {node.shape}, as declared by shape=", f"{shape}"))
             continue
         shapes[template] = shape
         prefix = group.stem if node.shared else group.name
@@ -311,25 +429,26 @@ def _build_specs(
     for spec in specs:
         previous = first.setdefault(spec.param_prefix, spec)
         if previous.parameters != spec.parameters:
-            expected = f"parameters as {previous.group.name}, with which it shares"
-            faults.append(DeclarationFault(spec.group.name, expected, "other shapes"))
+            expected = f"the same parameters as {previous.group.name}, because shared=True"
+            faults.append(DeclarationFault(spec.group.name, expected, "other names or shapes"))
     return specs, faults
 
 
 def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
-    """The shape and parameters that a TPM declares, checked: the TPM may be a user's."""
+    """The shape and parameters that a TPM declares, checked because the TPM may be a user's class."""
     name = type(tpm).__name__
     if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
-        raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", actual=tpm.kind)
+        raise BNetError(name, expected="kind input, deterministic, discrete or continuous", actual=tpm.kind)
     try:
         shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
     except BNetError:
         raise
     except Exception as error:
         description = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
-        raise BNetError(name, expected=f"a TPM that takes {description}", actual=repr(error)) from error
+        expected = f"a TPM for the parents {description}" if parents else "a TPM for no parents"
+        raise BNetError(name, expected=expected, actual=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
-        raise BNetError(name, expected="a shape, a tuple of whole numbers", actual=shape)
+        raise BNetError(name, expected="a shape, a tuple of integers", actual=shape)
     if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
         raise BNetError(name, expected="parameters, a mapping from names to Parameter", actual=parameters)
     return shape, parameters
@@ -343,7 +462,7 @@ def _describe_parents(
     shapes: Mapping[NodeTemplate, Shape],
     faults: list[DeclarationFault],
 ) -> list[Parent] | None:
-    """The parents as the TPM receives them; None where one of them has a fault."""
+    """The descriptions of the parents that the TPM receives; None if one of them has a fault."""
     if len(parents) != len(template.node.arrows) or len(parents) != len(template.slots):
         return None
     tpm_parents = []
@@ -353,9 +472,8 @@ def _describe_parents(
         shape = tpm.fixed_shape if shape is None else shape
         if shape is None:
             if spec.index >= index[template]:
-                faults.append(
-                    DeclarationFault(parent.name, "shape=, for it is read at earlier words before it is known", "none")
-                )
+                expected = "shape=, because the node is recurrent and its shape cannot be inferred"
+                faults.append(DeclarationFault(parent.name, expected))
             return None
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in spec.over)
         states = (tpm.states or 0) if tpm.is_index_valued else None
@@ -365,15 +483,16 @@ def _describe_parents(
 
 
 def _deduplicate_faults(faults: list[DeclarationFault]) -> list[DeclarationFault]:
-    """Faults without repetitions for each slice."""
-    unique: dict[tuple[str, str, str], DeclarationFault] = {}
+    """The faults, without those that repeat in other slices."""
+    unique: dict[tuple[str, ...], DeclarationFault] = {}
     for fault in faults:
-        unique.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
+        node, part = (re.sub(r"_\d+$", "", text) for text in (fault.node, fault.part))
+        unique.setdefault((node, part, fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
     return list(unique.values())
 
 
 def _initialize_parameters(network: Network) -> dict[str, Tensor]:
-    """Initial parameters, normal or filled."""
+    """The initial parameters: random from the normal distribution, or filled."""
     # Each parameter has its own generator, seeded by its name, so that adding a node changes no other parameter.
     store = {}
     count = sum(math.prod(shape) for shape in network.shapes.values())
@@ -400,16 +519,17 @@ def check_parameters(
     *,
     check_finite: bool = True,
 ) -> None:
-    """Refuse parameters that are missing, of another shape, not floating, or (with `check_finite`) not finite.
+    """Raise an error for parameters that are missing, have another shape, are not floating, or are not finite.
 
-    Logits (`logit_names`) may be -inf, but not all logits of a row.
+    Entries of logits (`logit_names`) may be -inf, except all entries of a row. `check_finite=False` allows NaN and
+    infinity.
     """
     faults = []
     for name, shape in shapes.items():
         value = parameters.get(name)
         node = name.rpartition(".")[0]
         if not is_dense(value):
-            actual = "nothing" if value is None else format_value(value)
+            actual = "" if value is None else format_value(value)
             faults.append(DeclarationFault(node, f"a tensor {name} of shape {shape}", actual))
         elif tuple(value.shape) != shape:
             faults.append(DeclarationFault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
@@ -418,17 +538,17 @@ def check_parameters(
         elif check_finite and not value.is_meta:
             zero = value.isneginf() if name in logit_names else torch.zeros_like(value, dtype=torch.bool)
             if bad := int((~value.isfinite() & ~zero).sum()):
-                faults.append(DeclarationFault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+                actual = f"{bad} entries that are NaN or infinite"
+                faults.append(DeclarationFault(node, f"finite numbers in {name}", actual))
             elif name in logit_names and bool(zero.all(-1).any()):
-                faults.append(
-                    DeclarationFault(node, f"{name} with a finite number in every row", "a row of -inf alone")
-                )
+                expected = f"a finite number in every row of {name}"
+                faults.append(DeclarationFault(node, expected, "a row with only -inf"))
     if faults:
         raise DeclarationError(faults)
 
 
 def as_network(net: object) -> Network:
-    """The network of a `BNet` or a `Network`; anything else is refused."""
+    """The network of a `BNet` or a `Network`; raises an error for other objects."""
     network = getattr(net, "network", net)
     if not isinstance(network, Network):
         raise BNetError("net", expected="a net", actual=net)

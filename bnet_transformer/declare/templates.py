@@ -1,4 +1,4 @@
-"""From a declaration to the folded graph: unroll slices, resolve names, sort topologically, report cycles."""
+"""From a declaration to the template graph: unroll slices, resolve names, sort topologically, report cycles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, Templ
 
 @dataclass(frozen=True)
 class TemplateParent:
-    """A resolved arrow: the parent's template, the reach, and the discrete templates that pick."""
+    """A resolved arrow: the parent's template, the reach, and for each picked plate the template of its selector."""
 
     template: NodeTemplate
     reach: Reach
@@ -23,7 +23,7 @@ class TemplateParent:
 
 @dataclass(eq=False)
 class NodeTemplate:
-    """A node at one slice with its resolved arrows; `None` stands for an arrow that did not resolve."""
+    """A node at one slice with its resolved arrows; None for an arrow that could not be resolved."""
 
     stack: str
     slice: int | None
@@ -35,11 +35,12 @@ class NodeTemplate:
 
     @property
     def name(self) -> str:
+        """The name of the node group."""
         return join_name(join_stem(self.stack, self.node.role), () if self.slice is None else (self.slice,))
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of its slots, one for each parent; a last `*x` is repeated."""
+        """The names of the slots, one for each parent; a last slot `*x` is repeated."""
         names = self.node.tpm.get_slots()
         if names and names[-1].startswith("*"):
             num_repeats = max(len(self.parents) - len(names) + 1, 0)
@@ -47,7 +48,7 @@ class NodeTemplate:
         return names
 
     def iter_slots(self) -> Iterator[tuple[str, TemplateParent]]:
-        """Each slot with its parent, for the arrows that resolved."""
+        """Each slot with its parent, for the arrows that could be resolved."""
         for slot, parent in zip(self.slots, self.parents, strict=False):
             if parent is not None:
                 yield slot, parent
@@ -55,7 +56,7 @@ class NodeTemplate:
 
 @dataclass
 class SymbolTable:
-    """The declared roles and templates, for resolving names, and the faults so far."""
+    """The declared roles and templates, by which names are resolved, and the faults found so far."""
 
     declaration: Declaration
     faults: list[DeclarationFault] = field(default_factory=list)
@@ -65,15 +66,15 @@ class SymbolTable:
         self.stacks = {stack.name: stack for stack in self.declaration.stacks}
         self.outside_nodes = {node.role: node for node in self.declaration.nodes}
 
-    def add_fault(self, node: str, expected: str, actual: str) -> None:
-        """Record a fault."""
+    def add_fault(self, node: str, expected: str, actual: str = "") -> None:
+        """Record a fault of the declaration."""
         self.faults.append(DeclarationFault(node, expected, actual))
 
 
 def declaration_to_graph(
     declaration: Declaration,
 ) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[DeclarationFault]]:
-    """The folded graph, the template of each group in its order, and all faults; no graph where there is a cycle."""
+    """The template graph, the template of each group in its order, and all faults; no graph if there is a cycle."""
     symbols, templates = SymbolTable(declaration), []
     _check_names(symbols)
     for stack, slice_, step, node in _unroll_slices(declaration):
@@ -83,7 +84,7 @@ def declaration_to_graph(
     for template in templates:
         template.parents = tuple(_resolve_arrow(symbols, template, arrow) for arrow in template.node.arrows)
     if not templates and not symbols.faults:
-        raise BNetError("declaration", expected="at least one node, in a stack or outside", actual="none")
+        raise BNetError("declaration", expected="at least one node")
     faults = symbols.faults + check_slots(templates)
     components, cycles = _sort_into_components(templates)
     if cycles:
@@ -93,7 +94,7 @@ def declaration_to_graph(
 
 
 def _unroll_slices(declaration: Declaration) -> Iterator[tuple[str, int | None, int | None, Node]]:
-    """Each node with its stack, its slice (None outside the slices) and its step."""
+    """Each node with its stack, its slice (None outside the slices) and its step, as in `NodeGroup`."""
     for node in declaration.nodes:
         yield "", None, None, node
     for stack in declaration.stacks:
@@ -107,43 +108,46 @@ def _unroll_slices(declaration: Declaration) -> Iterator[tuple[str, int | None, 
 
 
 def _check_names(symbols: SymbolTable) -> None:
+    """Record the faults of the names of stacks, plates and roles, and of scopes and shared parameters."""
     declaration = symbols.declaration
     names = [stack.name for stack in declaration.stacks]
     for name in names:
         fault = find_role_fault(name) if name else None
         if fault:
-            symbols.add_fault(f"stack {name!r}", "a name that can prefix a node", fault.replace("role", "name"))
+            symbols.add_fault(f"stack {name!r}", "an identifier as name", fault.replace("role", "name"))
         if names.count(name) > 1:
-            symbols.add_fault(f"stack {name!r}", "stacks with different names", "the name twice")
+            symbols.add_fault(f"stack {name!r}", "stacks with different names", f"{names.count(name)} of this name")
     _check_plates(symbols)
     stems: dict[str, str] = {}
     for stack, nodes in _iter_blocks(declaration):
         for block, node in nodes:
             fault = find_role_fault(node.role, [name for name in names if name])
             if fault:
-                symbols.add_fault(str(node.role), "a role that makes plain names", fault)
+                symbols.add_fault(str(node.role), "an identifier as role", fault)
                 continue
             location = f"{block} of stack {stack!r}" if stack else block
             stem = join_stem(stack, node.role)
             first = stems.setdefault(stem, location)
             is_state = {first, location} == {location.replace(block, "prologue"), location.replace(block, "slice")}
             if first != location and not is_state:
-                symbols.add_fault(stem, "a name that one node has", f"it in the {first} and in the {location}")
+                symbols.add_fault(stem, "one node of this name", f"nodes in the {first} and in the {location}")
     for stack, nodes in _iter_blocks(declaration):
         declared = [(block, node.role) for block, node in nodes]
         for block, node in nodes:
             if node.scope == "corpus" and (node.arrows or WORD in node.plates):
-                actual = "parents" if node.arrows else "a word plate"
-                symbols.add_fault(join_stem(stack, node.role), "scope='corpus' for a root without words alone", actual)
+                actual = "a node with parents" if node.arrows else "a node with plate 'word'"
+                expected = "a root without plate 'word', because scope='corpus'"
+                symbols.add_fault(join_stem(stack, node.role), expected, actual)
             if node.shared and block != "slice":
-                symbols.add_fault(join_stem(stack, node.role), "shared=True within a slice alone", f"it in the {block}")
+                expected = "shared=True only for a node of a slice"
+                symbols.add_fault(join_stem(stack, node.role), expected, f"a node of the {block}")
         for block, role in dict.fromkeys(pair for pair in declared if declared.count(pair) > 1):
             count = declared.count((block, role))
-            symbols.add_fault(join_stem(stack, role), f"one declaration in the {block}", f"{count}")
+            symbols.add_fault(join_stem(stack, role), f"one node of this role in the {block}", f"{count}")
 
 
 def _resolve_word_stack(symbols: SymbolTable, stack: str, step: int | None, node: Node) -> str | None:
-    """The stack whose words a node is over: its own (`word`), another one (`enc.word`), or None."""
+    """The stack of the words of a node: its own (`word`), another one (`enc.word`), or None."""
     for plate in node.plates:
         other, dot, name = plate.rpartition(".")
         if name == WORD and dot and other in symbols.stacks:
@@ -152,6 +156,7 @@ def _resolve_word_stack(symbols: SymbolTable, stack: str, step: int | None, node
 
 
 def _iter_blocks(declaration: Declaration) -> Iterator[tuple[str, list[tuple[str, Node]]]]:
+    """The nodes of each stack, and those outside the stacks, each with the name of its block."""
     yield "", [("nodes outside the stacks", node) for node in declaration.nodes]
     for stack in declaration.stacks:
         blocks = (("prologue", stack.prologue), ("slice", stack.slice), ("epilogue", stack.epilogue))
@@ -159,32 +164,33 @@ def _iter_blocks(declaration: Declaration) -> Iterator[tuple[str, list[tuple[str
 
 
 def _check_plates(symbols: SymbolTable) -> None:
+    """Record the faults of the names of plates."""
     names = [plate.name for plate in symbols.declaration.plates]
     count = Counter(names)
     for name in count:
         fault = find_role_fault(name)
         if fault or name in (WORD, SLICE):
-            actual = (fault or f"{name!r}, which every net has").replace("role", "name")
-            symbols.add_fault(f"plate {name!r}", "a plain name of its own", actual)
+            actual = (fault or f"the name {name!r}, which is reserved").replace("role", "name")
+            symbols.add_fault(f"plate {name!r}", "an identifier as name", actual)
         if count[name] > 1:
-            symbols.add_fault(f"plate {name!r}", "one declaration", f"{count[name]}")
+            symbols.add_fault(f"plate {name!r}", "plates with different names", f"{count[name]} of this name")
 
 
 def _resolve_plates(symbols: SymbolTable, stack: str, slice_: int | None, node: Node) -> tuple[str, ...]:
-    """A node's plates without the word, in the order of the declaration."""
+    """The plates of a node without that of words, in the order of the declaration."""
     order = [plate.name for plate in symbols.declaration.plates]
     name = join_name(join_stem(stack, node.role), () if slice_ is None else (slice_,))
     outside = any(node is other for other in symbols.declaration.nodes)
     word_plates = [f"{other}.{WORD}" for other in symbols.stacks if other]
     if sum(plate == WORD or plate in word_plates for plate in node.plates) > 1:
-        symbols.add_fault(name, "the words of one stack", f"plates {', '.join(node.plates)}")
+        symbols.add_fault(name, "at most one plate of words", f"plates {', '.join(node.plates)}")
     for plate in dict.fromkeys(node.plates):
         if node.plates.count(plate) > 1:
             symbols.add_fault(name, "each plate once", f"{plate!r} {node.plates.count(plate)} times")
         if plate == WORD and outside:
-            symbols.add_fault(name, "no word plate: it stands outside the stacks", "plates with 'word'")
+            symbols.add_fault(name, "no plate 'word', because the node is outside the stacks")
         elif plate == SLICE:
-            symbols.add_fault(name, "plates without 'slice': the block where a node stands gives it", "'slice'")
+            symbols.add_fault(name, "no plate 'slice', because it follows from the position of the node in its stack")
         elif plate != WORD and plate not in order and plate not in word_plates:
             known = ", ".join([*order, WORD, *word_plates])
             symbols.add_fault(name, f"a declared plate ({known})", f"the plate {plate!r}")
@@ -192,6 +198,7 @@ def _resolve_plates(symbols: SymbolTable, stack: str, slice_: int | None, node: 
 
 
 def _resolve_arrow(symbols: SymbolTable, child: NodeTemplate, arrow: Arrow) -> TemplateParent | None:
+    """The parent of an arrow; None after a fault."""
     parent = _resolve_role(symbols, child, arrow.role, arrow.slice)
     if parent is None:
         return None
@@ -207,38 +214,41 @@ def _resolve_arrow(symbols: SymbolTable, child: NodeTemplate, arrow: Arrow) -> T
 def _check_pick(
     symbols: SymbolTable, child: NodeTemplate, parent: NodeTemplate, plate: str, selector: NodeTemplate
 ) -> bool:
+    """Whether a selector can pick along a plate of the parent; records the faults if not."""
     before = len(symbols.faults)
     axes = [*parent.plates, *([WORD] if parent.word_stack is not None else [])]
     if plate not in axes:
         symbols.add_fault(
-            child.name, f"a pick along a plate of {parent.name} ({', '.join(axes) or 'none'})", repr(plate)
+            child.name, f"pick= along a plate of {parent.name} ({', '.join(axes) or 'it has no plate'})", repr(plate)
         )
     if plate in child.plates:
-        symbols.add_fault(child.name, f"no pick along {plate!r}, a plate of its own", f"pick by {selector.name}")
+        expected = f"no pick= along {plate!r}, because the node itself has this plate"
+        symbols.add_fault(child.name, expected, f"pick by {selector.name}")
     tpm = selector.node.tpm
     if not tpm.is_index_valued:
-        symbols.add_fault(child.name, "a pick by a discrete node", f"{selector.name}, which is {tpm.kind}")
+        symbols.add_fault(child.name, "pick= by a discrete node", f"{selector.name}, which is {tpm.kind}")
     sizes = {p.name: p.size for p in symbols.declaration.plates}
     if plate in sizes and tpm.states != sizes[plate]:
         symbols.add_fault(
             child.name,
             f"a selector of {sizes[plate]} states, one for each {plate}",
-            f"{selector.name} with {tpm.states}",
+            f"{selector.name} with {tpm.states} states" if tpm.is_index_valued else selector.name,
         )
     is_within_plates = set(selector.plates) <= set(child.plates) and selector.word_stack in (None, child.word_stack)
     if not is_within_plates:
-        symbols.add_fault(child.name, "a selector with no plate that it lacks itself", f"{selector.name}")
+        symbols.add_fault(child.name, "a selector with only plates that the node has too", f"{selector.name}")
     return len(symbols.faults) == before
 
 
 def _resolve_role(
     symbols: SymbolTable, child: NodeTemplate, reference: str, slice_: str | int | None
 ) -> NodeTemplate | None:
-    """The template that `role` or `stack.role` names, from the position of a child."""
+    """The template with the name `role` or `stack.role`, seen from a child; None after a fault."""
     stack_name, dot, role = reference.rpartition(".")
     if dot and stack_name not in symbols.stacks:
-        names = ", ".join(repr(name) for name in symbols.stacks)
-        symbols.add_fault(child.name, f"a stack among {names or 'none'}", f"an arrow from {reference!r}")
+        names = ", ".join(repr(name) for name in symbols.stacks if name)
+        expected = f"a declared stack ({names})" if names else "a role without a stack, because no stack has a name"
+        symbols.add_fault(child.name, expected, f"an arrow from {reference!r}")
         return None
     child_stack = child.stack if child.step is not None else None
     target_stack = stack_name if dot else child_stack
@@ -261,34 +271,35 @@ def _resolve_role(
 def _resolve_slice(
     symbols: SymbolTable, child: NodeTemplate, stack: Stack, role: str, rule: str | int | None, *, same_stack: bool
 ) -> int | None:
-    """The slice that an arrow comes from; None where the role has no slices, -1 after a fault."""
+    """The slice of an arrow's parent; None if the role has no slices, -1 after a fault."""
     if all(node.role != role for node in stack.slice):
         if rule is not None:
-            symbols.add_fault(child.name, f"no slice for {role!r}, which stands outside the slices", f"slice={rule!r}")
+            symbols.add_fault(child.name, f"no slice= for {role!r}, which is outside the slices", f"slice={rule!r}")
             return -1
         return None
     last = stack.slices if role in stack.states else stack.slices - 1
     step = -1 if child.step is None else child.step
-    in_slice = 0 <= step < symbols.stacks[child.stack].slices  # outside the stacks no step is compared
+    in_slice = 0 <= step < symbols.stacks[child.stack].slices  # a node outside the stacks has no step
     in_prologue = same_stack and child.step == -1
     if rule is None:
         rule = "first" if in_prologue else "same" if same_stack and in_slice else "last"
     slice_of_rule = {"first": 0, "last": last} | ({"same": step, "next": step + 1} if in_slice else {})
     index = slice_of_rule.get(rule) if isinstance(rule, str) else rule
     if index is None:
-        symbols.add_fault(child.name, "slice='first', 'last' or a number, for it stands in no slice", f"slice={rule!r}")
+        expected = "slice='first', 'last' or a number, because the node is in no slice"
+        symbols.add_fault(child.name, expected, f"slice={rule!r}")
         return -1
     if index > last:
-        symbols.add_fault(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {index}")
+        symbols.add_fault(child.name, f"a slice of {role!r} from 0 to {last}", f"slice={index}")
         return -1
     return index
 
 
-# templates to the folded graph
+# templates to the template graph
 
 
 def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[NodeTemplate]], list[DeclarationFault]]:
-    """The components (strongly connected) in topological order, and the faults of invalid cycles."""
+    """The strongly connected components in topological order, and the faults of invalid cycles."""
     import networkx as nx
 
     position = {template: k for k, template in enumerate(templates)}
@@ -306,15 +317,15 @@ def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[
             if ordered is None:
                 names = [template.name for template in component]
                 shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
-                expected = "no cycle, unless each turn goes back to an earlier word of one stack"
-                faults.append(DeclarationFault(names[0], expected, f"a cycle {shown}"))
+                expected = "no cycle, except one that goes to an earlier word of the stack in each turn"
+                faults.append(DeclarationFault(names[0], expected, f"the cycle {shown}"))
             component = ordered or component
         components.append(component)
     return components, faults
 
 
 def _iter_parents(child: NodeTemplate) -> Iterator[tuple[NodeTemplate, Reach, str]]:
-    """The parents of a template: those that fill its slots, and those that pick."""
+    """The parents of a template with their reaches and slots: those in its slots, and the selectors."""
     for slot, parent in child.iter_slots():
         yield parent.template, parent.reach, slot
         for _, selector in parent.pick:
@@ -322,11 +333,11 @@ def _iter_parents(child: NodeTemplate) -> Iterator[tuple[NodeTemplate, Reach, st
 
 
 def _sort_component(component: list[NodeTemplate]) -> list[NodeTemplate] | None:
-    """The order of a recurrent component within one word; None where a word would depend on itself."""
+    """The order of the nodes of a recurrent component within one word; None if a word would depend on itself."""
     import networkx as nx
 
-    # Words are computed one after another. Only arrows that may join a word to itself order the nodes of one word;
-    # strictly causal arrows read words that are already known.
+    # Words are computed one after another. Strictly causal arrows read only words that are already computed, so only
+    # the other arrows determine the order of the nodes of one word.
     graph = nx.DiGraph()
     graph.add_nodes_from(component)
     for child in component:
@@ -342,6 +353,7 @@ def _sort_component(component: list[NodeTemplate]) -> list[NodeTemplate] | None:
 
 
 def _build_graph(declaration: Declaration, components: Sequence[Sequence[NodeTemplate]]) -> TemplateGraph:
+    """The template graph of the sorted templates."""
     index = {template: k for k, template in enumerate(template for component in components for template in component)}
     arrows: dict[tuple[int, int], list[tuple[Reach, str]]] = {}
     for child in index:
@@ -361,7 +373,7 @@ def _build_graph(declaration: Declaration, components: Sequence[Sequence[NodeTem
 
 
 def check_slots(templates: Sequence[NodeTemplate]) -> list[DeclarationFault]:
-    """Faults of arity, of single slots that receive a collection and the reverse, and of reaches without words."""
+    """The faults of the arrows into the slots of TPMs: their number, collections, reaches and picks."""
     faults: list[DeclarationFault] = []
     for child in templates:
         slots = child.node.tpm.get_slots()
@@ -369,50 +381,50 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[DeclarationFault]:
         has_wrong_arity = len(child.parents) < len(slots) - 1 if open_ended else len(child.parents) != len(slots)
         kind = type(child.node.tpm).__name__
         if has_wrong_arity:
-            expected = f"{kind} takes {', '.join(slots)}" if slots else f"{kind} takes none"
-            actual = f"{len(child.parents)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
-            faults.append(DeclarationFault(child.name, f"{len(slots)} parents ({expected})", actual))
+            count = "no parent" if not slots else "1 parent" if len(slots) == 1 else f"{len(slots)} parents"
+            expected = f"{count} for {kind}" + (f", with the slots {', '.join(slots)}" if slots else "")
+            actual = ", ".join([str(len(child.parents)), *(arrow.role for arrow in child.node.arrows)])
+            faults.append(DeclarationFault(child.name, expected, actual.replace(", ", ": ", 1)))
             continue
         for slot, parent in child.iter_slots():
-            faults += [*_find_slot_faults(child, f"for the slot {slot} of {kind}", slot, parent)]
+            faults += [*_find_slot_faults(child, kind, slot, parent)]
             faults += _find_pick_faults(child, parent)
     return faults
 
 
 def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[DeclarationFault]:
-    """A selector of words must read exactly the words that it picks from: the same stack, by the same reach."""
+    """The faults of picked words: the selector must read the same words as the arrow, by the same reach."""
     template = parent.template
     for plate, selector in parent.pick:
         reads = {(s.template.word_stack, s.reach) for s in selector.parents if s is not None and not s.reach.is_single}
         if plate == WORD and (selector.node.tpm.states is not None or (template.word_stack, parent.reach) not in reads):
-            expected = f"a pick of a word by a Read of the same words as {template.name} (reach {parent.reach})"
+            expected = f"pick= of a word by a Read node with reach {parent.reach} to the words of {template.name}"
             yield DeclarationFault(child.name, expected, f"pick by {selector.name}")
 
 
-def _find_slot_faults(
-    child: NodeTemplate, prefix: str, slot: str, parent: TemplateParent
-) -> Iterator[DeclarationFault]:
+def _find_slot_faults(child: NodeTemplate, kind: str, slot: str, parent: TemplateParent) -> Iterator[DeclarationFault]:
+    """The faults of one slot: a single parent or a collection in the wrong place, and an invalid reach."""
     template, over = parent.template, collection_axes(child, parent)
     if slot.endswith(".") and not over:
-        yield DeclarationFault(
-            child.name, prefix + ", a collection (an arrow from every word or every head)", f"one {template.name}"
-        )
+        expected = f"a collection in the slot {slot} of {kind}, such as an arrow from every word or from a plate"
+        yield DeclarationFault(child.name, expected, f"one {template.name}")
     if not slot.endswith(".") and over:
         actual = f"{template.name} over every {' and '.join(over)} (reach {parent.reach})"
-        yield DeclarationFault(child.name, prefix + ", a single parent", actual)
+        yield DeclarationFault(child.name, f"a single parent in the slot {slot} of {kind}", actual)
     if (
         template.word_stack is not None
         and child.word_stack is None
         and parent.reach.kind not in ("every", "first", "last", "mask")
     ):
-        expected = "reach 'every', 'first' or 'last', for it has no word of its own"
+        expected = "reach 'every', 'first' or 'last', because the node has no plate 'word'"
         yield DeclarationFault(child.name, expected, f"reach {parent.reach} to {template.name}")
     if template.word_stack is None and parent.reach.kind not in ("same", "every"):
-        yield DeclarationFault(child.name, f"no reach to {template.name}, which has no words", f"reach {parent.reach}")
+        expected = f"no reach to {template.name}, which has no plate 'word'"
+        yield DeclarationFault(child.name, expected, f"reach {parent.reach}")
 
 
 def collection_axes(child: NodeTemplate, parent: TemplateParent) -> tuple[str, ...]:
-    """The axes of the collection in a slot: the parent's plates that the child lacks, then words."""
+    """The axes of the collection in a slot: the plates of the parent that the child does not have, then words."""
     template, picked = parent.template, {plate for plate, _ in parent.pick}
     plates = tuple(plate for plate in template.plates if plate not in child.plates and plate not in picked)
     words = template.word_stack is not None and not parent.reach.is_single and WORD not in picked

@@ -1,10 +1,10 @@
-"""The structure of a net, on integers; it never imports torch.
+"""The structure of a net, computed with integers; this package never imports torch.
 
-`template_graph` has one node group for each node template and slice, and no words. `ground_graph` adds the words of a
-sentence: nodes are integers, arrows are computed on demand. `traversal` moves marks along edges (ancestors, Markov
-blanket, topological order). `thinned_graph` and `d_separation` answer separation queries by Bayes ball, 64 at once.
-`queries` are the methods by name of `BNet` and `Sentence`. `quotient` contracts boxes of nodes, `arborescence` finds
-maximum trees.
+`template_graph` has one node group for each node template and slice, without words. `ground_graph` adds the words of a
+sentence; its nodes are integers, and arrows are computed on demand. `traversal` propagates marks along edges
+(ancestors, Markov blanket, topological order). `thinned_graph` and `d_separation` answer separation queries by the
+Bayes ball, 64 at once. `queries` contains the structure queries of `BNet` and `Sentence`, which take names. `quotient`
+contracts groups of nodes, and `arborescence` finds maximum spanning trees.
 """
 
 from bnet_transformer.graph.ground_graph import GroundGraph as GroundGraph, NodeSelection as NodeSelection

@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 
 def best_parents(weight: NDArray[np.float64]) -> list[int]:
-    """The parent of each node, -1 for a root: as few roots as possible, and of those choices the largest total weight.
+    """The parent of each node in a maximum spanning forest with as few roots as possible; -1 for a root.
 
-    `weight[i, j]` is that of an arrow from j to i, NaN where there is none; the diagonal does not count.
+    `weight[i, j]` is the weight of the arrow from j to i, or NaN if there is no arrow. The diagonal is ignored.
 
     >>> best_parents(np.array([[0, 3.0, 1], [2, 0, 1], [1, 4, 0]]))
     [1, -1, 1]
     """
-    # A root is a node whose parent is an added node n. Such an arrow weighs less than any difference between two
-    # choices of the other arrows, so the maximum has as few of them as possible.
+    # A root is represented as a child of an additional node n. The weight of an arrow from n is lower than any
+    # difference between two choices of the other arrows, so the maximum has as few of them as possible.
     n = len(weight)
     table = np.full((n + 1, n + 1), -np.inf)
     table[:n, :n] = np.where(np.isnan(weight), -np.inf, weight)
@@ -26,18 +26,18 @@ def best_parents(weight: NDArray[np.float64]) -> list[int]:
 
 
 def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
-    """The parent of each node in the maximum arborescence from `root` that reaches every node."""
+    """The parent of each node in the maximum spanning arborescence from `root`."""
     parent: NDArray[np.int64] = table.argmax(axis=1)
     parent[root] = root
     pointers = parent
     for _ in range(len(table).bit_length()):
-        pointers = pointers[pointers]  # 2^k steps up: in the end every pointer is the root or lies on a cycle
+        pointers = pointers[pointers]  # 2^k steps up; at the end every pointer is the root or part of a cycle
     unreached = np.flatnonzero(pointers != root)
     if not len(unreached):
         return parent
-    # Edmonds (1967): if the greedy choice has a cycle, some maximum arborescence breaks it at exactly one node, where
-    # an arrow enters. Contract the cycle, charge each entering arrow for the arrow of the cycle that it replaces,
-    # recurse.
+    # Edmonds (1967): if the greedy choice has a cycle, some maximum arborescence contains all its arrows except one,
+    # which an arrow from outside replaces. So contract the cycle, subtract from the weight of each entering arrow that
+    # of the arrow that it replaces, and recurse.
     path = [int(unreached[0])]
     while int(parent[path[-1]]) not in path:
         path.append(int(parent[path[-1]]))
@@ -45,7 +45,7 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     in_cycle = np.zeros(len(table), dtype=bool)
     in_cycle[cycle] = True
     outer = np.flatnonzero(~in_cycle)
-    gain = table[cycle] - table[cycle, parent[cycle]][:, None]  # the change of weight if the cycle is entered there
+    gain = table[cycle] - table[cycle, parent[cycle]][:, None]  # the change of weight by an entering arrow
     reduced = np.full((len(outer) + 1, len(outer) + 1), -np.inf)
     reduced[:-1, :-1] = table[np.ix_(outer, outer)]
     reduced[-1, :-1] = gain[:, outer].max(axis=0)

@@ -1,7 +1,7 @@
-"""D-separation by the Bayes ball, for many queries at once: each query is one bit of a 64-bit lane.
+"""D-separation by the Bayes ball for many queries at once. Each query is one bit of a 64-bit lane.
 
 A set of nodes is an array of bits for each node group, so one step along an edge template is one array operation. The
-queries run on a thinned graph, which has only the words and heads that they need.
+queries run on a thinned graph, which contains only the words and heads that they need.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bnet_transformer.graph.ground_graph import GroundGraph, Ids
 from bnet_transformer.graph.thinned_graph import thin_graph
 from bnet_transformer.graph.traversal import CutMarks, propagate_marks
 
-Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
+Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to query q
 LANE_BITS = 64
 MAX_BITS = 2**28
 
 
 @dataclass(frozen=True)
 class SeparationQuery:
-    """Are the nodes `x` and `y` separated by `given`?"""
+    """The query whether the nodes `given` separate the nodes `x` from the nodes `y`."""
 
     x: frozenset[int]
     y: frozenset[int]
@@ -32,17 +32,17 @@ class SeparationQuery:
 
     @property
     def nodes(self) -> frozenset[int]:
-        """All nodes that it names."""
+        """All nodes of the query."""
         return self.x | self.y | self.given
 
 
 def are_separated(
     ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int] = ()
 ) -> NDArray[np.bool_]:
-    """For each query, whether its `x` and `y` are separated.
+    """For each query, whether `given` separates its `x` from its `y`.
 
-    `functional_groups` are the groups whose nodes are functions of their parents. `given`, and the nodes that `do`
-    sets, are then closed under what they determine (D-separation).
+    `functional_groups` are the groups of nodes that are functions of their parents. With them, the given nodes and the
+    nodes set by `do` are extended by all nodes that they determine (D-separation).
     """
     separated = np.zeros(len(queries), dtype=bool)
     start = 0
@@ -58,6 +58,7 @@ def are_separated(
 def _are_chunk_separated(
     ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int]
 ) -> NDArray[np.bool_]:
+    """The answers of some queries, on one thinned graph."""
     thinned = thin_graph(ground, [query.nodes for query in queries])
     count = len(queries)
     x, y, given = (
@@ -76,12 +77,12 @@ def _are_chunk_separated(
 
 
 def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, functional_groups: Collection[int]) -> Bits:
-    """The given nodes and all that they determine; without `functional_groups` the given nodes only."""
+    """The given nodes and all nodes that they determine; without `functional_groups` only the given nodes."""
     if not functional_groups:
         return given
     # D-separation (Geiger, Verma and Pearl 1990): a node is determined if it is given, or is a function of parents that
-    # are all determined. Computed is the complement, by a least fixed point: a node that is not given is undetermined
-    # if it is no function, has no incoming arrow (a root is free, whatever its TPM), or has an undetermined parent.
+    # are all determined. This computes the complement as a least fixed point: a node that is not given is undetermined
+    # if it is not a function, has no incoming arrow (every root is free), or has an undetermined parent.
     template, undetermined, not_fixed = ground.template, np.zeros_like(given), ~given
     for index, bits in cut.cut_nodes.items():
         part = view_group(ground, not_fixed, index)
@@ -106,7 +107,7 @@ def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, funct
 
 
 def pack_queries(ground: GroundGraph, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
-    """`[node, lanes]`: the bit of each query, set at its nodes."""
+    """The bits of all queries, `[node, lanes]`, set at the nodes of each query."""
     bits: Bits = np.zeros((len(ground), -(-count // LANE_BITS)), dtype=np.uint64)
     pairs = [(node, query) for query, ids in enumerate(nodes) for node in ids]
     if pairs:
@@ -119,7 +120,7 @@ def pack_queries(ground: GroundGraph, count: int, nodes: Sequence[Iterable[int]]
 def pack_cuts(
     ground: GroundGraph, small: GroundGraph, cut_nodes: Sequence[Iterable[int]], partly_cut: Sequence[Iterable[int]]
 ) -> CutMarks:
-    """The surgery of `ground` as bits of a smaller graph, in which each query has these numbers for the cut nodes."""
+    """The surgery of `ground` as bits of a smaller graph, from the ids of the cut nodes in each query's small graph."""
     nodes, partial = (pack_queries(small, len(cut_nodes), numbers) for numbers in (cut_nodes, partly_cut))
     return CutMarks(split_bits_by_group(small, nodes), split_bits_by_group(small, partial & ~nodes), ground)
 
@@ -135,14 +136,14 @@ def bayes_ball(
 ) -> Bits:
     """The nodes that a ball from `start` reaches, `[node, lanes]`.
 
-    The ball stays inside `within`, and may stop once every query that has a `goal` has reached it.
+    The ball stays inside `within`. It may stop when it has reached `goal` in every query that has one.
     """
-    # The Bayes ball (Shachter 1998). A ball that goes up (came from a child) passes a node that is not blocked, to its
-    # parents and children. A ball that goes down passes it to its children, and bounces off a given node to its
-    # parents: the collider is open. `blocked` are the determined nodes, `given` those that are given: a determined node
-    # lets no ball pass, but only evidence opens a collider. x and y are separated if no ball from x reaches y. Groups
-    # are in topological order, so taking the last (up) or the first (down) pending group collects all balls that arrive
-    # there before it is expanded.
+    # The Bayes ball (Shachter 1998). A ball that arrives from a child passes through a node that is not blocked, to its
+    # parents and children. A ball that arrives from a parent passes through such a node to its children; at a given
+    # node it bounces back to the parents, because evidence opens the collider. `blocked` are the determined nodes,
+    # `given` those that are given: a determined node blocks the ball, but only a given node opens a collider. x and y
+    # are separated if no ball from x reaches y. Groups are in topological order, so the last (up) or the first (down)
+    # pending group has received all its balls before it is expanded.
     groups = range(len(ground.template.groups))
     visited = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
     by_group = {name: [view_group(ground, bits, index) for index in groups] for name, bits in visited.items()}
@@ -180,7 +181,7 @@ def bayes_ball(
 
 
 def split_bits_by_group(ground: GroundGraph, bits: Bits) -> dict[int, Bits]:
-    """The bits of each group that has some, `[*plates, word, lanes]`."""
+    """The bits of each group with at least one bit, `[*plates, word, lanes]`."""
     nodes = np.flatnonzero(bits.any(axis=-1))
     groups = np.unique(np.searchsorted(ground.offsets, nodes, side="right") - 1)
     return {index: view_group(ground, bits, index) for index in groups.tolist()}
@@ -193,5 +194,5 @@ def view_group(ground: GroundGraph, bits: Bits, index: int) -> Bits:
 
 
 def nodes_of_first_query(bits: Bits) -> Ids:
-    """The nodes with the bit of the first query."""
+    """The nodes at which the bit of the first query is set."""
     return np.flatnonzero(bits[:, 0] & np.uint64(1))

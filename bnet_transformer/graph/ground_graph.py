@@ -1,7 +1,7 @@
-"""The ground graph of a sentence: one integer node for each word (and head, ...) of each node group; arrows on demand.
+"""The ground graph of a sentence: each node group unrolled over its words, heads and other plates.
 
-The nodes of a group are consecutive integers, its plates in row-major order with the word innermost. Arrows are
-computed as integer arrays when they are needed, and only those between the selected nodes.
+Nodes are integers. Those of a group are consecutive, in row-major order of its plates, and words are the last axis.
+Arrows are computed on demand as integer arrays, and only between selected nodes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, Templ
 from bnet_transformer.graph.transformer_lens import unknown_node_error
 
 MAX_NODES = 2**40
-NO_WORD = np.zeros(1, dtype=np.int64)  # the place of what has no word
+NO_WORD = np.zeros(1, dtype=np.int64)  # the word index of a node without words
 MAX_CACHED_NODES, MAX_CACHED_PARENTS = 2**12, 64  # only short lists of parents are cached
 
-Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
+Ids = NDArray[Any]  # int32, or int64 from 2^31 nodes on
 Indices = NDArray[Any]
 IndexSequence = Sequence[int] | NDArray[Any]
-RetainedParents = Mapping[int, tuple[Reach, ...]]  # the groups that a node still reads, each by these reaches
+RetainedParents = Mapping[int, tuple[Reach, ...]]  # the groups that a node still reads, with the reaches
 
 
 @dataclass(frozen=True)
 class NodeSelection:
-    """A part of the ground graph: slices, the words of each stack, the indices of other plates; None selects all.
+    """A selection of nodes of the ground graph.
 
-    A selected slice includes what it reads and what it computes; `weights=False` leaves out the groups without words.
+    Args:
+        slices: The slices, each with the nodes that it reads and computes. None (default) for all.
+        words: The words of each stack; all words of stacks that are missing. Default: all.
+        plates: The indices of each other plate; all indices of plates that are missing. Default: all.
+        weights: Whether groups without words, such as weights, are selected. Default True.
     """
 
     slices: Collection[int] | None = None
@@ -48,10 +52,17 @@ ALL_NODES = NodeSelection()
 
 
 class GroundGraph:
-    """The ground graph: names, counts, arrows as arrays, parents and children.
+    """The ground graph of a sentence: names, counts, arrows as arrays, parents and children.
 
-    After surgery no arrow leads into the nodes of `cut_nodes`; the nodes of `retained_parents` keep some of their
-    arrows.
+    Args:
+        template: The template graph.
+        word_counts: The number of words of each stack.
+        cut_nodes: The ids of nodes without incoming arrows, as after `do`. Default: none.
+        retained_parents: For each node that keeps only some of its incoming arrows, the groups that it still reads and
+            the reaches. Default: none.
+
+    Raises:
+        BudgetError: If there are more than 2^40 nodes.
     """
 
     def __init__(
@@ -76,19 +87,22 @@ class GroundGraph:
     def surgery(
         self, nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents] | None = None
     ) -> GroundGraph:
-        """The same nodes without the arrows into some of them, as `do` requires.
+        """The graph after surgery: the same nodes, with fewer arrows, as `do` requires.
 
         Args:
-            nodes: All nodes that lose their incoming arrows.
-            retained_parents: All nodes that keep some of their arrows, with the groups and reaches that they still
-                read; those of this graph by default.
+            nodes: The ids of all nodes without incoming arrows.
+            retained_parents: For each node that keeps only some of its incoming arrows, the groups that it still reads
+                and the reaches. None (default) for those of this graph.
+
+        Returns:
+            The new graph.
         """
         ground = copy(self)
         ground._apply_surgery(nodes, self.retained_parents if retained_parents is None else retained_parents)
         return ground
 
     def _apply_surgery(self, cut_nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents]) -> None:
-        """Set which nodes lose all their incoming arrows, and which keep the arrows of `retained_parents` only."""
+        """Set the nodes without incoming arrows, and those with only the arrows of `retained_parents`."""
         self.cut_nodes, self.retained_parents = frozenset(cut_nodes), dict(retained_parents)
         self.cut_nodes_by_group = self.split_by_group(self.cut_nodes)
         self.partly_cut_by_group = self.split_by_group(
@@ -97,7 +111,14 @@ class GroundGraph:
         self._parents_cache: dict[int, list[int]] = {}
 
     def split_by_group(self, nodes: Iterable[int]) -> dict[int, list[int]]:
-        """The nodes of each group, by the index of the group."""
+        """The nodes of each group.
+
+        Args:
+            nodes: The ids of nodes.
+
+        Returns:
+            The ids by the index of the group.
+        """
         groups: dict[int, list[int]] = {}
         for node in nodes:
             groups.setdefault(self.group_of(node).index, []).append(node)
@@ -109,36 +130,76 @@ class GroundGraph:
         return int(self.offsets[-1])
 
     def axes(self, group: NodeGroup) -> tuple[str, ...]:
-        """The axes of a group's nodes, in order: its plates, then the word."""
+        """The axes of the nodes of a group.
+
+        Args:
+            group: The group.
+
+        Returns:
+            Its plates, then `"word"` if it has words.
+        """
         return group.plates if group.word_stack is None else (*group.plates, WORD)
 
     def id(self, name: object) -> int:
-        """The id of the node of that name, or the error with near matches."""
+        """The id of a node.
+
+        Args:
+            name: The name of the node.
+
+        Returns:
+            The id.
+
+        Raises:
+            UnknownNameError: If no node has this name; the message lists near matches.
+        """
         return self.ravel_index(*self.parse_name(name))
 
     def ravel_index(self, group: NodeGroup, index: Sequence[int]) -> int:
-        """The id of the node of a group at an index."""
+        """The id of a node from its group and index.
+
+        Args:
+            group: The group.
+            index: The indices of the plates, then of the word.
+
+        Returns:
+            The id.
+        """
         steps = compute_strides(self.shapes[group.index])
         return int(self.offsets[group.index]) + sum(i * step for i, step in zip(index, steps, strict=True))
 
     def parse_name(self, name: object) -> tuple[NodeGroup, tuple[int, ...]]:
-        """The group of a node and its index there: `q_0_2` is word 2 of the group `q_0`."""
+        """The group and the index of a node from its name: `q_0_2` is word 2 of the group `q_0`.
+
+        Args:
+            name: The name of the node.
+
+        Returns:
+            The group, and the indices of the plates and of the word.
+
+        Raises:
+            UnknownNameError: If no node has this name; the message lists near matches.
+        """
         parsed = self.template.parse_name(name, self.word_counts)
         if parsed is None:
             raise self._unknown_node_error(name)
         return parsed
 
     def _unknown_node_error(self, name: object) -> UnknownNameError:
+        """The error for an unknown name, with the range of valid names or near matches."""
         stem = split_name(name)[0] if isinstance(name, str) else ""
         groups = self.template.by_stem.get(stem)
         if groups is None:
             of_stacks = {f.stem: next(self.iter_names(f)) for f in reversed(self.template.groups) if f.role == stem}
-            if of_stacks:  # a role without its stack
+            if of_stacks:  # the stack is missing in the name
                 allowed = ", ".join(f"{full} (such as {first})" for full, first in reversed(of_stacks.items()))
-                return UnknownNameError("node", expected="its stack before it", actual=repr(name), allowed=allowed)
+                expected = "a name with the prefix of its stack"
+                return UnknownNameError("node", expected=expected, actual=repr(name), allowed=allowed)
             if stem == "c" and "head" in self.template.plate_sizes:
-                allowed = "heads are a plate here: all are summed, none is selected; bt.inclusion tells which matter"
-                return UnknownNameError("node", expected="a known name", actual=repr(name), allowed=allowed)
+                hint = (
+                    "This net sums its heads and has no head selector. Use bt.inclusion to find which heads an answer "
+                    "depends on"
+                )
+                return UnknownNameError("node", expected="a known name", actual=repr(name), hint=hint)
             names = (next(self.iter_names(f)) for f in self.template.groups)
             return unknown_node_error("node", name, names, self.template)
         shape = self.shapes[groups[0].index]
@@ -150,12 +211,26 @@ class GroundGraph:
         return UnknownNameError("node", expected=f"a node {form}", actual=repr(name), allowed=f"{low} to {high}")
 
     def name(self, node: int) -> str:
-        """The name of a node."""
+        """The name of a node.
+
+        Args:
+            node: The id of the node.
+
+        Returns:
+            The name, such as `"q_0_2"`.
+        """
         group, index = self.unravel_index(node)
         return join_name(group.name, index)
 
     def unravel_index(self, node: int) -> tuple[NodeGroup, tuple[int, ...]]:
-        """The group of a node and its index there, from its id."""
+        """The group and the index of a node from its id.
+
+        Args:
+            node: The id of the node.
+
+        Returns:
+            The group, and the indices of the plates and of the word.
+        """
         group = self.group_of(node)
         offset, index = int(node) - int(self.offsets[group.index]), []
         for stride in compute_strides(self.shapes[group.index]):
@@ -164,11 +239,25 @@ class GroundGraph:
         return group, tuple(index)
 
     def group_of(self, node: int) -> NodeGroup:
-        """The group of a node."""
+        """The group of a node.
+
+        Args:
+            node: The id of the node.
+
+        Returns:
+            The group.
+        """
         return self.template.groups[int(np.searchsorted(self.offsets, node, side="right")) - 1]
 
     def iter_names(self, group: NodeGroup) -> Iterator[str]:
-        """The names of a group's nodes, in the order of their ids."""
+        """The names of the nodes of a group.
+
+        Args:
+            group: The group.
+
+        Returns:
+            The names, in the order of the ids.
+        """
         stems = [group.name]
         for size in self.shapes[group.index]:
             stems = [f"{stem}_{i}" for stem in stems for i in range(size)]
@@ -176,13 +265,21 @@ class GroundGraph:
 
     @cached_property
     def names(self) -> list[str]:
-        """Every name; `names[id]`."""
+        """The names of all nodes, in the order of the ids."""
         return [name for group in self.template.groups for name in self.iter_names(group)]
 
     # nodes and arrows
 
     def is_selected(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> bool:
-        """True where a selection has some nodes of a group."""
+        """Whether a selection contains nodes of a group.
+
+        Args:
+            group: The group.
+            selection: The selection. Default: all nodes.
+
+        Returns:
+            True if it contains at least one node.
+        """
         if not selection.weights and group.index in self.template.word_independent:
             return False
         if selection.slices is None or group.step is None:
@@ -194,7 +291,15 @@ class GroundGraph:
         return bool(steps & set(selection.slices))
 
     def select_indices(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> dict[str, Indices]:
-        """The selected indices of each axis of a group."""
+        """The selected indices of each axis of a group.
+
+        Args:
+            group: The group.
+            selection: The selection. Default: all nodes.
+
+        Returns:
+            The sorted indices by axis.
+        """
         indices = {}
         for axis, size in zip(self.axes(group), self.shapes[group.index], strict=True):
             selected = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
@@ -202,7 +307,15 @@ class GroundGraph:
         return indices
 
     def select_nodes(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> Ids:
-        """The ids of the selected nodes of a group."""
+        """The selected nodes of a group.
+
+        Args:
+            group: The group.
+            selection: The selection. Default: all nodes.
+
+        Returns:
+            The sorted ids.
+        """
         indices, steps = self.select_indices(group, selection).values(), compute_strides(self.shapes[group.index])
         nodes: Ids = np.array([self.offsets[group.index]])
         for index, stride in zip(indices, steps, strict=True):
@@ -210,7 +323,14 @@ class GroundGraph:
         return nodes
 
     def count_nodes(self, selection: NodeSelection = ALL_NODES) -> int:
-        """The number of selected nodes."""
+        """The number of selected nodes.
+
+        Args:
+            selection: The selection. Default: all nodes.
+
+        Returns:
+            The number.
+        """
         return sum(
             math.prod(len(index) for index in self.select_indices(group, selection).values())
             for group in self.template.groups
@@ -218,8 +338,15 @@ class GroundGraph:
         )
 
     def count_arrows(self, selection: NodeSelection = ALL_NODES, roles: tuple[str, str] | None = None) -> int:
-        """The number of arrows between selected nodes, from one role to another where `roles` are given; no arrow is
-        computed.
+        """The number of arrows between selected nodes, without computing the arrows.
+
+        Args:
+            selection: The selection. Default: all nodes.
+            roles: The roles of parent and child of the counted arrows, with the prefix of a stack if it has a name.
+                None (default) for all.
+
+        Returns:
+            The number.
         """
         stems = [group.stem for group in self.template.groups]
         edges = self._selected_edges(selection)
@@ -227,6 +354,7 @@ class GroundGraph:
         return sum(self._count_arrows_of_edge(edge, selection) for edge in counted)
 
     def _selected_edges(self, selection: NodeSelection) -> Iterator[EdgeTemplate]:
+        """The edge templates between selected groups."""
         groups = self.template.groups
         is_selected = [self.is_selected(group, selection) for group in groups]
         all_slices = selection.slices is None
@@ -237,6 +365,7 @@ class GroundGraph:
                     yield edge
 
     def _count_arrows_of_edge(self, edge: EdgeTemplate, selection: NodeSelection) -> int:
+        """The number of arrows of one edge template between selected nodes, after surgery."""
         child_idx, parent_idx = (
             self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent)
         )
@@ -251,7 +380,7 @@ class GroundGraph:
         return total
 
     def _count_word_pairs(self, edge: EdgeTemplate, i: Indices, j: Indices) -> int:
-        """The number of pairs of these words that an edge joins."""
+        """The number of arrows of an edge from words j to words i."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
             return len(i) * len(j)
@@ -261,24 +390,53 @@ class GroundGraph:
         return edge.reaches[0].count_arrows(i, j, n, self.word_counts[parent.word_stack])
 
     def get_cut_nodes(self, group: int) -> list[int]:
-        """The nodes of a group that lost all incoming arrows."""
+        """The nodes of a group without incoming arrows after surgery.
+
+        Args:
+            group: The index of the group.
+
+        Returns:
+            The ids.
+        """
         return self.cut_nodes_by_group.get(group, [])
 
     def get_partly_cut_nodes(self, group: int) -> list[int]:
-        """The nodes of a group that lost some of their incoming arrows."""
+        """The nodes of a group that kept only some of their incoming arrows.
+
+        Args:
+            group: The index of the group.
+
+        Returns:
+            The ids.
+        """
         return self.partly_cut_by_group.get(group, [])
 
     def retained_edge(self, edge: EdgeTemplate) -> EdgeTemplate | None:
-        """The part of an edge template that partly cut nodes retain; None where they retain nothing."""
+        """The part of an edge template that partly cut nodes retain.
+
+        Args:
+            edge: The edge template, with partly cut nodes in its child group.
+
+        Returns:
+            The edge template with the retained reaches; None if nothing is retained.
+        """
         reaches = self.retained_parents[self.get_partly_cut_nodes(edge.child)[0]].get(edge.parent)
         return None if reaches is None else replace(edge, reaches=reaches)
 
     def _indices_by_axis(self, node: int) -> dict[str, int]:
+        """The index of a node along each axis of its group."""
         group, index = self.unravel_index(node)
         return dict(zip(self.axes(group), index, strict=True))
 
     def word_adjacency(self, edge: EdgeTemplate) -> NDArray[np.bool_]:
-        """`[words of the child, words of the parent]`: the joined pairs; size 1 for a group without words."""
+        """The pairs of words that an edge template joins.
+
+        Args:
+            edge: The edge template.
+
+        Returns:
+            `[words of the child, words of the parent]`, true for joined pairs; size 1 for a group without words.
+        """
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
@@ -287,7 +445,14 @@ class GroundGraph:
         return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
 
     def arrows(self, selection: NodeSelection = ALL_NODES) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
-        """For each edge template, the ids of the parents and of the children that its arrows join."""
+        """The arrows between selected nodes.
+
+        Args:
+            selection: The selection. Default: all nodes.
+
+        Returns:
+            For each edge template, the template, the ids of the parents and the ids of the children, `[arrow]` each.
+        """
         for edge in self._selected_edges(selection):
             child_idx, parent_idx = (
                 self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent)
@@ -297,7 +462,7 @@ class GroundGraph:
     def _arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids]:
-        """The arrows of an edge between some indices of its child and of its parent, after surgery."""
+        """The arrows of an edge template between some indices of child and parent, after surgery."""
         sources, targets, word_pairs = self._declared_arrows_between(edge, child_indices, parent_indices)
         cut, partly_cut = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
         if not cut and not partly_cut:
@@ -312,7 +477,7 @@ class GroundGraph:
     def _declared_arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids, tuple[Indices, Indices]]:
-        """Parents and children before surgery, and the word indices of both, which repeat for each plate."""
+        """The parents and children of the arrows before surgery, and their word indices, repeated for each plate."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         child_words, parent_words = child_indices.get(WORD, NO_WORD), parent_indices.get(WORD, NO_WORD)
         i, j = self.word_adjacency(edge)[np.ix_(child_words, parent_words)].nonzero()
@@ -333,7 +498,14 @@ class GroundGraph:
         return sources, targets, word_pairs
 
     def parents(self, node: int) -> list[int]:
-        """The parents of a node, in the order of its group's edges."""
+        """The parents of a node.
+
+        Args:
+            node: The id of the node.
+
+        Returns:
+            The ids, in the order of the edge templates of its group.
+        """
         parents = self._parents_cache.get(node)
         if parents is None:
             parents = self._compute_parents(node)
@@ -342,7 +514,8 @@ class GroundGraph:
         return parents.copy()
 
     def _compute_parents(self, node: int) -> list[int]:
-        """The parents of one node by Python integers: for few parents three times as fast as by arrays."""
+        """The parents of one node, computed with Python integers."""
+        # For a small number of parents this is three times as fast as arrays.
         if node in self.cut_nodes:
             return []
         node_indices, parents = self._indices_by_axis(node), list[int]()
@@ -353,7 +526,7 @@ class GroundGraph:
                 adjacency = None if retained is None else self.word_adjacency(retained)[node_indices.get(WORD, 0)]
                 is_read = is_read[:0] if adjacency is None else is_read & adjacency
             words = np.flatnonzero(is_read).tolist()
-            if not words:  # also of a parent without words
+            if not words:  # also for a parent without words
                 continue
             ids = [int(self.offsets[parent.index])]
             shape = self.shapes[parent.index]
@@ -364,7 +537,14 @@ class GroundGraph:
         return parents
 
     def children(self, node: int) -> list[int]:
-        """The children of a node."""
+        """The children of a node.
+
+        Args:
+            node: The id of the node.
+
+        Returns:
+            The ids.
+        """
         parent_idx = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
         children: list[int] = []
         for edge in self.template.out_edges[self.group_of(node).index]:
@@ -374,7 +554,7 @@ class GroundGraph:
 
 
 def _check_indices(axis: str, indices: IndexSequence, size: int) -> Indices:
-    """The selected indices of an axis, unique and sorted."""
+    """The selected indices of an axis, sorted and unique; raises an error if they are out of range."""
     index = np.unique(np.asarray(indices, dtype=np.int64))
     if len(index) and not 0 <= index[0] <= index[-1] < size:
         raise BNetError(f"selection of {axis}", expected=f"indices from 0 to {size - 1}", actual=index.tolist())
@@ -387,14 +567,16 @@ def compute_strides(shape: Sequence[int]) -> list[int]:
 
 
 def _common_indices(axis: str, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]) -> Indices:
+    """The indices of an axis that child and parent have in common, or those of the one with the axis."""
     if axis in child_indices and axis in parent_indices:
         return np.intersect1d(child_indices[axis], parent_indices[axis])
     return child_indices[axis] if axis in child_indices else parent_indices[axis]
 
 
 def _is_in_slices(child: NodeGroup, parent: NodeGroup, slices: set[int], depth: Mapping[str, int]) -> bool:
-    """True where an arrow belongs to one of `slices`: it computes a node of the slice, or enters or leaves the stack
-    there.
+    """True if an arrow belongs to one of `slices`: the slice of its child, or of its parent if the child has no stack.
+
+    The prologue belongs to the first slice, and the epilogue to the last.
     """
     step = child.step if child.step is not None else parent.step
     if step is None:

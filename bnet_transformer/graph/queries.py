@@ -1,7 +1,8 @@
-"""Structure queries by name, for the ground graph of a sentence and the folded graph of a net.
+"""Structure queries by name, for the ground graph of a sentence and the template graph of a net.
 
-A folded node stands for all nodes of a group, in every sentence. What the folded graph separates, each ground graph
-separates, given all nodes of the given groups. A trail of the folded graph need not be active in a ground graph.
+A node of the template graph represents all nodes of a group, in every sentence. If the template graph separates two
+groups, each ground graph separates them, given all nodes of the given groups. The converse does not hold: a trail of
+the template graph can be inactive in a ground graph.
 """
 
 from __future__ import annotations
@@ -39,14 +40,19 @@ INITIAL_WORD_COUNT = 4
 
 @dataclass(frozen=True)
 class Trail:
-    """A trail from one node to another: the nodes, and for each step whether it goes with the arrow."""
+    """A trail from one node to another.
+
+    Attributes:
+        nodes: The names of the nodes, from the first to the last.
+        forward: For each step, whether it follows the direction of the arrow.
+    """
 
     nodes: tuple[str, ...]
     forward: tuple[bool, ...]
 
     @property
     def colliders(self) -> tuple[str, ...]:
-        """The nodes at which two arrows meet; conditioning opens them."""
+        """The nodes with two arrows of the trail into them; evidence on a collider opens the trail."""
         steps = zip(self.nodes[1:], self.forward, self.forward[1:], strict=False)
         return tuple(node for node, into, out in steps if into and not out)
 
@@ -58,23 +64,24 @@ class Trail:
         return self.nodes[0] + "".join(steps)
 
     def _repr_html_(self) -> str:
+        """The trail in a notebook."""
         return f"<code>{str(self).replace('<', '&lt;').replace('>', '&gt;')}</code>"
 
 
 @dataclass(frozen=True)
 class Separation:
-    """Whether nodes are separated. True or false as a bool is.
+    """The answer of a separation query; `bool(separation)` is `separation.separated`.
 
-    Args:
-        separated: Whether the graph separates `x` from `y`.
-        x: Names of nodes.
-        y: Names of nodes.
-        given: Names of the nodes that are given.
-        deterministic: Whether `given` was closed under the nodes that it determines.
-        over_choices: With `verify=`, the greatest `|P(x, y | given) - P(x | given) P(y | given)|` over the states of
-            the choices, from 0 to 1; None where it was not or cannot be computed.
-        over_roots: With `verify=`, the greatest partial correlation to first order as the words vary, from 0 to 1;
-            None where it was not or cannot be computed.
+    Attributes:
+        separated: Whether `given` separates `x` from `y` in the graph.
+        x: The names of the first nodes.
+        y: The names of the second nodes.
+        given: The names of the given nodes.
+        deterministic: Whether the nodes that `given` determines count as given. Default False.
+        over_choices: With `verify=`, the maximum of `|P(x, y | given) - P(x | given) P(y | given)|` over the states of
+            latent choices, from 0 to 1. None (default) if it was not computed.
+        over_roots: With `verify=`, the maximum partial correlation, to first order in a change of the words, from 0 to
+            1. None (default) if it was not computed.
     """
 
     separated: bool
@@ -87,25 +94,29 @@ class Separation:
 
     @property
     def dependence(self) -> float | None:
-        """The greater of the two tests; None where none was computed."""
+        """The maximum of `over_choices` and `over_roots`; None if neither was computed."""
         return max((test for test in (self.over_choices, self.over_roots) if test is not None), default=None)
 
     def __bool__(self) -> bool:
         return self.separated
 
     def marks(self) -> dict[str, str]:
-        """What each node is in the question, for `draw(highlight=)`."""
+        """The part of each node in the query, `"x"`, `"y"` or `"given"`, for `draw(highlight=)`."""
         parts = {"x": self.x, "y": self.y, "given": self.given}
         return {name: part for part, names in parts.items() for name in names}
 
     def _repr_html_(self) -> str:
+        """The answer in a notebook, with the sign of independence."""
         sign = "⊥" if self.separated else "⊥̸"
         test = "" if self.dependence is None else f" (dependence {self.dependence:.3g})"
         return f"<p>{', '.join(self.x)} {sign} {', '.join(self.y)} | {', '.join(self.given) or 'nothing'}{test}</p>"
 
 
 class StructureQueries:
-    """The structure queries of `BNet` and `Sentence`. A node of a net is a group, which stands for all its nodes.
+    """The structure queries of `BNet` and `Sentence`.
+
+    Nodes are names. In a net, a name such as `"x_1"` is a node group, which represents all its nodes in every sentence;
+    in a sentence, a name such as `"x_1_2"` is one node.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4)
@@ -124,10 +135,13 @@ class StructureQueries:
         raise NotImplementedError
 
     def parents(self, name: str) -> list[str]:
-        """The nodes with an arrow into this one.
+        """The parents of a node: the nodes with an arrow into it.
 
         Args:
-            name: A node.
+            name: The name of the node.
+
+        Returns:
+            The names of the parents, in the order of the TPM's slots.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -137,10 +151,13 @@ class StructureQueries:
         return self._format_names(self._graph.parents(self._graph.id(name)))
 
     def children(self, name: str) -> list[str]:
-        """The nodes to which this one has an arrow.
+        """The children of a node: the nodes to which it has an arrow.
 
         Args:
-            name: A node.
+            name: The name of the node.
+
+        Returns:
+            The names of the children.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -150,10 +167,13 @@ class StructureQueries:
         return self._format_names(self._graph.children(self._graph.id(name)))
 
     def ancestors(self, *names: str) -> list[str]:
-        """All nodes from which a path of arrows leads to one of these nodes.
+        """The ancestors of one or more nodes: all nodes with a directed path to one of them.
 
         Args:
-            *names: Nodes.
+            *names: The names of the nodes.
+
+        Returns:
+            The names of the ancestors, without the nodes themselves.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -163,10 +183,13 @@ class StructureQueries:
         return self._format_names(ancestors(self._graph, map(self._graph.id, names)))
 
     def descendants(self, *names: str) -> list[str]:
-        """All nodes to which a path of arrows leads from one of these nodes.
+        """The descendants of one or more nodes: all nodes with a directed path from one of them.
 
         Args:
-            *names: Nodes.
+            *names: The names of the nodes.
+
+        Returns:
+            The names of the descendants, without the nodes themselves.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -176,10 +199,13 @@ class StructureQueries:
         return self._format_names(descendants(self._graph, map(self._graph.id, names)))
 
     def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents.
+        """The Markov blanket of a node: its parents, its children, and the other parents of its children.
 
         Args:
-            name: A node.
+            name: The name of the node.
+
+        Returns:
+            The names of the nodes in the blanket.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -189,16 +215,22 @@ class StructureQueries:
         return self._format_names(markov_blanket(self._graph, self._graph.id(name)))
 
     def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
-        """Whether the graph separates x from y given others; what the folded graph separates, every sentence does.
+        """Whether the graph separates x from y given other nodes (d-separation).
 
-        Separation implies independence; the converse can fail where TPMs are deterministic. Roots, such as words and
-        weights, count as free.
+        Separation implies independence. The converse can fail if TPMs are deterministic. Roots, such as words and
+        weights, count as free variables. If a net separates groups, every sentence does.
 
         Args:
-            x: A node, or several.
-            y: A node, or several.
-            given: A node, or several.
-            deterministic: Close `given` under the nodes that it determines (D-separation).
+            x: The name of a node, or several.
+            y: The name of a node, or several.
+            given: The name of a node, or several. Default: none.
+            deterministic: Whether the nodes that `given` determines count as given (D-separation). Default False.
+
+        Returns:
+            The answer, which is true or false like a bool.
+
+        Raises:
+            BNetError: If a node is in two of the three arguments, or `x` or `y` is empty.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, slices=2)
@@ -211,11 +243,14 @@ class StructureQueries:
         return Separation(is_separated, left, right, known, deterministic)
 
     def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions at once, some thousands a second.
+        """The answers of many separation queries at once, some thousands per second.
 
         Args:
-            questions: `(x, y)` or `(x, y, given)` for each question.
-            deterministic: As in `separated`.
+            questions: `(x, y)` or `(x, y, given)` for each query; each entry is a name or several.
+            deterministic: Whether the nodes that `given` determines count as given (D-separation). Default False.
+
+        Returns:
+            Whether x and y are separated, `[query]`.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -231,11 +266,14 @@ class StructureQueries:
         return are_separated(self._graph, [self._build_query(*question) for question in questions], closure)
 
     def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
+        """A minimal set of nodes that separates x from y: no proper subset separates them.
 
         Args:
-            x: A node, or several.
-            y: A node, or several.
+            x: The name of a node, or several.
+            y: The name of a node, or several.
+
+        Returns:
+            The names of the nodes; None if an arrow joins x and y.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -247,13 +285,16 @@ class StructureQueries:
         return None if nodes is None else self._format_names(nodes)
 
     def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest active trail from x to y, given others; None where they are separated.
+        """A shortest active trail from x to y given other nodes: the reason that they are not separated.
 
         Args:
-            x: A node, or several.
-            y: A node, or several.
-            given: A node, or several.
-            deterministic: Pass no node that `given` determines.
+            x: The name of a node, or several.
+            y: The name of a node, or several.
+            given: The name of a node, or several. Default: none.
+            deterministic: Whether nodes that `given` determines block the trail (D-separation). Default False.
+
+        Returns:
+            The trail; None if x and y are separated.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -263,11 +304,14 @@ class StructureQueries:
         return find_active_trail(self._graph, self._build_query(x, y, given), self._closure_groups(deterministic))
 
     def reaches(self, x: str, y: str) -> bool:
-        """Whether a path of arrows leads from x to y.
+        """Whether a directed path leads from x to y.
 
         Args:
-            x: A node.
-            y: A node.
+            x: The name of a node.
+            y: The name of a node.
+
+        Returns:
+            True if there is a path.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -277,12 +321,18 @@ class StructureQueries:
         return has_path(self._graph, self._graph.id(x), self._graph.id(y))
 
     def minimal_cut(self, x: str, y: str, *, limit: int = DEFAULT_LIMIT) -> list[str] | None:
-        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
+        """A smallest set of nodes that contains a node of every directed path from x to y.
 
         Args:
-            x: A node.
-            y: A node.
-            limit: How many arrows the graph may have.
+            x: The name of a node.
+            y: The name of a node.
+            limit: The maximum number of arrows of the searched graph. Default 2,000,000.
+
+        Returns:
+            The names of the nodes; None if an arrow leads from x to y.
+
+        Raises:
+            BudgetError: If the graph has more than `limit` arrows.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -291,54 +341,48 @@ class StructureQueries:
         """
         source, target = self._graph.id(x), self._graph.id(y)
         if source == target:
-            raise BNetError("y", expected=f"another node than {x}", actual=y)
+            raise BNetError("y", expected=f"a node other than {x}", actual=y)
         nodes = find_minimal_cut(self._graph, source, target, check_int("limit", limit))
         return None if nodes is None else self._format_names(nodes)
 
     def _build_query(self, x: Names, y: Names, given: Names = ()) -> SeparationQuery:
-        """A separation query on node ids. A node on two sides is an error."""
+        """The separation query with node ids; raises an error if a node is in two arguments."""
         parts = {"x": parse_names("x", x), "y": parse_names("y", y), "given": parse_names("given", given)}
         ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
         for first, second in (("x", "y"), ("x", "given"), ("y", "given")):
             for node in sorted(ids[first] & ids[second]):
                 name = self._graph.name(node)
-                raise BNetError(
-                    f"separation of {name}", expected="a node on one side", actual=f"it in {first} and {second}"
-                )
+                raise BNetError(f"{name} is in both {first} and {second}", hint="Pass each node only once")
         for part in ("x", "y"):
             if not ids[part]:
-                raise BNetError(part, expected="at least one node", actual="none")
+                raise BNetError(part, expected="at least one node")
         return SeparationQuery(ids["x"], ids["y"], ids["given"])
 
     def _closure_groups(self, deterministic: bool) -> frozenset[int]:
-        """The groups under which the given nodes are closed."""
+        """The groups of nodes that count as given if their parents are given."""
         check_choice("deterministic", deterministic, (True, False))
         return self._functional_groups if deterministic else frozenset()
 
     def _format_names(self, nodes: Sequence[int]) -> list[str]:
+        """The names of nodes from their ids."""
         return [self._graph.name(node) for node in nodes]
 
 
 def parse_names(subject: str, names: object) -> tuple[str, ...]:
-    """One name or several, as a tuple.
-
-    Args:
-        subject: The argument's name in an error.
-        names: A string, or several.
-    """
+    """One name or several as a tuple; `subject` is the name of the argument in an error."""
     if isinstance(names, str):
         return (names,)
     try:
         return check_sequence(subject, names, str)
     except BNetError as error:
-        raise BNetError(subject, expected="the name of a node, or several", actual=names) from error
+        raise BNetError(subject, expected="the name of a node, or a list of names", actual=names) from error
 
 
 # paths, trails, separators and cuts
 
 
 def has_path(ground: GroundGraph, x: int, y: int) -> bool:
-    """True where a path of arrows leads from x to y."""
+    """True if a directed path leads from x to y."""
     thinned = thin_graph(ground, [{x, y}])
     ((source, target),) = thinned.to_thinned([[x, y]])
     return target in descendants(thinned.apply_surgery(), [source])
@@ -347,12 +391,11 @@ def has_path(ground: GroundGraph, x: int, y: int) -> bool:
 def find_active_trail(
     ground: GroundGraph, query: SeparationQuery, functional_groups: Collection[int] = ()
 ) -> Trail | None:
-    """A shortest active trail from x to y given others, or None where they are separated."""
+    """A shortest active trail from x to y given other nodes; None if they are separated."""
     if are_separated(ground, [query], functional_groups)[0]:
         return None
-    # Breadth-first search over (node, direction), the states of the Bayes ball, finds a shortest trail. A collider is
-    # open if it is given or an ancestor of a given node: the detour of the ball to that descendant is no part of a
-    # trail.
+    # Breadth-first search over the states (node, direction) of the Bayes ball finds a shortest trail. A collider is
+    # open if it is given or is an ancestor of a given node; the ball's path to that node is not part of the trail.
     thinned = thin_graph(ground, [query.nodes])
     small = thinned.apply_surgery()
     x, y, given = (set(thinned.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
@@ -360,7 +403,7 @@ def find_active_trail(
     cut = pack_cuts(small, small, [small.cut_nodes], [small.retained_parents])
     determined = deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
     blocked = set(nodes_of_first_query(determined).tolist())
-    predecessors = {(node, True): (node, True) for node in sorted(x)}  # a start is its own predecessor
+    predecessors = {(node, True): (node, True) for node in sorted(x)}  # a start node is its own predecessor
     queue = deque(predecessors)
     while queue:
         state = queue.popleft()
@@ -384,10 +427,10 @@ def find_active_trail(
 
 
 def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[int]) -> list[int] | None:
-    """A set of nodes that separates x from y and of which no proper subset does; None where an arrow joins them."""
+    """A minimal set of nodes that separates x from y; None if an arrow joins them."""
     # Van der Zander and Liskiewicz (2020), "Finding minimal d-separators in linear time": if any set separates x from
-    # y, so does the set of their other ancestors. Of it, only the nodes that balls from x reach are needed, and of
-    # these only those that balls from y reach; what remains is minimal.
+    # y, the set of their other ancestors does too. Of this set, keep the nodes that balls from x reach, and of these
+    # the nodes that balls from y reach. The remaining set is minimal.
     ancestral = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
     inside = pack_queries(ground, 1, [ancestral])
     cut = pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents])
@@ -403,13 +446,13 @@ def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[
 
 
 def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_LIMIT) -> list[int] | None:
-    """A smallest set of nodes that every directed path from x to y meets; None where an arrow joins them."""
+    """A smallest set of nodes that contains a node of every directed path from x to y; None if an arrow joins them."""
     import networkx as nx
 
     if y in ground.children(x):
         return None
-    # Menger's theorem: a minimum node cut by max-flow. It starts with few words: the cut of a subgraph is a lower
-    # bound, so one that also cuts the full graph is a minimum there.
+    # A minimum node cut by max-flow (Menger's theorem). The search starts with a small number of words: the cut of a
+    # subgraph is a lower bound, so if it also cuts the full graph, it is a minimum cut of the full graph.
     count, max_words = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
     while True:
         graph = _build_path_graph(ground, x, y, count, limit)
@@ -420,7 +463,7 @@ def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_L
 
 
 def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limit: int) -> nx.DiGraph:
-    """The arrows on directed paths from x to y, among the first words and those of x and y."""
+    """The arrows on directed paths from x to y between the first words and the words of x and y."""
     import networkx as nx
 
     words_of_stack = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}
@@ -432,8 +475,8 @@ def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limi
     on_path = np.zeros(len(ground), dtype=bool)
     on_path[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
     if (arrows := ground.count_arrows(selection)) > limit:
-        actual, allowed = f"{arrows} of {word_count} words", "limit=, for a slow search"
-        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=actual, allowed=allowed)
+        actual, hint = f"{arrows} for {word_count} words", "Raise limit= for a slower search"
+        raise BudgetError("minimal_cut", expected=f"at most {limit} arrows", actual=actual, hint=hint)
     graph = nx.DiGraph()
     for _, sources, targets in ground.arrows(selection):
         is_on_path = on_path[sources] & on_path[targets]

@@ -1,4 +1,4 @@
-"""Quotient graphs: boxes of nodes are contracted to single nodes, and parallel arrows are counted."""
+"""Quotient graphs: groups of nodes (boxes) are contracted to single nodes, and parallel arrows are counted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from bnet_transformer.graph.ground_graph import ALL_NODES, GroundGraph, NodeSele
 if TYPE_CHECKING:
     import networkx as nx
 
-MAX_ARROWS = 10_000_000  # that are shrunk
+MAX_ARROWS = 10_000_000  # the maximum number of contracted arrows
 
 
 @dataclass(frozen=True)
 class Quotient(Drawable):
-    """A quotient graph: `arrows[k]` joins two boxes and stands for `counts[k]` ground arrows."""
+    """A graph of boxes, which are groups of nodes.
+
+    Attributes:
+        boxes: The names of the boxes.
+        arrows: The arrows between boxes, `[arrow, 2]`: the indices of the parent box and of the child box.
+        counts: The number of arrows of the ground graph that each arrow represents, `[arrow]`.
+    """
 
     boxes: tuple[str, ...]
     arrows: NDArray[np.int64]
@@ -30,13 +36,13 @@ class Quotient(Drawable):
 
     @property
     def acyclic(self) -> bool:
-        """True where the boxes still form a DAG."""
+        """True if the graph of the boxes has no cycle."""
         import networkx as nx
 
         return bool(nx.is_directed_acyclic_graph(self.to_networkx()))
 
     def to_networkx(self) -> nx.DiGraph:
-        """The boxes as a networkx graph; arrows carry `count`."""
+        """The graph of the boxes as a networkx graph; its edges have the attribute `count`."""
         import networkx as nx
 
         graph = nx.DiGraph()
@@ -51,9 +57,9 @@ class Quotient(Drawable):
 def shrink(
     ground: GroundGraph, boxes: Mapping[str, str] | Callable[[str], str], selection: NodeSelection = ALL_NODES
 ) -> Quotient:
-    """Contract each box to one node: arrows inside a box vanish, parallel arrows are counted.
+    """Contract each box to one node: arrows inside a box are removed, and parallel arrows are counted.
 
-    `boxes` maps a node's name to its box; a node that a mapping does not name is a box of its own.
+    `boxes` maps the name of a node to that of its box. A node that is not in a mapping is its own box.
     """
     if callable(boxes):
         naming = boxes
@@ -64,7 +70,8 @@ def shrink(
         naming = lambda name: mapping.get(name, name)  # noqa: E731
     arrows = ground.count_arrows(selection)
     if arrows > MAX_ARROWS:
-        raise BudgetError("shrinking", expected=f"at most {MAX_ARROWS} arrows", actual=arrows, allowed="fewer words")
+        hint = "Select fewer words or slices"
+        raise BudgetError("quotient graph", expected=f"at most {MAX_ARROWS} arrows", actual=arrows, hint=hint)
     nodes = [
         node
         for group in ground.template.groups

@@ -1,6 +1,6 @@
-"""The folded graph: one node group for each node template and slice, with its plates, and the edges between groups.
+"""The template graph (the folded graph): one node group for each node template and slice, and edges between groups.
 
-It has no sentence, so the word plate has no size. `GroundGraph` adds the words.
+It does not depend on a sentence, so the plate of words has no size. `GroundGraph` adds the words.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from bnet_transformer.errors import UnknownNameError, unknown_name_error
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """All nodes of one template at one slice: `q_0` stands for `q_0_0`, `q_0_1`, ... over its plates.
+    """All nodes of one template at one slice: the group `q_0` has the nodes `q_0_0`, `q_0_1`, ...
 
-    `step` orders a stack: -1 for its prologue, t for what slice t computes (its state `x_(t+1)` included),
-    `slices` for its epilogue; None for a node outside every stack.
+    Args:
+        index: The index of the group in the template graph.
+        stack: The name of its stack; empty for an unnamed stack, or outside the stacks.
+        role: The role.
+        slice: The slice in the name of its nodes; None for none.
+        plates: The plates, without that of words.
+        word_stack: The stack of its words; None for a group without words.
+        step: The position in the stack: -1 for the prologue, t for a node that slice t computes (also the state
+            `x_(t+1)`), the number of slices for the epilogue. None (default) outside the stacks.
     """
 
     index: int
@@ -32,17 +39,27 @@ class NodeGroup:
 
     @cached_property
     def stem(self) -> str:
+        """The name without indices: the role, with the prefix of a named stack."""
         return join_stem(self.stack, self.role)
 
     @cached_property
     def name(self) -> str:
+        """The name of the group: its stem and slice."""
         return join_name(self.stem, () if self.slice is None else (self.slice,))
 
 
 @dataclass(frozen=True)
 class EdgeTemplate:
-    """All arrows from one group to another: for a shared plate the same index, for a plate of the parent alone every
-    index, for words the union of the reaches (one for each slot of the child that the parent fills).
+    """All arrows from one group to another.
+
+    An arrow joins nodes with the same index of each common plate, and all indices of other plates.
+
+    Args:
+        parent: The index of the parent group.
+        child: The index of the child group.
+        reaches: The reaches by which the child reads words of the parent; an arrow exists if one of them
+            contains it.
+        slots: The slots of the child's TPM that the parent fills.
     """
 
     parent: int
@@ -55,8 +72,12 @@ class EdgeTemplate:
 class TemplateGraph:
     """Node groups and edge templates.
 
-    Groups are in topological order; those of a recurrent component are adjacent. `components` are the strongly
-    connected components in that order.
+    Args:
+        groups: The groups in topological order; those of a recurrent component are adjacent.
+        edges: The edge templates.
+        plate_sizes: The size of each plate.
+        slices: The number of slices of each stack.
+        components: The strongly connected components in topological order, as indices of groups.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -74,7 +95,7 @@ class TemplateGraph:
 
     @cached_property
     def word_stacks(self) -> tuple[str, ...]:
-        """The stacks with a group over their words, in order; none in a net without words."""
+        """The stacks with words, in order; empty for a net without words."""
         used = {group.word_stack for group in self.groups}
         return tuple(stack for stack in self.slices if stack in used)
 
@@ -85,10 +106,12 @@ class TemplateGraph:
 
     @cached_property
     def by_name(self) -> dict[str, NodeGroup]:
+        """The groups by name."""
         return {group.name: group for group in self.groups}
 
     @cached_property
     def by_stem(self) -> dict[str, tuple[NodeGroup, ...]]:
+        """The groups of all slices by stem."""
         by_stem: dict[str, list[NodeGroup]] = {}
         for group in self.groups:
             by_stem.setdefault(group.stem, []).append(group)
@@ -106,9 +129,9 @@ class TemplateGraph:
 
     @cached_property
     def word_independent(self) -> frozenset[int]:
-        """The weights: groups that are not over words and have no ancestor that is (`W_q_0`, `c`).
+        """The groups without words that have no ancestor with words, such as `W_q_0` and `c`.
 
-        A net without words has no weights in this sense.
+        Empty for a net without words.
         """
         independent: set[int] = set()
         for group in self.groups if self.word_stacks else ():
@@ -119,29 +142,48 @@ class TemplateGraph:
 
     @cached_property
     def recurrent(self) -> frozenset[int]:
-        """The groups whose words are computed one after another: they read themselves, or each other in a component."""
+        """The groups with words that are computed one after another, because they are part of a cycle."""
         in_cycle = {index for component in self.components if len(component) > 1 for index in component}
         return frozenset(in_cycle | {edge.child for edge in self.edges if edge.child == edge.parent})
 
     def ancestors(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
-        """The groups from which edges lead to `groups`; these are included only where one leads to another.
+        """The ancestors of some groups; one of `groups` is included only if it is an ancestor of another.
 
         Args:
-            groups: Where the search starts.
-            blocked_groups: Groups whose parents are not visited, even if the search starts there.
+            groups: The indices of the groups.
+            blocked_groups: The groups with parents that are not visited, even if they are in `groups`. Default: none.
+
+        Returns:
+            The indices of the ancestors.
         """
         return self._transitive_closure(groups, True, blocked_groups)
 
     def descendants(self, groups: Iterable[int]) -> set[int]:
-        """The groups to which edges lead from `groups`; these are included only where one leads to another."""
+        """The descendants of some groups; one of `groups` is included only if it is a descendant of another.
+
+        Args:
+            groups: The indices of the groups.
+
+        Returns:
+            The indices of the descendants.
+        """
         return self._transitive_closure(groups, False, ())
 
     def ancestral_set(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
-        """`groups` and all their ancestors."""
+        """Some groups and all their ancestors.
+
+        Args:
+            groups: The indices of the groups.
+            blocked_groups: The groups with parents that are not visited. Default: none.
+
+        Returns:
+            The indices of the groups and their ancestors.
+        """
         start = set(groups)
         return start | self.ancestors(start, blocked_groups)
 
     def _transitive_closure(self, groups: Iterable[int], up: bool, blocked_groups: Container[int]) -> set[int]:
+        """The groups that a path of at least one edge joins to `groups`, upwards or downwards."""
         closure: set[int] = set()
         stack = list(groups)
         while stack:
@@ -154,27 +196,49 @@ class TemplateGraph:
         return closure
 
     def get_group(self, name: str) -> NodeGroup:
-        """The group of that name, or the error with near matches; the name of a single node has its own message."""
+        """The group of a given name.
+
+        Args:
+            name: The name of a group, such as `"q_0"`.
+
+        Returns:
+            The group.
+
+        Raises:
+            UnknownNameError: If no group has this name; the message lists near matches, or the group of a node.
+        """
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
             group = self.find_group_of_node(name)
             if group is None:
-                raise unknown_name_error("family", name, self.by_name) from None
-            actual, allowed = f"{name!r}, one node", f"{group.name!r}"
-            raise UnknownNameError("family", expected="the name of a family", actual=actual, allowed=allowed) from None
+                raise unknown_name_error("node group", name, self.by_name) from None
+            hint = f"Pass the group of this node, {group.name!r}"
+            raise UnknownNameError(
+                "node group", expected="the name of a group", actual=f"the node {name!r}", hint=hint
+            ) from None
 
     def find_group_of_node(self, name: object) -> NodeGroup | None:
-        """The group of a single node by its name: `q_0` for `q_0_2`."""
+        """The group of a node: `q_0` for `q_0_2`.
+
+        Args:
+            name: The name of the node.
+
+        Returns:
+            The group; None if there is no such node.
+        """
         parsed = self.parse_name(name, {})
         return parsed[0] if parsed and parsed[1] else None
 
     def parse_name(self, name: object, word_counts: Mapping[str, int]) -> tuple[NodeGroup, tuple[int, ...]] | None:
-        """The group of a node and its index there, or None.
+        """The group and the index of a node from its name: `q_0_2` is word 2 of the group `q_0`.
 
         Args:
-            name: The name of a node: `q_0_2` is word 2 of the group `q_0`.
+            name: The name of the node.
             word_counts: The number of words of each stack; unlimited for stacks that are missing.
+
+        Returns:
+            The group, and the indices of the plates and of the word; None if there is no such node.
         """
         stem, indices = split_name(name) if isinstance(name, str) else ("", ())
         for group in self.by_stem.get(stem, ()):
@@ -189,6 +253,7 @@ class TemplateGraph:
 
 
 def _collect_edges(count: int, pairs: Iterable[tuple[int, EdgeTemplate]]) -> tuple[tuple[EdgeTemplate, ...], ...]:
+    """The edges of each group, from pairs of a group's index and an edge."""
     edges: list[list[EdgeTemplate]] = [[] for _ in range(count)]
     for index, edge in pairs:
         edges[index].append(edge)

@@ -1,4 +1,4 @@
-"""Thinned ground graphs: a separation query about few words and heads, on a graph with few words and heads."""
+"""Thinned ground graphs: a separation query on few words and heads needs only a small graph."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.graph.ground_graph import GroundGraph
 from bnet_transformer.graph.template_graph import NodeGroup
 
-THINNABLE_REACHES = ("same", "every", "causal", "first", "last")  # the maps of words in `thin_graph` preserve these
+THINNABLE_REACHES = ("same", "every", "causal", "first", "last")  # preserved by the map of words in `thin_graph`
 
 
 @dataclass(frozen=True)
 class ThinnedGraph:
-    """A smaller ground graph for each query, all of one size.
+    """The smaller ground graphs of several queries, which have the same size.
 
-    `retained[q][axis]` are the indices of an axis (a plate, or the words of a stack) that query q retains.
+    Attributes:
+        ground: The smaller graph.
+        full: The full graph.
+        retained: For each query, the indices of each axis (a plate, or the words of a stack) in the smaller graph.
     """
 
     ground: GroundGraph
@@ -25,7 +28,7 @@ class ThinnedGraph:
     retained: tuple[dict[tuple[str, str], Sequence[int]], ...]
 
     def to_thinned(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
-        """The node ids of each query in the smaller graph."""
+        """The ids in the smaller graph of the nodes of each query."""
         thinned = []
         for ids, retained in zip(nodes, self.retained, strict=True):
             numbers = []
@@ -37,7 +40,7 @@ class ThinnedGraph:
         return thinned
 
     def to_full(self, node: int, query: int = 0) -> int:
-        """The id in the full graph of a node of the smaller one."""
+        """The id in the full graph of a node of the smaller graph."""
         group, index = self.ground.unravel_index(node)
         retained = self.retained[query]
         return self.full.ravel_index(group, [retained[axis][i] for axis, i in zip(_axes(group), index, strict=True)])
@@ -49,11 +52,12 @@ class ThinnedGraph:
 
 
 def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:
-    """The smaller graphs for queries that name these nodes."""
-    # Words and heads that a query does not name are interchangeable. The map of each word to the greatest retained word
-    # at or before it takes arrows to arrows for the reaches of THINNABLE_REACHES, if the named words, the word after
-    # each and both ends are retained; likewise for a plate with one index more than those named. So a trail is active
-    # in the full graph exactly if its image is in the thinned one, and the cost does not grow with the sentence.
+    """The smaller graphs for queries about the nodes `named`."""
+    # Words and heads that a query does not name are interchangeable. Map each word to the greatest retained word that
+    # is not after it. If the named words, the word after each of them, and both ends are retained, this map preserves
+    # arrows for THINNABLE_REACHES. The same holds for a plate with the named indices and one more. So a trail is active
+    # in the full graph if and only if its image is active in the thinned graph, and the cost does not depend on the
+    # length of the sentence.
     full_sizes = {(plate, ""): size for plate, size in ground.template.plate_sizes.items()}
     full_sizes |= {(WORD, stack): size for stack, size in ground.word_counts.items()}
     named_by_query = [_named_indices(ground, {*nodes, *ground.cut_nodes, *ground.retained_parents}) for nodes in named]
@@ -75,7 +79,7 @@ def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGr
 
 
 def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]:
-    """`size` indices of an axis in order, the required ones among them."""
+    """`size` sorted indices of an axis that contain the required ones."""
     if size == full_size:
         return range(full_size)
     unnamed = (i for i in range(full_size) if i not in required)
@@ -83,8 +87,10 @@ def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]
 
 
 def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
-    """The indices of an axis that must be retained: of words, those named, both ends, and the one after each; of a
-    plate, those named and one more.
+    """The indices of an axis that must be retained.
+
+    For words these are the named words, both ends, and the word after each; for a plate, the named indices and one
+    more.
     """
     if axis[0] == WORD:
         return {i for word in (0, *named, size - 1) for i in (word, word + 1) if i < size}
@@ -93,7 +99,7 @@ def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[
 
 
 def _unthinnable_axes(ground: GroundGraph) -> set[tuple[str, str]]:
-    """The words that cannot be thinned: a reach among them depends on more than the order of words."""
+    """The axes of words that cannot be thinned, because a reach depends on more than the order of words."""
     axes = set()
     for edge in ground.template.edges:
         child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
@@ -105,6 +111,7 @@ def _unthinnable_axes(ground: GroundGraph) -> set[tuple[str, str]]:
 
 
 def _named_indices(ground: GroundGraph, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
+    """The indices of some nodes along each axis."""
     named: dict[tuple[str, str], set[int]] = {}
     for node in nodes:
         group, index = ground.unravel_index(node)
@@ -114,4 +121,5 @@ def _named_indices(ground: GroundGraph, nodes: Iterable[int]) -> dict[tuple[str,
 
 
 def _axes(group: NodeGroup) -> list[tuple[str, str]]:
+    """The axes of a group: (plate, "") for each plate, then ("word", stack)."""
     return [(plate, "") for plate in group.plates] + ([] if group.word_stack is None else [(WORD, group.word_stack)])

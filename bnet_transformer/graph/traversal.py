@@ -1,7 +1,7 @@
-"""Traversal of the ground graph: marks that move along edge templates; ancestors, Markov blanket, topological order.
+"""Traversal of the ground graph: ancestors, Markov blanket, topological order.
 
-A set of nodes is an array of marks for each group, `[*plates, word, lanes]`, of booleans or of bits, so that one step
-along an edge template is one array operation.
+A set of nodes is an array of marks for each group, `[*plates, word, lanes]`. Marks are booleans or bits. They are
+propagated along edge templates, so that one step is one array operation.
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.graph.ground_graph import GroundGraph, Ids, NodeSelection
 from bnet_transformer.graph.template_graph import EdgeTemplate
 
-Marks = NDArray[Any]  # [*plates, word, lanes]: booleans in one lane, or a bit of each question
+Marks = NDArray[Any]  # [*plates, word, lanes]: booleans in one lane, or one bit for each query
 
 
 def ancestors(
     ground: GroundGraph, nodes: Iterable[int], blocked_groups: Collection[int] = (), blocked_nodes: Iterable[int] = ()
 ) -> list[int]:
-    """Every node from which a path of arrows leads to one of `nodes`, without `nodes` themselves.
+    """The ancestors of some nodes, without these nodes.
 
     Args:
         ground: The ground graph.
-        nodes: Where the search starts.
-        blocked_groups: Groups whose parents are not visited, even if the search starts there.
-        blocked_nodes: Nodes whose parents are not visited.
+        nodes: The ids of the nodes.
+        blocked_groups: The groups with parents that are not visited, even if `nodes` has some of their nodes. Default:
+            none.
+        blocked_nodes: The nodes with parents that are not visited. Default: none.
+
+    Returns:
+        The ids of the ancestors, sorted.
     """
     return _transitive_closure(ground, nodes, up=True, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
 
 
 def descendants(ground: GroundGraph, nodes: Iterable[int]) -> list[int]:
-    """Every node to which a path of arrows leads from one of `nodes`, without `nodes` themselves."""
+    """The descendants of some nodes, without these nodes."""
     return _transitive_closure(ground, nodes, up=False)
 
 
 def markov_blanket(ground: GroundGraph, node: int) -> list[int]:
-    """The Markov blanket: parents, children, and the children's other parents."""
+    """The Markov blanket of a node: its parents, its children, and the other parents of its children."""
     blanket = set(ground.parents(node))
     for child in ground.children(node):
         blanket |= {child, *ground.parents(child)}
@@ -49,7 +53,7 @@ def markov_blanket(ground: GroundGraph, node: int) -> list[int]:
 
 
 def topological_order(ground: GroundGraph) -> Ids:
-    """All nodes, parents before children; a recurrent component is ordered word by word."""
+    """All nodes, parents before children; the nodes of a recurrent component are in the order of words."""
     parts: list[Ids] = []
     for component in ground.template.components:
         groups = [ground.template.groups[index] for index in component]
@@ -65,13 +69,13 @@ def topological_order(ground: GroundGraph) -> Ids:
 
 
 def ancestral_order(ground: GroundGraph, nodes: Collection[int]) -> list[int]:
-    """`nodes` and all their ancestors, parents before children."""
+    """Some nodes and all their ancestors, parents before children."""
     needed = {*nodes, *ancestors(ground, nodes)}
     return [node for node in topological_order(ground).tolist() if node in needed]
 
 
 def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
-    """The marks of `nodes` in each of their groups, `[*plates, word, 1]`."""
+    """The marks of some nodes by group, `[*plates, word, 1]`."""
     marked = {}
     for group, ids in ground.split_by_group(nodes).items():
         marked[group] = np.zeros((*ground.shapes[group], 1), dtype=bool)
@@ -81,9 +85,12 @@ def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
 
 @dataclass(frozen=True)
 class CutMarks:
-    """The surgery, by group.
+    """The surgery of a graph as marks.
 
-    Nodes in `cut_nodes` lose all incoming arrows, nodes in `partly_cut` all but those that `ground` retains.
+    Attributes:
+        cut_nodes: The marks of nodes without incoming arrows, by group.
+        partly_cut: The marks of nodes with only the incoming arrows that `ground` retains, by group.
+        ground: The graph with the surgery.
     """
 
     cut_nodes: Mapping[int, Marks]
@@ -99,6 +106,7 @@ def _transitive_closure(
     blocked_groups: Collection[int] = (),
     blocked_nodes: Iterable[int] = (),
 ) -> list[int]:
+    """The ids of the ancestors (up) or descendants of some nodes, without these nodes."""
     roots = mark_nodes(ground, nodes)
     reached = find_reachable(ground, roots, up=up, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
     closure: list[int] = []
@@ -116,15 +124,15 @@ def find_reachable(
     blocked_groups: Collection[int] = (),
     blocked_nodes: Iterable[int] = (),
 ) -> dict[int, Marks]:
-    """The marks of every node that a path of at least one arrow joins to the marked nodes, upwards or downwards."""
+    """The marks of all nodes that a path of at least one arrow joins to the marked nodes, upwards or downwards."""
     blocked = mark_nodes(ground, blocked_nodes)
     cut = CutMarks(
         mark_nodes(ground, ground.cut_nodes),
         mark_nodes(ground, ground.retained_parents.keys() - ground.cut_nodes),
         ground,
     )
-    # Groups are in topological order: the last (up) or first (down) pending group has received all its marks, unless it
-    # is in a recurrent component, which is repeated until nothing is new.
+    # Groups are in topological order: the last (up) or first (down) pending group has received all its marks, except in
+    # a recurrent component, which is repeated until there are no new marks.
     reached: dict[int, Marks] = {}
     frontier = dict(roots)
     while frontier:
@@ -144,17 +152,20 @@ def find_reachable(
 
 
 def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: CutMarks, *, up: bool) -> Marks:
-    """The marks of one group moved along an edge template, after surgery.
+    """The marks of one group propagated along an edge template, after surgery.
 
     Args:
         ground: The ground graph.
         edge: The edge template.
-        marks: The marked nodes, `[*plates, word, lanes]`, of the child going up, of the parent going down.
+        marks: The marks of the child (up) or of the parent (down), `[*plates, word, lanes]`.
         cut: The surgery.
-        up: Whether to go from children to parents.
+        up: Whether marks are propagated from children to parents.
+
+    Returns:
+        The marks of the other group, `[*plates, word, lanes]`.
     """
-    # The edge is split by its children: no mark passes to or from a cut child, a partly cut child uses the reaches that
-    # it retains, and all others the full edge.
+    # The edge is split by its children: no mark is propagated to or from a cut child, a partly cut child uses only the
+    # reaches that it retains, and all other children use the full edge.
     cut_marks = [marks_of[edge.child] for marks_of in (cut.cut_nodes, cut.partly_cut) if edge.child in marks_of]
     if not cut_marks:
         return propagate_uncut_marks(ground, edge, marks, up=up)
@@ -170,7 +181,7 @@ def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: 
 
 
 def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """The marks of one group moved along an edge template; broadcasts to the shape of the other group."""
+    """The marks of one group propagated along an edge template without surgery, in the shape of the other group."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     source, target = (child, parent) if up else (parent, child)
     dropped = tuple(k for k, plate in enumerate(source.plates) if plate not in target.plates)
@@ -188,7 +199,7 @@ def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
 
 
 def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """`[..., word, lanes]` moved between words by the reaches of an edge."""
+    """The marks `[..., word, lanes]` propagated between words by the reaches of an edge."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     if parent.word_stack is None or not edge.reaches:
         return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
@@ -200,7 +211,7 @@ def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
 
 
 def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
-    """The marks of n words of a child moved to the m words of the parent that they read (up), or the other way."""
+    """The marks of n words of a child propagated to the m words of the parent that they read (up), or the reverse."""
     if reach.kind == "same":
         return bits
     if reach.kind == "every":
@@ -214,15 +225,15 @@ def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> 
         reduced = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
         return np.stack(reduced, axis=-2)[..., inverse, :]
     low, high = (end.clip(0, m) for end in reach.word_range(np.arange(n), m))
-    if up:  # both ends grow with i, so the words that read word j are a range as well
+    if up:  # both ends are monotonic in i, so the words that read word j are a range too
         low, high = (np.searchsorted(end, np.arange(m), side="right") for end in (high, low))
     return _reduce_ranges(bits, low, high)
 
 
 def _reduce_ranges(bits: Marks, low: Ids, high: Ids) -> Marks:
-    """The marks of each range of words, `[..., range, lanes]`."""
-    # A sparse table: a range of length l is covered by two runs of length 2^k <= l, which may overlap since OR is
-    # idempotent. O(n log n) for all ranges.
+    """The union of the marks of each range of words, `[..., range, lanes]`."""
+    # A sparse table: two runs of length 2^k <= l cover a range of length l. They may overlap because OR is idempotent.
+    # This is O(n log n) for all ranges.
     reduced = np.zeros((*bits.shape[:-2], len(low), bits.shape[-1]), dtype=bits.dtype)
     length, run = high - low, 1
     while (length >= run).any():
@@ -235,7 +246,7 @@ def _reduce_ranges(bits: Marks, low: Ids, high: Ids) -> Marks:
 
 @lru_cache(maxsize=64)
 def _unique_rows(reach: Reach, n: int, m: int, up: bool) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """The distinct rows of a mask, and the row that each word has."""
+    """The distinct rows of a mask, and the index of the row of each word."""
     pairs = reach.matrix(n, m)
     rows, inverse = np.unique(pairs.T if up else pairs, axis=0, return_inverse=True)
     return rows, inverse.reshape(-1)

@@ -1,7 +1,8 @@
-"""The architectures, one file each: a function of the file's name that returns a `BNet` of its declaration.
+"""The architectures: each file has a function with the name of the file, which returns a `BNet`.
 
-To add an architecture, add a file; it becomes `bt.models.<name>`. Files whose names begin with `_` are shared code.
-`weights_of` converts the weights of torch's modules, and `shift_right` makes a decoder's inputs from its outputs.
+To add an architecture, add a file; its function becomes `bt.models.<name>`. Files with names that begin with `_` are
+shared code. `weights_of` converts the weights of torch's modules, and `shift_right` computes a decoder's inputs from
+its outputs.
 """
 
 import importlib

@@ -1,9 +1,9 @@
-"""Nodes that the models share: embeddings, readouts, and the sublayers of vanilla transformers, post-norm and pre-norm.
+"""Nodes that several models use: embeddings, readouts, and the sublayers of transformers with post-norm and pre-norm.
 
     post-norm   add = x + sublayer(x),   x' = norm(add)          pre-norm   x' = x + sublayer(norm(x))
 
-A sublayer is multi-head attention, summed by `W_o`, or the feed-forward map. Dropout is a node between the sublayer and
-the sum. The last node of a slice is its state.
+A sublayer is multi-head attention, in which `W_o` sums the heads, or the feed-forward map. Dropout is a node between
+the sublayer and the residual sum. The last node of a slice is its state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORD, HEADS = ["word"], ["head", "word"]
 
 
 def build_observation(readout: TPM | None, source_role: str = "x", plates: Sequence[str] = WORD) -> list[Node]:
-    """The observed node: one for each word, or one for the sentence if the readout pools; [] without a readout."""
+    """The readout node `y` of each word, or of the sentence if the readout pools; [] without a readout."""
     if readout is None:
         return []
     slots = readout.get_slots() if isinstance(readout, TPM) and readout.is_random else ()
@@ -66,9 +66,10 @@ def build_observation(readout: TPM | None, source_role: str = "x", plates: Seque
 
 @dataclass(frozen=True)
 class StackBuilder(CheckedDataclass):
-    """Builds the nodes before and after the slices: embeddings and readouts of a net with states of width `dim`.
+    """The builder of the nodes before and after the slices: embeddings and readouts.
 
-    `features` is the width of real-valued words, if it differs from `dim`; `norm_type` and `eps` belong to the norms.
+    `dim` is the width of the states, `features` that of words that are vectors. `norm_type` and `eps` are options of
+    the norms.
     """
 
     dim: Annotated[int, check_int]
@@ -93,10 +94,13 @@ class StackBuilder(CheckedDataclass):
     def build_embedding(
         self, vocabulary: Vocabulary, positions: TPM | None = None, *, tied: bool, mapped: bool = True
     ) -> list[Node]:
-        """The nodes up to the first state: input vectors, mapped features, or an embedding times sqrt(dim); plus
-        positions; with dropout. If not `mapped`, the features are the first state."""
+        """The nodes before the first slice.
+
+        These are input vectors, mapped features, or an embedding times sqrt(dim); then positions and dropout. Without
+        `mapped`, the features are the first state.
+        """
         if vocabulary is not None and self.features is not None:
-            raise BNetError("features", expected="None: the words are of a vocabulary", actual=self.features)
+            raise BNetError("features", expected="None, because there is a vocabulary", actual=self.features)
         features = self.features if mapped else None
         if vocabulary is None and positions is None and features is None:
             return [Node("x", Given(self.features or self.dim), plates=WORD)]
@@ -116,7 +120,7 @@ class StackBuilder(CheckedDataclass):
         return [*before, Node("x", last.tpm, last.parents, WORD)]
 
     def build_embedding_table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
-        """The embedding table as a node outside the stacks, if it is tied."""
+        """The embedding table as a node outside the stacks, if embedding and readout share it."""
         return [Node(TABLE, Weight((count_words(vocabulary), self.dim)))] if tied else []
 
     def build_dropout(self, source: str, role: str) -> list[Node]:
@@ -126,7 +130,8 @@ class StackBuilder(CheckedDataclass):
     # the readouts
 
     def build_word_readout(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
-        """A word of the vocabulary for each word. Tied logits have a bias only after a transform, as in BERT."""
+        """The readout of a word of the vocabulary at each word."""
+        # Tied logits have a bias only after a transform, as in BERT.
         nodes = self._build_transform(self.output_role, transform, WORD)
         if transform:
             nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
@@ -140,10 +145,11 @@ class StackBuilder(CheckedDataclass):
     def build_pooled_readout(
         self, readout: Categorical | Normal, pool: str | None, transform: str | None
     ) -> list[Node]:
-        """A readout of each word, or of the sentence: of its first or last word, of their mean or sum."""
+        """A readout of each word, or of the sentence from its first or last word, or from their mean or sum."""
         if readout.pool is not None:
             if pool or transform:
-                raise BNetError("pool", expected="one pool", actual=f"{pool!r} beside {readout}", allowed="pool= alone")
+                hint = f"Remove pool={readout.pool!r} from the readout, and pass pool= to the model"
+                raise BNetError(f"pool= and transform= do not apply to the readout {readout}", hint=hint)
             return build_observation(readout, self.output_role)
         over = [] if pool else WORD
         nodes: list[Node] = []
@@ -155,7 +161,7 @@ class StackBuilder(CheckedDataclass):
         return [*nodes, *build_observation(readout, nodes[-1].role if nodes else self.output_role, over)]
 
     def _build_transform(self, source: str, activation: str | None, plates: list[str]) -> list[Node]:
-        """`s(W x + b)` before a readout, if there is an activation."""
+        """The nodes of `s(W x + b)` before a readout, if there is an activation."""
         if activation is None:
             return []
         dense = Affine(self.dim) if self.bias else Linear(self.dim)
@@ -170,38 +176,37 @@ class StackBuilder(CheckedDataclass):
         *,
         tied: bool,
     ) -> list[Node]:
-        """The nodes of the readout; "word" stands for a word of the vocabulary, or its features."""
+        """The nodes of the readout; "word" is the readout of a word of the vocabulary, or of its features."""
         check_choice("pool", pool, (None, "first", "last", "mean", "sum"))
         check_choice("transform", transform, (None, *ACTIVATIONS))
         if isinstance(readout, Categorical | Normal):
             return self.build_pooled_readout(readout, pool, transform)
-        allowed = "'word', a Categorical, a Normal, None"
+        allowed = "'auto', 'word', a Categorical, a Normal, None"
         if not (readout is None or (isinstance(readout, str) and readout in ("auto", "word"))):
-            raise BNetError("readout", expected="what is observed", actual=readout, allowed=allowed)
+            raise BNetError("readout", expected="a readout", actual=readout, allowed=allowed)
         if readout == "auto":
             readout = None if vocabulary is None and self.features is None else "word"
         if readout == "word" and vocabulary is None and self.features is not None:
             return self.build_pooled_readout(Normal(1.0, dim=self.features, learnable=True), pool, transform)
         for option, value in (("pool", pool), ("transform", transform)):
             if value is not None and (option == "pool" or readout is None):
-                raise BNetError(
-                    option, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
-                )
+                expected = "None without a readout" if readout is None else f"None for readout={readout!r}"
+                raise BNetError(option, expected=expected, actual=value)
         if readout is None:
             return []
         if vocabulary is None:
-            expected = "a vocabulary or features, for it is 'word'"
-            raise BNetError("readout", expected=expected, actual="none", allowed=allowed)
+            raise BNetError("readout='word'", expected="a vocabulary or features")
         return self.build_word_readout(vocabulary, transform, tied=tied)
 
 
 @dataclass(frozen=True)
 class BlockBuilder(StackBuilder):
-    """The sizes and options of a vanilla transformer, and the nodes that follow from them.
+    """The builder of the nodes of a transformer from its sizes and options.
 
-    Options of later models: `gated` feed-forward maps; `key_dim`, the width of a head if it is not dim / heads; another
-    `score`; `relative_bias`, a bias of the scores within a stack, from a node `b`; `groups` of heads that share keys
-    and values (grouped-query attention); `parts_without_bias`, maps without a bias (`map` of q, k and v, `mix`, `ffn`).
+    Later models use further options: `gated` feed-forward maps; `key_dim`, the width of a head if it is not dim /
+    heads; another `score`; `relative_bias`, a bias of the scores within a stack with the parent `b`; `groups` of heads
+    that share keys and values (grouped-query attention); and `parts_without_bias`, the maps without a bias (`map` for
+    q, k and v, `mix`, `ffn`).
     """
 
     heads: Annotated[int, check_int] = 8
@@ -226,23 +231,23 @@ class BlockBuilder(StackBuilder):
 
     @property
     def plates(self) -> list[Plate]:
-        """The plate of heads; with grouped queries the plate of groups, and that of the heads in a group."""
+        """The plate of heads; for grouped queries, the plate of groups and the plate of the heads in a group."""
         if self.groups is None:
             return [Plate("head", self.heads)]
         return [Plate("group", self.groups), Plate("head", self.heads // self.groups)]
 
     @property
     def output_role(self) -> str:
-        """The role of the output of a stack: the last state, or its norm, which is the default except for post-norm."""
+        """The role of the output of a stack: the last state, or its norm, which is the default unless norm="post"."""
         return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
 
     # the slices
 
     def build_slice(self, reach: Reach, cross_reach: Reach | None = None) -> list[Node]:
-        """One slice: self-attention; with `cross_reach`, attention to the encoder's output; the feed-forward map."""
+        """The nodes of one slice: self-attention, cross attention with `cross_reach`, and the feed-forward map."""
         if self.norm == "parallel":
             if cross_reach is not None:
-                raise BNetError("norm", expected="sublayers one after another, with cross attention", actual=self.norm)
+                raise BNetError("norm", expected="'post' or 'pre', because there is cross attention", actual=self.norm)
             return self._build_parallel_sublayers(reach)
         nodes = self._build_residual("x", partial(self._build_attention, reach=reach), ("drop1", "add1", "norm1"))
         if cross_reach is not None:
@@ -258,7 +263,7 @@ class BlockBuilder(StackBuilder):
         )
 
     def _build_parallel_sublayers(self, reach: Reach) -> list[Node]:
-        """`x' = x + attention(norm1(x)) + feed_forward(norm2(x))` (Wang and Komatsuzaki 2021, GPT-J)."""
+        """The nodes of `x' = x + attention(norm1(x)) + feed_forward(norm2(x))` (GPT-J, Wang and Komatsuzaki 2021)."""
         nodes, summed = [], ["x"]
         sublayers = (self._build_attention("norm1", reach), self._build_feed_forward("norm2"))
         for k, sublayer in enumerate(sublayers, 1):
@@ -275,7 +280,7 @@ class BlockBuilder(StackBuilder):
     def _build_residual(
         self, x: str, sublayer: Callable[[str], list[Node]], roles: tuple[str, str, str], *, makes_state: bool = False
     ) -> list[Node]:
-        """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
+        """The nodes of `norm(x + sublayer(x))`, or of `x + sublayer(norm(x))`."""
         drop, add, norm = roles
         pre = self.norm == "pre"
         inner = sublayer(norm if pre else x)
@@ -288,7 +293,7 @@ class BlockBuilder(StackBuilder):
     def _build_attention(
         self, x: str, reach: Reach, prefix: str = "", memory: tuple[str, str] | None = None
     ) -> list[Node]:
-        """Attention of all heads, summed by `W_o`; keys and values read `memory` (a role, its plate), by default x."""
+        """The nodes of attention with all heads; keys and values are of `memory` (a role, its plate), else of x."""
         width = self.key_dim or self.dim // self.heads
         q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
         W_o = f"W_{prefix}o"
@@ -296,7 +301,7 @@ class BlockBuilder(StackBuilder):
         heads = [plate.name for plate in self.plates]
         plates = {q: heads, k: heads[:1], v: heads[:1]}
         sources = {q: (x, "word"), k: memory or (x, "word"), v: memory or (x, "word")}
-        relative = self.relative_bias if memory is None else None  # no distance between words of two sentences
+        relative = self.relative_bias if memory is None else None  # words of two sentences have no distance
         arrows: list[str | Arrow] = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
         return [
             *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
@@ -307,6 +312,7 @@ class BlockBuilder(StackBuilder):
         ]
 
     def _build_feed_forward(self, x: str) -> list[Node]:
+        """The node of the feed-forward map."""
         hidden = 4 * self.dim if self.hidden is None else self.hidden
         return [Node("ffn", FeedForward(hidden, self.activation, self.gated, self._has_bias("ffn")), [x], WORD)]
 
@@ -322,7 +328,7 @@ def count_words(vocabulary: Vocabulary) -> int:
     try:
         return check_int("vocabulary", vocabulary)
     except BNetError as error:
-        expected = "a list of different words, or their number, at least 1"
+        expected = "a list of different words, or their number (at least 1)"
         raise BNetError("vocabulary", expected=expected, actual=vocabulary) from error
 
 
@@ -338,39 +344,49 @@ def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
 
 
 def get_positions(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
-    """The TPM of the positions, from a name (learned ones for at most `words` words) or from a TPM."""
+    """The TPM of the positions from a name or a TPM; `words` is the maximum number of words of learned positions."""
     name = positions if isinstance(positions, str) else None
     if words is not None and name != "learned":
-        raise BNetError("words", expected="None, unless positions='learned'", actual=words)
+        raise BNetError("words", expected="None unless positions='learned'", actual=words)
     if positions is None or (isinstance(positions, TPM) and not positions.get_slots()):
         return positions
     if name == "sinusoidal":
         return Sinusoid(dim)
     if name == "learned":
         if words is None:
-            raise BNetError("words", expected="the most words that positions are learned for", actual="none")
+            raise BNetError("words", expected="the maximum number of words, because positions='learned'")
         return Positions(words, dim)
     allowed = "'sinusoidal', 'learned', None, a TPM without parents such as Sinusoid(dim, base=100.0)"
-    raise BNetError("positions", expected="how words are placed", actual=positions, allowed=allowed)
+    raise BNetError("positions", expected="a position encoding", actual=positions, allowed=allowed)
 
 
 def parse_mask(mask: object, subject: str = "mask") -> Reach:
-    """The reach of a mask; None means that every word reads every word."""
+    """The reach of a mask; None is the reach `"every"`."""
     reach = as_reach(mask)
     if reach.is_single:
         allowed = "None, 'causal', a Reach, a table of booleans"
-        raise BNetError(subject, expected="who reads whom", actual=mask, allowed=allowed)
+        raise BNetError(subject, expected="a mask", actual=mask, allowed=allowed)
     return reach
 
 
 def shift_right(outputs: Tensor, start: int) -> Tensor:
-    """A decoder's input words for its outputs `[..., word]`: the start word, then every output but the last.
+    """The input words of a decoder from its outputs: the start word, then all outputs except the last.
+
+    Args:
+        outputs: The ids of the output words, `[..., word]`, at least one word.
+        start: The id of the start word, at least 0.
+
+    Returns:
+        The ids of the input words, `[..., word]`.
+
+    Raises:
+        BNetError: If `outputs` are not integers, or have no word.
 
     >>> shift_right(torch.tensor([[5, 6, 7]]), start=0)
     tensor([[0, 5, 6]])
     """
     has_words = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
     if not has_words or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
-        raise BNetError("outputs", expected="ids, [..., word], at least one word", actual=outputs)
+        raise BNetError("outputs", expected="a tensor of ids, [..., word], with at least one word", actual=outputs)
     first = torch.full_like(outputs[..., :1], check_int("start", start, minimum=0))
     return torch.cat([first, outputs[..., :-1]], -1)

@@ -22,26 +22,30 @@ ATTENTION_ROLES = ("W_q", "W_k", "W_v", "W_o", "q", "k", "v", "mix")
 
 
 def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None = None) -> dict[str, Tensor]:
-    """The weights of torch's module as parameters of `encoder` or `encoder_decoder`, for `net.replace`.
+    """The weights of a torch module as parameters of a net, for `net.replace`.
 
-    A `Transformer` is an `encoder_decoder`, a `TransformerDecoder` its stack `dec`, a `TransformerEncoder` an
-    `encoder` (or `decoder`); a single layer or `MultiheadAttention` is slice 0 of one. An `RNN` or `LSTM` is a
-    `recurrent` net, whose bias is the sum of torch's two.
+    The weights of an `nn.Transformer` are those of an `encoder_decoder`, and an `nn.TransformerDecoder` is its stack
+    `dec`. An `nn.TransformerEncoder` is an `encoder` (or `decoder`). A single layer and an `nn.MultiheadAttention` are
+    slice 0 of a net. An `nn.RNN` or `nn.LSTM` is a `recurrent` net; its bias is the sum of torch's two biases.
 
     Args:
-        module: The module of torch.
-        stack: The name of the stack; by default as above.
-        net: The net for the weights, to check that they fit: its slices and final norms must have the parameters of the
-            module, all of them and no others, and the same activation.
+        module: The torch module.
+        stack: The name of the stack in the names of the parameters. None (default) for `"dec"` if the module has cross
+            attention, otherwise for no name.
+        net: The net for the weights. If it is given, the function checks that the slices and final norms of the net
+            have exactly the parameters of the module, and the same activation. Default None.
 
     Returns:
-        The parameters by name, copies.
+        Copies of the parameters by name.
+
+    Raises:
+        BNetError: If the module is not supported, or does not correspond to `net`.
 
     >>> sorted(weights_of(nn.MultiheadAttention(8, 2, bias=False)))
     ['W_k_0.value', 'W_o_0.value', 'W_q_0.value', 'W_v_0.value']
     """
     if net is not None and not isinstance(net, BNet):
-        raise BNetError("net", expected="the net that is to have the weights", actual=net)
+        raise BNetError("net", expected="the BNet for the weights", actual=net)
     if stack is not None and not isinstance(stack, str):
         raise BNetError("stack", expected="the name of a stack, a string", actual=stack)
     parameters: dict[str, Tensor] = {}
@@ -54,12 +58,12 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
 
 
 def _get_stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
-    """The parts of a module that are stacks, with the names of the stacks."""
+    """The parts of a module that are stacks, and the names of the stacks."""
     if not isinstance(module, nn.Module):
-        raise BNetError("module", expected="a transformer of torch", actual=module, allowed=SUPPORTED_MODULES)
+        raise BNetError("module", expected="a supported torch module", actual=module, allowed=SUPPORTED_MODULES)
     if isinstance(module, nn.Transformer):
         if stack is not None:
-            raise BNetError("stack", expected="None: a Transformer has the stacks enc and dec", actual=stack)
+            raise BNetError("stack", expected="None, because a Transformer has the stacks enc and dec", actual=stack)
         return {module.encoder: "enc", module.decoder: "dec"}
     crossed = isinstance(module, nn.TransformerDecoder | nn.TransformerDecoderLayer)
     return {module: "dec" if crossed and stack is None else stack or ""}
@@ -86,7 +90,7 @@ def _convert_stack(module: nn.Module, stack: str) -> dict[str, Tensor]:
 
 
 def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not exactly those of the slices and the final norm of a stack, or another activation."""
+    """Raise an error unless a stack of the net has exactly these parameters and the same activation."""
     specs = [spec for spec in net.network.specs if spec.group.stack == stack]
     steps = range(net.network.graph.slices.get(stack, 0))
     inside = [m for m in specs if m.group.role == "norm" or m.group.step in steps]
@@ -96,24 +100,23 @@ def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[s
     sides = ("the module has no", net_parameters - weights.keys()), ("the net has no", weights.keys() - net_parameters)
     differences = [f"{side} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for side, names in sides if names]
     if differences:
-        expected = "the parameters of the module, all of them"
-        allowed = "slices=, bias=, norm=, final_norm= as it has them"
-        raise BNetError("net", expected=expected, actual="; ".join(differences), allowed=allowed)
-    x = torch.linspace(-4, 4, 65)  # activations are compared as functions: torch may have a function or a module
+        hint = "Build the net with the slices=, bias=, norm= and final_norm= of the module"
+        raise BNetError("net", expected="the parameters of the module", actual="; ".join(differences), hint=hint)
+    x = torch.linspace(-4, 4, 65)  # torch's activation is a function or a module, so values are compared
     activations = [layer.activation for layer in module.modules() if isinstance(layer, LAYER_TYPES)]
     activations += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
     kind = Recur if isinstance(module, nn.RNN) else FeedForward
     net_activations = {m.tpm.activation for m in inside if isinstance(m.tpm, kind)}
     for activation, name in itertools.product(activations, sorted(net_activations)):
         if not torch.allclose(activation(x), ACTIVATIONS[name](x), atol=1e-6):
-            raise BNetError("activation", expected=f"that of the net, {name!r}", actual=activation)
+            raise BNetError("activation of the module", expected=f"that of the net, {name!r}", actual=activation)
 
 
 def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
     """The parameters of one slice."""
     if not isinstance(layer, LAYER_TYPES):
         raise BNetError(
-            "module", expected="a transformer of torch", actual=type(layer).__name__, allowed=SUPPORTED_MODULES
+            "module", expected="a supported torch module", actual=type(layer).__name__, allowed=SUPPORTED_MODULES
         )
     parts = [*_convert_attention(t, "", layer.self_attn), _convert_norm("norm1", t, layer.norm1)]
     last = layer.norm2
@@ -127,11 +130,11 @@ def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
 
 
 def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[RoleParameters]:
-    """The parameters of multi-head attention, with a leading plate of heads."""
+    """The parameters of multi-head attention; the plate of heads is the first dim."""
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
-        actual = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
-        raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", actual=actual)
+        expected = "no option kdim, vdim, add_bias_kv or add_zero_attn"
+        raise BNetError("MultiheadAttention", expected=expected)
     parts: list[RoleParameters] = []
     weights = module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -144,13 +147,15 @@ def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> li
 
 
 def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
-    """The parameters of all slices of a recurrent net; torch stacks the rows of its gates in one matrix."""
+    """The parameters of all slices of a recurrent net, from torch's matrices with the rows of all gates."""
     if module.bidirectional or module.proj_size:
         actual = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
-        raise BNetError("module", expected="words read from the first to the last, states not projected", actual=actual)
+        expected = "a module with one direction and without projection"
+        raise BNetError("module", expected=expected, actual=actual)
     if module.dropout and module.num_layers > 1:
-        expected, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
-        raise BNetError("module", expected=expected, actual=f"dropout={module.dropout}", allowed=allowed)
+        expected = "no dropout between layers, which a recurrent net does not have"
+        actual = f"dropout={module.dropout}"
+        raise BNetError("module", expected=expected, actual=actual, hint="Set module.dropout = 0.0")
     roles = RECURRENT_ROLES[type(module)]
     parts: list[RoleParameters] = []
     for t in range(module.num_layers):

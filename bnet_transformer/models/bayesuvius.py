@@ -1,10 +1,10 @@
-"""The transformer of R. R. Tucci, "Bayesuvius", ch. Transformer Networks, with which this library began.
+"""The transformer of R. R. Tucci, "Bayesuvius", chapter Transformer Networks.
 
     v_i = W_v x_i     q_i = W_q x_i     k_i = W_k x_i     x'_i = sum_j v_j softmax_j(scale q_i . k_j)   (+ x_i)
 
-The weights are nodes under a head selector `c`: `Select` gives each head its own matrices; `Codebook` ("fully
-Bayesian") lets each head choose them from shared atoms. `per` is the scope of the selector. `combine="concat"` has no
-selector: head is a plate, and `W_o` sums the heads.
+The weights are nodes, and their parent is a head selector `c`, a latent choice. With the TPM `Select` each head has its
+own matrices; with `Codebook` ("fully Bayesian") each head has a distribution over shared matrices, the atoms. `per` is
+the scope of the selector. With `combine="concat"` there is no selector: head is a plate, and `W_o` sums the heads.
 """
 
 from __future__ import annotations
@@ -55,28 +55,38 @@ def bayesuvius(
     prior: float | None = None,
     seed: int = 0,
 ) -> BNet:
-    """The chapter's net.
+    """The net of the chapter: attention in which a selector chooses a head.
 
     Args:
-        dim: The width of a word's state.
-        slices: How many slices.
-        heads: How many heads to select from; with `combine="concat"`, to sum.
-        atoms: Atoms of each codebook of W_q, W_k, W_v, or three numbers; None gives each head matrices of its own.
-        combine: `"select"` for a selector of heads, `"concat"` for heads that are summed.
-        per: What selects a head: `"corpus"`, `"sentence"`, `"slice"` or `"word"`.
-        residual: Whether x is added to what is read.
-        mask: `"causal"`, a Reach, or a table of booleans; None lets every word read every word.
-        scale: The factor of `q_i . k_j`; None for 1/sqrt(key_dim).
-        key_dim: The width of q and k; None for dim.
-        value_dim: The width of v; None for dim.
-        vocabulary: The words; None where words are vectors.
-        observe: A readout of each word, `Categorical(n)` or `Normal(sigma)`, or of the pooled sentence.
-        attention: `"soft"`, or `"marginal"` for a variable `j`, the word read, in the last slice.
-        prior: The concentration of the Dirichlet on `pi` and `theta`; None for no prior.
-        seed: The seed of the parameters.
+        dim: The width of the hidden state of a word.
+        slices: The number of slices (layers). Default 1.
+        heads: The number of heads from which the selector chooses; with `combine="concat"`, the number of heads that
+            are summed. Default 2.
+        atoms: The number of atoms of the codebooks of W_q, W_k and W_v, or three numbers. None (default): each head has
+            its own matrices.
+        combine: `"select"` (default): a selector `c` chooses a head. `"concat"`: all heads are summed.
+        per: The scope of the selector: one draw for the `"corpus"`, each `"sentence"` (default), each `"slice"`, or
+            each `"word"`.
+        residual: Whether the state x is added to the output of attention. Default False.
+        mask: The words that each word reads: None (default) for every word, `"causal"`, a `Reach`, or a table of
+            booleans `[word, word]`.
+        scale: The factor of the scores `q_i . k_j`. Default 1; None for `1/sqrt(key_dim)`.
+        key_dim: The width of queries and keys. None (default) for `dim`.
+        value_dim: The width of values. None (default) for `dim`.
+        vocabulary: The words as a list. None (default) for words that are vectors.
+        observe: A readout `y` of each word, `Categorical(n)` or `Normal(sigma)`; with its option `pool`, of the
+            sentence. None (default) for no readout.
+        attention: `"soft"` (default), or `"marginal"`: the word that the last slice reads is a random variable `j`. The
+            states x remain soft, and `p(y_i) = sum_j P(j | i) p(y_i | v_j)`.
+        prior: The concentration of the Dirichlet prior on the probabilities of selector and atoms. None (default) for
+            no prior.
+        seed: The seed of the initial parameters. Default 0.
 
-    `attention="marginal"` reads out the last slice by a variable `j`, the word read, while the states x stay soft:
-    `p(y_i) = sum_j P(j | i) p(y_i | v_j)`.
+    Returns:
+        The net.
+
+    Raises:
+        BNetError: If an option is invalid, or two options exclude each other.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=8, slices=2, heads=4).sentence("the cat sat")
@@ -89,7 +99,8 @@ def bayesuvius(
     check_choice("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
         option, actual = ("per", per) if atoms is None else ("atoms", atoms)
-        raise BNetError(option, expected="its default with combine='concat', which has no selector", actual=actual)
+        expected = "the default, because combine='concat' has no selector"
+        raise BNetError(option, expected=expected, actual=actual)
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
@@ -111,7 +122,7 @@ def bayesuvius(
     if attention == "marginal":
         if combine == "concat" or observe is None:
             actual = "combine='concat'" if combine == "concat" else "observe=None"
-            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=actual)
+            raise BNetError("attention='marginal'", expected="combine='select' and a readout observe=", actual=actual)
         picks = slice_.get_picks(sizes) if per == "word" else {}
         readout = slice_.build_marginal_attention(picks, slices) + build_observation(observe, "z")
     stack = Stack(nodes, _build_embedding(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
@@ -120,7 +131,7 @@ def bayesuvius(
 
 @dataclass(frozen=True)
 class _SliceBuilder:
-    """Builds one slice of the chapter's net, in each of its variants."""
+    """The builder of one slice of the net, in each of its variants."""
 
     dim: int
     widths: dict[str, int]
@@ -130,7 +141,7 @@ class _SliceBuilder:
     prior: float | None
 
     def build_single_head(self, num_atoms: dict[str, int] | None) -> list[Node]:
-        """One head for all words: c -> W_q, W_k, W_v -> q, k, v -> x."""
+        """The nodes if all words have the same head: c -> W_q, W_k, W_v -> q, k, v -> x."""
         nodes = []
         for role, width in self.widths.items():
             shape = (width, self.dim)
@@ -140,7 +151,7 @@ class _SliceBuilder:
         return [*nodes, self._build_attention("x", {}, ["word"], self.residual)]
 
     def build_concat(self) -> list[Node]:
-        """A plate of heads, summed by W_o; no selector."""
+        """The nodes with a plate of heads that W_o sums, without a selector."""
         return [
             *self._build_projections(dict.fromkeys(self.widths, "head")),
             self._build_attention("a", {}, ["head", "word"], False),
@@ -164,30 +175,30 @@ class _SliceBuilder:
         ]
 
     def get_picks(self, num_atoms: dict[str, int] | None) -> dict[str, dict[str, str]]:
-        """The selector along the plate of each weight, if words choose: the atom of its codebook, or the head."""
+        """The selector of each weight's plate if each word has a selector: the atom of its codebook, or the head."""
         return {role: {f"atom_{role}": f"m_{role}"} if num_atoms else {"head": "c"} for role in self.widths}
 
     def build_marginal_attention(self, picks: dict[str, dict[str, str]], slices: int) -> list[Node]:
-        """The word that the last slice reads as a variable `j`, and its value `z` (with the residual)."""
+        """The nodes of marginal attention: the word `j` that the last slice reads, and its value `z`."""
         q, k = (Arrow(r, reach, pick=picks.get(r, {})) for r, reach in (("q", Reach("same")), ("k", self.reach)))
         v = Arrow("v", self.reach, pick={"word": "j", **picks.get("v", {})})
         residual = [Arrow("x", slice=slices - 1)] if self.residual else []
         return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *residual], ["word"])]
 
     def _build_projections(self, plates: dict[str, str]) -> list[Node]:
-        """The weights, and the queries, keys and values, each on a plate of heads or atoms."""
+        """The weights, queries, keys and values, each with a plate of heads or atoms."""
         weights = [Node(f"W_{r}", Weight((w, self.dim)), plates=[plates[r]]) for r, w in self.widths.items()]
         return weights + [Node(r, Linear(), [f"W_{r}", "x"], [plates[r], "word"]) for r in self.widths]
 
     def _build_attention(self, role: str, picks: dict[str, dict[str, str]], plates: list[str], residual: bool) -> Node:
-        """`sum_j v_j P(j | i)`, with the selectors of `picks`."""
+        """The attention node `sum_j v_j P(j | i)`, with the selectors of `picks`."""
         reaches = {"q": Reach("same"), "k": self.reach, "v": self.reach}
         arrows = [Arrow(r, reaches[r], pick=picks.get(r, {})) for r in self.widths]
         return Node(role, Attention(self.score, residual=residual), [*arrows, *(["x"] if residual else [])], plates)
 
 
 def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
-    """The words: input vectors, or an embedding of a vocabulary."""
+    """The nodes of the words: input vectors, or the embedding of a vocabulary."""
     if vocabulary is None:
         return [Node("x", Given(dim), plates=["word"])]
     token = Node("token", Given(states=len(check_vocabulary(vocabulary))), plates=["word"])
@@ -195,6 +206,7 @@ def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
 
 
 def _parse_atom_counts(atoms: object) -> tuple[int, int, int]:
+    """The numbers of atoms of W_q, W_k and W_v."""
     counts = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
     q, k, v = (check_int("atoms", m) for m in counts)
     return q, k, v

@@ -1,10 +1,10 @@
-"""The encoder of the vanilla transformer (Vaswani et al. 2017), and with a readout a BERT-like net.
+"""The encoder of the transformer (Vaswani et al. 2017); with a readout of words it is a net such as BERT.
 
     x_0 = sqrt(d) E[token] + position
     a^h_i = sum_j v^h_j softmax_j(q^h_i . k^h_j / sqrt(d_k))     mix_i = sum_h W_o^h a^h_i + b
     norm1 = norm(x + mix)                                         x' = norm(norm1 + ffn(norm1))
 
-`norm="pre"` norms what enters a sublayer instead, `x' = x + sublayer(norm(x))`, and once more after the last slice.
+With `norm="pre"` the norm is before each sublayer, `x' = x + sublayer(norm(x))`, and once more after the last slice.
 """
 
 from __future__ import annotations
@@ -37,29 +37,40 @@ def encoder(
     tie: bool = True,
     seed: int = 0,
 ) -> BNet:
-    """A vanilla encoder: every word reads every word, unless `mask` says otherwise.
+    """A transformer encoder, such as BERT: each word attends to every word.
 
     Args:
-        dim: The width of a word's state.
-        heads: Heads of a slice.
-        slices: How many slices.
-        hidden: The width within the feed-forward node; None for 4 dim.
-        features: The width of real-valued words, which are mapped to dim.
-        vocabulary: A list of words or their number; None where words are vectors.
-        words: The maximum number of words for `positions="learned"`.
-        positions: The position encoding: `"sinusoidal"`, `"learned"`, a TPM, or None.
-        norm: `"post"` or `"pre"`.
-        final_norm: Whether a norm follows the last slice; None for `norm="pre"` alone.
-        activation: The activation of the feed-forward node.
-        bias: Whether maps have a bias.
-        dropout: The probability with which training drops a number.
-        mask: Which words a word reads; None for all.
-        readout: `"word"` for a word of the vocabulary (or its features) at each word, as the masked word of BERT; a
-            Categorical or Normal readout of each word or of `pool`; or None.
-        pool: `"first"`, `"last"`, `"mean"` or `"sum"` for a readout of the sentence.
-        transform: An activation, `s(W x + b)` before the readout.
-        tie: Whether embedding and readout share one table.
-        seed: The seed of the parameters.
+        dim: The width of the hidden state of a word. Default 512.
+        heads: The number of heads in each slice. Default 8.
+        slices: The number of slices (layers). Default 6.
+        hidden: The width of the hidden layer of the feed-forward map. None (default) for `4 * dim`.
+        features: The width of words that are vectors, which a learnable map takes to `dim`. None (default) for width
+            `dim` without a map.
+        vocabulary: The words as a list, or their number. None (default) for words that are vectors.
+        words: The maximum number of words, which `positions="learned"` requires. None (default) otherwise.
+        positions: The position encoding: `"sinusoidal"` (default), `"learned"`, a TPM without parents, or None.
+        norm: The place of the norms: `"post"` (default) after the residual sum, `"pre"` before each sublayer, or
+            `"parallel"` before both sublayers, which then run in parallel.
+        final_norm: Whether a norm follows the last slice. None (default): True unless `norm="post"`.
+        activation: The activation of the feed-forward map: `"relu"` (default), `"gelu"`, `"gelu_tanh"`, `"silu"`,
+            `"tanh"`, `"sigmoid"` or `"identity"`.
+        bias: Whether linear maps and norms have a bias. Default True.
+        dropout: The probability with which training sets an entry to zero, from 0 to below 1. Default 0.1.
+        mask: The words that each word reads: None (default) for every word, `"causal"`, a `Reach`, or a table of
+            booleans `[word, word]`.
+        readout: The readout `y`: `"word"` for a word of the vocabulary (or its vector) at each word, as in the masked
+            language model of BERT; a `Categorical` or `Normal`; or None (default).
+        pool: A readout of the sentence in place of each word: from its `"first"` or `"last"` word, or from the `"mean"`
+            or `"sum"` of the words. None (default) for each word.
+        transform: The activation s of a map `s(W x + b)` before the readout. None (default) for no map.
+        tie: Whether embedding and readout share one table. Default True.
+        seed: The seed of the initial parameters. Default 0.
+
+    Returns:
+        The net.
+
+    Raises:
+        BNetError: If an option is invalid, or two options exclude each other.
 
     >>> import bnet_transformer as bt
     >>> s = bt.encoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")

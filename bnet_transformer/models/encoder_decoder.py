@@ -1,10 +1,10 @@
-"""The vanilla transformer (Vaswani et al. 2017): an encoder, and a decoder that reads its last state.
+"""The transformer of Vaswani et al. (2017): an encoder, and a decoder that attends to the encoder's last state.
 
     cross_q_i = W_cross_q norm1_i     cross_k_j = W_cross_k enc_x_j     cross_v_j = W_cross_v enc_x_j
     cross_a_i = sum_j cross_v_j softmax_j(cross_q_i . cross_k_j / sqrt(d_k)),   j over the encoder's words
 
-The decoder's words are the outputs shifted right by one (`bt.models.shift_right`): `dec_y_i` is output i, and it
-depends on the outputs before i and on all words of the encoder. One table serves both embeddings and the readout.
+The decoder's words are the outputs shifted right by one (`bt.models.shift_right`). `dec_y_i` is output i, which depends
+on the outputs before i and on all words of the encoder. Both embeddings and the readout share one table.
 """
 
 from __future__ import annotations
@@ -43,13 +43,42 @@ def encoder_decoder(
     tie: bool = True,
     seed: int = 0,
 ) -> BNet:
-    """The vanilla transformer, by default of the base size: 6 slices, 8 heads, 512 wide, 2048 in the feed-forward map.
+    """The transformer of Vaswani et al. (2017): an encoder, and a decoder that attends to its output.
 
-    The arguments are those of `encoder` and `decoder`. Both stacks share `features` or `vocabulary`, and with `tie`
-    one table serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the
-    readout's.
-    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to a mask: which words a word reads; `slices` may map
-    `"enc"` and `"dec"` to numbers of slices.
+    The defaults are the base size: 6 slices, 8 heads, width 512, and 2048 in the feed-forward map. The stacks are named
+    `enc` and `dec`.
+
+    Args:
+        dim: The width of the hidden state of a word. Default 512.
+        heads: The number of heads in each slice. Default 8.
+        slices: The number of slices (layers) of both stacks, or a mapping with `"enc"` and `"dec"`. Default 6.
+        hidden: The width of the hidden layer of the feed-forward map. None (default) for `4 * dim`.
+        features: The width of words that are vectors, in both stacks; a learnable map takes them to `dim`. None
+            (default) for width `dim` without a map.
+        vocabulary: The words of both stacks as a list, or their number. None (default) for words that are vectors.
+        target_vocabulary: The words of the decoder, if they differ. None (default) for `vocabulary`.
+        words: The maximum number of words, which `positions="learned"` requires. None (default) otherwise.
+        positions: The position encoding: `"sinusoidal"` (default), `"learned"`, a TPM without parents, or None.
+        norm: The place of the norms: `"post"` (default) after the residual sum, or `"pre"` before each sublayer.
+        final_norm: Whether a norm follows the last slice. None (default): True unless `norm="post"`.
+        activation: The activation of the feed-forward map: `"relu"` (default), `"gelu"`, `"gelu_tanh"`, `"silu"`,
+            `"tanh"`, `"sigmoid"` or `"identity"`.
+        bias: Whether linear maps and norms have a bias. Default True.
+        dropout: The probability with which training sets an entry to zero, from 0 to below 1. Default 0.1.
+        mask: A mapping from `"enc"`, `"dec"` and `"cross"` to a mask: None for every word, `"causal"`, a `Reach`, or a
+            table of booleans. None (default): causal in the decoder, every word otherwise.
+        readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
+            `Categorical` or `Normal`; or None. `"auto"` (default) is `"word"` if there is a vocabulary or features,
+            else None.
+        tie: Whether one table is the embedding of both stacks and the readout; with `target_vocabulary`, that of the
+            decoder and the readout. Default True.
+        seed: The seed of the initial parameters. Default 0.
+
+    Returns:
+        The net.
+
+    Raises:
+        BNetError: If an option is invalid, or two options exclude each other.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder_decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -90,7 +119,7 @@ def _parse_slices(slices: object) -> dict[str, int]:
     """The number of slices of each stack."""
     by_stack = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
     if {*by_stack} != {"enc", "dec"}:
-        raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", actual=slices)
+        raise BNetError("slices", expected="an integer, or a mapping with 'enc' and 'dec'", actual=slices)
     return {name: check_int(f"slices of {name!r}", value) for name, value in by_stack.items()}
 
 
@@ -100,7 +129,7 @@ def _parse_masks(mask: Mapping[str, object] | None) -> dict[str, Reach]:
     check_names("mask", given, DEFAULT_MASKS)
     reaches = {name: parse_mask(value, f"mask of {name!r}") for name, value in {**DEFAULT_MASKS, **given}.items()}
     if reaches["cross"].kind not in ("every", "mask"):
-        expected = "which of the encoder's words a word reads: the words of two sentences have no common order"
-        allowed = "None, a table of booleans [decoder's word, encoder's word]"
+        expected = "a mask without an order of words, because words of two sentences have no common order"
+        allowed = "None, a table of booleans [word of the decoder, word of the encoder]"
         raise BNetError("mask of 'cross'", expected=expected, actual=str(reaches["cross"]), allowed=allowed)
     return reaches

@@ -1,11 +1,11 @@
 """Transformers as integrators (B. Brantner et al.): words are vectors of a time series, the columns of Z.
 
-    heads=None    Z -> Z softmax_col(Z^T A Z)  (+ Z)                the words themselves are mixed, by one head
+    heads=None    Z -> Z softmax_col(Z^T A Z)  (+ Z)                one head, which mixes the words themselves
     heads=K       Z -> [P_V^T Z softmax_col((P_Q^T Z)^T (P_K^T Z) / sqrt(d))] of each head, concatenated  (+ Z)
-    ResNet        z -> z + s(W z + b), `blocks` times; with heads one more, without s
+    ResNet        z -> z + s(W z + b), `blocks` times; with heads one more step, without s
 
-A column of the softmax belongs to the output word: that word is the *key*, and the softmax runs over the queries.
-Compared with Vaswani et al., q and k are exchanged, d is the full width, not that of a head, and there is no `W_o`.
+A column of the softmax belongs to an output word. This word is the *key*, and the softmax runs over the queries.
+Compared with Vaswani et al., q and k are exchanged, d is the full width and not that of a head, and there is no `W_o`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,22 @@ def geometric(
     observe: TPM | None = None,
     seed: int = 0,
 ) -> BNet:
-    """A geometric transformer: `slices` units (L) of attention and `blocks` ResNet steps (n_blocks).
+    """A geometric transformer: slices of attention, each followed by ResNet steps.
 
-    Without `heads` the words are mixed by their correlation matrix; with them it is the standard transformer
-    integrator. `add` adds the words to the output of attention; `observe` is a readout, `Normal(sigma)` or
-    `Categorical(n)`, of each word, or pooled.
+    Args:
+        dim: The width of a word, which is a vector.
+        slices: The number of slices (L), each with attention and ResNet steps. Default 2.
+        blocks: The number of ResNet steps in each slice (n_blocks). Default 1.
+        heads: The number of heads, a divisor of `dim`, for the standard transformer integrator. None (default): the
+            words are mixed by their correlation matrix `Z^T A Z`.
+        add: Whether the words are added to the output of attention. Default False.
+        activation: The activation of the ResNet steps. Default `"tanh"`.
+        observe: A readout `y` of each word, `Normal(sigma)` or `Categorical(n)`; with its option `pool`, of the
+            sentence. None (default) for no readout.
+        seed: The seed of the initial parameters. Default 0.
+
+    Returns:
+        The net.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -57,14 +68,14 @@ def geometric(
 
 
 def _build_correlation(dim: int, add: bool) -> list[Node]:
-    """`Z softmax_col(Z^T A Z)`: the softmax of a word's column runs over the words on the left of A."""
+    """The attention `Z softmax_col(Z^T A Z)`: the softmax of a column runs over the words on the left of A."""
     every = Arrow("x", "every")
     mix = Attention(Bilinear(), over="queries", residual=add)
     return [Node("A", Weight((dim, dim))), Node("a", mix, [every, "x", every, "A", *(["x"] if add else [])], WORD)]
 
 
 def _build_multi_head_attention(dim: int, heads: int, add: bool) -> list[Node]:
-    """A plate of heads, each with its queries, keys and values; their outputs are concatenated."""
+    """A plate of heads, each with queries, keys and values, and the concatenation of their outputs."""
     attend = Attention(Dot(dim**-0.5), over="queries")
     return [
         *(Node(f"W_{role}", Weight((dim // heads, dim)), plates=["head"]) for role in "qkv"),

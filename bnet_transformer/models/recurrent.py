@@ -1,11 +1,11 @@
-"""Recurrent nets: Elman's net (1990) and the LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of 2000).
+"""Recurrent nets: that of Elman (1990), and the LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of 2000).
 
     rnn     x'_i = tanh(W x_i + U x'_(i-1) + b)
 
-    lstm    input_i = sigmoid(W x_i + U x'_(i-1) + b), and so forget_i and output_i; candidate_i with tanh
+    lstm    input_i = sigmoid(W x_i + U x'_(i-1) + b); forget_i and output_i likewise; candidate_i with tanh
             cell_i = forget_i * cell_(i-1) + input_i * candidate_i          x'_i = output_i * tanh(cell_i)
 
-Word i reads the word before it, and so all words before it; the first reads zeros. `x'` is what torch calls h.
+Word i reads the word before it, and so depends on all earlier words; the first word reads zeros. torch calls `x'` h.
 """
 
 from __future__ import annotations
@@ -36,11 +36,31 @@ def recurrent(
     tie: bool = True,
     seed: int = 0,
 ) -> BNet:
-    """A recurrent net of states `dim` wide: `cell` is "lstm" or "rnn", `slices` what torch calls layers.
+    """A recurrent net: an LSTM or an Elman network (RNN).
 
-    Words are vectors of `features` numbers (dim by default), or of a `vocabulary`, embedded. `activation` is that of
-    an RNN, "tanh" by default. The other arguments are those of `decoder`: with a vocabulary or features the readout
-    is by default the next word.
+    Args:
+        dim: The width of the state. Default 512.
+        cell: `"lstm"` (default) or `"rnn"`.
+        slices: The number of slices, which torch calls layers. Default 1.
+        features: The width of words that are vectors. None (default) for `dim`.
+        vocabulary: The words as a list, or their number. None (default) for words that are vectors.
+        activation: The activation of an RNN: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or
+            `"identity"`. None (default) for `"tanh"`. An LSTM accepts only None.
+        bias: Whether there are biases. Default True.
+        readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
+            `Categorical` or `Normal`; or None. `"auto"` (default) is `"word"` if there is a vocabulary or features,
+            else None.
+        pool: A readout of the sentence in place of each word: from its `"first"` or `"last"` word, or from the `"mean"`
+            or `"sum"` of the words. None (default) for each word.
+        transform: The activation s of a map `s(W x + b)` before the readout. None (default) for no map.
+        tie: Whether embedding and readout share one table. Default True.
+        seed: The seed of the initial parameters. Default 0.
+
+    Returns:
+        The net.
+
+    Raises:
+        BNetError: If an option is invalid, or two options exclude each other.
 
     >>> import bnet_transformer as bt
     >>> net = bt.recurrent(8, vocabulary=["the", "cat", "sat"])
@@ -49,7 +69,9 @@ def recurrent(
     """
     check_choice("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
-        raise BNetError("activation", expected="None: the gates of an LSTM have their own", actual=activation)
+        raise BNetError(
+            "activation", expected="None for an LSTM, because its gates have fixed activations", actual=activation
+        )
     builder, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
         _build_lstm(builder.dim, bias) if cell == "lstm" else _build_rnn(builder.dim, activation or "tanh", bias),
@@ -62,12 +84,12 @@ def recurrent(
 
 
 def _build_rnn(dim: int, activation: str, bias: bool) -> list[Node]:
-    """One slice: a word's next state, from its state and from the next state of the word before."""
+    """The nodes of one slice of an RNN: the next state, from the state and the next state of the word before."""
     return [Node("x", Recur(dim, activation, bias), ["x", _previous_word("x")], WORD, shape=(dim,))]
 
 
 def _build_lstm(dim: int, bias: bool) -> list[Node]:
-    """One slice: the gates and the candidate, the cell, the next state."""
+    """The nodes of one slice of an LSTM: the gates and the candidate, the cell, and the next state."""
     gates = [
         Node(role, Recur(dim, s, bias), ["x", _previous_word("x")], WORD, shape=(dim,))
         for role, s in GATE_ACTIVATIONS.items()
@@ -77,5 +99,5 @@ def _build_lstm(dim: int, bias: bool) -> list[Node]:
 
 
 def _previous_word(role: str) -> Arrow:
-    """The state that this slice computes for the word before."""
+    """The arrow from the state that this slice computes for the word before."""
     return Arrow(role, "before", slice="next")

@@ -1,14 +1,14 @@
-"""The volume-preserving transformer: attention by an orthogonal matrix, and triangular steps (B. Brantner et al.).
+"""The volume-preserving transformer: attention with an orthogonal matrix, and triangular steps (B. Brantner et al.).
 
     attention       Z -> Z Cay(C),   Cay(C) = (I - C)(I + C)^-1,   C skew-symmetric
       "skew"        C = Z^T A Z,   A = -A^T
       "arbitrary"   C = B - B^T,   B = strictly lower(Z^T A Z) / sqrt(d)
-    feed-forward    x -> x + s(L x + b), L strictly lower, then with U strictly upper triangular
+    feed-forward    x -> x + s(L x + b) with L strictly lower triangular, then with U strictly upper triangular
       a block       linear lower (no bias), linear upper (bias), tanh lower (bias), tanh upper (bias)
       after them    linear lower (no bias), linear upper (bias)
 
-A triangular step has Jacobian determinant 1, as its Jacobian is unit triangular, and so has attention in the skew form.
-The arbitrary form has not: its matrix is orthogonal, but depends on Z so that the map changes volume. See
+The Jacobian of a triangular step is unit triangular, so its determinant is 1. The determinant of attention in the skew
+form is 1 as well. The arbitrary form does not preserve volume: its matrix is orthogonal, but depends on Z. See
 docs/geometric.md.
 """
 
@@ -32,11 +32,23 @@ def volume_preserving(
     observe: TPM | None = None,
     seed: int = 0,
 ) -> BNet:
-    """A volume-preserving transformer: `slices` units (L) of attention and a feed-forward map of `blocks` (n_blocks).
+    """A volume-preserving transformer: slices of orthogonal attention, each followed by triangular steps.
 
-    With `attention=None` there is only the feed-forward map: no word reads another, and a net of `slices=1` is the
-    volume-preserving feed-forward network. Initial weights are normal with standard deviation `spread`; training is
-    unstable from much larger ones. `observe` is a readout of each word, or pooled: `Normal(sigma)` or `Categorical(n)`.
+    Args:
+        dim: The width of a word, which is a vector; at least 2.
+        slices: The number of slices (L). Default 2.
+        blocks: The number of blocks of triangular steps in each slice (n_blocks). Default 1.
+        attention: The form of attention, `"skew"` (default) or `"arbitrary"`. None for no attention: then no word reads
+            another, and with `slices=1` the net is the volume-preserving feed-forward network.
+        activation: The activation of the triangular steps that are not linear. Default `"tanh"`.
+        spread: The standard deviation of the initial weights. Default 0.3; training is unstable for much larger
+            values.
+        observe: A readout `y` of each word, `Normal(sigma)` or `Categorical(n)`; with its option `pool`, of the
+            sentence. None (default) for no readout.
+        seed: The seed of the initial parameters. Default 0.
+
+    Returns:
+        The net.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -56,14 +68,14 @@ def volume_preserving(
 
 
 def list_triangular_steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
-    """The triangular steps of a feed-forward map: side, activation, whether there is a bias."""
+    """The triangular steps of a feed-forward map: the side, the activation, and whether there is a bias."""
     linear = [("lower", "identity", False), ("upper", "identity", True)]
     curved = [("lower", activation, True), ("upper", activation, True)]
     return (linear + curved) * check_int("blocks", blocks) + linear
 
 
 def _build_feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:
-    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one is the state."""
+    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last is the state `x`."""
     nodes: list[Node] = []
     for k, (side, activation, bias) in enumerate(steps):
         role = "x" if k + 1 == len(steps) else f"{side}{k // 2 + 1}"

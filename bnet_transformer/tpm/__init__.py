@@ -1,10 +1,12 @@
-"""TPMs: one small final class for each kind of conditional distribution, over one abstract base (`base`).
+"""TPMs: the conditional distributions of nodes given their parents. Each is one small final class.
 
-A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node. `roots` are
-inputs and weights, `combine` linear maps and sums, `steps` word-wise functions, `score` and `attention` attention,
-`random` discrete and continuous nodes, `volume_preserving` Cayley and triangular maps. `field_checks` checks their
-options, `symbols` writes their equations. To add a TPM, define it in one of these modules and export it here: values,
-costs, figures and files follow from its methods.
+A TPM (transition probability matrix) is what other libraries call a CPD. Your own TPM is a frozen dataclass that
+extends `TPM`, the abstract base class in `base`, with the equation of one ground node.
+
+The modules: `roots` (inputs, weights), `combine` (linear maps, sums), `steps` (word-wise functions), `score` and
+`attention`, `random` (discrete and continuous nodes), `volume_preserving` (Cayley and triangular maps). `field_checks`
+checks options, and `symbols` writes equations. To add a TPM to the package, define it in one of these modules and
+export it here; values, costs, figures and files follow from its methods.
 """
 
 from bnet_transformer.tpm.attention import Attention, Read

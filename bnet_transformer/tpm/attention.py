@@ -1,4 +1,7 @@
-"""Attention: a categorical distribution over words, `P(j | i)`, and the mean of the values under it, `E_j[v_j]`."""
+"""Attention: a categorical distribution over words, `P(j | i)`, and the mean of the values under it, `E_j[v_j]`.
+
+Word i attends to word j with weight `P(j | i)`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,9 @@ T = TypeVar("T", Parent, Tensor)
 
 
 class _ScoredAttention(TPM):
-    """The common part of `Attention` and `Read`: score, bias and normaliser give the weights of the words that are
-    read.
-    """
+    """The common part of `Attention` and `Read`: a score, a bias and a normaliser, from which the weights follow."""
 
-    score: Annotated[Score, instance_of(Score, "a score", "Dot(), Bilinear(), or a Score of yours")]
+    score: Annotated[Score, instance_of(Score, "a score", "Dot(), Bilinear(), or your own Score")]
     over: Annotated[str, choice("keys", "queries")]
     bias: Annotated[Bias | None, optional(instance_of(Bias, "a bias by distance", "Relative(limit), Buckets(), None"))]
     normaliser = Normaliser()
@@ -33,14 +34,14 @@ class _ScoredAttention(TPM):
         return (*pair, *self.score.extra_slots, *(("b",) if self.bias else ()))
 
     def attention_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
-        """The parents that fill `attention_slots`."""
+        """The parents in `attention_slots`."""
         return parents
 
     def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         return self.normaliser.normalise(*self.scores(context, *parents)) if self.has_attention else None
 
     def scores(self, context: EvalContext, *parents: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores before normalisation, and the mask of the words that are read: `[..., m]` each."""
+        """The scores before normalisation and the mask of the words that are read, `[..., m]` each."""
         query, key, *extra = self.attention_parents(parents)
         i, j = context.word, context.read_indices[self._read_slot]
         table = extra.pop() if self.bias else None
@@ -64,7 +65,7 @@ class _ScoredAttention(TPM):
         return self.attention_slots()[1 if self.over == "keys" else 0]
 
     def _check_parents(self, parents: tuple[Parent, ...]) -> Parent:
-        """Refuse shapes that cannot be scored. Returns the parent whose words are read."""
+        """The parent whose words are read; raises an error if the parents cannot be scored."""
         query, key, *extra = self.attention_parents(parents)
         read = key if self.over == "keys" else query
         check_single_axis(read)
@@ -74,7 +75,7 @@ class _ScoredAttention(TPM):
         return read
 
     def _scores_latex(self, s: Symbols) -> tuple[str, str]:
-        """The scores (with the mask, in the forms that have one) and the name of the normaliser, in LaTeX."""
+        """The scores, with the mask in the forms that have one, and the name of the normaliser, in LaTeX."""
         read, queries = self._read_slot, self.over == "queries"
         scores = self.score.latex(s, *self.attention_slots()[:2])
         scores += self.bias.latex(s, read, from_key=queries) if self.bias else ""
@@ -88,7 +89,7 @@ class _ScoredAttention(TPM):
         return scores + (f" + {mask}" if mask else ""), add_scripts(r"\operatorname{softmax}", subscripts)
 
     def _softmax_latex(self, s: Symbols, numerator: Symbols) -> str:
-        """The softmax of one word, written out: the scores of `numerator` over the sum of all."""
+        """The softmax of one word in full: the exponential of the score of `numerator` over the sum of all."""
         over, under = (self._scores_latex(symbols)[0] for symbols in (numerator, s.with_primes()))
         short = self.bias is None and self.score == Dot()
         e = "e^{%s}" if short else r"\exp\left(%s\right)"
@@ -98,14 +99,29 @@ class _ScoredAttention(TPM):
 @final
 @dataclass(frozen=True)
 class Attention(_ScoredAttention):
-    """`x'_i = sum_j v_j P(j | i)` with `P(j | i) = normaliser_j(score(q_i, k_j))`, `+ x_i` with `residual`.
+    """Attention: `x'_i = sum_j P(j | i) v_j` with `P(j | i) = softmax_j(score(q_i, k_j))`; deterministic.
 
-    Parents q, k., v. (then, where they are used, the score's matrix A, a bias table b, the residual x). Over
-    `"queries"` the node's word is the key: it takes q., k, v. and mixes by a softmax over the queries that reach it.
-    To mix x itself, let x fill the slot v.
+    Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each word that is read; the values `v.`, `[d_v]`
+    for each of these words; the matrix `A` if the score is `Bilinear`; the table `b` if there is a bias; the state `x`,
+    `[d_v]`, if there is a residual. To mix the states themselves, use them as the parent in the slot `v.` too. The
+    value has shape `[d_v]`.
+
+    Args:
+        score: The score of a query and a key: `Dot()` (default), `Bilinear()`, or your own subclass of `Score`.
+        normaliser: The map from scores to weights. Default `Normaliser("softmax")`; with the others the weights are not
+            a distribution.
+        over: `"keys"` (default): the node's word is the query, and the softmax runs over the keys that it reads.
+            `"queries"`: the node's word is the key; the parents are `q.`, `k`, `v.`, and the softmax runs over the
+            queries that reach it, as in the geometric integrators.
+        bias: A bias of the scores by distance, `Relative(limit)` or `Buckets()`; None (default) for no bias.
+        residual: Whether the state `x_i` is added to the mix. Default False.
 
     >>> Attention().get_slots(), Attention(over="queries", residual=True).get_slots()
     (('q', 'k.', 'v.'), ('q.', 'k', 'v.', 'x'))
+    >>> words = (("word", None),)
+    >>> q, k, v = Parent("q", (4,)), Parent("k", (4,), over=words), Parent("v", (6,), over=words)
+    >>> Attention(Dot(None)).shape(q, k, v)
+    (6,)
     """
 
     score: Score = field(default_factory=Dot)
@@ -124,7 +140,7 @@ class Attention(_ScoredAttention):
     def shape(self, *parents: Parent) -> Shape:
         read, v = self._check_parents(parents), parents[2]
         if (read.stack_reach, read.over) != (v.stack_reach, v.over):
-            expected = f"values of the words that are read, as {read.name} ({_describe_words(read)})"
+            expected = f"values of the same words as {read.name} ({_describe_words(read)})"
             raise BNetError(v.name, expected=expected, actual=_describe_words(v))
         width = check_vector(v)
         if self.residual:
@@ -141,7 +157,16 @@ class Attention(_ScoredAttention):
         return self.mix(self.normaliser.normalise(*self.scores(context, *parents)), *parents)
 
     def mix(self, weights: Tensor, *parents: Tensor) -> Tensor:
-        """`sum_j v_j w_j (+ x)` for weights `[..., m]` of the words; of the parents only `mixed_slots` are read."""
+        """The mix of the values under given weights: `sum_j w_j v_j`, plus `x` if there is a residual.
+
+        Args:
+            weights: The weights of the words, `[..., m]`.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots. Only those of `mixed_slots`
+                are read.
+
+        Returns:
+            The mix, `[..., d_v]`.
+        """
         v = parents[2]
         if v.dim() > 2 and v.shape[-3] == 1 and weights.dim() >= v.dim() - 1:  # all words read the same values
             mix = weights @ v.squeeze(-3)
@@ -150,7 +175,7 @@ class Attention(_ScoredAttention):
         return mix + parents[-1] if self.residual else mix
 
     def mixed_slots(self) -> tuple[str, ...]:
-        """The slots that are mixed or added: those that `P(j | i)` does not depend on."""
+        """The slots that are mixed or added: those on which `P(j | i)` does not depend."""
         return tuple(slot for slot in self.get_slots() if slot not in self.attention_slots())
 
     def latex(self, s: Symbols) -> str:
@@ -187,19 +212,29 @@ class Attention(_ScoredAttention):
 
     @property
     def has_attention(self) -> bool:
-        """False where the weights are no distribution."""
+        """True if the weights are a distribution."""
         return self.normaliser.kind == "softmax"
 
     def no_attention_reason(self) -> str:
-        return f"the normaliser {self.normaliser.kind!r} gives weights that are no distribution"
+        return f"weights of the normaliser {self.normaliser.kind!r}, which are not a distribution"
 
 
 @final
 @dataclass(frozen=True)
 class Read(_ScoredAttention):
-    """The word that is read, as a variable: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
+    """The word that is read, as a random variable `j`: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
 
-    A child that picks word `j` of the values makes attention *marginal*: `x'_i = v_j` with probability `P(j | i)`.
+    The states are the words of the sentence. If a child picks word `j` of the values
+    (`Arrow("v", "every", pick={"word": "j"})`), attention is *marginal*: `x'_i = v_j` with probability `P(j | i)`.
+
+    Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each word that is read; the matrix `A` if the
+    score is `Bilinear`; the table `b` if there is a bias.
+
+    Args:
+        score: The score of a query and a key: `Dot()` (default), `Bilinear()`, or your own subclass of `Score`.
+        over: `"keys"` (default): the node's word is the query. `"queries"`: the node's word is the key, and the parents
+            are `q.`, `k`.
+        bias: A bias of the scores by distance, `Relative(limit)` or `Buckets()`; None (default) for no bias.
 
     >>> Read().get_slots(), Read().kind
     (('q', 'k.'), 'discrete')
@@ -216,7 +251,7 @@ class Read(_ScoredAttention):
     def shape(self, *parents: Parent) -> Shape:
         read = self._check_parents(parents)
         if read.stack_reach is None:
-            raise BNetError(read.name, expected="words to read", actual=read.form)
+            raise BNetError(read.name, expected="a collection of words", actual=read.form)
         return ()
 
     def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
@@ -231,6 +266,7 @@ class Read(_ScoredAttention):
 
 
 def _describe_words(parent: Parent) -> str:
+    """The reach and the stack of a collection of words, for error messages."""
     if parent.stack_reach is None:
         return parent.form
     stack, reach = parent.stack_reach

@@ -1,14 +1,14 @@
 """The base class of TPMs: the conditional distribution of one ground node given its parents' values.
 
-A TPM is a frozen dataclass that writes the equation of *one* ground node, with `...` for leading dims. It may assume
-this about its values, and nothing else:
+A TPM is a frozen dataclass with the equation of *one* ground node; `...` denotes the leading dims. Its methods may rely
+on these properties of their arguments, and on no others:
 
-- a slot named `x` holds the value of one parent: `[..., *shape]`;
-- a slot named `k.` (the chapter writes k_. for "k of every word") holds a collection, whose axis is before the shape:
-  `[..., m, *shape]`; `context.mask["k."]` (`[..., m]`) is true for those of the m that are read (all, in one node);
-- a last slot named `*x` holds any number of parents;
-- parameters are `context["name"]`, `[..., *shape]`, with the node's own plates among the leading dims;
-- leading dims broadcast against each other, so `torch.einsum("...oi,...i->...o", W, x)` serves one node and a batch.
+- A slot named `x` holds the value of one parent: `[..., *shape]`.
+- A slot named `k.` holds a collection, such as the keys of all words. The axis of the collection precedes the shape:
+  `[..., m, *shape]`. The mask `context.mask["k."]` (`[..., m]`) is true for the members that the node reads.
+- A last slot named `*x` holds any number of parents.
+- A parameter is `context["name"]`, `[..., *shape]`; the leading dims contain the node's own plates.
+- Leading dims broadcast, so `torch.einsum("...oi,...i->...o", W, x)` is correct for one node and for a batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ Shape = tuple[int, ...]
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
-    """The shape that several broadcast to. (torch's own function imports a computer algebra first, for a second.)
+    """The shape to which several shapes broadcast.
+
+    `torch.broadcast_shapes` is not used because its first call imports sympy, which takes about a second.
 
     >>> broadcast_shapes((2, 1), (3,), ())
     (2, 3)
@@ -49,11 +51,19 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
 
 @dataclass(frozen=True)
 class Parent:
-    """A parent as its child's TPM sees it before there are values.
+    """The description of a parent that its child's TPM receives when shapes and parameters are inferred.
 
-    `states` is the number of values of a discrete parent that is read by its index (a selector, a word of a
-    vocabulary); `over` has the axes of a collection with their sizes (`("head", 4)`, `("word", None)`: the sentence
-    decides), and is empty for a single parent. `stack_reach` is the stack and the reach of a collection of words.
+    Args:
+        name: The name of the parent, such as `"x_1"`.
+        shape: The shape of the value of one node.
+        states: The number of states if the value is an integer state, such as that of a selector or of a word of a
+            vocabulary; 0 if the sentence decides the number; None (default) if the value is a tensor of `shape`.
+        over: The axes of a collection with their sizes, such as `("head", 4)`. The size of `"word"` is None because the
+            sentence decides it. Empty (default) for a single parent.
+        stack_reach: For a collection of words, their stack and the reach of the arrow; otherwise None (default).
+
+    >>> Parent("k", (8,), over=(("word", None),)).form
+    'shape (8,) over every word'
     """
 
     name: str
@@ -64,7 +74,7 @@ class Parent:
 
     @property
     def form(self) -> str:
-        """The parent as error messages show it."""
+        """The description of the parent in error messages."""
         if self.states == 0:
             return "as many states as words"
         form = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
@@ -73,9 +83,17 @@ class Parent:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor that a TPM owns: its shape for one node, its initialisation, whether training changes it.
+    """A tensor that a TPM owns: its shape, its initial value, and whether training changes it.
 
-    It starts as `fill` where that is given (a number, or nested tuples of `shape`), else normal with `spread`.
+    Args:
+        shape: The shape for one node, without the node's plates.
+        spread: The standard deviation of the initial normal distribution with mean 0. Default 1.
+        fill: The initial value in place of random numbers: one number, or nested tuples that broadcast to `shape`. None
+            (default) draws from the normal distribution. An entry of -inf is the logit of a probability of 0.
+        learnable: Whether training changes the tensor. Default True.
+
+    >>> Parameter((2, 3), fill=0.0).fill
+    0.0
     """
 
     shape: Shape
@@ -95,21 +113,31 @@ class Parameter:
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
-            expected = f"finite numbers, one or of shape {self.shape}"
+            expected = f"one finite number, or finite numbers of shape {self.shape}"
             raise BNetError("fill of a parameter", expected=expected, actual=self.fill)
         set_frozen(self, fill=_to_tuples(fill.tolist()))
 
 
 def _to_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
+    """Nested lists as nested tuples, which are hashable."""
     return tuple(map(_to_tuples, table)) if isinstance(table, list) else table
 
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product in the equation of one ground node; its multiplications are the product of its sizes.
+    """A matrix product in the equation of one ground node, from which costs are counted.
 
-    `parents` are its factors, `sizes` the widths it runs over, `over` the collections along whose axis it runs
-    (`sum_j`); `has_parameter` is true where a parameter of the TPM is a factor.
+    The number of multiplications is the product of `sizes`, times the number of members of each collection in `over`.
+
+    Args:
+        parents: The parents that are factors.
+        sizes: The widths of the dims of the product.
+        over: The collections over which the product runs, such as the keys in a sum over `j`. Default: none.
+        has_parameter: Whether a parameter of the TPM is a factor. Default False.
+
+    >>> W, x = Parent("W", (4, 8)), Parent("x", (8,))
+    >>> Product((W, x), (4, 8)).sizes                # 32 multiplications
+    (4, 8)
     """
 
     parents: tuple[Parent, ...]
@@ -120,10 +148,19 @@ class Product:
 
 @dataclass(frozen=True)
 class EvalContext:
-    """The context of an evaluation.
+    """The inputs of a TPM's methods other than the parents' values; `context["name"]` is a parameter.
 
-    It has the parameters, the index of the word, and for each collection the words that are read and their mask.
-    `rotary` caches cosines and sines of rotary positions, for all slices.
+    Args:
+        parameters: The parameters of the TPM by name, `[..., *shape]`. Default: none.
+        word: The index of the node's word, from 0: one integer, or `[..., word]`. Default 0.
+        read_indices: For each slot of a collection of words, the indices of these words, `[..., m]`. Default: none.
+        mask: For each slot of a collection of words, `[..., m]`: true for the words that the node reads. Default: none.
+        training: Whether the net is in training mode, in which dropout is active. Default False.
+        dtype: The floating type of values that a TPM computes without parents and parameters. Default float32.
+        rotary: A cache of the cosines and sines of rotary positions, which all slices share. Default: empty.
+
+    >>> EvalContext({"bias": torch.zeros(3)})["bias"].shape
+    torch.Size([3])
     """
 
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -135,10 +172,25 @@ class EvalContext:
     rotary: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, name: str) -> Tensor:
+        """The parameter of that name.
+
+        Args:
+            name: A name that `TPM.parameters` declares.
+
+        Returns:
+            The tensor, `[..., *shape]`; the leading dims contain the node's plates.
+        """
         return self.parameters[name]
 
     def to(self, dtype: torch.dtype) -> EvalContext:
-        """The same context in another floating type."""
+        """The same context in another floating type.
+
+        Args:
+            dtype: The floating type of the parameters and of computed values.
+
+        Returns:
+            The context with converted parameters; the same object if nothing changes.
+        """
         if all(value.dtype == dtype for value in self.parameters.values()):
             return self if self.dtype == dtype else replace(self, dtype=dtype)
         return replace(self, parameters={name: value.to(dtype) for name, value in self.parameters.items()}, dtype=dtype)
@@ -146,54 +198,101 @@ class EvalContext:
 
 @dataclass(frozen=True)
 class TPM(CheckedDataclass, abc.ABC):
-    """The conditional distribution of a node given its parents.
+    """The conditional distribution of a node given its parents: the base class of all TPMs.
 
-    Its `kind` is "input" (the value comes with the sentence), "deterministic", "discrete" or "continuous".
+    A subclass is a frozen dataclass. It sets the class variables `slots` (the names of its parents, in order) and
+    `kind`, implements `shape`, and one method that depends on the kind:
+
+    - `"deterministic"` (default): `value`;
+    - `"discrete"`: `logits`, and the property `states`;
+    - `"continuous"`: `distribution`;
+    - `"input"`: none, because the value is given with the sentence.
+
+    A TPM with learnable tensors also implements `parameters`; one with a Dirichlet prior also implements `priors`.
+    `elementwise = True` declares that the equation has no matrix product.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Shift(TPM):                            # x + b
+    ...     slots = ("x",)
+    ...     def shape(self, x):
+    ...         return x.shape
+    ...     def parameters(self, x):
+    ...         return {"bias": Parameter(x.shape, fill=1.0)}
+    ...     def value(self, context, x):             # [..., d]
+    ...         return x + context["bias"]
+    >>> Shift().value(EvalContext({"bias": torch.ones(2)}), torch.zeros(2))
+    tensor([1., 1.])
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[Kind] = "deterministic"
-    is_random: ClassVar[bool] = False  # True where the parents do not decide the value: discrete or continuous
-    elementwise: ClassVar[bool] = False  # True where the equation has no matrix product
+    is_random: ClassVar[bool] = False  # True if the parents do not determine the value: discrete or continuous
+    elementwise: ClassVar[bool] = False  # True if the equation has no matrix product
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.is_random = cls.kind in ("discrete", "continuous")
 
     def get_slots(self) -> tuple[str, ...]:
-        """The slots that its parents fill, in order."""
+        """The names of the slots for the parents, in order."""
         return self.slots
 
     @abc.abstractmethod
     def shape(self, *parents: Parent) -> Shape:
-        """The shape of the node's value; refuses parents of a shape that it cannot take."""
+        """The shape of the node's value, inferred from its parents.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The shape of the value of one node; `()` for an integer state.
+
+        Raises:
+            BNetError: If a parent has an unsuitable shape or kind.
+        """
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        """The parameters of the TPM, by name."""
+        """The parameters of the TPM by name; none by default.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The shape, the initial value and the learnability of each parameter. Discrete nodes have their table of
+            log probabilities in `"logits"`, `[*states of the parents, states]`.
+        """
         return {}
 
     def products(self, *parents: Parent) -> tuple[Product, ...] | None:
-        """The matrix products of its equation, for counting costs; None where it does not declare them."""
+        """The matrix products of the equation, from which costs are counted.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The products for one node; empty if `elementwise`; None if the TPM does not declare them.
+        """
         return () if self.elementwise else None
 
     @property
     def states(self) -> int | None:
-        """The number of states of a discrete node; None where the sentence decides it, or the node is not discrete."""
+        """The number of states of a discrete node; None if the sentence decides it or the node is not discrete."""
         return None
 
     @property
     def default(self) -> int | None:
-        """The state of an input for which the sentence gives none; None where the sentence must give it."""
+        """The state of an input that the sentence does not give; None if the sentence must give it."""
         return None
 
     @property
     def image(self) -> Patches | None:
-        """How the vectors of an input are cut from an image; None for other inputs."""
+        """The division of an image into the vectors of an input; None for other inputs."""
         return None
 
     @property
     def is_index_valued(self) -> bool:
-        """True where children receive the integer state of a discrete node instead of a tensor."""
+        """True if children receive the integer state of a discrete node instead of a tensor."""
         return self.kind == "discrete"
 
     @property
@@ -202,72 +301,151 @@ class TPM(CheckedDataclass, abc.ABC):
         return () if self.is_index_valued else None
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        """The value of a deterministic node."""
-        raise BNetError(type(self).__name__, expected="a method `value`, for it is deterministic", actual="none")
+        """The value of a deterministic node.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            The value, `[..., *shape]`.
+        """
+        raise BNetError(type(self).__name__, expected="a method `value`, because the TPM is deterministic")
 
     def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        """The log probabilities, up to a constant, of a discrete node: `[..., states]`."""
-        raise BNetError(type(self).__name__, expected="a method `logits`, for it is discrete", actual="none")
+        """The log probabilities of a discrete node, up to a constant.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            The logits of all states, `[..., states]`; -inf is a probability of 0.
+        """
+        raise BNetError(type(self).__name__, expected="a method `logits`, because the TPM is discrete")
 
     def emit(self, context: EvalContext, state: Tensor) -> Tensor:
-        """The value that children receive from a discrete node in a state."""
+        """The value that children receive from a discrete node in a given state; by default the state itself.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            state: The integer states, `[...]`.
+
+        Returns:
+            The states, `[...]`, or the tensors of the states, `[..., *shape]` (the atoms of a codebook).
+        """
         return state
 
     def distribution(self, context: EvalContext, *parents: Tensor) -> Distribution:
-        """The node's distribution given its parents' values; a delta where it is deterministic."""
+        """The node's distribution given its parents' values; a delta distribution for a deterministic node.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            A torch or Pyro distribution. The dims of a vector are event dims.
+        """
         if self.kind == "discrete":
             return torch.distributions.Categorical(logits=self.logits(context, *parents), validate_args=False)
         if self.kind == "continuous":
-            raise BNetError(
-                type(self).__name__, expected="a method `distribution`, for it is continuous", actual="none"
-            )
+            raise BNetError(type(self).__name__, expected="a method `distribution`, because the TPM is continuous")
         from pyro.distributions import Delta
 
         value = self.value(context, *parents)
         return Delta(value, event_dim=value.dim())
 
     def log_prob(self, context: EvalContext, value: Tensor, *parents: Tensor) -> Tensor:
-        """`log P(value | parents)` of a continuous node. A TPM may compute it more cheaply than by its distribution."""
+        """The log density `log P(value | parents)` of a continuous node.
+
+        A subclass may override it with a cheaper computation than that of `distribution`.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            value: The value of the node, `[..., *shape]`.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            The log density, `[...]`.
+        """
         log_prob: Tensor = self.distribution(context, *parents).log_prob(value)
         return log_prob
 
     def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
-        """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
+        """The attention distribution `P(j | i)`, with which word i attends to the words j.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots. Only those of
+                `attention_slots` are read.
+
+        Returns:
+            The weights, `[..., m]`; None if the TPM has no attention distribution.
+        """
         return None
 
     @property
     def has_attention(self) -> bool:
-        """True where the TPM has `P(j | i)`, a distribution over the words that it reads."""
+        """True if the TPM has an attention distribution `P(j | i)` over the words that it reads."""
         return type(self).attention_weights is not TPM.attention_weights
 
     def no_attention_reason(self) -> str:
-        """Why the TPM has no `P(j | i)`, for error messages."""
-        return f"{type(self).__name__} has no attention distribution"
+        """A description of a TPM without `P(j | i)`, with the reason, for error messages after "got"."""
+        return f"{type(self).__name__}, which has no attention distribution"
 
     def latex(self, s: Symbols) -> str:
-        r"""The right-hand side of `P(node | parents) = ...` in LaTeX, written in the symbols `s`.
+        r"""The right-hand side of `P(node | parents) = ...` in LaTeX.
 
-        What a TPM that says nothing more is: `\mathbb{I}(\, x_i = \operatorname{Gate}(g_i, x_i) \,)`.
+        By default it is a function of the parents, such as `\mathbb{I}(\, x_i = \operatorname{Gate}(g_i, x_i) \,)`.
+
+        Args:
+            s: The symbols of the node and its parents, and methods that write equations with them.
+
+        Returns:
+            LaTeX without delimiters.
         """
         return s.call(type(self).__name__)
 
     def priors(self) -> Mapping[str, float]:
-        """The Dirichlet priors of the logits, for TPMs that have one; `fit` and `pyro` use them.
+        """The Dirichlet priors of the tables of log probabilities; none by default.
+
+        A discrete TPM that learns a table `logits` of shape `[..., states]` returns `{"logits": alpha}`. Each row of
+        probabilities, `softmax(logits)`, then has the prior `Dirichlet(alpha, ..., alpha)`. With `alpha=1` the prior is
+        uniform; a larger value pulls the row towards the uniform distribution. `Categorical` and `Codebook` return
+        their option `prior` in this way.
+
+        `bt.fit` adds the log density of the prior to its objective; the parameter must have the name `logits`. If the
+        node has a vector parent, the rows are not its probabilities themselves: MAP and EM use the prior, and SVI and
+        NUTS raise an error. The Pyro model (`net.pyro()`) samples the rows of probabilities at the site `theta_<node>` (`theta_<node>_<name>`
+        for a parameter of another name), and their logarithms replace the parameter.
 
         Returns:
-            `{"logits": concentration}`: the softmax of each row of the parameter `logits` has a Dirichlet prior with
-            this concentration for every state. Empty for no prior.
+            For each parameter with a prior, the concentration `alpha > 0` of all its rows.
+
+        >>> import bnet_transformer as bt
+        >>> class Coin(TPM):
+        ...     kind, states = "discrete", 2
+        ...     def shape(self):
+        ...         return ()
+        ...     def parameters(self):
+        ...         return {"logits": Parameter((2,), fill=0.0)}
+        ...     def logits(self, context):
+        ...         return context["logits"]             # [..., states]
+        ...     def priors(self):
+        ...         return {"logits": 3.0}
+        >>> bt.BNet(bt.Declaration(nodes=[bt.Node("coin", Coin())])).pyro().sites
+        ('theta_coin', 'coin')
         """
         return {}
 
     @property
     def max_words(self) -> int | None:
-        """The largest number of words that the node can be over; None for no limit."""
+        """The maximum number of words of a sentence; None for no limit."""
         return None
 
     @property
     def can_read_empty(self) -> bool:
-        """True where a collection may be empty: a sum of nothing is zero, a distribution over nothing is not."""
+        """True if a collection may be empty. An empty sum is zero; a distribution over no words does not exist."""
         return False
 
     def attention_slots(self) -> tuple[str, ...]:
@@ -277,7 +455,7 @@ class TPM(CheckedDataclass, abc.ABC):
 
 @dataclass(frozen=True)
 class VectorMap(TPM):
-    """A TPM from vectors to vectors of the same width; elementwise, unless it declares products."""
+    """The base class of TPMs from vectors to a vector of the same width; elementwise, unless it declares products."""
 
     slots: ClassVar[tuple[str, ...]] = ("x",)
     elementwise: ClassVar[bool] = True
@@ -290,16 +468,14 @@ class VectorMap(TPM):
 
 
 def initial_spread(shape: Shape, spread: float | None) -> float:
-    """The initial standard deviation of a weight: `spread`, or 1/sqrt(columns), which preserves the scale of what it
-    maps.
-    """
+    """The initial standard deviation of a weight: `spread`, or `1/sqrt(columns)` to preserve the scale of inputs."""
     if spread is not None:
         return spread
     return float(shape[-1] ** -0.5) if shape else 1.0
 
 
 def check_vector(parent: Parent, width: int | None = None, *, reason: str = "") -> int:
-    """The width of a parent that must be a vector (of width `width`)."""
+    """The width of a parent; raises an error if it is not a vector (of width `width`, for a `reason`)."""
     expected = "a vector" if width is None else f"a vector of width {width}"
     has_wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
     if parent.states is not None or len(parent.shape) != 1 or has_wrong_width:
@@ -308,27 +484,27 @@ def check_vector(parent: Parent, width: int | None = None, *, reason: str = "") 
 
 
 def check_single_axis(parent: Parent) -> None:
-    """Refuse a collection over more than one axis (words, or the entries of one plate), or over none."""
+    """Raise an error unless a parent is a collection over exactly one axis: words, or one plate."""
     if len(parent.over) != 1:
-        raise BNetError(parent.name, expected="a collection over words alone, or over one plate", actual=parent.form)
+        raise BNetError(parent.name, expected="a collection over one axis (words, or one plate)", actual=parent.form)
 
 
 def check_matrix(parent: Parent) -> tuple[int, int]:
-    """The shape of a parent that must be a matrix."""
+    """The shape of a parent; raises an error if it is not a matrix."""
     if parent.states is not None or len(parent.shape) != 2:
         raise BNetError(parent.name, expected="a matrix", actual=parent.form)
     return parent.shape[0], parent.shape[1]
 
 
 def check_discrete(parent: Parent) -> int:
-    """The number of states of a parent that must be discrete."""
+    """The number of states of a parent; raises an error if it is not discrete."""
     if not parent.states:
-        raise BNetError(parent.name, expected="a discrete node (its states index a table)", actual=parent.form)
+        raise BNetError(parent.name, expected="a discrete node, because its states index a table", actual=parent.form)
     return parent.states
 
 
 def check_shape(subject: str, shape: object) -> Shape:
-    """A value's shape, from a number or a tuple of numbers."""
+    """A shape as a tuple of integers, from one integer or a sequence of them."""
     values = shape.tolist() if isinstance(shape, np.ndarray) else shape
     sizes = values if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
     return tuple(check_int(subject, size) for size in sizes)

@@ -1,4 +1,4 @@
-"""Linear maps, sums and pooling: `W x + b`, parents added, heads summed through `W_o`, words pooled."""
+"""Linear maps, sums and pooling: `W x + b`, the sum of parents, the sum of heads through `W_o`, pooled words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POOLS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class _LinearMap(TPM):
-    """`W x`, and `+ b` where the kind has a bias; with `dim` the matrix is its own, of so many rows."""
+    """`W x`, plus `b` if the class has a bias; with `dim` the TPM owns the matrix, which has `dim` rows."""
 
     dim: Annotated[int | None, optional(check_int)] = None
     has_bias: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class _LinearMap(TPM):
         W, x = parents
         out, width = check_matrix(W)
         if x.shape != (width,) or x.states is not None:
-            expected = f"a vector of width {width} (the columns of {W.name})"
+            expected = f"a vector of width {width}, the number of columns of {W.name}"
             raise BNetError(x.name, expected=expected, actual=x.form)
         return (out,)
 
@@ -72,17 +72,33 @@ class _LinearMap(TPM):
 @final
 @dataclass(frozen=True)
 class Linear(_LinearMap):
-    """`W x` with W a weight node: `1(v = W_v x)`. `Linear(dim)` owns its matrix and has the one parent x.
+    """A linear map `W x`; deterministic.
+
+    Parents, in order: the weight node `W`, `[out, in]`, and the vector `x`, `[in]`; with `dim` only `x`. The value has
+    shape `[out]`.
+
+    Args:
+        dim: The number of rows of a learnable matrix `weight` that the TPM owns. None (default): the matrix is the
+            first parent.
 
     >>> Linear().shape(Parent("W", (4, 8)), Parent("x", (8,)))
     (4,)
+    >>> Linear(4).parameters(Parent("x", (8,)))["weight"].shape
+    (4, 8)
     """
 
 
 @final
 @dataclass(frozen=True)
 class Affine(_LinearMap):
-    """`W x + b` with W a weight node and b its own. `Affine(dim)` owns both and has the one parent x.
+    """An affine map `W x + b`; deterministic. The TPM owns the learnable bias, which starts at 0.
+
+    Parents, in order: the weight node `W`, `[out, in]`, and the vector `x`, `[in]`; with `dim` only `x`. The value has
+    shape `[out]`.
+
+    Args:
+        dim: The number of rows of a learnable matrix `weight` that the TPM owns. None (default): the matrix is the
+            first parent.
 
     >>> sorted(Affine(4).parameters(Parent("x", (8,))))
     ['bias', 'weight']
@@ -92,7 +108,7 @@ class Affine(_LinearMap):
 
 
 def apply_linear(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
-    """`W x (+ b)` for one vector or a batch of them, `[..., out]`."""
+    """`W x`, plus `b` if it is given, for one vector or a batch: `[..., out]`."""
     if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1 and (b is None or b.dim() == 1):
         return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
     y = torch.einsum("...oi,...i->...o", W, x)
@@ -102,7 +118,9 @@ def apply_linear(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Add(TPM):
-    """The sum of its parents, all of one shape; of a single parent it is a copy.
+    """The sum of its parents, `x_1 + x_2 + ...`; a copy of a single parent; deterministic.
+
+    Parents: any number of tensors of the same shape, which is also the shape of the value.
 
     >>> import torch
     >>> Add().value(EvalContext(), torch.ones(2), torch.ones(2))
@@ -114,10 +132,10 @@ class Add(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
-            raise BNetError("Add", expected="at least one parent", actual="none")
+            raise BNetError("Add", expected="at least one parent")
         for parent in parents:
             if parent.states is not None or parent.shape != parents[0].shape:
-                expected = f"a value of shape {parents[0].shape}, as {parents[0].name}"
+                expected = f"a value of shape {parents[0].shape}, the shape of {parents[0].name}"
                 raise BNetError(parent.name, expected=expected, actual=parent.form)
         return parents[0].shape
 
@@ -134,13 +152,24 @@ class Add(TPM):
 @final
 @dataclass(frozen=True)
 class Concat(TPM):
-    """`sum_h W_o^h a^h (+ b) (+ x)`: heads concatenated and mapped by `W_o = [W_o^1 ... W_o^K]`; no selector.
+    """All heads of multi-head attention, concatenated and mapped: `sum_h W_o^h a^h`, `+ b`, `+ x`; deterministic.
 
-    With `mapped=False` there is no `W_o`: the heads' vectors are concatenated. Heads may be over several `plates`, such
-    as groups and the heads of each group.
+    The sum equals `W_o [a^1; ...; a^K]` with `W_o = [W_o^1 ... W_o^K]`. No head is selected.
+
+    Parents, in order: the matrices `W_o.`, `[out, d]` for each head; the outputs `a.` of the heads, `[d]` each; the
+    state `x`, `[out]`, if there is a residual. The value has shape `[out]`; without `W_o` it has `K d` entries.
+
+    Args:
+        mapped: Whether there are matrices `W_o`. Default True. False concatenates the outputs of the heads.
+        bias: Whether a learnable bias is added, which starts at 0. Default False.
+        residual: Whether the state `x` is added. Default False.
+        plates: The number of plates of heads. Default 1; 2 for groups of heads and the heads of each group.
 
     >>> Concat().get_slots(), Concat(mapped=False).get_slots()
     (('W_o.', 'a.'), ('a.',))
+    >>> heads = (("head", 2),)
+    >>> Concat().shape(Parent("W_o", (8, 4), over=heads), Parent("a", (4,), over=heads))
+    (8,)
     """
 
     mapped: Annotated[bool, check_bool] = True
@@ -156,16 +185,17 @@ class Concat(TPM):
         width = check_vector(a)
         for parent in parents[: 2 if self.mapped else 1]:
             if len(parent.over) != self.plates:
-                expected = "a plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
-                raise BNetError(parent.name, expected=f"one collection ({expected})", actual=parent.form)
+                expected = "one plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
+                raise BNetError(parent.name, expected=f"a collection over {expected}", actual=parent.form)
             if parent.over != a.over or None in dict(parent.over).values():
-                raise BNetError(parent.name, expected="a plate of known size, as W_o and a share", actual=parent.form)
+                expected = "a collection over the same plates for W_o and a, of known size"
+                raise BNetError(parent.name, expected=expected, actual=parent.form)
         if not self.mapped:
             out = math.prod(size or 1 for _, size in a.over) * width
         else:
             out, columns = check_matrix(parents[0])
             if columns != width:
-                expected = f"matrices with {width} columns, as {a.name}"
+                expected = f"matrices with {width} columns, the width of {a.name}"
                 raise BNetError(parents[0].name, expected=expected, actual=parents[0].form)
         if self.residual:
             check_vector(parents[-1], out, reason="the residual is added")
@@ -190,7 +220,14 @@ class Concat(TPM):
         return total + parents[-1] if self.residual else total
 
     def concat_weights(self, W_o: Tensor) -> Tensor:
-        """`[W_o^1 ... W_o^K]`, of the matrices of all heads."""
+        """The matrices of all heads next to each other, `[W_o^1 ... W_o^K]`.
+
+        Args:
+            W_o: The matrices, `[..., head, out, d]`.
+
+        Returns:
+            One matrix, `[..., out, head * d]`.
+        """
         return W_o.movedim(-2, -2 - self.plates).flatten(-1 - self.plates)
 
     def latex(self, s: Symbols) -> str:
@@ -205,10 +242,17 @@ class Concat(TPM):
 @final
 @dataclass(frozen=True)
 class Pool(TPM):
-    """One vector from a collection: the mean or the sum of the words that are read.
+    """The mean or the sum of the vectors of a collection: `1/n sum_j x_j`, or `sum_j x_j`; deterministic.
 
-    >>> Pool().get_slots()
-    ('x.',)
+    Parent: the collection `x.`, `[d]` for each word that is read (or each entry of one plate). The value has shape
+        `[d]`.
+
+    Args:
+        how: `"mean"` (default) or `"sum"`.
+
+    >>> x = torch.tensor([[1.0], [3.0], [9.0]])                     # [word, d]
+    >>> Pool().value(EvalContext(mask={"x.": torch.tensor([True, True, False])}), x)
+    tensor([2.])
     """
 
     how: Annotated[str, named("pool", choice(*POOLS))] = "mean"
@@ -231,7 +275,7 @@ class Pool(TPM):
 
 
 def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
-    """`[..., m, d] -> [..., d]` over the words that the mask `[..., m]` reads."""
+    """The mean or sum, `[..., d]`, of the vectors `[..., m, d]` for which the mask `[..., m]` is true."""
     weight = mask.to(x.dtype)
     if reduction == "mean":
         weight = weight / weight.sum(-1, keepdim=True)
@@ -239,12 +283,12 @@ def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def pool_latex(reduction: str, s: Symbols, slot: str, letter: str = "a") -> str:
-    """The pooled collection in the form of `s`, its feature index being `letter`."""
+    """The pooled collection in LaTeX, in the form of `s`; `letter` is the feature index."""
     factor = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
     x = s.of(slot, letter)
     if s.form in ("word", "einstein") or s.index_letters(slot) != "j":
         return f"{factor}{s.sum(slot)} {x}"
-    if s.slot(slot).mask:  # some words are left out
+    if s.slot(slot).mask:  # not all words are read
         s.require_form("word")
     one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
     if s.is_full_matrix:

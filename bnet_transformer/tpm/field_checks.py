@@ -1,4 +1,4 @@
-"""Checks of the options of TPMs, written in the annotations of their fields."""
+"""Checks of the options of TPMs. The annotations of the fields contain them: `dim: Annotated[int, check_int]`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from bnet_transformer._core.checks import check_choice, check_float, check_int, set_frozen
 from bnet_transformer.errors import BNetError
 
-Check = Callable[[str, Any], Any]  # of the name of an option and its value: the value to keep, or the error
+Check = Callable[[str, Any], Any]  # takes the name of an option and its value; returns the checked value or raises
 
 
 def check_positive(subject: str, value: object) -> float:
-    """A finite number above 0."""
+    """The value as a finite float greater than 0."""
     return check_float(subject, value, above=0)
 
 
 def check_below_one(subject: str, value: object) -> float:
-    """A probability below 1."""
+    """The value as a probability less than 1."""
     probability = check_float(subject, value)
     if not 0 <= probability < 1:
-        raise BNetError(subject, expected="a probability below 1", actual=value)
+        raise BNetError(subject, expected="a probability from 0 to below 1", actual=value)
     return probability
 
 
@@ -33,7 +33,7 @@ def min_int(minimum: int) -> Check:
 
 
 def choice(*options: object) -> Check:
-    """A check for one of some values."""
+    """A check that the value is one of `options`."""
 
     def check(subject: str, value: object) -> object:
         check_choice(subject, value, options)
@@ -43,7 +43,7 @@ def choice(*options: object) -> Check:
 
 
 def instance_of(cls: type, expected: str, allowed: str = "") -> Check:
-    """A check for an instance of a class."""
+    """A check that the value is an instance of `cls`; `expected` and `allowed` are parts of its error."""
 
     def check(subject: str, value: object) -> object:
         if not isinstance(value, cls):
@@ -57,21 +57,21 @@ check_bool = choice(True, False)
 
 
 def optional(check: Check) -> Check:
-    """A check that accepts None as well."""
+    """A check that also accepts None."""
     return lambda subject, value: None if value is None else check(subject, value)
 
 
 def named(subject: str, check: Check) -> Check:
-    """A check whose errors name the option differently from its field."""
+    """A check with errors that call the option `subject` instead of the name of its field."""
     return lambda _, value: check(subject, value)
 
 
 @cache
 def get_checks(cls: type) -> dict[str, Check]:
-    """The checks of the fields of a class, from their annotations: `dim: Annotated[int, check_int]`."""
+    """The checks in the annotations of the fields of a class and its bases, by field."""
     checks: dict[str, Check] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.startswith("bnet_transformer."):  # a stranger's annotations may have no meaning out here
+        if base.__module__.startswith("bnet_transformer."):  # users' annotations may not evaluate here
             for name, hint in inspect.get_annotations(base, eval_str=True).items():
                 for check in getattr(hint, "__metadata__", ()):
                     checks[name] = check
@@ -80,7 +80,7 @@ def get_checks(cls: type) -> dict[str, Check]:
 
 @dataclass(frozen=True)
 class CheckedDataclass:
-    """A frozen dataclass whose fields are replaced by the results of their checks."""
+    """A frozen dataclass that checks its fields when it is created, and stores the results of the checks."""
 
     def __post_init__(self) -> None:
         for name, check in get_checks(type(self)).items():  # type: ignore[arg-type]  # a class has a hash

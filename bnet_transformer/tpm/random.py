@@ -1,4 +1,4 @@
-"""Random nodes: `Categorical`, `Codebook`, `Normal`; and `Select`, the deterministic choice by a selector."""
+"""Random nodes: `Categorical`, `Codebook` and `Normal`; and `Select`, the deterministic choice by a selector."""
 
 from __future__ import annotations
 
@@ -38,20 +38,35 @@ from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_nu
 @final
 @dataclass(frozen=True)
 class Categorical(TPM):
-    """`P(y | d, x) = softmax(theta[d] + W x)_y`: a table over discrete parents `d`, affine in a vector parent `x`.
+    """A categorical node: `P(y | d, x) = softmax(theta[d] + W x)_y`; discrete.
 
-    A root without parents is a selector. `probabilities` fixes the table of a root; `prior` is the concentration of a
-    Dirichlet on the table's rows. A logit of -inf is a probability of 0. `pool="mean"` reads a sentence (an arrow from
-    every word); `affine=False` takes the vector itself as logits. `labels` names the states, so that evidence can name
-    them.
+    Parents, in order: any number of discrete nodes `d`, which index the table of logits `theta`
+    (`[*states of d, n]`); then at most one vector `x`, `[d_x]`, with a learnable matrix `W`, `[n, d_x]`. Without
+    parents the node is a root, such as a head selector. With `pool` the one parent is the collection `x.` of all words.
+    The value is an integer state from 0 to n - 1; a logit of -inf is a probability of 0.
+
+    Args:
+        n: The number of states.
+        probabilities: For a node without parents, its `n` probabilities, which sum to 1. None (default): the logits of
+            a root start at 0, which is the uniform distribution; those of a table start at random.
+        learnable: Whether training changes the parameters. None (default): True, unless `probabilities` are given.
+        prior: The concentration of a symmetric Dirichlet prior on each row of the table. None (default) for no prior.
+        pool: `"mean"` or `"sum"` of the vectors of a sentence, for one node `y` of the sentence. None (default) for a
+            node of each word.
+        affine: Whether a vector parent is mapped by `W x + theta`. False uses the vector, `[n]`, itself as logits.
+            Default True.
+        labels: The names of the states, `n` different strings, which evidence can use in place of numbers. Default
+            None.
 
     >>> Categorical(4).shape(), Categorical(3, probabilities=(0.5, 0.25, 0.25)).states
     ((), 3)
+    >>> {name: p.shape for name, p in Categorical(5).parameters(Parent("c", states=2), Parent("x", (8,))).items()}
+    {'logits': (2, 5), 'weight': (5, 8)}
     """
 
     n: Annotated[int, named("Categorical states", check_int)]
     probabilities: tuple[float, ...] | None = None
-    learnable: Annotated[bool | None, choice(None, True, False)] = None  # None: where `probabilities` do not fix it
+    learnable: Annotated[bool | None, choice(None, True, False)] = None  # None: True without `probabilities`
     prior: Annotated[float | None, optional(check_positive)] = None
     pool: Annotated[str | None, choice(None, *POOLS)] = None
     affine: Annotated[bool, check_bool] = True
@@ -67,7 +82,7 @@ class Categorical(TPM):
         if self.labels is not None:
             set_frozen(self, labels=check_sequence("labels", self.labels, str))
             if len(self.labels) != self.n or len(set(self.labels)) != self.n:
-                raise BNetError("labels", expected=f"{self.n} different labels, one a state", actual=self.labels)
+                raise BNetError("labels", expected=f"{self.n} different labels, one for each state", actual=self.labels)
 
     @property
     def states(self) -> int | None:
@@ -91,7 +106,7 @@ class Categorical(TPM):
                 expected = "a vector" if self.affine else f"a vector of {self.n} logits"
                 raise BNetError(parent.name, expected=expected, actual=parent.form)
         if self.probabilities is not None and parents:
-            raise BNetError(parents[0].name, expected="no parent: `probabilities` fixes a root", actual="a parent")
+            raise BNetError(parents[0].name, expected="no parent, because `probabilities` are those of a root")
         return ()
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -138,6 +153,7 @@ class Categorical(TPM):
         return s.softmax(s.map(s.parameter("W"), x) + s.plus(bias))
 
     def _table_latex(self, s: Symbols, states: list[str]) -> str:
+        """The equation of a table without vector parents."""
         s.require_form("word")
         table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
         _define_prior(s, table, self.prior, self.n)
@@ -155,9 +171,15 @@ class Categorical(TPM):
 @final
 @dataclass(frozen=True)
 class Select(TPM):
-    """`P(W | c) = delta(W, W_c)`: the parent's state picks one of its tensors. Deterministic.
+    """A tensor that a selector chooses: `P(W | c) = delta(W, W_c)`; deterministic.
 
-    With several discrete parents it has one tensor for each of their joint states.
+    Parents: one or more discrete nodes. The TPM owns a learnable tensor for each of their joint states, in the
+        parameter
+    `values`, `[*states, *size]`. The value has shape `size`.
+
+    Args:
+        size: The shape of the value: an integer, or a tuple of integers.
+        spread: The standard deviation of the initial normal distribution. None (default) for `1/sqrt(columns)`.
 
     >>> Select((4, 8)).parameters(Parent("c", states=3))["values"].shape
     (3, 4, 8)
@@ -170,7 +192,7 @@ class Select(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
-            raise BNetError("Select", expected="a discrete parent that selects", actual="no parent")
+            raise BNetError("Select", expected="at least one discrete parent, the selector")
         for parent in parents:
             check_discrete(parent)
         return check_shape("Select", self.size)
@@ -191,7 +213,19 @@ class Select(TPM):
 @final
 @dataclass(frozen=True)
 class Codebook(TPM):
-    """`P(W = atom m | c) = theta[c, m]`: an arbitrary categorical over `atoms` tensors, "fully Bayesian".
+    """A random choice among shared tensors, the atoms: `P(W = atom m | c) = theta[c, m]`; discrete.
+
+    Parents: any number of discrete nodes, such as a head selector. The parameters are `logits`, `[*states, atoms]`,
+        with
+    `theta = softmax(logits)`, and the learnable `atoms`, `[atoms, *size]`. The state is the integer `m`; children
+    receive the tensor of the atom, of shape `size`.
+
+    Args:
+        atoms: The number of atoms.
+        size: The shape of an atom: an integer, or a tuple of integers.
+        prior: The concentration of a symmetric Dirichlet prior on each row of `theta`. None (default) for no prior.
+        spread: The standard deviation of the initial normal distribution of the atoms. None (default) for
+            `1/sqrt(columns)`.
 
     >>> Codebook(12, (4, 8)).parameters(Parent("c", states=3))["logits"].shape
     (3, 12)
@@ -248,12 +282,19 @@ class Codebook(TPM):
 @final
 @dataclass(frozen=True)
 class Normal(TPM):
-    """`y ~ N(x, sigma^2 I)`; with `dim`, `y ~ N(W x + b, sigma^2 I)` of that width. `pool` reads a whole sentence.
+    """A Gaussian node: `y ~ N(x, sigma^2 I)`, or with `dim` `y ~ N(W x + b, sigma^2 I)`; continuous.
 
-    `learnable=True` lets training change sigma, one for all features.
+    Parent: the vector `x`, `[d]`; with `pool` the collection `x.` of all words. The value has shape `[d]`, or `[dim]`.
 
-    >>> Normal(0.5).shape(Parent("x", (8,)))
-    (8,)
+    Args:
+        sigma: The standard deviation, one number for all features. Default 1.
+        dim: The width of the value, if a learnable `W x + b` maps the mean. None (default) for the width of `x`.
+        learnable: Whether training changes `sigma`. Default False.
+        pool: `"mean"` or `"sum"` of the vectors of a sentence, for one node `y` of the sentence. None (default) for a
+            node of each word.
+
+    >>> Normal(0.5).shape(Parent("x", (8,))), Normal(dim=3).shape(Parent("x", (8,)))
+    ((8,), (3,))
     """
 
     sigma: Annotated[float, check_positive] = 1.0
@@ -283,7 +324,15 @@ class Normal(TPM):
         return () if self.dim is None else (Product(parents, (self.dim, *parents[0].shape), has_parameter=True),)
 
     def mean(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        """`E[y | x]`."""
+        """The mean `E[y | x]`.
+
+        Args:
+            context: The parameters and the mask of the words.
+            *parents: The value of the parent, `[..., d]`; with `pool` `[..., m, d]`.
+
+        Returns:
+            The mean, `[..., d]` or `[..., dim]`.
+        """
         x = pool_words(self.pool, parents[0], context.mask["x."]) if self.pool else parents[0]
         if self.dim is None:
             return x
@@ -294,7 +343,16 @@ class Normal(TPM):
         return self.log_density(context, squared_distance(value, mean), mean.shape[-1])
 
     def log_density(self, context: EvalContext, square: Tensor, num_entries: int | Tensor) -> Tensor:
-        """The log density of `num_entries` numbers at a squared distance from their mean."""
+        """The log density of a vector at a squared distance from its mean.
+
+        Args:
+            context: The parameters, which contain `log_sigma`.
+            square: The squared distance, `[...]`.
+            num_entries: The number of entries of the vector, or of several vectors together.
+
+        Returns:
+            The log density, `[...]`.
+        """
         log_sigma = context["log_sigma"]
         log_scale = num_entries * (log_sigma + 0.5 * math.log(2 * math.pi))
         log_density: Tensor = -0.5 * (-2 * log_sigma).exp() * square - log_scale
@@ -317,20 +375,21 @@ class Normal(TPM):
 
 
 def squared_distance(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """`|a - b|^2` along some dims. Backward, `mse_loss` allocates one tensor, `(a - b) ** 2` three."""
+    """The squared distance `|a - b|^2`, summed over `dims`."""
+    # The backward pass of `mse_loss` allocates one tensor; that of `(a - b) ** 2` allocates three.
     a, b = torch.broadcast_tensors(a, b)
     return functional.mse_loss(a, b, reduction="none").sum(dims)
 
 
 def lookup(table: Tensor, states: Sequence[Tensor], rank: int = 1) -> Tensor:
-    """`table[..., d1, d2, *shape]` at the states of discrete parents d1, d2; leading dims broadcast."""
+    """The entry of `table[..., d1, d2, *shape]` at the states of discrete parents d1, d2; leading dims broadcast."""
     for k, state in enumerate(states):
         table = gather_entry(table, state, rank + len(states) - k - 1)
     return table
 
 
 def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:
-    """Entry `state` of a bank `[..., entries, *shape]`, where the shape has `rank` dims; leading dims broadcast.
+    """Entry `state` of a table `[..., entries, *shape]` with a shape of `rank` dims; leading dims broadcast.
 
     >>> gather_entry(torch.eye(3), torch.tensor([2, 0]), 1)
     tensor([[0., 0., 1.],
@@ -345,11 +404,12 @@ def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:
 
 
 def _state_range_latex(state: str, n: int) -> str:
+    """The range of a state in LaTeX, from 0 to n - 1."""
     return rf"{state} \in \{{{_list_latex([str(k) for k in range(n)])}\}}"
 
 
 def _define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
-    """Define the Dirichlet prior of a row of a table, where there is one (a row of logits stands for its softmax)."""
+    """Define the Dirichlet prior of a row of a table, if there is one; it is the prior of the softmax of the logits."""
     if prior is not None:
         alpha = format_number(prior)
         distribution = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
@@ -357,11 +417,12 @@ def _define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
 
 
 def _list_latex(items: list[str]) -> str:
-    r"""`0, 1, 2`, or `0, \ldots, 9` of many."""
+    r"""The items, separated by commas; from more than four items only the first and the last: `0, \ldots, 9`."""
     return ", ".join(items) if len(items) <= 4 else rf"{items[0]}, \ldots, {items[-1]}"
 
 
 def _check_simplex(values: object, n: int) -> tuple[float, ...]:
+    """The values as `n` probabilities; raises an error if they are negative or do not sum to 1."""
     try:
         given = tuple(float(value) for value in islice(values, n + 1))  # type: ignore[call-overload]
     except (TypeError, ValueError, RuntimeError) as error:

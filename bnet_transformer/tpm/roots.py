@@ -1,4 +1,4 @@
-"""Roots and embeddings: inputs (`Given`), weights (`Weight`), positions, embeddings of words and of image patches."""
+"""Roots and embeddings: inputs (`Given`), weights (`Weight`), positions, embeddings of words and image patches."""
 
 from __future__ import annotations
 
@@ -40,9 +40,17 @@ from bnet_transformer.tpm.symbols import FEATURE_LETTERS, Symbols, format_multip
 @final
 @dataclass(frozen=True)
 class Patches(CheckedDataclass):
-    """How an image `[channel, row, column]` is cut into words: patches of `high` rows and `wide` columns, row by row.
+    """The division of an image `[channel, row, column]` into words: patches, row by row.
 
-    Word 0 is no patch (it gathers the image, and its input is zero); rows and columns that fill no patch are dropped.
+    Word 0 is the class token `[CLS]`, with an input of zeros. Rows and columns at the end that do not fill a patch are
+    dropped.
+
+    Args:
+        channels: The number of channels of the image.
+        rows: The number of rows of the image, in pixels.
+        columns: The number of columns of the image, in pixels.
+        high: The number of rows of a patch, in pixels.
+        wide: The number of columns of a patch, in pixels.
 
     >>> Patches(channels=3, rows=8, columns=8, high=4, wide=4).tokens
     ('[CLS]', '0,0', '0,1', '1,0', '1,1')
@@ -57,22 +65,22 @@ class Patches(CheckedDataclass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.high > self.rows or self.wide > self.columns:
-            expected = f"at most the image, {self.rows} x {self.columns}"
+            expected = f"at most the size of the image, {self.rows} x {self.columns}"
             raise BNetError("patches", expected=expected, actual=f"{self.high} x {self.wide}")
 
     @property
     def num_patch_rows(self) -> int:
-        """The number of patches in a column of the image."""
+        """The number of rows of patches."""
         return self.rows // self.high
 
     @property
     def num_patch_columns(self) -> int:
-        """The number of patches in a row of the image."""
+        """The number of columns of patches."""
         return self.columns // self.wide
 
     @property
     def words(self) -> int:
-        """The number of words of an image, with the first."""
+        """The number of words of an image: the class token and the patches."""
         return 1 + self.num_patch_rows * self.num_patch_columns
 
     @property
@@ -82,11 +90,21 @@ class Patches(CheckedDataclass):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The names of the words: the row and the column of each patch."""
+        """The names of the words: `[CLS]`, then `row,column` of each patch."""
         return ("[CLS]", *(f"{i},{j}" for i in range(self.num_patch_rows) for j in range(self.num_patch_columns)))
 
     def patchify(self, image: Tensor) -> Tensor:
-        """The words of an image, `[word, feature]`; the features of a patch run over channel, row, column."""
+        """The words of an image.
+
+        Args:
+            image: The image, `[channel, row, column]`.
+
+        Returns:
+            The words, `[word, feature]`; the features of a patch are in the order channel, row, column.
+
+        Raises:
+            BNetError: If the image has another shape.
+        """
         shape = (self.channels, self.rows, self.columns)
         if tuple(image.shape) != shape:
             raise BNetError("image", expected=f"[channel, row, column] of shape {shape}", actual=tuple(image.shape))
@@ -99,7 +117,12 @@ class Patches(CheckedDataclass):
 @final
 @dataclass(frozen=True)
 class Start(VectorMap):
-    """The first word has a learnable vector `u`; every other word is copied: `x_0 = u`, `x_i = e_i`.
+    """The first word is replaced by a learnable vector: `x_0 = u`, and `x_i = e_i` for i > 0; deterministic.
+
+    Parent: the vector `x`, `[d]`, of the same word. The value has shape `[d]`.
+
+    Args:
+        spread: The standard deviation of the initial normal distribution of `u`. Default 0.02.
 
     >>> Start().value(EvalContext({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
     tensor([9., 1., 1.])
@@ -122,10 +145,16 @@ class Start(VectorMap):
 @final
 @dataclass(frozen=True)
 class Given(TPM):
-    """A value that comes with the sentence: a vector for each word, or one of `states` words of a vocabulary.
+    """An input, which the sentence gives: a tensor, or a state such as the id of a word in a vocabulary.
 
-    `default` is the state of every node where the sentence says nothing of them. `image` says how the vectors of all
-    words are cut from an image.
+    It has no parents.
+
+    Args:
+        size: The shape of a tensor: an integer, or a tuple of integers. Default `()`, one number.
+        states: The number of states, in place of `size`. None (default) for a tensor.
+        default: The state of all nodes if the sentence gives none, such as the segment 0. None (default): the sentence
+            must give the states.
+        image: The division of an image into the vectors of all words. None (default) for other inputs.
 
     >>> Given(8).shape(), Given(states=100).states
     ((8,), 100)
@@ -141,11 +170,12 @@ class Given(TPM):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.states is not None and self.size != ():
-            raise BNetError("Given", expected="a size or states=, not both", actual=self)
+            raise BNetError("Given", expected="either size or states=, not both")
         if self.image is not None and self.size != (self.image.features,):
-            raise BNetError("Given", expected=f"the size {self.image.features} of a patch", actual=self.size)
+            expected = f"a size of {self.image.features}, the number of features of a patch"
+            raise BNetError("Given", expected=expected, actual=self.size)
         if self.default is not None and self.default >= (self.states or 0):
-            raise BNetError("default", expected="one of the states", actual=self)
+            raise BNetError("default of Given", expected="a state below states=", actual=self.default)
 
     @property
     def is_index_valued(self) -> bool:
@@ -163,7 +193,11 @@ class Given(TPM):
 @final
 @dataclass(frozen=True)
 class Weight(TPM):
-    """A learnable root, `P(W) = delta(W, value)`; starts normal with `spread`, 1/sqrt(columns) by default.
+    """A learnable tensor: `P(W) = delta(W, value)`; deterministic. It has no parents.
+
+    Args:
+        size: The shape: an integer, or a tuple of integers.
+        spread: The standard deviation of the initial normal distribution. None (default) for `1/sqrt(columns)`.
 
     >>> Weight((4, 8)).shape()
     (4, 8)
@@ -191,12 +225,17 @@ class Weight(TPM):
 @final
 @dataclass(frozen=True)
 class Sinusoid(TPM):
-    """The sinusoidal encoding of a word's position, for any length.
+    """The sinusoidal encoding of a word's position, for sentences of any length; deterministic. It has no parents.
 
-    Feature 2e is `sin(i / base^(2e/dim))` and feature 2e+1 the cosine of the same angle, as in Vaswani et al. (2017);
-    `halves=True` puts all sines first, then all cosines. Words and features count from 0; `first=1` counts both from
-    1, so that the even features, which have the sines, start with the second. `rounded=True` rounds to float32, as a
-    table that is stored so.
+    For word i, feature 2e is `sin(i / base^(2e/dim))` and feature 2e+1 is `cos(i / base^(2e/dim))` (Vaswani et al.
+    2017). Words and features are numbered from 0.
+
+    Args:
+        dim: The width of the encoding.
+        base: The base of the wavelengths. Default 10000.
+        halves: Whether all sines precede all cosines, in place of alternating. Default False.
+        first: 1 numbers words and features from 1, so that the first feature is a cosine. Default 0.
+        rounded: Whether the encoding is rounded to float32, as in a stored table. Default False.
 
     >>> Sinusoid(6).value(EvalContext(word=torch.tensor(0)))
     tensor([0., 1., 0., 1., 0., 1.])
@@ -243,7 +282,12 @@ class Sinusoid(TPM):
 @final
 @dataclass(frozen=True)
 class Positions(TPM):
-    """A learnable vector for each position, up to `length` words.
+    """A learnable vector for each position: row i of a table `E`, `[length, dim]`; deterministic. It has no parents.
+
+    Args:
+        length: The maximum number of words.
+        dim: The width of a vector.
+        spread: The standard deviation of the initial normal distribution. Default 0.02.
 
     >>> Positions(length=512, dim=8).shape()
     (8,)
@@ -275,7 +319,16 @@ class Positions(TPM):
 @final
 @dataclass(frozen=True)
 class Embed(TPM):
-    """The vector of a word: row `token` of its own table, times `scale`; `tied=True` takes the table from a parent.
+    """The embedding of a word: `scale * E[token]`, a row of a table `E`, `[states, dim]`; deterministic.
+
+    Parents, in order: the table `W`, `[states, dim]`, if `tied`; the discrete node `token`.
+
+    Args:
+        dim: The width of a vector.
+        scale: The factor of the vector. Default 1.
+        tied: Whether the table is a parent, which other nodes can share, such as the readout. Default False: the TPM
+            owns a learnable table.
+        spread: The standard deviation of the initial normal distribution of the table that the TPM owns. Default 1.
 
     >>> Embed(dim=8).shape(Parent("token", states=100))
     (8,)
@@ -312,7 +365,7 @@ class Embed(TPM):
 
 
 def _lookup_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Row `index` of a table `[..., rows, dim]`, leading dims broadcast."""
+    """Row `index` of a table `[..., rows, dim]`; leading dims broadcast."""
     if math.prod(table.shape[:-2]) == 1:
         return torch.nn.functional.embedding(index, table.reshape(table.shape[-2:]))
     return gather_entry(table, index, 1)

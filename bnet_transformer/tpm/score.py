@@ -1,4 +1,4 @@
-"""The parts of attention: scores (similarity of query and key), rotary positions, biases by distance, normalisers."""
+"""The parts of attention: scores of a query and a key, rotary positions, biases by distance, normalisers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,24 @@ from bnet_transformer.tpm.symbols import (
     format_power,
 )
 
-RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
+RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions with their cosines and sines
 
 
 @final
 @dataclass(frozen=True)
 class Rotary(CheckedDataclass):
-    """Rotary positions (RoPE): pairs of features rotate by an angle that grows with the position.
+    """Rotary positions (RoPE): pairs of features are rotated by an angle proportional to the position.
 
-    Features e and e + w/2 of the first w of word i rotate by `i f_e`, with `f_e = base^(-2e/w) / factor`. `width` is w,
-    by default all features; the others are not rotated. With `bands=(low, high, length)` the factor depends on the
-    frequency, as in Llama 3: it applies in full to features with fewer than `low` rotations in `length` words, not at
-    all to those with more than `high`, and in part in between.
+    For word i, features e and e + w/2 of the first w features are rotated by the angle `i f_e`, with
+    `f_e = base^(-2e/w) / factor` (Su et al. 2021).
+
+    Args:
+        base: The base of the wavelengths. Default 10000.
+        width: The number w of rotated features, which is even. None (default) for all; other features are unchanged.
+        factor: The divisor of the frequencies. Default 1.
+        bands: `(low, high, length)`: the divisor depends on the frequency, as in Llama 3. Features with fewer than
+            `low` rotations in `length` words have the divisor `factor`, those with more than `high` have the divisor 1,
+            and others are interpolated. None (default): all have `factor`.
 
     >>> Rotary(100.0, factor=2.0).frequencies(4)
     tensor([0.5000, 0.0500], dtype=torch.float64)
@@ -57,19 +63,35 @@ class Rotary(CheckedDataclass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width is not None and self.width % 2:
-            raise BNetError("rotary width", expected="an even number (features are paired)", actual=self.width)
+            raise BNetError("rotary width", expected="an even number, because features are paired", actual=self.width)
 
     def check_width(self, width: int, name: str, received: str) -> None:
-        """Refuse vectors whose features cannot be paired."""
+        """Check that vectors of a given width can be rotated.
+
+        Args:
+            width: The width of the vectors.
+            name: The name of their node, for the error.
+            received: A description of the vectors, for the error.
+
+        Raises:
+            BNetError: If the width is odd, or smaller than the number of rotated features.
+        """
         if self.width is None and width % 2:
-            raise BNetError(name, expected="an even width (rotary positions pair it)", actual=received)
+            raise BNetError(name, expected="an even width, because rotary positions pair features", actual=received)
         if self.width is not None and self.width > width:
-            raise BNetError(
-                name, expected=f"at least the {self.width} features that rotary positions turn", actual=received
-            )
+            expected = f"at least {self.width} features, the rotary width"
+            raise BNetError(name, expected=expected, actual=received)
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
-        """The rotation angle of each pair of features from one word to the next, `[width / 2]`."""
+        """The angle between the rotations of two neighbouring words.
+
+        Args:
+            width: The width of the vectors.
+            device: The device of the result; the CPU by default.
+
+        Returns:
+            The angle of each pair of features in radians, `[w / 2]`, in float64.
+        """
         rotary_width = self.width or width
         pairs = torch.arange(rotary_width // 2, device=device, dtype=torch.float64)
         frequency = self.base ** (-2 * pairs / rotary_width)
@@ -80,9 +102,18 @@ class Rotary(CheckedDataclass):
         return (unscaled + (1 - unscaled) / self.factor) * frequency
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors `[..., d]` of words at these positions, rotated; `cache` keeps the cosines and sines."""
-        # RoPE (Su et al. 2021): q_i and k_j rotate by i f and j f, so their product depends on j - i only. The angle is
-        # computed in float64: in half precision neighbouring positions of a long sentence coincide.
+        """Rotate the vectors of words.
+
+        Args:
+            x: The vectors, `[..., d]`.
+            position: The positions of the words, `[...]`.
+            cache: A cache of cosines and sines, which this method fills. None (default) for no cache.
+
+        Returns:
+            The rotated vectors, `[..., d]`.
+        """
+        # RoPE (Su et al. 2021): q_i and k_j are rotated by i f and j f, so their product depends on j - i only. The
+        # angle is computed in float64: in half precision, neighbouring positions of a long sentence would coincide.
         rotary_width = self.width or x.shape[-1]
         cached = [] if cache is None else cache.setdefault((self, x.shape[-1], x.dtype, x.device), [])
         entry = next((entry for entry in cached if entry[0] is position), None)
@@ -95,7 +126,13 @@ class Rotary(CheckedDataclass):
         return torch.cat([a * cos - b * sin, b * cos + a * sin, passed], -1)
 
     def define_latex(self, s: Symbols, rotation: str, width: int) -> None:
-        """Define the rotation of word i in LaTeX."""
+        """Add the definition of the rotation of word i to the equations.
+
+        Args:
+            s: The symbols, which collect definitions.
+            rotation: The symbol of the rotation in LaTeX.
+            width: The width of the vectors.
+        """
         rotary_width = self.width or width
         angle = rf"i / {format_power(self.base, f'2e/{rotary_width}')}"
         if self.bands is not None:
@@ -109,11 +146,11 @@ class Rotary(CheckedDataclass):
             angle = rf"i / ({format_number(self.factor)} \cdot {format_power(self.base, f'2e/{rotary_width}')})"
         suffix = "" if rotary_width == width else rf" \text{{ for }} e < {rotary_width // 2}"
         pair = rf"e \text{{ and }} e + {rotary_width // 2}"
-        s.define(rf"{rotation} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{suffix}")
+        s.define(rf"{rotation} \text{{ rotates features }} {pair} \text{{ by the angle }} {angle}{suffix}")
 
 
 def _check_bands(_: str, bands: object) -> tuple[float, float, int]:
-    """Two increasing numbers of rotations, and a number of words."""
+    """The bands as two increasing numbers of rotations and a number of words."""
     if not isinstance(bands, tuple) or len(bands) != 3:
         raise BNetError("rotary bands", expected="(low, high, length)", actual=bands)
     low = check_float("low of the rotary bands", bands[0], above=0)
@@ -123,32 +160,84 @@ def _check_bands(_: str, bands: object) -> tuple[float, float, int]:
 
 @dataclass(frozen=True)
 class Score(CheckedDataclass, abc.ABC):
-    """A score: `[..., m]` from the word's own vector `[..., d]` and those it reads `[..., m, d]`."""
+    """The base class of scores: the similarity of the node's own word to each word that it reads.
+
+    A subclass is a frozen dataclass that sets `roles`, the slots of query and key, and implements `check_parents`,
+    `score_keys` and `score_queries`. `extra_slots` names further parents, such as a matrix.
+    """
 
     roles: ClassVar[tuple[str, str]]
     extra_slots: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
-        """Refuse shapes that cannot be scored."""
+        """Check the shapes of the parents.
+
+        Args:
+            query: The description of the query.
+            key: The description of the key.
+            *extra: The descriptions of the parents in `extra_slots`.
+
+        Raises:
+            BNetError: If the parents cannot be scored.
+        """
 
     @abc.abstractmethod
     def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
-        """`s_ij` for one query i and every key j."""
+        """The scores `s_ij` of one query i with every key j.
+
+        Args:
+            query: The query, `[..., d]`.
+            keys: The keys, `[..., m, d]`.
+            i: The index of the query's word, `[...]`.
+            j: The indices of the keys' words, `[..., m]`.
+            *extra: The values of the parents in `extra_slots`.
+
+        Returns:
+            The scores, `[..., m]`.
+        """
 
     @abc.abstractmethod
     def score_queries(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
-        """`s_ji` for every query j and one key i (the softmax over queries of the geometric integrator)."""
+        """The scores `s_ji` of every query j with one key i, for attention with `over="queries"`.
+
+        Args:
+            queries: The queries, `[..., m, d]`.
+            key: The key, `[..., d]`.
+            j: The indices of the queries' words, `[..., m]`.
+            i: The index of the key's word, `[...]`.
+            *extra: The values of the parents in `extra_slots`.
+
+        Returns:
+            The scores, `[..., m]`.
+        """
 
     def products(self, self_parent: Parent, read_parent: Parent, *extra: Parent) -> tuple[Product, ...] | None:
-        """The matrix products of the scores of one word, from its own vector and those it reads; None if unknown."""
+        """The matrix products of the scores of one word, from which costs are counted.
+
+        Args:
+            self_parent: The description of the parent of the node's own word.
+            read_parent: The description of the collection of words that are read.
+            *extra: The descriptions of the parents in `extra_slots`.
+
+        Returns:
+            The products; None (default) if the score does not declare them.
+        """
         return None
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
-        r"""The score in LaTeX, from the slots of query and key; the one with a dot is read, the other is own.
+        r"""The score in LaTeX; by default a function of query and key, `\operatorname{Score}(q_i, k_j)`.
 
-        In the forms of matrices it is the matrix of all scores, the word's own row by row in `row`, column by
-        column in `column`. What a score that says nothing more is: `\operatorname{Score}(q_i, k_j)`.
+        In the matrix forms it is the matrix of all scores. The node's own words are its rows in the form `row`, and its
+        columns in the form `column`.
+
+        Args:
+            s: The symbols of the node and its parents.
+            query: The slot of the query. The slot with a dot at the end is the collection that is read.
+            key: The slot of the key.
+
+        Returns:
+            LaTeX without delimiters.
         """
         given = ", ".join(str(s[slot]) for slot in (query, key, *self.extra_slots))
         return f"{format_operator(type(self).__name__)}({given})"
@@ -157,7 +246,11 @@ class Score(CheckedDataclass, abc.ABC):
 @final
 @dataclass(frozen=True)
 class Dot(Score):
-    """`scale * q_i . k_j`; `scale=None` is 1/sqrt(d_k). `rotary=base`, or a `Rotary`, turns q by i and k by j.
+    """The scaled dot product: `s_ij = scale * q_i . k_j`, with vectors q and k of the same width d_k.
+
+    Args:
+        scale: The factor. Default 1; None for `1/sqrt(d_k)`.
+        rotary: Rotary positions of q and k: a `Rotary`, or its base. None (default) for no rotation.
 
     >>> Dot(None).score_keys(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
     tensor([2., 2.])
@@ -169,11 +262,11 @@ class Dot(Score):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rope  # noqa: B018  a base is checked where a Rotary is made of it
+        self.rope  # noqa: B018  the constructor of Rotary checks the base
 
     @property
     def rope(self) -> Rotary | None:
-        """The rotary positions, where there are some."""
+        """The rotary positions; None if there are none."""
         return self.rotary if self.rotary is None or isinstance(self.rotary, Rotary) else Rotary(self.rotary)
 
     def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
@@ -182,7 +275,14 @@ class Dot(Score):
             self.rope.check_width(width, query.name, query.form)
 
     def get_scale(self, width: int) -> float:
-        """The scale for keys of width `width`."""
+        """The scale for keys of a given width.
+
+        Args:
+            width: The width d_k of the keys.
+
+        Returns:
+            The factor of the dot product.
+        """
         return width**-0.5 if self.scale is None else self.scale
 
     def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
@@ -203,6 +303,7 @@ class Dot(Score):
         return rf"\frac{{{top}}}{{{root}}}{factor}"
 
     def _product_latex(self, s: Symbols, query: str, key: str) -> str:
+        """The product of query and key in LaTeX."""
         q, k = s.of(query, "b"), s.of(key, "b")
         self_symbol, read_symbol = (q, k) if key.endswith(".") else (k, q)
         if self.rope is not None:
@@ -214,6 +315,8 @@ class Dot(Score):
     def _rotary_latex(
         self, s: Symbols, rotary: Rotary, q: Symbol, k: Symbol, self_symbol: Symbol, read_symbol: Symbol
     ) -> str:
+        """The product of rotated query and key in LaTeX."""
+
         def rotation(i: str) -> str:
             return add_scripts("R", [i], s.role)
 
@@ -233,14 +336,33 @@ class Dot(Score):
         return rf"{rot}({read_symbol})^\top {rot}({self_symbol})"
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors of words at these positions, rotated where there are rotary positions."""
+        """The vectors of words, rotated if there are rotary positions.
+
+        Args:
+            x: The vectors, `[..., d]`.
+            position: The positions of the words, `[...]`.
+            cache: A cache of cosines and sines, which this method fills. None (default) for no cache.
+
+        Returns:
+            The vectors, `[..., d]`.
+        """
         return x if self.rope is None else self.rope.rotate(x, position, cache)
 
 
 @final
 @dataclass(frozen=True)
 class Bilinear(Score):
-    """`scale * z_i^T A z_j`, the correlation matrix `Z^T A Z` of seed 000; A is a weight node."""
+    """The bilinear score: `s_ij = scale * z_i^T A z_j`, the entries of the correlation matrix `Z^T A Z`.
+
+    Query and key are the states z, and the attention has a further parent: the weight node `A`, `[d, d]`.
+
+    Args:
+        scale: The factor. Default 1.
+
+    >>> A, i, j = torch.eye(2), torch.tensor(0), torch.arange(2)
+    >>> Bilinear().score_keys(torch.tensor([1., 2.]), torch.eye(2), i, j, A)
+    tensor([1., 2.])
+    """
 
     scale: Annotated[float, check_float] = 1.0
     roles: ClassVar[tuple[str, str]] = ("z", "z")
@@ -252,7 +374,7 @@ class Bilinear(Score):
             raise BNetError(extra[0].name, expected=f"a matrix of shape {shape}", actual=extra[0].form)
 
     def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
-        Az = torch.einsum("...d,...de->...e", query, extra[0])  # the one word first
+        Az = torch.einsum("...d,...de->...e", query, extra[0])  # A times the single vector first: fewer operations
         return self.scale * torch.einsum("...e,...me->...m", Az, keys)
 
     def score_queries(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
@@ -268,7 +390,7 @@ class Bilinear(Score):
     def latex(self, s: Symbols, query: str, key: str) -> str:
         z, A, w = s.of(query, "b"), s.weight("A", "bd"), s.of(key, "d")
         over_keys = key.endswith(".")
-        x, y, A_column = (z, w, A.T) if over_keys else (w, z, str(A))  # the word's own vector, those that it reads
+        x, y, A_column = (z, w, A.T) if over_keys else (w, z, str(A))  # the node's own word, the words that it reads
         A_row = str(A) if over_keys else A.T
         products = {"word": f"{z.T} {A} {w}", "row": f"{x} {A_row} {y.T}", "column": f"{y.T} {A_column} {x}"}
         return format_multiple(self.scale, products.get(s.form, f"{z} {A} {w}"))
@@ -277,7 +399,11 @@ class Bilinear(Score):
 @final
 @dataclass(frozen=True)
 class Normaliser(CheckedDataclass):
-    """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
+    """The map from scores to weights.
+
+    Args:
+        kind: `"softmax"` (default) over the words that are read: the weights are the distribution `P(j | i)`.
+            `"sigmoid"` of each score, or `"none"`, which uses the scores as weights; these are not distributions.
 
     >>> Normaliser().normalise(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
     tensor([0.5000, 0.5000, 0.0000])
@@ -286,7 +412,15 @@ class Normaliser(CheckedDataclass):
     kind: Annotated[str, named("normaliser", choice("softmax", "sigmoid", "none"))] = "softmax"
 
     def normalise(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """The weights `[..., m]` of the words in the mask; all others have weight 0."""
+        """The weights of the words.
+
+        Args:
+            scores: The scores, `[..., m]`.
+            mask: True for the words that are read, `[..., m]`.
+
+        Returns:
+            The weights, `[..., m]`; words outside the mask have weight 0.
+        """
         if self.kind == "softmax":
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
         weights = scores.sigmoid() if self.kind == "sigmoid" else scores
@@ -298,27 +432,61 @@ class Normaliser(CheckedDataclass):
 
 @dataclass(frozen=True)
 class Bias(CheckedDataclass, abc.ABC):
-    """A bias by distance, `b[d(j - i)]`, from a parent `b` of `width` numbers."""
+    """The base class of biases by distance: `s_ij + b[d(j - i)]`, with a parent `b` of `width` numbers."""
 
     @property
     @abc.abstractmethod
     def width(self) -> int:
-        """The number of entries of its parent."""
+        """The number of entries of the parent `b`."""
 
     @abc.abstractmethod
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
-        """`[..., m]`: the bias of query i and keys j, or (`from_key`) of key i and queries j."""
+        """The bias of the scores.
+
+        Args:
+            b: The table, `[..., width]`.
+            i: The index of the node's own word, `[...]`.
+            j: The indices of the words that are read, `[..., m]`.
+            from_key: Whether word i is the key and the words j are the queries. Default False.
+
+        Returns:
+            The bias, `[..., m]`.
+        """
 
     @abc.abstractmethod
     def index_latex(self, s: Symbols, distance: str) -> str:
-        """The index of a distance in LaTeX; its definition is added to the symbols."""
+        """The index of a distance in LaTeX; adds its definition to the equations.
+
+        Args:
+            s: The symbols, which collect definitions.
+            distance: The distance in LaTeX.
+
+        Returns:
+            The index of the table, in LaTeX.
+        """
 
     def check_table(self, b: Parent) -> None:
-        """Refuse a table of another width."""
-        check_vector(b, self.width, reason="the numbers of a bias by distance")
+        """Check the width of the table.
+
+        Args:
+            b: The description of the parent `b`.
+
+        Raises:
+            BNetError: If it is not a vector of `width` numbers.
+        """
+        check_vector(b, self.width, reason="the number of entries of the bias by distance")
 
     def latex(self, s: Symbols, read: str, *, from_key: bool = False) -> str:
-        r"""`+ b_{d(j-i)}`, by the distance from query to key; in matrix forms a matrix of all pairs."""
+        r"""The bias in LaTeX with its sign, `+ b_{d(j-i)}`; in the matrix forms a matrix of all pairs.
+
+        Args:
+            s: The symbols of the node and its parents.
+            read: The slot of the words that are read.
+            from_key: Whether the node's own word is the key. Default False.
+
+        Returns:
+            LaTeX without delimiters.
+        """
         b, j = s.weight("b", ""), str(s.of(read).word)
         distance = f"{s.node.word}-{j}" if from_key else f"{j}-{s.node.word}"
         entry = b.with_sub(self.index_latex(s, distance if s.node.word else j))
@@ -332,7 +500,10 @@ class Bias(CheckedDataclass, abc.ABC):
 @final
 @dataclass(frozen=True)
 class Relative(Bias):
-    """A bias by distance, `b[clip(j - i, -limit, limit) + limit]`, from a parent `b` of 2 limit + 1 numbers.
+    """A bias by clipped distance: `b[clip(j - i, -limit, limit) + limit]`; `b` has 2 limit + 1 entries.
+
+    Args:
+        limit: The largest distance with its own entry, in words, at least 0.
 
     >>> Relative(1).compute_bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
     tensor([0., 1., 1.])
@@ -361,11 +532,15 @@ class Relative(Bias):
 @final
 @dataclass(frozen=True)
 class Buckets(Bias):
-    """A bias by distance in `count` buckets (Raffel et al. 2020).
+    """A bias by distance in buckets (Raffel et al. 2020), as in T5; `b` has `count` entries.
 
-    Small distances have a bucket each, larger ones share buckets that grow logarithmically, and all from `furthest` on
-    share the last. Half of the buckets are for later words; with `two_sided=False` all are for earlier words, as under
-    a causal mask.
+    Each small distance has its own bucket. Larger distances share buckets, the widths of which grow logarithmically.
+
+    Args:
+        count: The number of buckets, at least 4, or 2 if not `two_sided`. Default 32.
+        furthest: The distance from which on all words share the last bucket. Default 128.
+        two_sided: Whether half of the buckets are for later words. Default True. False uses all for earlier words,
+            which is suitable for a causal mask.
 
     >>> Buckets(4, furthest=8).compute_bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
     tensor([1., 0., 3., 3.])
@@ -379,7 +554,7 @@ class Buckets(Bias):
         super().__post_init__()
         check_int("count of buckets", self.count, minimum=4 if self.two_sided else 2)
         if self.furthest <= self._max_exact:
-            expected = f"more than {self._max_exact}, the distances with a bucket of their own"
+            expected = f"more than {self._max_exact}, the number of distances with their own bucket"
             raise BNetError("furthest", expected=expected, actual=self.furthest)
 
     @property
@@ -388,19 +563,20 @@ class Buckets(Bias):
 
     @property
     def _buckets_per_side(self) -> int:
-        """The number of buckets of one side."""
+        """The number of buckets on one side."""
         return self.count // 2 if self.two_sided else self.count
 
     @property
     def _max_exact(self) -> int:
-        """The number of distances of a side that have a bucket each."""
+        """The number of distances on one side that have their own bucket."""
         return self._buckets_per_side // 2
 
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
         return Relative(self.furthest).compute_bias(b[..., self._distance_buckets(b.device)], i, j, from_key=from_key)
 
     def _distance_buckets(self, device: torch.device) -> Tensor:
-        """The bucket of every distance from -furthest to furthest, computed in float32 as in training of T5."""
+        """The bucket of every distance from -furthest to furthest."""
+        # In float32, as in the training of T5, because rounding decides the bucket of a distance at a boundary.
         distance = torch.arange(-self.furthest, self.furthest + 1, device=device)
         magnitude = distance.abs() if self.two_sided else (-distance).clamp(min=0)
         fraction = (magnitude.clamp(min=self._max_exact).float() / self._max_exact).log() / math.log(

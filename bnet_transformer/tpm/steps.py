@@ -1,4 +1,4 @@
-"""Word-wise functions: activation, feed-forward map, ResNet step, norm, dropout, the steps of recurrent nets."""
+"""Word-wise functions: activations, feed-forward maps, ResNet steps, norms, dropout, steps of recurrent nets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bnet_transformer.tpm.combine import apply_linear
 from bnet_transformer.tpm.field_checks import check_below_one, check_bool, check_positive, choice, named
 from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_multiple, format_number
 
-_ACTIVATION_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each with its name in LaTeX
+_ACTIVATION_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # function and name in LaTeX
     "relu": (torch.relu, r"\operatorname{ReLU}"),
     "gelu": (functional.gelu, r"\operatorname{GELU}"),
     "gelu_tanh": (partial(functional.gelu, approximate="tanh"), r"\operatorname{GELU}_{\tanh}"),
@@ -32,14 +32,19 @@ check_activation = choice(*ACTIVATIONS)
 
 
 def activation_latex(activation: str, argument: str | Symbol) -> str:
-    """An activation of something in LaTeX; the identity leaves it as it is."""
+    """An activation of `argument` in LaTeX; for the identity, the argument itself."""
     return f"{ACTIVATION_LATEX[activation]}({argument})" if ACTIVATION_LATEX[activation] else str(argument)
 
 
 @final
 @dataclass(frozen=True)
 class Activation(VectorMap):
-    """`s(x)`, entry by entry.
+    """An activation of each entry: `x' = s(x)`; deterministic.
+
+    Parent: the vector `x`, `[d]`. The value has shape `[d]`.
+
+    Args:
+        activation: `"relu"` (default), `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
 
     >>> Activation("relu").value(EvalContext(), torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -57,7 +62,12 @@ class Activation(VectorMap):
 @final
 @dataclass(frozen=True)
 class Scale(VectorMap):
-    """`factor x`.
+    """A multiple of a vector: `x' = factor x`; deterministic.
+
+    Parent: the vector `x`, `[d]`. The value has shape `[d]`.
+
+    Args:
+        factor: The factor.
 
     >>> Scale(0.5).value(EvalContext(), torch.tensor([2.0]))
     tensor([1.])
@@ -75,7 +85,16 @@ class Scale(VectorMap):
 @final
 @dataclass(frozen=True)
 class FeedForward(VectorMap):
-    """`W_2 s(W_1 x + b_1) + b_2`; gated: `W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`; `bias=False` omits the biases.
+    """A feed-forward map: `x' = W_2 s(W_1 x + b_1) + b_2`; deterministic. The TPM owns the weights and biases.
+
+    Gated: `x' = W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`. Parent: the vector `x`, `[d]`. The value has shape `[d]`.
+
+    Args:
+        hidden: The width of the hidden vector.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"relu"`.
+        gated: Whether the map is gated, as in Llama. Default False.
+        bias: Whether there are biases. Default True.
 
     >>> sorted(FeedForward(32).parameters(Parent("x", (8,))))
     ['bias_in', 'bias_out', 'weight_in', 'weight_out']
@@ -118,13 +137,22 @@ class FeedForward(VectorMap):
         return s.equals(out + (s.plus(s.parameter("b", "2")) if self.bias else ""))
 
     def _linear(self, context: EvalContext, name: str, x: Tensor) -> Tensor:
+        """One of the linear maps, with its bias."""
         return apply_linear(context[f"weight_{name}"], x, context[f"bias_{name}"] if self.bias else None)
 
 
 @final
 @dataclass(frozen=True)
 class ResNet(VectorMap):
-    """`z + s(W z + b)`, `blocks` times with parameters of their own (seed 000).
+    """A chain of residual steps: `z' = z + s(W z + b)`, applied `blocks` times; deterministic.
+
+    Each step has its own parameters W, `[d, d]`, and b, `[d]`. Parent: the vector `z`, `[d]`. The value has shape
+    `[d]`.
+
+    Args:
+        blocks: The number of steps. Default 1.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
 
     >>> ResNet(blocks=2).parameters(Parent("z", (3,)))["weight"].shape
     (2, 3, 3)
@@ -169,9 +197,15 @@ class ResNet(VectorMap):
 @final
 @dataclass(frozen=True)
 class Norm(VectorMap):
-    """`gain (x - mean x) / sqrt(var x + eps) + bias`; `Norm("rms")`: `gain x / sqrt(mean x^2 + eps)`.
+    """A norm: `x' = gain (x - mean x) / sqrt(var x + eps) + bias`, or RMS: `x' = gain x / sqrt(mean x^2 + eps)`.
 
-    `bias=False` leaves the bias of a layer norm out.
+    The TPM is deterministic and owns the gain and the bias. Parent: the vector `x`, `[d]`. The value has shape `[d]`.
+
+    Args:
+        form: `"layer"` (default) for layer norm, or `"rms"`, which has no bias.
+        eps: The number that is added to the variance. Default 1e-5.
+        affine: Whether there is a learnable gain (and bias). Default True.
+        bias: Whether a layer norm has a learnable bias. Default True.
 
     >>> Norm("rms").parameters(Parent("x", (8,))).keys()
     dict_keys(['gain'])
@@ -192,7 +226,7 @@ class Norm(VectorMap):
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         x = parents[0]
         gain, bias = context.parameters.get("gain"), context.parameters.get("bias")
-        # torch's norms take one gain; where a plate has a gain for each entry, it is applied after them.
+        # torch's norms accept only one gain. If each entry of a plate has a gain, it is applied after the norm.
         shared = None if gain is None or gain.dim() > 1 else gain
         if self.form == "layer":
             scaled = functional.layer_norm(x, x.shape[-1:], shared, None if shared is None else bias, self.eps)
@@ -221,6 +255,7 @@ class Norm(VectorMap):
 
     @property
     def _has_bias(self) -> bool:
+        """True if the norm has a bias."""
         return self.form == "layer" and self.bias
 
 
@@ -236,7 +271,13 @@ def _norm_latex(x: str, inner: str, is_layer_norm: bool, eps: str, index: str) -
 @final
 @dataclass(frozen=True)
 class Dropout(VectorMap):
-    """`m x / (1 - p)`, m Bernoulli(1 - p), in training; in evaluation the delta `1(x' = x)`, never enumerated.
+    """Dropout: `x' = m x / (1 - p)` with m ~ Bernoulli(1 - p) in training mode; otherwise `x' = x`.
+
+    The TPM is deterministic for inference: the mask m is never enumerated. Parent: the vector `x`, `[d]`. The value has
+    shape `[d]`.
+
+    Args:
+        p: The probability with which an entry is set to zero, from 0 to below 1. Default 0.1.
 
     >>> Dropout(0.1).value(EvalContext(), torch.ones(2))
     tensor([1., 1.])
@@ -262,7 +303,16 @@ class Dropout(VectorMap):
 @final
 @dataclass(frozen=True)
 class Recur(TPM):
-    """`s(W x + U h + b)`, with the word x and the previous state h.
+    """A recurrent step: `h' = s(W x + U h + b)`; deterministic. The TPM owns W, U and b.
+
+    Parents, in order: the vector `x`, `[d]`, of the word, and the previous state `h`, `[dim]`. The value has shape
+    `[dim]`.
+
+    Args:
+        dim: The width of the state.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
+        bias: Whether there is a bias. Default True.
 
     >>> sorted(Recur(3).parameters(Parent("x", (2,)), Parent("h", (3,))))
     ['U', 'W', 'bias']
@@ -279,7 +329,7 @@ class Recur(TPM):
         return (self.dim,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        spread = (3 * self.dim) ** -0.5  # that of torch's own, which draws from U(-1 / sqrt(dim), 1 / sqrt(dim))
+        spread = (3 * self.dim) ** -0.5  # the standard deviation of torch's U(-1 / sqrt(dim), 1 / sqrt(dim))
         maps = zip("WU", parents, strict=True)
         parameters = {name: Parameter((self.dim, *parent.shape), spread) for name, parent in maps}
         return parameters | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
@@ -302,7 +352,9 @@ class Recur(TPM):
 @final
 @dataclass(frozen=True)
 class Memory(VectorMap):
-    """`forget * cell + input * candidate`, entry by entry: the cell update of an LSTM.
+    """The cell update of an LSTM: `cell' = forget * cell + input * candidate`, entry by entry; deterministic.
+
+    Parents, in order: `input`, `candidate`, `forget` and the previous `cell`, `[d]` each. The value has shape `[d]`.
 
     >>> Memory().value(EvalContext(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
     tensor([4.])
@@ -323,7 +375,13 @@ class Memory(VectorMap):
 @final
 @dataclass(frozen=True)
 class Gated(VectorMap):
-    """`g * s(x)`, entry by entry.
+    """A gated activation: `x' = g * s(x)`, entry by entry; deterministic.
+
+    Parents, in order: the gate `g` and the vector `x`, `[d]` each. The value has shape `[d]`.
+
+    Args:
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
 
     >>> Gated("relu").value(EvalContext(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
     tensor([0., 1.])

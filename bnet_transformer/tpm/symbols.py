@@ -1,16 +1,16 @@
-r"""The symbols in which a TPM writes its own LaTeX equation, in any of the four forms.
+r"""The symbols with which a TPM writes its LaTeX equation in the four forms: word, row, column and einstein.
 
-`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. It may use:
+`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. It can use:
 
-- `s["x"]` is the value in slot `x` *for one word*: `x_i^t`. An equation made of these is written for one word in
-  every form, because `s["x"]` refuses the other forms. A TPM of your own needs no more:
+- `s["x"]`, the value in slot `x` *for one word*: `x_i^t`. An equation with such symbols is written for one word in
+  every form, because `s["x"]` raises `UnsupportedFormError` in the others. This is enough for your own TPM:
 
       def latex(self, s: Symbols) -> str:
           return s.equals(rf"\sigma({s['g']}) \odot {s['x']}")
 
-- `s.of("x")` is the same value in the requested form: `x_i^t`, a matrix `X^t` whose rows (or columns) are
-  words, or `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` write `W x`, `+ b` and
-  the indicator in all forms at once, so that most TPMs are one line; `s.form` is the form where that is not enough.
+- `s.of("x")`, the same value in the requested form: `x_i^t`, a matrix `X^t` with words as rows (or columns), or
+  `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` write `W x`, `+ b` and the indicator
+  in all forms, so most TPMs need one line. `s.form` is the requested form.
 """
 
 from __future__ import annotations
@@ -26,12 +26,22 @@ FEATURE_LETTERS = "abdefg"
 
 
 class UnsupportedFormError(Exception):
-    """The form cannot express an equation; the equation is then written for one word."""
+    """The form cannot express an equation. The caller then writes the equation for one word."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    r"""One quantity: a letter with its subscripts, its superscripts and the word it belongs to.
+    r"""The LaTeX symbol of one quantity.
+
+    Args:
+        base: The letter.
+        sub: The subscripts.
+        sup: The superscripts.
+        word: The index of the word of the value; None for a value without words.
+        form: `"word"`, `"row"`, `"column"` or `"einstein"`.
+        is_full_matrix: Whether one matrix equation holds for all words.
+        is_value: Whether the symbol is a value, which the matrix forms repeat for every word.
+        indices: The letters of the feature indices in the form `"einstein"`; None for none.
 
     >>> x = Symbol("x", sup=("t",), word="i")
     >>> str(x), x.T
@@ -60,7 +70,7 @@ class Symbol:
 
     @property
     def plain(self) -> str:
-        """The symbol by itself, as the left-hand side names it."""
+        """The symbol without transpose and repetition, as on the left-hand side."""
         if self.word is None or self.form == "einstein" or (self.form != "word" and self.is_full_matrix):
             return add_scripts(self.base, self.sub, self.sup)
         return add_scripts(self.base, (*self.sub, self.word), self.sup) if self.form == "word" else self.entry(":")
@@ -77,14 +87,15 @@ class Symbol:
 
     @property
     def _transposed(self) -> str:
+        """The transpose of the plain symbol."""
         return rf"({self.plain})^\top" if "^" in self.plain else rf"{self.plain}^\top"
 
     def __getitem__(self, letters: str) -> Symbol:
-        """The same with feature indices, which the einstein form alone shows."""
+        """The symbol with feature indices, which only the form `"einstein"` shows."""
         return replace(self, indices=letters)
 
     def entry(self, *indices: str) -> str:
-        """One entry, in any form: the word's index goes with those of the features."""
+        """One entry in any form, with the index of the word before or after the feature indices."""
         if self.word is not None and self.form != "word":
             indices = (*indices, self.word) if self.form == "column" else (self.word, *indices)
         if not indices:
@@ -97,27 +108,36 @@ class Symbol:
         return add_scripts(self.base, indices, self.sup)
 
     def with_sub(self, *more: str) -> Symbol:
-        """The same with further subscripts."""
+        """The symbol with further subscripts."""
         return replace(self, sub=(*self.sub, *more))
 
     def with_states(self, *states: str) -> Symbol:
-        """The tensor that discrete parents choose for this node, the same for every word."""
+        """The tensor that the states of discrete parents choose for this node."""
         number = ",".join(states)
         return replace(self, sub=(*self.sub, number if self.word is None else f"({number})"), word=None)
 
     def with_accent(self, accent: str) -> Symbol:
-        """The same under an accent, `bar` or `hat`."""
+        """The symbol with an accent, `bar` or `hat`."""
         long_accents = {"bar": "overline", "hat": "widehat"}
         return replace(self, base=rf"\{accent if len(self.base) == 1 else long_accents[accent]}{{{self.base}}}")
 
 
 @dataclass(frozen=True)
 class SlotSymbols:
-    """What fills one slot of a TPM, as equations name it.
+    """The symbols of the parent in one slot of a TPM.
 
-    `word_symbol` and `form_symbol` are its symbols for one word and in the requested form, `lhs` is its name in the
-    condition of P. For a collection, `collection` is its name, `over` has the letters of its indices, `condition` and
-    `count` say which words are read and how many, and `mask` is the superscript of the mask (empty where all are read).
+    Args:
+        name: The name of the slot.
+        word_symbol: The symbol for one word.
+        form_symbol: The symbol in the requested form.
+        lhs: The name in the condition of `P(node | parents)`.
+        collection: The name of a collection.
+        shape: The shape of the value.
+        is_discrete: Whether the value is an integer state.
+        over: The letters of the indices of a collection; empty for a single parent.
+        condition: The words of the collection that are read, such as `j \\le i`.
+        count: The number of these words.
+        mask: The superscript of the mask; empty if all words are read.
     """
 
     name: str
@@ -135,11 +155,21 @@ class SlotSymbols:
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols of one node template in one form; the module docstring shows how a TPM uses them.
+    """The symbols of one node template in one form; the docstring of this module shows how a TPM uses them.
 
-    `node` is the node, `state` the state of a discrete node, `words` the set of its words ("" without words);
-    `is_full_matrix` is true where one matrix equation holds for all words. `definitions` collects the statements of
-    `define`.
+    Args:
+        form: `"word"`, `"row"`, `"column"` or `"einstein"`.
+        node: The symbol of the node.
+        slots: The symbols of the parents, in order.
+        state: The symbol of the state of a discrete node.
+        words: The set of the node's words; empty for a node without words.
+        is_full_matrix: Whether one matrix equation holds for all words.
+        kind: The kind of the TPM.
+        rank: The number of dims of the node's value.
+        role: The superscript with the role in the names of parameters.
+        plates: The superscripts of the plates.
+        definitions: The statements that `define` collects.
+        is_primed: Whether the indices of collections have a prime.
     """
 
     form: str
@@ -158,7 +188,7 @@ class Symbols:
     # the parents
 
     def slot(self, name: str | int) -> SlotSymbols:
-        """What fills a slot: its shape, whether it holds a state, the words of a collection."""
+        """The symbols of the parent in a slot, with its shape and collection."""
         if isinstance(name, int):
             return self.slots[name]
         for filled in self.slots:
@@ -167,12 +197,12 @@ class Symbols:
         raise unknown_name_error("slot", name, [filled.name for filled in self.slots])
 
     def __getitem__(self, slot: str | int) -> Symbol:
-        """The value in a slot for one word; an equation that uses it is written for one word in every form."""
+        """The value in a slot for one word; raises `UnsupportedFormError` in the other forms."""
         self.require_form("word")
         return self._add_primes(self.slot(slot), self.slot(slot).word_symbol)
 
     def of(self, slot: str | int, letters: str | None = None) -> Symbol:
-        """The value in a slot as the form shows it; `letters` are its feature indices in index notation."""
+        """The value in a slot in the requested form; `letters` are its feature indices in the form `"einstein"`."""
         filled = self.slot(slot)
         if self.form != "word" and not filled.is_discrete:
             rank = len(filled.shape)
@@ -184,14 +214,14 @@ class Symbols:
         return self._add_primes(filled, replace(filled.form_symbol, is_value=True))
 
     def weight(self, slot: str | int, letters: str = "ab") -> Symbol:
-        """A slot that holds a map (`W`, `A`), the same for every word."""
+        """A matrix in a slot (`W`, `A`) that is the same for every word."""
         filled = self.slot(slot)
         if self.form != "word" and filled.form_symbol.word is not None:
             raise UnsupportedFormError
         return self._add_primes(filled, filled.form_symbol[letters])
 
     def slot_indices(self) -> list[str | int]:
-        """The slots by number, for a TPM with any number of parents."""
+        """The numbers of the slots, for a TPM with any number of parents."""
         return list(range(len(self.slots)))
 
     @property
@@ -208,13 +238,13 @@ class Symbols:
         filled = self.slot(slot)
         prime = "'" if self.is_primed else ""
         letters = [letter + prime for letter in filled.over]
-        if filled.condition and "j" in filled.over:  # in place of j what says which, such as `j \in S`
+        if filled.condition and "j" in filled.over:  # the condition replaces j, such as `j \in S`
             letters.remove("j" + prime)
             letters.append(filled.condition.replace("j", "j" + prime, 1))
         return rf"\sum_{{{', '.join(letters)}}}"
 
     def require_over_words(self, *slots: str) -> None:
-        """Refuse a matrix form unless these collections are over words only."""
+        """Raise `UnsupportedFormError` in a matrix form unless these collections are over words only."""
         if self.form != "word" and any(self.slot(slot).over != ("j",) for slot in slots):
             raise UnsupportedFormError
 
@@ -223,8 +253,10 @@ class Symbols:
         return "".join(self.slot(slot).over)
 
     def mask(self, slot: str, letter: str = "M") -> str:
-        r"""The mask of a collection as the form shows it: `M^{\mathrm{causal}}`, 0 where i reads j and -oo
-        where it does not (letter `B`: 1 and 0); "" where every word is read."""
+        r"""The mask of a collection in the requested form, such as `M^{\mathrm{causal}}`; empty if all words are read.
+
+        The mask `M` is 0 if word i reads word j, else -oo; the mask `B` is 1 or 0.
+        """
         filled = self.slot(slot)
         if not filled.mask:
             return ""
@@ -234,7 +266,7 @@ class Symbols:
         return self.pair_table(table)
 
     def pair_table(self, table: Symbol) -> str:
-        """A table over (own word, word read) as the form shows it."""
+        """A table over pairs (word i, word j that it reads) in the requested form."""
         if self.node.word is None:
             raise UnsupportedFormError
         if self.form == "einstein":
@@ -245,11 +277,11 @@ class Symbols:
         return row if self.form == "row" else rf"({row})^\top"
 
     def with_primes(self) -> Symbols:
-        """The same with primed indices of collections, for a sum within a sum."""
+        """These symbols with primed indices of collections, for a sum within a sum."""
         return replace(self, is_primed=True)
 
     def with_read_index(self, slot: str, index: str) -> Symbols:
-        """The same with another index for the word read in a collection."""
+        """These symbols with another index for the words of a collection."""
         slots = tuple(
             replace(
                 s, word_symbol=_set_read_index(s.word_symbol, index), form_symbol=_set_read_index(s.form_symbol, index)
@@ -260,10 +292,10 @@ class Symbols:
         )
         return replace(self, slots=slots)
 
-    # what the TPM owns
+    # the parameters
 
     def parameter(self, letter: str, *sub: str, letters: str = "", role: bool = True) -> Symbol:
-        r"""A tensor that the TPM owns, its node's role in the superscript: `W_1^{\mathrm{ffn},t}`."""
+        r"""A tensor that the TPM owns, with the role of the node as superscript: `W_1^{\mathrm{ffn},t}`."""
         sup = (*self.role, *self.plates) if role else self.plates
         return Symbol(letter, sub, sup, None, self.form, self.is_full_matrix, indices=letters or None)
 
@@ -274,17 +306,17 @@ class Symbols:
         return self.indicator(f"{self._node_symbol()} = {value}")
 
     def indicator(self, statement: str) -> str:
-        r"""`\mathbb{I}(\, statement \,)`: one where it is true, zero elsewhere."""
+        r"""The indicator of a statement, 1 if it is true and 0 otherwise: `\mathbb{I}(\, statement \,)`."""
         needs_big = any(word in statement for word in (r"\frac", r"\underbrace", r"\sum", r"\begin"))
         left, right = (r"\Big(", r"\Big)") if needs_big else ("(", ")")
         return rf"\mathbb{{I}}{left}\, {statement} \,{right}"
 
     def delta(self, value: str | Symbol) -> str:
-        r"""A delta at a tensor of the net: `\delta(W, W_c)`."""
+        r"""A delta distribution at a tensor of the net: `\delta(W, W_c)`."""
         return rf"\delta({self._node_symbol()}, {value})"
 
     def call(self, name: str) -> str:
-        """A function of the parents for one word: the equation of a TPM that defines no other."""
+        """A function of the parents for one word: the default equation of a TPM."""
         self.require_form("word")
         inside = ", ".join(slot.collection for slot in self.slots)
         if self.kind in ("input", "deterministic"):
@@ -292,7 +324,7 @@ class Symbols:
         return f"{format_operator(name)}({'; '.join(filter(None, (self.state, inside)))})"
 
     def softmax(self, scores: str, name: str = "", letter: str = "a") -> str:
-        """The probability of a discrete node's state under a softmax of scores; `letter` is its index."""
+        """The probability of the state of a discrete node under a softmax of `scores`; `letter` is the index."""
         name = name or add_scripts(r"\operatorname{softmax}", ["a"] if self.form == "einstein" else [])
         inside = rf"\left({scores}\right)"
         if self.form == "einstein":
@@ -303,32 +335,34 @@ class Symbols:
         return rf"\prod_{{i \in {self.words}}} {name}{inside}_{{{at}}}"
 
     def map(self, weight: Symbol, value: str | Symbol, letters: str = "ab") -> str:
-        r"""`W x` as the form shows it: `W x_i`, `X W^\top`, `W X`, `W_{ab} X_{ib}`."""
+        r"""`W x` in the requested form: `W x_i`, `X W^\top`, `W X`, `W_{ab} X_{ib}`."""
         if isinstance(value, Symbol):
             value = str(value[letters[1]])
         space = r" \, " if str(value).startswith("\\") else " "
         return f"{value} {weight.T}" if self.form == "row" else f"{weight[letters]}{space}{value}"
 
     def plus(self, bias: Symbol, letter: str = "a") -> str:
-        r"""`+ b` as the form shows it: the same for every word, so `+ \mathbf{1} b^\top` if words are rows."""
+        r"""`+ b` in the requested form; the same for every word, so `+ \mathbf{1} b^\top` if words are rows."""
         return f" + {replace(bias, is_value=True)[letter]}"
 
     def define(self, statement: str) -> None:
-        """Add a definition below the equations, once."""
+        """Add a definition below the equations, unless it is already there."""
         if statement not in self.definitions:
             self.definitions.append(statement)
 
     def require_form(self, *forms: str) -> None:
-        """Refuse other forms than these: the equation is then written for one word."""
+        """Raise `UnsupportedFormError` unless the form is one of `forms`."""
         if self.form not in forms:
             raise UnsupportedFormError
 
     def _node_symbol(self) -> str:
+        """The symbol of the node with its feature indices."""
         if self.form == "einstein" and self.rank > len(FEATURE_LETTERS):
             raise UnsupportedFormError
         return str(self.node[FEATURE_LETTERS[: self.rank]])
 
     def _add_primes(self, slot: SlotSymbols, symbol: Symbol) -> Symbol:
+        """The symbol of a collection with primed indices, if these symbols are primed."""
         if not (self.is_primed and slot.over):
             return symbol
         word = symbol.word + "'" if symbol.word in slot.over and symbol.word is not None else symbol.word
@@ -336,10 +370,11 @@ class Symbols:
 
 
 def _set_read_index(symbol: Symbol, index: str) -> Symbol:
+    """The symbol with `index` in place of the word j."""
     return replace(symbol, word=index) if symbol.word == "j" else symbol
 
 
-# names and numbers in LaTeX that pdflatex, MathJax and KaTeX read alike
+# names and numbers in LaTeX, valid in pdflatex, MathJax and KaTeX
 
 _ESCAPES = {c: rf"\{c}" for c in "#$%&_{}"} | {
     "\\": r"\textbackslash{}",
@@ -349,7 +384,7 @@ _ESCAPES = {c: rf"\{c}" for c in "#$%&_{}"} | {
 
 
 def add_scripts(base: str, sub: Sequence[str] = (), sup: Sequence[str] = ()) -> str:
-    """A base with subscripts and superscripts.
+    """A letter with subscripts and superscripts in LaTeX.
 
     >>> add_scripts("x", ["i"], ["t+1"]), add_scripts("m", ["q", "i"])
     ('x_i^{t+1}', 'm_{q,i}')
@@ -359,7 +394,7 @@ def add_scripts(base: str, sub: Sequence[str] = (), sup: Sequence[str] = ()) -> 
 
 
 def format_operator(name: str) -> str:
-    r"""The name of a class, as that of a function.
+    r"""The name of a class as the name of a function in LaTeX.
 
     >>> format_operator("My_Gate")
     '\\operatorname{My\\_Gate}'
@@ -368,7 +403,7 @@ def format_operator(name: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Text that LaTeX, MathJax and KaTeX show as it is: specials escaped, letters beyond ASCII made plain.
+    r"""Text with special characters escaped for LaTeX; other letters are converted to ASCII or dropped.
 
     >>> print(escape_latex("cross_q"), escape_latex("50% of $x^2$"), escape_latex("Größe"))
     cross\_q 50\% of \$x\textasciicircum{}2\$ Groe
@@ -378,7 +413,7 @@ def escape_latex(text: str) -> str:
 
 
 def format_number(x: float) -> str:
-    r"""A number: exact where it is short, else as a fraction, a root or a power of ten.
+    r"""A number in LaTeX: decimal if that is short and exact, else a fraction, a root or a power of ten.
 
     >>> format_number(0.5), format_number(1 / 3), format_number(8**-0.5), format_number(512**0.5), format_number(1e-5)
     ('0.5', '\\frac{1}{3}', '\\frac{1}{\\sqrt{8}}', '\\sqrt{512}', '10^{-5}')
@@ -397,7 +432,7 @@ def format_number(x: float) -> str:
 
 
 def format_power(x: float, power: str) -> str:
-    r"""A number to a power.
+    r"""A number to a power, in LaTeX.
 
     >>> format_power(10000.0, "2e/d"), format_power(1e6, "2e/d")
     ('10000^{2e/d}', '(10^{6})^{2e/d}')
@@ -407,9 +442,10 @@ def format_power(x: float, power: str) -> str:
 
 
 def format_multiple(scale: float, value: str) -> str:
-    """`value` times a number, which is left out where it is 1."""
+    """A number times `value`, in LaTeX; a factor of 1 is omitted."""
     return value if scale == 1 else rf"{format_number(scale)} \, {value}"
 
 
 def _add_braces(script: str) -> str:
+    """A subscript or superscript, in braces if it is longer than one character."""
     return script if len(script) == 1 else f"{{{script}}}"

@@ -1,4 +1,4 @@
-"""Volume-preserving nets: skew-symmetric weights, triangular steps, and a mix of words by a Cayley map."""
+"""Volume-preserving nets: skew-symmetric weights, triangular steps, and words mixed by a Cayley transform."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from bnet_transformer.tpm.steps import ACTIVATIONS, activation_latex, check_acti
 from bnet_transformer.tpm.symbols import Symbols
 
 CAYLEY_LATEX = r"\operatorname{Cay}"
-MAX_CORRELATION = 2.0**45  # the largest entry of C beside which float64 keeps two digits of the 1 in I + C
+MAX_CORRELATION = 2.0**45  # the largest entry of C for which float64 preserves two digits of the 1 in I + C
 
-# The vector of a skew-symmetric or strictly triangular matrix, of `d (d-1)/2`, holds the entries below the diagonal row
-# by row, `L_21, L_31, L_32, L_41, ...`; of an upper triangle it holds those of the transpose, `U_12, U_13, U_23, U_14,
-# ...`; of a skew matrix those below, the ones above are their negatives.
+# A skew-symmetric or strictly triangular matrix is stored as a vector of `d (d-1)/2` numbers: the entries below the
+# diagonal, row by row, `L_21, L_31, L_32, L_41, ...`. For an upper triangle these are the entries of the transpose,
+# `U_12, U_13, U_23, U_14, ...`. The entries of a skew-symmetric matrix above the diagonal are the negatives.
 
 
 def packed_size(dim: int) -> int:
-    """The number of entries below the diagonal of a matrix."""
+    """The number of entries below the diagonal of a square matrix."""
     return dim * (dim - 1) // 2
 
 
@@ -58,7 +58,13 @@ def unpack_lower(packed: Tensor, dim: int) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Skew(TPM):
-    """A learnable skew-symmetric root, `A = S - S^T` with S strictly lower triangular; starts normal with `spread`.
+    """A learnable skew-symmetric matrix: `A = S - S^T` with S strictly lower triangular; deterministic.
+
+    It has no parents. The value has shape `[dim, dim]`.
+
+    Args:
+        dim: The number of rows, at least 2.
+        spread: The standard deviation of the initial normal distribution of S. None (default) for `1/sqrt(dim)`.
 
     >>> Skew(3).parameters()["packed"].shape
     (3,)
@@ -88,7 +94,17 @@ class Skew(TPM):
 @final
 @dataclass(frozen=True)
 class Triangular(VectorMap):
-    """`x + s(L x + b)` with L strictly lower triangular (or `"upper"`): its Jacobian determinant is 1 for any s.
+    """A triangular step: `x' = x + s(L x + b)` with L strictly triangular; deterministic.
+
+    The determinant of its Jacobian is 1 for every s. The TPM owns L and b. Parent: the vector `x`, `[d]`. The value has
+    shape `[d]`.
+
+    Args:
+        side: `"lower"` (default) or `"upper"`: the triangle of L that is not zero.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"tanh"`.
+        bias: Whether there is a bias b. Default True.
+        spread: The standard deviation of the initial normal distribution of L. None (default) for `1/sqrt(d)`.
 
     >>> sorted((name, p.shape) for name, p in Triangular("upper").parameters(Parent("x", (3,))).items())
     [('bias', (3,)), ('packed', (3,))]
@@ -124,10 +140,15 @@ class Triangular(VectorMap):
 @final
 @dataclass(frozen=True)
 class Cayley(TPM):
-    """`Z Cay(C)`, `Cay(C) = (I - C)(I + C)^-1`, of all words of a sentence as the columns of Z.
+    """Words mixed by a Cayley transform: `Z' = Z Cay(C)` with `Cay(C) = (I - C)(I + C)^-1`; deterministic.
 
-    `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `C = B - B^T`, with `B` the part of
-    `Z^T A Z / sqrt(d)` below the diagonal, for any matrix A. A masked word changes nothing for the others.
+    The words of the sentence are the columns of Z, and `Cay(C)` is orthogonal. A masked word has no influence on the
+    others. Parents, in order: the words `z.`, `[d]` each, with reach `"every"`, and the matrix `A`, `[d, d]`. The value
+    has shape `[d]`.
+
+    Args:
+        form: `"skew"` (default): `C = Z^T A Z`, where A is skew-symmetric (a `Skew` node). `"arbitrary"`:
+            `C = B - B^T` for any matrix A, where B is the part of `Z^T A Z / sqrt(d)` below the diagonal.
 
     >>> Cayley().get_slots()
     ('z.', 'A')
@@ -142,13 +163,17 @@ class Cayley(TPM):
         width = check_vector(z)
         if z.stack_reach is None or z.stack_reach[1].kind != "every":
             actual = z.form if z.stack_reach is None else f"reach {z.stack_reach[1]}"
-            raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", actual=actual)
+            raise BNetError(z.name, expected="reach 'every', because C pairs all words", actual=actual)
         if check_matrix(A) != (width, width):
-            raise BNetError(A.name, expected=f"a matrix of shape {(width, width)}, for {z.name}", actual=A.form)
+            expected = f"a matrix of shape {(width, width)}, because {z.name} has width {width}"
+            raise BNetError(A.name, expected=expected, actual=A.form)
         return (width,)
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
-        """`A z`, `Z^T A Z`; for the linear system its factors (counted as one product of C by C), then its solution."""
+        """The matrix products: `A z`, `Z^T A Z`, and the factorisation and solution of the linear system.
+
+        The factorisation is counted as one product of C with C.
+        """
         z, A = parents
         (width,) = z.shape
         pairs = Product((z, A), z.shape, over=(z, z))
@@ -161,16 +186,25 @@ class Cayley(TPM):
         return torch.einsum("...m,...md->...d", is_self.to(mixed.dtype), mixed)
 
     def mix(self, read_indices: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
-        """All words of the collection after the mix, `[..., m, d]`; without a mask all are present.
+        """All words of the sentence after the mix.
 
-        Words are NaN where the linear system has no solution, or C is not finite or too large for float64.
+        Args:
+            read_indices: The indices of the words, `[..., m]`.
+            mask: True for the words that are present, `[..., m]`; None if all are.
+            z: The words, `[..., m, d]`.
+            A: The matrix, `[..., d, d]`.
+
+        Returns:
+            The mixed words, `[..., m, d]`. They are NaN if the linear system has no solution, or if C is not finite or
+            too large for float64.
         """
-        # I - C = 2 I - (I + C), so Cay(C) = 2 (I + C)^-1 - I, and one linear system with the words as right-hand sides
-        # is enough. C is skew-symmetric in both forms, so I + C is regular and Cay(C) orthogonal (Cayley 1846). In
-        # float64, because C grows with the square of the words and must not absorb the 1 of I + C.
+        # I - C = 2 I - (I + C), so Cay(C) = 2 (I + C)^-1 - I, and it is enough to solve one linear system with the
+        # words as right-hand sides. C is skew-symmetric in both forms, so I + C is regular and Cay(C) is orthogonal
+        # (Cayley 1846). The system is solved in float64: C grows with the square of the words, and in lower precision
+        # the 1 of I + C would be lost.
         Z, A = z.double(), A.double()
         if mask is not None:
-            Z = Z.masked_fill(~mask[..., None], 0.0)  # so C is 0 in its row and column
+            Z = Z.masked_fill(~mask[..., None], 0.0)  # then the row and column of C are 0
         C = self.correlation(read_indices, Z, A)
         one = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
         solution, info = torch.linalg.solve_ex(one + C.mT, Z)
@@ -180,7 +214,16 @@ class Cayley(TPM):
         return mixed.contiguous()  # solve returns it in column-major order
 
     def correlation(self, read_indices: Tensor, z: Tensor, A: Tensor) -> Tensor:
-        """C, `[..., m, m]`."""
+        """The skew-symmetric matrix C of all pairs of words.
+
+        Args:
+            read_indices: The indices of the words, `[..., m]`.
+            z: The words, `[..., m, d]`.
+            A: The matrix, `[..., d, d]`.
+
+        Returns:
+            C, `[..., m, m]`.
+        """
         C: Tensor = z @ A @ z.mT
         if self.form == "skew":
             return C
@@ -189,7 +232,7 @@ class Cayley(TPM):
         return B - B.mT
 
     def no_attention_reason(self) -> str:
-        return "Cayley, which multiplies words by an orthogonal matrix: its columns are no distributions"
+        return "Cayley, which multiplies words by an orthogonal matrix: its columns are not distributions"
 
     def latex(self, s: Symbols) -> str:
         s.require_over_words("z.")
@@ -212,7 +255,7 @@ class Cayley(TPM):
             s.define(f"{C}_{{jj'}} = {scores}")
         elif matrices:
             s.define(rf"{C} = B - B^\top, \quad B = \operatorname{{lower}}({scores}) / {root}")
-            s.define(r"\operatorname{lower} \text{ keeps what stands below the diagonal}")
+            s.define(r"\operatorname{lower} \text{ sets the entries on and above the diagonal to } 0")
         else:
             s.define(rf"{C} = B - B^\top")
             s.define(rf"B_{{jj'}} = \frac{{1}}{{{root}}} {scores} \text{{ if }} j > j', \text{{ else }} 0")
