@@ -456,7 +456,7 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
             call()
     with pytest.raises(bt.BNetError, match=r"spread=1.0\.$"):
         bt.fit(net, vectors(4), method="nuts", progress=False)
-    with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\], to keep the weights fixed"):
+    with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\] to keep the weights fixed"):
         bt.fit(mixture(), vectors(4), method="nuts", progress=False)
 
 

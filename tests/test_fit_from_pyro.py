@@ -152,7 +152,7 @@ BAD = [
     ({"theta_c": TRUE}, r"\[draw, 2\]"),
     ({"theta_c": TRUE[None].log()}, "rows of probabilities"),
     ({"theta_c": TRUE[None], "c.logits": TRUE[None]}, "a second site for c.logits"),
-    ({"theta_c": TRUE[None], "W_v_0.values": torch.zeros(2, 2, 3, 3, dtype=D)}, "as many draws"),
+    ({"theta_c": TRUE[None], "W_v_0.values": torch.zeros(2, 2, 3, 3, dtype=D)}, "same number of chains"),
     ({"theta_c": (torch.full((5, 2), 0.5, dtype=D), torch.zeros(4))}, "names of sites to samples"),
     ({"c": torch.zeros(5, dtype=torch.long)}, "a site for some parameter"),
     ({}, "names of sites"),
@@ -181,7 +181,9 @@ def test_a_fit_says_what_it_will_do():
     summed = explain_fit(per_word, data, method="em")
     assert summed.algorithm == "sampling" and summed.node is not None and "bt.SVI(choices='sampled')" in summed.reason
     requested = explain_fit(per_word, data, method=bt.SVI(choices="sampled"), spread=1.0)
-    assert requested.algorithm == "sampling" and requested.node == summed.node and "choices='sampled'" in requested.reason
+    assert (
+        requested.algorithm == "sampling" and requested.node == summed.node and "choices='sampled'" in requested.reason
+    )
     with pytest.raises(bt.BNetError, match="spread"):
         explain_fit(net, data, method="nuts")
     assert "elimination" in str(route)

@@ -155,15 +155,15 @@ BAD = {
     "NaN": (integrator, (vectors(2, 3, 4).log(), 2), {}, "NaN or infinity at word 0 of the window 0"),
     "far ahead": (integrator, (vectors(3, 4), 2), {"ahead": 4}, "ahead: expected at most 3, the number of words"),
     "grows": (integrator, (vectors(3, 4), 2), {"grow": True}, "no word reads a later word; got .*every"),
-    "pooled": (lambda: forecaster(pool="mean"), (vectors(3, 4), 2), {"ahead": 2}, "ahead: expected 1, because y has one"),
+    "pooled": (
+        lambda: forecaster(pool="mean"),
+        (vectors(3, 4), 2),
+        {"ahead": 2},
+        "ahead: expected 1, because y has one",
+    ),
     "sample": (integrator, (vectors(3, 4), 2), {"sample": 1}, "sample: expected one of"),
     "seed": (integrator, (vectors(3, 4), 2), {"seed": 3}, "only with sample=True"),
-    "a state drawn": (
-        lambda: bt.geometric(4),
-        (vectors(3, 4), 2),
-        {"sample": True},
-        "Normal readout; got x_2",
-    ),
+    "a state drawn": (lambda: bt.geometric(4), (vectors(3, 4), 2), {"sample": True}, "Normal readout; got x_2"),
     "learned positions, later": (
         lambda: forecaster(positions="learned", words=3),
         (vectors(3, 4), 2),
@@ -180,7 +180,12 @@ BAD = {
         {},
         r"an output of shape \(4,\), the shape of the words; got y of shape \(2,\)",
     ),
-    "a choice": (lambda: bt.bayesuvius(4, heads=2, observe=Normal(1.0)), (vectors(3, 4), 2), {}, "latent choices; got c"),
+    "a choice": (
+        lambda: bt.bayesuvius(4, heads=2, observe=Normal(1.0)),
+        (vectors(3, 4), 2),
+        {},
+        "latent choices; got c",
+    ),
     "more is given": (
         lambda: adding_net([Y], bt.Node("season", Given(4), plates=WORD)),
         (vectors(3, 4), 2),

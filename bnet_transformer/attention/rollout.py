@@ -229,7 +229,7 @@ class Path:
 
     def __str__(self) -> str:
         states = ", ".join(f"{name}={state}" for name, state in self.choices.items())
-        detail = f"; {self.share:.0%} of it with {states}" if states else ""
+        detail = f"; {self.share:.2f} of it with {states}" if states else ""
         return f"{' <- '.join(self.tokens)} ({self.probability:.3f}{detail})"
 
 

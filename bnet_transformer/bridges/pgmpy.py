@@ -202,8 +202,7 @@ def _plan_tables(
     if not nodes:
         kinds = sorted({type(m.tpm).__name__ for m in model.network.specs if m.tpm.is_random})
         expected = "at least one discrete random node"
-        verb = "is" if len(kinds) == 1 else "are"
-        hint = f"All random nodes ({', '.join(kinds)}) {verb} continuous" if kinds else "This net has no random nodes"
+        hint = f"All random nodes are continuous ({', '.join(kinds)})" if kinds else "This net has no random nodes"
         raise BNetError("discrete part", expected=expected, hint=hint)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:

@@ -223,7 +223,9 @@ def fetch_hub_folder(name: str) -> Path:
         from huggingface_hub.errors import HFValidationError
     except ImportError as error:
         expected = "a folder, because the package huggingface_hub is not installed"
-        hint = f'Run pip install "bnet-transformer[pretrained]" to load models of the hub; {list_local_sources()}'
+        hint = (
+            f'Run pip install "bnet-transformer[pretrained]" to load models of the hub, or use {list_local_sources()}'
+        )
         raise BNetError("source", expected=expected, actual=name, hint=hint) from error
     problem: Exception | None = None
     for local in (True, False):
@@ -244,7 +246,7 @@ def fetch_hub_folder(name: str) -> Path:
 
 def list_local_sources() -> str:
     """Describe the sources that need no network."""
-    return "available without network: " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *list_cached()])
+    return ", ".join(["tiny", *filter(is_installed, PACKAGES), *list_cached()]) + " (available without network)"
 
 
 def is_installed(name: str) -> bool:

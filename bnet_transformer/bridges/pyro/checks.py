@@ -109,7 +109,7 @@ def check_handled_sites(network: Network, sites: frozenset[str], observed: froze
                 hint=hint,
             )
     for name in sorted(handled["do"] & (handled["condition"] | observed)):
-        raise EvidenceError(f"{name}: give do or evidence, not both")
+        raise EvidenceError(name, expected="do or evidence on a node, not both")
     return {handler: frozenset(names) for handler, names in handled.items()}
 
 

@@ -311,7 +311,7 @@ class PyroModel:
                 raise unknown_name_error("random node group of y", name, names)
             spec = self.network.get_spec(name)
             if spec.group.index in intervened:
-                raise EvidenceError(f"{name}: give do or evidence, not both")
+                raise EvidenceError(name, expected="do or evidence on a node, not both")
             checks.check_type(label, spec, value, state.dtype)
             shape = (*_get_batch_shape(state, spec, batch), *checks.event_shape(spec))
             if tuple(value.shape) != shape:

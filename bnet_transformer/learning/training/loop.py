@@ -238,7 +238,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
         if has_checkpoint:
             trainer.restore(path, changeable=loop.checkpoints.changeable)
         if trainer.step > steps:
-            hint = "Use bt.training.load_checkpoint(net, folder) to load the net of the checkpoint"
+            hint = "Use bnet_transformer.learning.training.load_checkpoint to load the net of the checkpoint"
             expected = f"at least {trainer.step}, the step of {path}"
             raise BNetError("steps", expected=expected, actual=steps, hint=hint)
     trainer.ranks.barrier()
