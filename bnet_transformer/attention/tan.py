@@ -114,7 +114,7 @@ class TanTree(Drawable):
 
     def _repr_html_(self) -> str:
         """Return the tree as an HTML table."""
-        title = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is on the tree"
+        title = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
         return f"<p>{escape(title)}</p>{self.to_dataframe().to_html()}"
 
 
@@ -235,10 +235,9 @@ def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str)
     Returns:
         The tree, and the share of the attention that is on it.
 
-    Example:
-        >>> import torch
-        >>> tan_tree(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), ("the", "cat"), 0, "head 0").parents
-        (-1, 0)
+    >>> import torch
+    >>> tan_tree(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), ("the", "cat"), 0, "head 0").parents
+    (-1, 0)
     """
     table = to_numpy(attention)
     table = np.where(table == 0, np.nan, table)

@@ -72,7 +72,7 @@ class PyroModel:
         }
         self.sites = (*dict.fromkeys(self.priors.values()), *(spec.group.name for spec in self.random_specs))
         if len(set(self.sites)) != len(self.sites):
-            raise BNetError("sites", expected="a name for each", actual=", ".join(self.sites))
+            raise BNetError("sites", expected="a different name for each site", actual=", ".join(self.sites))
 
     def __call__(
         self,
