@@ -263,9 +263,9 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
     two_words = get_model(net.sentence("a b"))
     with pytest.raises(bt.BudgetError, match=r"y: .*at most 64 dims and 44 entries; got 3 dims and 45 entries"):
         to_pgmpy(two_words, limit=44)
-    with pytest.raises(bt.BudgetError, match="at most 50 entries in all; got 51 in 3 tables"):
+    with pytest.raises(bt.BudgetError, match="at most 50 entries in all tables; got 51 in 3 tables"):
         to_pgmpy(two_words, limit=50)
-    with pytest.raises(bt.BudgetError, match=r"at most 9 runs .*; got 10 runs; allowed: runs=10"):
+    with pytest.raises(bt.BudgetError, match=r"at most 9 runs, .*; got 10 runs. Raise runs=10"):
         to_pgmpy(two_words, runs=9)
     for bad in (0, -1, 2.5, None, "9"):
         with pytest.raises(bt.BNetError, match="limit"):
@@ -282,7 +282,7 @@ def test_bad_input_is_told() -> None:
         to_bif(get_model(bt.bayesuvius(4, combine="concat", observe=Normal()).sentence("a")))
     net = bt.bayesuvius(4, observe=Categorical(2))
     sentence = net.sentence("a b")
-    with pytest.raises(bt.EvidenceError, match=r"x_1_0: .*possible; got .*of probability zero"):
+    with pytest.raises(bt.EvidenceError, match=r"x_1_0: .*possible .*; got .*probability zero"):
         to_pgmpy(get_model(sentence), evidence=sentence.observe(x_1_0=torch.full((4,), 9.0)).state.evidence)
 
 

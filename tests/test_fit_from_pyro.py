@@ -154,7 +154,7 @@ BAD = [
     ({"theta_c": TRUE[None], "c.logits": TRUE[None]}, "a second site for c.logits"),
     ({"theta_c": TRUE[None], "W_v_0.values": torch.zeros(2, 2, 3, 3, dtype=D)}, "same number of chains"),
     ({"theta_c": (torch.full((5, 2), 0.5, dtype=D), torch.zeros(4))}, "names of sites to samples"),
-    ({"c": torch.zeros(5, dtype=torch.long)}, "a site for some parameter"),
+    ({"c": torch.zeros(5, dtype=torch.long)}, "a site for at least one parameter"),
     ({}, "names of sites"),
     (3, "pyro.infer.MCMC"),
 ]

@@ -287,7 +287,7 @@ VOLUME = {
     "A beside": (lambda f: write(f, "L1/B", [1.0]), "L1: expected A; got A, B"),
     "a bias too much": (lambda f: write(f, "L2/bias", np.ones(3)), "L2: expected no bias"),
     "no bias": (lambda f: f["L3"].pop("bias"), "L3: expected a bias"),
-    "another width": (lambda f: widen(f), "L2: expected the width 3"),
+    "another width": (lambda f: widen(f), "L2: expected width 3"),
     "no width": (lambda f: f["L2/weight"].pop("n"), "L2/weight: expected S, n"),
     "upper first": (lambda f: tag(f, "UpperTriangular"), "L2: expected a strictly lower"),
     "a symmetric one": (lambda f: tag(f, "SymmetricMatrix"), "got SymmetricMatrix"),

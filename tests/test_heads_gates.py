@@ -96,7 +96,7 @@ REFUSED = [
     (X, {"method": "mcmc"}, "'exact', 'svi'"),
     (X, {"interval": 1}, "between 0 and 1"),
     (X, {"rounds": 2, "method": "svi"}, "at least 3"),
-    (X, {"budget": 23}, "24: 3 sentences under 8 settings of 3 gates.*2 sentences.*svi"),
+    (X, {"budget": 23}, "24 .3 sentences x 8 settings of 3 gates.*2 sentences.*svi"),
     ([], {}, "a list of sentences"),
     ([(X[0], None)], {}, "y"),
 ]

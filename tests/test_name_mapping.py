@@ -243,7 +243,7 @@ def test_names_that_nothing_has_are_refused():
         with pytest.raises(bt.BNetError, match=match):
             from_lens(gpt2, wrong)
     for wrong, match in (
-        ("transformer.h.1.attn.c_attn.output", r"whole nodes; .*allowed: as .*c_attn.output\[..., 12:16\]"),
+        ("transformer.h.1.attn.c_attn.output", r"whole nodes; .*allowed: .*c_attn.output\[..., 12:16\]"),
         ("hidden_states[9]", "a known name"),
         ("hidden_states[0][:, 99, :]", "a word index from 0 to 8"),
     ):
@@ -253,5 +253,5 @@ def test_names_that_nothing_has_are_refused():
         bt.BNetError, match=r"a family that TransformerLens supports; got distilbert; .*bert, gpt2, roberta"
     ):
         to_lens(distil, "x_0_*")
-    with pytest.raises(bt.BNetError, match=r"a pretrained net of .*bert"):
+    with pytest.raises(bt.BNetError, match=r"a pretrained net; got .*bert"):
         from_lens(bt.encoder(4, heads=2), "blocks.0.hook_resid_pre")

@@ -374,12 +374,15 @@ def test_folders_that_are_not_sound_are_refused(folder):
     weights.unlink()
     check_refused(r"weights in model.safetensors; they are missing")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    check_refused(r"pickles alone \(pytorch_model.bin\).*save_pretrained writes safetensors")
+    check_refused(r"only pickles \(pytorch_model.bin\).*Write safetensors")
     weights.write_bytes(valid)
     for changes, match in (
         ({"intermediate_size": 9}, r"intermediate.dense.weight of shape \(9, 12\).*got shape \(10, 12\)"),
-        ({"intermediate_size": 10, "num_attention_heads": 5}, "heads that divide 12; got 5"),
-        ({"num_attention_heads": 3, "num_hidden_layers": 1}, "no others within its slices .*; got encoder.layer.1"),
+        ({"intermediate_size": 10, "num_attention_heads": 5}, "a number of heads that divides 12; got 5"),
+        (
+            {"num_attention_heads": 3, "num_hidden_layers": 1},
+            "without other weights in its slices .*; got encoder.layer.1",
+        ),
         ({"num_hidden_layers": 2, "hidden_act": "quick_gelu"}, "a supported activation; got quick_gelu; allowed: gelu"),
         ({"hidden_act": "gelu", "position_embedding_type": "relative_key"}, "position_embedding_type='absolute'"),
         (
@@ -393,7 +396,7 @@ def test_folders_that_are_not_sound_are_refused(folder):
     (folder / "config.json").write_text("{")
     check_refused("expected JSON")
     (folder / "config.json").unlink()
-    check_refused(r"the folder of a model: a config.json; got no such file")
+    check_refused(r"the folder of a model, with a config.json; got no such file")
 
 
 def test_sentences_that_do_not_fit_are_refused(folder, minilm):
@@ -435,7 +438,7 @@ def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
     with pytest.raises(bt.BNetError, match=r"Use bt\.load"):
         from_pretrained(file)
     for wrong in (3, None, torch.nn.Linear(2, 2)):
-        with pytest.raises(bt.BNetError, match="a folder, an id"):
+        with pytest.raises(bt.BNetError, match="a folder, a model id"):
             from_pretrained(wrong)
     with pytest.raises(bt.BNetError, match="tiny"):
         from_pretrained("tiny", readout=None)

@@ -373,9 +373,9 @@ REFUSED = [
     ({"relations": ["separator"]}, "'separator' is not defined: the vocabulary of the net has no"),
     ({"separators": "cat"}, "separators: expected a list of str; got cat"),
     ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
-    ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
+    ({"interval": 1.0}, "interval: expected a probability between 0 and 1"),
     ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),
-    ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
+    ({"role": "b"}, "role with attention: expected a known name; got 'b'"),
 ]
 
 
