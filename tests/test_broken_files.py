@@ -191,7 +191,7 @@ def test_too_large_requests_are_refused_before_allocation(tmp_path):
     s = net.sentence(["a", "b"] * 4_000)
     restarts = bt.MAP(restarts=10**9)
     for call, message in (
-        (s.graph, "networkx graph: expected at most 100000 arrows"),
+        (s.graph, "networkx graph: expected at most 100,000 arrows"),
         (s.tan, "quotient graph: expected at most 10000000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", words=range(7_000)), "attention grid: expected at most 10000000 pairs"),

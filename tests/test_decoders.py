@@ -66,16 +66,20 @@ def test_rotary_configs_are_read_with_current_and_former_keys(kind, settings, ex
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor of the rope_parameters: expected a finite"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ("llama", {"rope_parameters": {**BANDS, "high_freq_factor": 0.5}}, "high of the rotary bands"),
-        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "those of all slices"),
-        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "1: all features turn; got 0.5"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "same parameters for all slices"),
+        (
+            "llama",
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "1, because the family rotates all features; got 0.5",
+        ),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=1.0; got partial_rotary_factor=0.5"),
         ("llama", {"num_key_value_heads": 3}, "a divisor of the 4 heads; got 3"),
         ("llama", {"head_dim": 5}, None),
         ("gpt_neox", {"rotary_pct": 1.5}, "at most 1; got 1.5"),
         ("gpt_neox", {"rotary_pct": 0.3}, "an even number"),
         ("mistral", {"sliding_window": 0}, "sliding_window"),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "slices that all read alike"),
-        ("qwen2", {**SLIDING, "max_window_layers": 1}, "slices that all read alike"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "one attention type for all slices"),
+        ("qwen2", {**SLIDING, "max_window_layers": 1}, "one attention type for all slices"),
     ],
 )
 def test_settings_without_an_equation_are_refused(kind, settings, match):
@@ -153,7 +157,9 @@ def test_leftover_weights_are_refused(name, add, left, tmp_path):
     init_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors") | {key: torch.ones(n) for key, n in add.items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(bt.BNetError, match=f"no others within its slices or of what is read; got {left}$"):
+    with pytest.raises(
+        bt.BNetError, match=f"without other weights in its slices or in modules that are read; got {left}$"
+    ):
         from_pretrained(tmp_path)
     if left == "lm_head.bias":
         assert from_pretrained(tmp_path, readout=None).sentence([3, 4])["norm_1"].isfinite().all()
@@ -228,11 +234,11 @@ def test_names_of_grouped_heads():
     assert to_hugging_face(net, "k_1_1_*") == "model.layers.1.self_attn.k_proj.output[..., 4:8]"
     assert to_hugging_face(net, "a_1_1_*_*") == "model.layers.1.self_attn.o_proj.input[..., 8:16]"
     assert to_hugging_face(net, "j_1_1_*_2") == "attentions[1][:, 2:4, 2, :]"
-    with pytest.raises(bt.BNetError, match="a group from 0 to 1"):
+    with pytest.raises(bt.BNetError, match="a group index from 0 to 1"):
         to_hugging_face(net, "k_1_2_0")
     reads = [s.reads(head=k).weights for k in range(4)]
     torch.testing.assert_close(torch.stack(reads).mean(0), s.reads().weights)
-    with pytest.raises(bt.BNetError, match="a head from 0 to 3; got 4"):
+    with pytest.raises(bt.BNetError, match="a head, from 0 to 3; got 4"):
         s.reads(head=4)
 
 

@@ -169,7 +169,7 @@ def test_errors_of_generate_do_not_mention_training():
         with pytest.raises(bt.BNetError) as error:
             net.generate([1])
         assert "train" not in str(error.value) and "fit" not in str(error.value)
-    with pytest.raises(bt.BNetError, match=r"the readouts y \(Normal\); allowed: iterate"):
+    with pytest.raises(bt.BNetError, match=r"the readouts y \(Normal\)\. Use iterate"):
         bt.geometric(4, observe=bt.tpm.Normal(0.1)).generate([1])
 
 
@@ -322,7 +322,7 @@ BAD = {
     "a selector": (lambda: bt.bayesuvius(4, heads=2, **SELECT), "a", {}, "no latent choice"),
     "stop": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"stop": 9}, "ids from 0 to 4"),
     "no start": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), [1], {}, "start="),
-    "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "as many"),
+    "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "same number"),
     "no prompt": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), None, {}, "start="),
     **{
         f"{name}={value}, {method}": (

@@ -220,14 +220,18 @@ def test_tensors_of_keys_equal_our_parameters(k):
     for parameter, value in net.parameters.items():
         key = to_hugging_face(net, parameter)
         assert views[parameter](state_dict[key]).equal(value) and parameter in from_hugging_face(net, key)
-    with pytest.raises(bt.BNetError, match="a family that TransformerLens has"):
+    with pytest.raises(bt.BNetError, match="a family that TransformerLens supports"):
         to_lens(net, "enc_x_0_*")
 
 
 def test_unknown_names_are_refused():
     net = from_pretrained(init_model("BartModel", BART))
     assert to_hugging_face(net, "dec_cross_j_2_1_*") == "cross_attentions[2][:, 1, :, :]"
-    for wrong, match in (("enc_x_3_*", "a slice from 0 to 2"), ("dec_x_4_*", "0 to 3"), ("enc_q_0_3_*", "0 to 2")):
+    for wrong, match in (
+        ("enc_x_3_*", "a slice index from 0 to 2"),
+        ("dec_x_4_*", "0 to 3"),
+        ("enc_q_0_3_*", "0 to 2"),
+    ):
         with pytest.raises(bt.BNetError, match=match):
             to_hugging_face(net, wrong)
 
@@ -332,10 +336,14 @@ def test_buckets_are_transformers(two_sided):
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("BartModel", {**BART, "decoder_attention_heads": 2}, "decoder_attention_heads of the config: expected 3, as"),
-        ("T5EncoderModel", T5, "architecture: expected a readout that is known; got T5EncoderModel"),
+        (
+            "BartModel",
+            {**BART, "decoder_attention_heads": 2},
+            "decoder_attention_heads of the config: expected 3, the number of heads",
+        ),
+        ("T5EncoderModel", T5, "architecture: expected a model class with a supported readout; got T5EncoderModel"),
         ("T5Model", {**T5, "relative_attention_max_distance": 1}, "furthest: expected more than 1"),
-        ("T5Model", {**T5, "feed_forward_proj": "gated-quick_gelu"}, "a known activation; got quick_gelu"),
+        ("T5Model", {**T5, "feed_forward_proj": "gated-quick_gelu"}, "a supported activation; got quick_gelu"),
     ],
 )
 def test_settings_that_change_the_equations_are_refused(name, options, match):
@@ -348,5 +356,5 @@ def test_settings_that_change_the_equations_are_refused(name, options, match):
 def test_positions_that_are_no_sinusoids_are_refused():
     model = init_model("MarianModel", BART)
     model.encoder.embed_positions.weight.data[3, 4] += 1e-5
-    with pytest.raises(bt.BNetError, match=r"MarianModel: encoder.embed_positions: expected sinusoids"):
+    with pytest.raises(bt.BNetError, match=r"MarianModel: encoder.embed_positions: expected sinusoidal positions"):
         from_pretrained(model)

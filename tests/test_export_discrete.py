@@ -253,19 +253,19 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(reference, "enumerate_runs", refuse)
     net = bt.bayesuvius(4, per="word", heads=3, observe=Categorical(5, pool="sum"))
-    with pytest.raises(bt.BudgetError, match=rf"y: .*10000000 entries; got 16 dims and {5 * 3**15} entries"):
+    with pytest.raises(bt.BudgetError, match=rf"y: .*10,000,000 entries; got 16 dims and {5 * 3**15:,} entries"):
         to_pgmpy(get_model(net.sentence(["w"] * 15)))
     one_head = bt.bayesuvius(4, per="word", heads=1, observe=Categorical(1, pool="sum"))
     with pytest.raises(bt.BudgetError, match=r"at most 64 dims .* got 65 dims"):
         to_bif(get_model(one_head.sentence(["w"] * 64)))
-    with pytest.raises(bt.BudgetError, match=r"y: .*got 71 dims and some 2\^"):
+    with pytest.raises(bt.BudgetError, match=r"y: .*got 71 dims and about 2\^"):
         to_bif(get_model(net.sentence(["w"] * 70)))
     two_words = get_model(net.sentence("a b"))
     with pytest.raises(bt.BudgetError, match=r"y: .*at most 64 dims and 44 entries; got 3 dims and 45 entries"):
         to_pgmpy(two_words, limit=44)
-    with pytest.raises(bt.BudgetError, match="at most 50 entries in all; got 51 in 3 tables"):
+    with pytest.raises(bt.BudgetError, match="at most 50 entries in all tables; got 51 in 3 tables"):
         to_pgmpy(two_words, limit=50)
-    with pytest.raises(bt.BudgetError, match=r"at most 9 runs .*; got 10 runs; allowed: runs=10"):
+    with pytest.raises(bt.BudgetError, match=r"at most 9 runs, .*; got 10 runs. Raise runs=10"):
         to_pgmpy(two_words, runs=9)
     for bad in (0, -1, 2.5, None, "9"):
         with pytest.raises(bt.BNetError, match="limit"):
@@ -276,13 +276,13 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
 
 def test_bad_input_is_refused() -> None:
     sentence = bt.bayesuvius(4, combine="concat").sentence("a b")
-    with pytest.raises(bt.BNetError, match=r"at least one discrete random node; got none$"):
+    with pytest.raises(bt.BNetError, match=r"at least one discrete random node. This net"):
         to_pgmpy(get_model(sentence))
-    with pytest.raises(bt.BNetError, match=r"got none \(Normal is continuous\)"):
+    with pytest.raises(bt.BNetError, match=r"are continuous \(Normal\)"):
         to_bif(get_model(bt.bayesuvius(4, combine="concat", observe=Normal()).sentence("a")))
     net = bt.bayesuvius(4, observe=Categorical(2))
     sentence = net.sentence("a b")
-    with pytest.raises(bt.EvidenceError, match=r"x_1_0: .*possible; got .*of probability zero"):
+    with pytest.raises(bt.EvidenceError, match=r"x_1_0: .*possible .*; got .*probability zero"):
         to_pgmpy(get_model(sentence), evidence=sentence.observe(x_1_0=torch.full((4,), 9.0)).state.evidence)
 
 

@@ -138,7 +138,7 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(GroundGraph, "arrows", refuse)
     monkeypatch.setattr(GroundGraph, "iter_names", refuse)
-    message = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
+    message = rf"at most 100,000 arrows .*got {len(ground):,} nodes and {arrows:,} arrows. .*limit={arrows}"
     with pytest.raises(bt.BudgetError, match=message):
         ground_graph_to_networkx(net.network, ground)
     monkeypatch.undo()

@@ -261,7 +261,7 @@ def test_a_fit_compared_with_its_heads_in_another_order():
     with_net = f.compare(permuted, data)  # a net is compared as a fit without changes
     assert with_net.match == comparison.match and with_net.gain == pytest.approx(0.0, abs=1e-9)
     torch.testing.assert_close(with_net.overlap, comparison.overlap)
-    with pytest.raises(bt.BNetError, match="a net, or a fit that was loaded"):
+    with pytest.raises(bt.BNetError, match="a net or a loaded fit"):
         f.compare(permuted)
 
 
@@ -348,11 +348,11 @@ REFUSED = [
     (mixture, (X, Y.where(torch.arange(6)[:, None, None] < 5, torch.nan)), {}, r"\[5\], y: .*missing=True"),
     (lambda: mixture(observe=None), (X, Y), {}, "observe="),
     (lambda: mixture(atoms=4), (X, Y), {"budget": 63}, "at most 63 joint states.*64"),
-    (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "biased"),
+    (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "they share one draw"),
     (lambda: word_mixture(prior=0.5), ids(), {}, "concentration of at least 1"),
     (mixture, (X, Y), {"method": "mcmc"}, "'map'"),
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
-    (mixture, (X, Y), {"method": bt.EM(inner=3), "learn": ["c.logits"]}, "EM of tables alone"),
+    (mixture, (X, Y), {"method": bt.EM(inner=3), "learn": ["c.logits"]}, "EM that learns only tables"),
     (mixture, (X, Y), {"method": "nuts"}, "spread"),
     (mixture, (X, Y), {"method": "svi", "restarts": 2, "spread": 1.0}, r"method=bt.MAP\(restarts=...\)"),
     (mixture, (X, Y), {"method": "nuts", "spread": 1.0, "batch": 2}, "whole likelihood"),
@@ -371,7 +371,7 @@ def test_bad_input_is_refused():
 
 def test_a_corpus_has_one_draw_and_warns():
     net = randomize(mixture("corpus"))
-    with pytest.warns(UserWarning, match="model selection"):
+    with pytest.warns(UserWarning, match="selects a model"):
         f = fit(net, (X, Y), method=bt.MAP(steps=2))
     expected = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
     assert f.bounds[0] == pytest.approx(float(expected)) and f.responsibilities((X, Y)).shape == (1, 3)
@@ -429,9 +429,9 @@ def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
 
 def test_what_a_point_has_not_is_refused():
     f = fit(mixture(), (X, Y), method=bt.MAP(steps=1))
-    with pytest.raises(bt.BNetError, match="svi, nuts"):
+    with pytest.raises(bt.BNetError, match="'svi' or 'nuts'"):
         f.interval("c.logits")
-    with pytest.raises(bt.BNetError, match="svi, nuts"):
+    with pytest.raises(bt.BNetError, match="'svi' or 'nuts'"):
         f.to_arviz()
     with pytest.raises(bt.UnknownNameError, match="c"):
         f.responsibilities((X, Y), selector="d")
@@ -453,11 +453,11 @@ def test_a_choice_that_depends_on_its_word_has_no_table():
     f = bt.fit(net, vectors(4), method=bt.MAP(steps=2), progress=False)
     assert f.theta == {} and "c_0.logits" in f.atoms
     for call in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(vectors(4))):
-        with pytest.raises(bt.BNetError, match=r"hangs on no other node; got c_0, .*; allowed: posterior"):
+        with pytest.raises(bt.BNetError, match=r"no parents; got c_0 with parents. Use posterior"):
             call()
-    with pytest.raises(bt.BNetError, match=r"spread=1.0, say$"):
+    with pytest.raises(bt.BNetError, match=r"spread=1.0\.$"):
         bt.fit(net, vectors(4), method="nuts", progress=False)
-    with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\], which leaves the weights"):
+    with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\] to keep the weights fixed"):
         bt.fit(mixture(), vectors(4), method="nuts", progress=False)
 
 

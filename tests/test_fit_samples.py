@@ -328,7 +328,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
         assert partial.statistics["lp"].equal(expected.statistics["lp"][:, : when - 6])
     else:
         assert not partial.samples and "warmup" in partial.approximate
-    with pytest.raises(bt.BNetError, match=r"checkpoints: expected None: .*f.save"):
+    with pytest.raises(bt.BNetError, match=r"checkpoints: expected None with method=bt.NUTS: .*f.save"):
         fit_nuts(net, data, learn=learn, folder=tmp_path)
 
 

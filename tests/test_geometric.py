@@ -230,7 +230,7 @@ def test_words_without_a_solution_are_named_where_numbers_must_be_finite(form, s
     with pytest.raises(bt.BNetError, match="expected a finite loss; got loss nan"):
         bt.train(net, (x, x), steps=2, progress=False)
     for sample in (False, True):
-        with pytest.raises(bt.BNetError, match="a NaN or an infinite one at step 1 of window 0"):
+        with pytest.raises(bt.BNetError, match="a NaN or infinity at step 1 of window 0"):
             net.iterate(x, 2, sample=sample)
 
 

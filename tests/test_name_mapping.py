@@ -225,9 +225,9 @@ def test_unknown_names_are_refused():
     assert to_hugging_face(gpt2, "k_1_2_*") == "transformer.h.1.attn.c_attn.output[..., 20:24]"
     assert from_hugging_face(gpt2, "h.1.attn.c_attn.weight") == ("W_q_1.value", "W_k_1.value", "W_v_1.value")
     for wrong, match in (
-        ("q_1_99_*", "a head from 0 to 2"),
-        ("x_1_999", "a word from 0 to 8"),
-        ("q_7_0_0", "a slice from 0 to 1"),
+        ("q_1_99_*", "a head index from 0 to 2"),
+        ("x_1_999", "a word index from 0 to 8"),
+        ("q_7_0_0", "a slice index from 0 to 1"),
         ("q_1_2", "q_slice_head_word"),
         ("zz_0_1", "a known name"),
     ):
@@ -238,20 +238,22 @@ def test_unknown_names_are_refused():
         ("blocks.9.attn.hook_q", "a known name"),
         ("blocks.1.attn.hook_q[..., 99, :]", "whole nodes"),
         ("blocks.1.attn.hook_q[0]", "an index"),
-        ("blocks.1.hook_resid_pre[:, 99, :]", "a word from 0 to 8"),
+        ("blocks.1.hook_resid_pre[:, 99, :]", "a word index from 0 to 8"),
     ):
         with pytest.raises(bt.BNetError, match=match):
             from_lens(gpt2, wrong)
     for wrong, match in (
-        ("transformer.h.1.attn.c_attn.output", r"whole nodes; .*allowed: as .*c_attn.output\[..., 12:16\]"),
+        ("transformer.h.1.attn.c_attn.output", r"whole nodes; .*allowed: .*c_attn.output\[..., 12:16\]"),
         ("hidden_states[9]", "a known name"),
-        ("hidden_states[0][:, 99, :]", "a word from 0 to 8"),
+        ("hidden_states[0][:, 99, :]", "a word index from 0 to 8"),
     ):
         with pytest.raises(bt.BNetError, match=match):
             from_hugging_face(gpt2, wrong)
-    with pytest.raises(bt.BNetError, match=r"a family that TransformerLens has; got distilbert; .*bert, gpt2, roberta"):
+    with pytest.raises(
+        bt.BNetError, match=r"a family that TransformerLens supports; got distilbert; .*bert, gpt2, roberta"
+    ):
         to_lens(distil, "x_0_*")
-    with pytest.raises(bt.BNetError, match=r"a pretrained net of .*bert"):
+    with pytest.raises(bt.BNetError, match=r"a pretrained net; got .*bert"):
         from_lens(bt.encoder(4, heads=2), "blocks.0.hook_resid_pre")
 
 

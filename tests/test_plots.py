@@ -262,7 +262,7 @@ def test_fits_show_every_selector_and_on_what_they_were_judged():
         assert figure.axes[k].get_xlabel() == name
         assert get_heights(figure, k) == pytest.approx(result.theta[name].tolist())
     labels = [line.get_label() for line in figure.axes[2].lines]
-    assert labels == ["objective", "the sentences learned from,\nrestart 0"]  # nothing was held out
+    assert labels == ["objective", "the training sentences,\nrestart 0"]  # nothing was held out
     single = bt.plot(result, show="pi", owner="c_1")
     assert len(single.axes) == 1 and get_heights(single) == pytest.approx(result.theta["c_1"].tolist())
     outer = Figure()

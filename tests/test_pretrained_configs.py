@@ -136,7 +136,7 @@ def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path)
     model = init_model(kind, {**options, "feed_forward_proj": projection, **explicit}, torch.float32)
     model.save_pretrained(tmp_path)
     for source in (model, tmp_path):
-        with pytest.raises(bt.BNetError, match="a known activation"):
+        with pytest.raises(bt.BNetError, match="a supported activation"):
             from_pretrained(source)
 
 

@@ -125,7 +125,7 @@ def test_the_joint_in_float32(case: Case):
 
 def test_what_it_cannot_sum_out_it_refuses_by_name():
     problem = make_problem(next(c for c in CASES if c.name == COUPLED))
-    with pytest.raises(bt.BNetError, match="c_0: expected a choice whose words do not meet"):
+    with pytest.raises(bt.BNetError, match="c_0: expected a choice whose words do not interact"):
         log_marginal(problem.model, problem)
     problem = make_problem(next(c for c in CASES if c.name == MARKOV))
     with pytest.raises(bt.BNetError, match="z_0: expected a value"):
@@ -213,8 +213,8 @@ def test_conditioning_what_is_no_site_is_an_error():
     _, model, x = make_model()
     for data, message in (
         ({"x_1": torch.zeros(2, 3, 4)}, "condition on x_1: expected a random site of the model; got a deterministic"),
-        ({"q_0_1": torch.zeros(4)}, "condition on q_0_1: expected the name of a whole family"),
-        ({"y_1": torch.tensor(1)}, "allowed: 'y'"),
+        ({"q_0_1": torch.zeros(4)}, "condition on q_0_1: expected the name of a node group"),
+        ({"y_1": torch.tensor(1)}, "Use 'y'"),
         ({"c": torch.tensor([0, 1])}, "the 2 dims of sentence, plates and word"),
     ):
         with pytest.raises(bt.BNetError, match=message):
@@ -246,10 +246,10 @@ VALID = {"c": torch.tensor([0, 1]), "y": torch.randn(2, 3, 4, dtype=D)}
     "name, value, in_data, message",
     [
         ("c", torch.tensor([0, -1]), True, "states from 0 to 2; got -1"),
-        ("c", torch.tensor([0.0, 1.0]), True, "whole numbers, the states; got torch.float32"),
+        ("c", torch.tensor([0.0, 1.0]), True, "integers, which are states; got torch.float32"),
         ("c", torch.tensor([0, 1, 2]), False, r"shape \(2, 1\).*; got shape \(3, 1\)"),
         ("y", VALID["y"] * torch.nan, True, "finite numbers; got nan"),
-        ("y", VALID["y"].float(), True, "torch.float64, as the net; got torch.float32"),
+        ("y", VALID["y"].float(), True, "torch.float64, the dtype of the net; got torch.float32"),
         ("y", VALID["y"][..., :3], True, r"got shape \(2, 3, 3\)"),
         ("y", VALID["y"][:, :2], False, r"shape \(2, 3, 4\).*; got shape \(2, 2, 4\)"),
         ("y", VALID["y"].tolist(), True, "a tensor; got"),
@@ -336,7 +336,10 @@ def test_a_part_of_the_corpus_cannot_sum_its_selector_out():
     _, model, x = make_model(per="corpus")
     y = torch.tensor([[0, 1, 2], [2, 2, 0]])
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
-    with pytest.raises(bt.BNetError, match="total: expected all sentences of the corpus in x, for c is one draw"):
+    with pytest.raises(
+        bt.BNetError,
+        match="total: expected all sentences of the corpus in x, because they share one draw of the enumerated c",
+    ):
         elbo.loss(model, empty_guide, x, y, total=20)
     assert elbo.loss(model, empty_guide, x, y, total=2) == pytest.approx(elbo.loss(model, empty_guide, x, y))
     log_joints = [
@@ -358,14 +361,14 @@ def test_a_model_around_it_may_condition_its_own_sites():
 
 
 REFUSED = [
-    ({"y": torch.zeros(2, 3)}, "whole numbers"),
+    ({"y": torch.zeros(2, 3)}, "integers, which are states"),
     ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
-    ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "random family of y"),
-    ({"observed_mask": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
+    ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "random node group of y"),
+    ({"observed_mask": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "they are missing"),
     ({"y": {"c": torch.tensor([0, 1])}, "observed_mask": {"c": torch.tensor([True, False])}}, "a readout"),
     ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
     ({"y": torch.zeros(2, 3, dtype=torch.long), "observed_mask": {"y": [[True] * 3] * 2}}, "booleans of shape"),
-    ({"total": 1}, "at least the 2 sentences"),
+    ({"total": 1}, "at least 2, the number of sentences"),
     ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
     ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
     ({"do": {"x_1_0": torch.zeros(2, 4)}}, "got the node 'x_1_0'. Pass the group of this node, 'x_1'"),
@@ -428,7 +431,7 @@ def test_svi_draws_choices_that_cannot_be_summed_out():
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
         assert torch.isfinite(torch.tensor(svi.step(x, torch.tensor([[0, 1, 2], [2, 2, 0]]))))
     enumerated = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
-    with pytest.raises(bt.BNetError, match="words do not meet"):
+    with pytest.raises(bt.BNetError, match="words do not interact"):
         enumerated.loss(model, pyro.infer.config_enumerate(guide, expand=True), x, torch.zeros(2, 3, dtype=torch.long))
 
 

@@ -231,7 +231,7 @@ def test_a_pretrained_net_knows_its_separators():
 def test_cross_attention_leaves_out_what_needs_one_stack():
     net = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=WORDS).to(torch.float64)
     corpus = [{"enc": "the cat saw", "dec": "a cat"}, {"enc": "a dog", "dec": "the dog a dog"}]
-    with pytest.raises(bt.BNetError, match=r"role: expected which of them reads"):
+    with pytest.raises(bt.BNetError, match=r"role: expected one of enc_a, dec_a"):
         bt.roles(net, corpus)
     result = bt.roles(net, corpus, role="dec_cross_a")
     assert result.left_out.keys() == {"same", "previous", "next", "separator"}
@@ -245,7 +245,7 @@ def test_cross_attention_leaves_out_what_needs_one_stack():
         relations={"long": lambda actual, peer: np.ones((len(actual), len(peer)), bool)},
     )
     torch.testing.assert_close(custom.mean[..., 0], torch.full((2, 2), 2.5 / 3, dtype=torch.float64))
-    with pytest.raises(bt.BNetError, match="'next': expected a reading that has one stack; got dec_cross_a_0"):
+    with pytest.raises(bt.BNetError, match="'next' is not defined: the words of dec_cross_a_0"):
         bt.roles(net, corpus, role="dec_cross_a", relations=["next"])
     assert bt.roles(net, corpus, role="enc_a").relations[:3] == ("same", "previous", "next")
 
@@ -368,16 +368,16 @@ REFUSED = [
     ({"sentences": "the cat"}, "sentences: expected a list of at least one sentence"),
     ({"sentences": ["the cat", "the cow"]}, r"sentences\[1\], word of the sentence: .*'cow'"),
     ({"relations": ["previuos"]}, "relation: expected a known name; got 'previuos'; .*near matches are previous"),
-    ({"relations": []}, "relations: expected at least one beside 'other'"),
-    ({"relations": {"other": bt.Reach("first")}}, "'other' is what no relation holds of"),
+    ({"relations": []}, "relations: expected at least one relation other than 'other'"),
+    ({"relations": {"other": bt.Reach("first")}}, "'other', which is for pairs without a relation"),
     ({"relations": {"x": 3}}, "relation 'x': expected a function of the tokens, a Reach"),
     ({"relations": {"x": lambda tokens: [[1]]}}, r"relation 'x', sentence 0: expected a table of .* \(2, 2\)"),
-    ({"relations": ["separator"]}, "'separator': expected a reading that has separators; got a net whose"),
+    ({"relations": ["separator"]}, "'separator' is not defined: the vocabulary of the net has no"),
     ({"separators": "cat"}, "separators: expected a list of str; got cat"),
     ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
-    ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
+    ({"interval": 1.0}, "interval: expected a probability between 0 and 1"),
     ({"slices": 3}, "slices: expected integers from 0 to 0; got 3"),
-    ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
+    ({"role": "b"}, "role with attention: expected a known name; got 'b'"),
 ]
 
 
@@ -393,7 +393,10 @@ def test_nets_that_have_no_reading_are_refused():
     attend = bt.Node("x", Attention(normaliser=bt.tpm.Normaliser("none")), arrows, plates=["word"])
     none = bt.BNet(bt.Declaration([bt.Stack([attend], [bt.Node("x", Given(4), plates=["word"])])]))
     cayley = bt.volume_preserving(3)
-    for net, message in ((cayley, "net: expected a TPM with P"), (none, "attention P.*the normaliser 'none'")):
+    for net, message in (
+        (cayley, "net: expected a TPM with attention P"),
+        (none, "attention P.*the normaliser 'none'"),
+    ):
         with pytest.raises(bt.BNetError, match=message):
             bt.roles(net, ["the cat"])
     with pytest.raises(bt.BNetError, match="net: expected a net; got 3"):
@@ -403,7 +406,7 @@ def test_nets_that_have_no_reading_are_refused():
         bt.roles(meeting, ["the cat"])
     assert bt.roles(meeting, ["the cat"], slices=[0]).slices == ("x_1",)
     large = bt.bayesuvius(dim=2, heads=8, slices=7, per="slice")
-    with pytest.raises(bt.BudgetError, match=r"at most 65536 joint states of what is drawn above them \(c_0"):
+    with pytest.raises(bt.BudgetError, match=r"at most 65,536 joint states of the choices that it depends on \(c_0"):
         bt.roles(large, ["the cat"])
 
 

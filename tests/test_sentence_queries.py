@@ -176,7 +176,7 @@ def test_rollout_is_the_published_one(options):
     single = s.reads([1, 2], head=1, residual=0.0)
     close(single.matrix, s.attention(2)[1] @ s.attention(1)[1])
     close(single.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
-    assert len(result.to_dataframe()) == 16 and "residual share 0.5" in result._repr_html_()
+    assert len(result.to_dataframe()) == 16 and "residual 0.5" in result._repr_html_()
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "slice"}])
@@ -208,7 +208,7 @@ def test_bad_readings():
         two_head_net(per="word", slices=2).sentence("a b c d").reads(budget=8)
     pair = get_case("encoder-decoder").sentence
     assert pair.reads(role="dec_a").matrix.shape == (2, 2) and pair.reads(role="enc_a").matrix.shape == (3, 3)
-    with pytest.raises(bt.BNetError, match="own stack"):
+    with pytest.raises(bt.BNetError, match="same stack"):
         pair.reads(role="dec_cross_a")
 
 
@@ -292,7 +292,7 @@ def test_a_corpus_of_sentences():
     assert net.tan(texts, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
     for sentences, classes, message in (
         (texts, "c", "evidence"),
-        ([*texts, "a b"], [0] * 31, "one length"),
+        ([*texts, "a b"], [0] * 31, "same length"),
         (texts, [0, 1], "30 labels"),
         ([texts[0]] * 4, [0, 1, 0, 1], "differ"),
     ):

@@ -393,7 +393,7 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
                 node = s.ground.name(s.ground.select_nodes(spec.group).tolist()[-1])
                 patched = s.do({node: Zero()})
                 if node in route:
-                    with pytest.raises(bt.BNetError, match=f"{node} set on its way.*undo"):
+                    with pytest.raises(bt.BNetError, match=f"{node} set by do.*undo"):
                         patched.reads(slices, role=role)
                 else:
                     close(patched.reads(slices, role=role).matrix.sum(-1), torch.ones(words))

@@ -1,7 +1,8 @@
-"""Attention: which words attend to which, and which heads matter.
+"""Attention: which words attend to which words, and which heads are important.
 
-In the order in which data flows: `heads` gives the roles of heads and the probability that each is needed; `rollout`
-multiplies attention through slices, over the heads that are needed; `tan` builds the tree of strongest attention.
+Data flows through these modules in this order: `heads` computes the roles of heads and the probability that each is
+needed; `rollout` multiplies attention through slices, over the heads that are needed; `tan` builds the tree of
+strongest attention.
 """
 
 from bnet_transformer.attention.heads import Damage as Damage, Inclusion as Inclusion, Roles as Roles, damage as damage

@@ -1,10 +1,10 @@
-"""Attention rollout: from which words of a slice a later state was computed, along the attention TPMs.
+"""Attention rollout: the words of a slice from which a later hidden state is computed, along the attention TPMs.
 
 The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain that
-moves, slice by slice, from a word of the last state to a word that it attends to. It is no posterior of the bnet.
-Under a selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, not the matrices. Summed heads are averaged
-in each slice: with equal weights, or over the heads whose gates are on. Given their inclusion
-probabilities, gates of different slices are independent, so that the mean of the products is the product of the means.
+moves, slice by slice, from a word of the last state to a word that it attends to. It is not a posterior of the bnet.
+With a selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, not the matrices. Summed heads are averaged
+in each slice, with equal weights or over the heads whose gates are on. Given the inclusion probabilities, gates of
+different slices are independent, so the mean of the products is the product of the means.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from bnet_transformer.reference.node_tables import compute_read_mask, has_ancest
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_FLOWS = 2**16  # flows (state x output word x source word) through three or more slices
-MAX_PATH_PRODUCTS = 2**28  # products in the search for paths
-FLOW_RESOLUTION = 2**30  # units of which a flow consists, since scipy takes integer capacities
+MAX_FLOWS = 2**16  # maximum flows (state x output word x source word) through three or more slices
+MAX_PATH_PRODUCTS = 2**28  # maximum products in the search for paths
+FLOW_RESOLUTION = 2**30  # units in a flow of 1, because scipy takes integer capacities
 
 
 def check_chain(model: GroundModel, specs: Sequence[NodeSpec], slices: Sequence[int]) -> None:
-    """Refuse a chain through a set node: what follows it was not computed from what comes before it.
+    """Raise an error for a chain through a node set by do: its value is not computed from the earlier slices.
 
-    A chain may begin at a set state.
+    A chain may begin at a state set by do.
     """
     path = find_value_path_groups(model, specs, slices)
     cut = [node for node in sorted(model.do) if model.ground.group_of(node).index in path]
@@ -56,16 +56,16 @@ def check_chain(model: GroundModel, specs: Sequence[NodeSpec], slices: Sequence[
         names = [model.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
         raise BNetError(
             f"reads of slices {slices[0]} to {slices[-1]}" if len(slices) > 1 else f"reads of slice {slices[0]}",
-            expected="a chain of attention that do does not cut",
-            actual=f"{', '.join(names)} set on its way",
-            allowed="slices= before or after them (a chain may begin at a state that is set), or undo(...) first",
+            expected="a chain of attention without nodes set by do",
+            actual=f"{', '.join(names)} set by do",
+            hint="Choose slices= before or after these nodes (a chain may begin at such a state), or call undo(...)",
         )
 
 
 def find_value_path_groups(model: GroundModel, attention_specs: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
-    """The groups on value paths between the state that enters the first slice and the state that leaves the last.
+    """Find the groups on value paths between the state that enters the first slice and the state after the last.
 
-    Groups that only decide the attention weights (q, k and their ancestors) are not included.
+    Groups that determine only the attention weights (q, k and their ancestors) are not included.
     """
     specs, stack = model.network.specs, attention_specs[0].group.stack
     groups = [spec.group for spec in specs]
@@ -82,24 +82,24 @@ def find_value_path_groups(model: GroundModel, attention_specs: Sequence[NodeSpe
 
 
 def _is_entering_state(group: NodeGroup, stack: str, slice_: int) -> bool:
-    """True for the state that enters a slice: the output of the slice before, or of the prologue."""
+    """Return True for the state that enters a slice: the output of the previous slice, or of the prologue."""
     return group.stack == stack and group.slice == slice_ and group.step == slice_ - 1
 
 
 def _get_value_parents(spec: NodeSpec) -> set[int]:
-    """The parents of a group that enter its value, and not only its attention weights."""
+    """Return the parents of a group whose values enter its value, and not only its attention weights."""
     attention_slots = set(spec.tpm.attention_slots()) if spec.has_word_attention else set()
     excluded = attention_slots if attention_slots < set(spec.tpm.get_slots()) else set()
     return {parent.index for parent in spec.parents if parent.slot not in excluded}
 
 
 def add_residual(attention: Tensor, residual: float) -> Tensor:
-    """`(1 - residual) P(j | i) + residual 1(j = i)`."""
+    """Compute `(1 - residual) P(j | i) + residual 1(j = i)`."""
     return (1 - residual) * attention + residual * torch.eye(attention.shape[-1], dtype=attention.dtype)
 
 
 def attention_rollout(transitions: Tensor) -> Tensor:
-    """`A_T ... A_1 A_0` of `[..., slice, word, word]`."""
+    """Compute the product `A_T ... A_1 A_0` of `[..., slice, word, word]`."""
     product = transitions[..., 0, :, :]
     for t in range(1, transitions.shape[-3]):
         product = transitions[..., t, :, :] @ product
@@ -107,16 +107,16 @@ def attention_rollout(transitions: Tensor) -> Tensor:
 
 
 def max_flow(transitions: Tensor) -> Tensor:
-    """The maximum flow between each output word and each source word, with transitions as capacities.
+    """Compute the maximum flow between each output word and each source word, with transitions as capacities.
 
     Args:
-        transitions: `[..., slice, word, word]`.
+        transitions: The transitions of the chain, `[..., slice, word, word]`.
 
     Returns:
-        `[..., word, word]`.
+        The flows, `[..., word, word]`.
 
     Raises:
-        BudgetError: Three or more slices, with more than `MAX_FLOWS` flows.
+        BudgetError: If three or more slices have more than `MAX_FLOWS` flows.
     """
     *batch_shape, count, n, _ = transitions.shape
     if count == 1:
@@ -126,15 +126,15 @@ def max_flow(transitions: Tensor) -> Tensor:
         return torch.minimum(transitions[..., 1, :, :, None], transitions[..., 0, None, :, :]).sum(-2)
     problems = transitions.reshape(-1, count, n, n)
     if len(problems) * n * n > MAX_FLOWS:
-        allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
-        expected, actual = f"at most {MAX_FLOWS} flows (states x words x words)", f"{len(problems) * n * n}"
-        raise BudgetError("reads by flow", expected=expected, actual=actual, allowed=allowed)
+        expected, actual = f"at most {MAX_FLOWS:,} flows (states x words x words)", f"{len(problems) * n * n:,}"
+        hint = "Use method='rollout', fewer words or slices, or do or evidence on choices"
+        raise BudgetError("reads by flow", expected=expected, actual=actual, hint=hint)
     flows = torch.stack([_max_flow_matrix(to_numpy(problem)) for problem in problems])
     return flows.to(transitions).reshape(*batch_shape, n, n)
 
 
 def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
-    """The maximum flow from each word above the last step to each word below the first."""
+    """Compute the maximum flow from each word of the last layer to each word of the first layer."""
     count, n, _ = transitions.shape
     capacity = np.zeros(((count + 1) * n, (count + 1) * n))
     for t, step in enumerate(transitions):
@@ -145,12 +145,12 @@ def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
 
 
 def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> float:
-    """The maximum flow; the two passes below bound its rounding."""
+    """Compute the maximum flow in two passes, which bound the rounding error."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
 
-    # scipy's maximum_flow takes int32 capacities: a first pass in coarse units, then one on the residual capacities in
-    # units finer by the number of edges.
+    # scipy's maximum_flow takes int32 capacities. The first pass uses coarse units. The second pass works on the
+    # residual capacities, in units that are finer by the number of edges.
     total, scale, residual = 0.0, 1.0, capacity
     num_edges = np.count_nonzero(capacity)
     for _ in range(2):
@@ -158,25 +158,25 @@ def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> fl
         flow = maximum_flow(csr_matrix(np.floor(np.minimum(residual, scale) / unit).astype(np.int32)), source, sink)
         total += flow.flow_value * unit
         residual = np.maximum(residual - flow.flow.toarray() * unit, 0.0)
-        scale = num_edges * unit  # rounding hides at most one unit for each edge
+        scale = num_edges * unit  # rounding loses at most one unit for each edge
     return total
 
 
 def find_best_paths(weights: Tensor, transitions: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
-    """The `count` most probable paths from a word down through all slices, most probable first: exact (A*).
+    """Find the `count` most probable paths from a word down through all slices, most probable first; exact (A*).
 
     Args:
         weights: `P(state)`, `[state]`.
-        transitions: `[state, slice, word, word]`.
+        transitions: The transitions in each state, `[state, slice, word, word]`.
         word: The word of the last state.
         count: The number of paths.
 
     Returns:
-        For each path `P(path) = sum_s weights[s] prod_t transitions[s, t, i_(t+1), i_t]`, and its words.
+        For each path its probability `sum_s weights[s] prod_t transitions[s, t, i_(t+1), i_t]`, and its words.
     """
-    # A* search. The bound of a partial path is, summed over states, its probability times the largest probability of
+    # A* search. The bound of a partial path is the sum over states of its probability times the largest probability of
     # any completion in that state. The best completion of a sum is at most the sum of the best completions, so the
-    # bound is admissible, and it equals the probability of a complete path: paths leave the heap in order of
+    # bound is admissible, and for a complete path it equals the probability. So paths leave the heap in order of
     # probability.
     depth, work = transitions.shape[1], 0
     bounds_to_go = [transitions.new_ones(transitions.shape[0], transitions.shape[-1])]  # [state, word]
@@ -191,18 +191,18 @@ def find_best_paths(weights: Tensor, transitions: Tensor, word: int, count: int)
             continue
         work += transitions.shape[0] * transitions.shape[-1]
         if work > MAX_PATH_PRODUCTS:
-            allowed = "fewer slices, or a smaller count; do or evidence on choices"
-            raise BudgetError("paths", expected=f"at most {MAX_PATH_PRODUCTS} products", actual="more", allowed=allowed)
+            expected, hint = f"at most {MAX_PATH_PRODUCTS:,} products", "Use fewer slices, or a smaller count="
+            raise BudgetError("search for paths", expected=expected, hint=f"{hint}, or do or evidence on choices")
         probs, last = path_probs(weights, transitions, words), depth - len(words)
         bounds = (probs[:, None] * transitions[:, last, words[-1]] * bounds_to_go[last]).sum(0)
-        for j, bound in enumerate(bounds.tolist()):  # the probability itself, for a complete path
+        for j, bound in enumerate(bounds.tolist()):  # for a complete path the bound is the probability
             if bound > 0:
                 heapq.heappush(heap, (-bound, (*words, j)))
     return paths
 
 
 def path_probs(weights: Tensor, transitions: Tensor, words: tuple[int, ...]) -> Tensor:
-    """`P(state, words)` of a path from the top, `[state]`."""
+    """Compute `P(state, words)` of a path that starts at the last slice, `[state]`."""
     last, probs = transitions.shape[1] - 1, weights
     for k, (i, j) in enumerate(itertools.pairwise(words)):
         probs = probs * transitions[:, last - k, i, j]
@@ -213,8 +213,12 @@ def path_probs(weights: Tensor, transitions: Tensor, words: tuple[int, ...]) -> 
 class Path:
     """A path of words in the chain, from the last state to the first, and its probability.
 
-    With open choices the probability is summed over their states; `choices` is the most probable state given the
-    path, and `share` its posterior probability.
+    Attributes:
+        words: The indices of the words, from the last state to the first.
+        tokens: The tokens of these words.
+        probability: The probability of the path, summed over the states of the open choices.
+        choices: The most probable state of each open choice, given the path.
+        share: The posterior probability of these states, given the path.
     """
 
     words: tuple[int, ...]
@@ -231,15 +235,22 @@ class Path:
 
 @dataclass(frozen=True)
 class Reads(Drawable):
-    """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
+    """`P(source word | output word)` in the chain of attention TPMs, as `matrix[i, j]`.
 
-    - `attention[s, t]`: the TPM of slice `slices[t]` in state s of the open choices (`P(j | i)`, averaged over heads
-      unless one is selected).
-    - `weights[s]`: the probability of that state.
-    - `chain`: the TPMs with the residual.
-    - `head_entropies[t, h]`: the entropies of each head's own TPM.
-    - `readable[t]`: which pairs of words have an arrow.
-    - `state`: the name of the states that the chain connects (`x`, `dec_x`).
+    Attributes:
+        matrix: The probability that output word i is computed from source word j, `[word, word]`.
+        attention: The attention TPM `P(j | i)` of each slice in each state of the open choices, averaged over heads
+            unless one head is selected, `[state, slice, word, word]`.
+        weights: The probability of each state of the open choices, `[state]`.
+        choices: The states of the open choices by name, for each state.
+        tokens: The tokens of the words.
+        slices: The indices of the slices.
+        residual: The probability that a step of the chain stays at its word.
+        head: A description of the heads and choices over which attention is averaged.
+        method: `"rollout"` or `"flow"`.
+        head_entropies: The entropy of the TPM of each head in nats, `[slice, head, word]`.
+        readable: The pairs of words that have an arrow, `[slice, word, word]`.
+        state: The role of the hidden states that the chain connects, such as `x` or `dec_x`.
     """
 
     matrix: Tensor
@@ -262,23 +273,32 @@ class Reads(Drawable):
 
     @property
     def entropies(self) -> Tensor:
-        """The entropy in nats of each `attention` TPM, averaged over choices, `[slice, word]`.
+        """The entropy in nats of each `attention` TPM, averaged over the open choices, `[slice, word]`.
 
-        Heads are averaged before the entropy: it is at least the mean of `head_entropies`, `[slice, head, word]`
-        (concavity).
+        Heads are averaged before the entropy is computed. So it is at least the mean of `head_entropies`, because
+        entropy is concave.
         """
         return torch.einsum("s,stn->tn", self.weights, torch.special.entr(self.attention).sum(-1))
 
     def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
-        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*).
+        """Find the most probable paths of words from a word of the last state, summed over the open choices.
+
+        The search is exact (A*).
 
         Args:
             word: The index of the word.
-            count: The number of paths.
+            count: The number of paths, 1 by default.
+
+        Returns:
+            The paths, most probable first.
+
+        Raises:
+            BNetError: If there is no such word.
+            BudgetError: If the search needs too many products.
         """
         n, count = len(self.tokens), check_int("count", count)
         if check_int("word", word, minimum=0) >= n:
-            raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
+            raise BNetError("word", expected=f"the index of a word, from 0 to {n - 1}", actual=word)
         chain, result = self.chain, []
         for probability, words in find_best_paths(self.weights, chain, word, count):
             probs = path_probs(self.weights, chain, words)
@@ -288,7 +308,7 @@ class Reads(Drawable):
         return tuple(result)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each output word and each source word."""
+        """Return one row for each output word and each source word."""
         import pandas as pd
 
         tokens = list(self.tokens)
@@ -300,10 +320,11 @@ class Reads(Drawable):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
+        """Return the matrix as an HTML table."""
         import pandas as pd
 
         table = pd.DataFrame(to_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
-        title = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
+        title = f"{self.method} over slices {list(self.slices)}, residual {self.residual:g}, {self.head}"
         return f"<p>{escape(title)}</p>{table}"
 
 
@@ -319,18 +340,18 @@ def compute_reads(
     inclusion: Inclusion | None = None,
     evaluator: NodeEvaluator | None = None,
 ) -> Reads:
-    """From which word of the first state of some slices each word of their last state was computed.
+    """Compute from which word of the first state of some slices each word of their last state is computed.
 
     Args:
         query: The sentence, its evidence, and the limits.
         tokens: The tokens of the words.
-        slices: Consecutive slices.
+        slices: The indices of consecutive slices.
         role: The role with attention, if a slice has several.
         residual: The probability that a step stays at its word.
-        head: One head; None for the mean.
+        head: The index of one head; None for the mean over heads.
         method: `"rollout"` or `"flow"`.
-        inclusion: The posterior of gates, which weights the heads.
-        evaluator: An evaluator of this sentence without evidence.
+        inclusion: The posterior of gates, which weights the heads; None for equal weights.
+        evaluator: An evaluator of this sentence without evidence, to reuse it.
 
     Returns:
         The chain and its matrix.
@@ -338,9 +359,9 @@ def compute_reads(
     check_choice("method", method, ("rollout", "flow"))
     residual = check_float("residual", residual)
     if not 0 <= residual <= 1:
-        raise BNetError("residual", expected="a share from 0 to 1", actual=residual)
+        raise BNetError("residual", expected="a probability from 0 to 1", actual=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
-        raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
+        raise BNetError("slices", expected="consecutive slices", actual=list(slices))
     model = query.model
     specs = [find_attention_spec(model, t, role) for t in slices]
     check_chain(model, specs, slices)
@@ -375,24 +396,23 @@ def compute_reads(
 def _build_head_average(
     specs: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
 ) -> Callable[[int, Tensor], Tensor]:
-    """A function from a slice's `P(j | i)` of each head, `[state, head, word, word]`, to the average over heads.
+    """Create a function from `P(j | i)` of each head of a slice, `[state, head, word, word]`, to the mean over heads.
 
-    With `inclusion`, the average is over the heads whose gates are on; if all are off, a word attends to itself.
+    With `inclusion`, the mean is over the heads whose gates are on; if all are off, a word attends to itself.
     """
     if inclusion is None:
         return lambda _, by_head: by_head.mean(1)
     if not isinstance(inclusion, Inclusion):
-        raise BNetError("inclusion", expected="what bt.inclusion found", actual=inclusion)
+        raise BNetError("inclusion", expected="a result of bt.inclusion", actual=inclusion)
     if head is not None:
-        raise BNetError("head", expected="None, with inclusion=, which weighs all heads", actual=head)
+        raise BNetError("head", expected="None, because inclusion= weights all heads", actual=head)
     indices = [inclusion.slice_index(spec.group.name) for spec in specs]
     head_weights, all_off = inclusion.shares()
 
     def average(k: int, attention: Tensor) -> Tensor:
         if attention.shape[1] != head_weights.shape[1]:
-            raise BNetError(
-                "inclusion", expected=f"{attention.shape[1]} heads, as the net has", actual=head_weights.shape[1]
-            )
+            expected = f"{attention.shape[1]} heads, as in the net"
+            raise BNetError("inclusion", expected=expected, actual=f"{head_weights.shape[1]} heads")
         identity = torch.eye(attention.shape[-1], dtype=attention.dtype)
         return torch.einsum("h,shij->sij", head_weights[indices[k]], attention) + all_off[indices[k]] * identity
 
@@ -402,10 +422,10 @@ def _build_head_average(
 def _describe_heads(
     model: GroundModel, open_choices: Sequence[int], head: int | None, inclusion: Inclusion | None
 ) -> str:
-    """Over which heads and choices attention is averaged, in words."""
+    """Describe the heads and choices over which attention is averaged."""
     plate = "head" in model.network.graph.plate_sizes
     heads = f"head {head}" if head is not None else "the mean over heads" if plate else ""
-    heads = heads if inclusion is None else "the mean over heads by their inclusion"
+    heads = heads if inclusion is None else "the mean over heads, weighted by their inclusion"
     names = list(dict.fromkeys(model.ground.group_of(node).name for node in open_choices))
     if not names:
         return heads or "one head"
@@ -414,7 +434,7 @@ def _describe_heads(
 
 
 def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
-    """The open choices that the attention of some slices depends on."""
+    """Find the open choices on which the attention of some slices depends."""
     groups = [find_attention_spec(model, t, role).group for t in slices]
     if not has_ancestor_choices(model.network, {group.index for group in groups}):
         return []
@@ -424,7 +444,7 @@ def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | Non
 
 
 def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
-    """The open choices of the attention, their possible joint states `[S, choice]`, and `P(state | e)`, `[S]`."""
+    """Return the open choices of the attention, their possible joint states `[S, choice]` and `P(state | e)`, `[S]`."""
     choices = find_choices_read(query.model, slices, role)
     if not choices:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
@@ -441,15 +461,15 @@ def iter_attention_by_state(
     role: str | None,
     evaluator: NodeEvaluator | None = None,
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
+    """Iterate over chunks of states with `P(j | i)` of some slices, `[S, *plates, word, word]` each.
 
     Args:
-        query: The sentence; given all its choices, attention does not depend on the evidence.
-        open_choices: The open choices that the attention depends on.
-        states: A state of each choice, `[S, choice]`.
-        slices: The slices.
+        query: The sentence. Given all its choices, attention does not depend on the evidence.
+        open_choices: The open choices on which the attention depends.
+        states: The states of the choices, `[S, choice]`.
+        slices: The indices of the slices.
         role: The role with attention, if a slice has several.
-        evaluator: An evaluator of this sentence, used if no choice is open.
+        evaluator: An evaluator of this sentence, which is used if no choice is open.
     """
     model, specs = query.model, [find_attention_spec(query.model, t, role) for t in slices]
     evaluator = evaluator or NodeEvaluator(query.module, model, {})
@@ -464,7 +484,7 @@ def iter_attention_by_state(
             batch = evaluator.with_batched_states(dict(zip(open_choices, states[chunk].unbind(1), strict=True)), module)
             batch.prefetch_attention(specs)
             yield chunk, [batch.attention(t, role) for t in slices]
-        else:  # the compiled net refuses this batch: each state has its own route
+        else:  # the compiled net cannot compute this batch, because each state has its own route
             rows = []
             for row in states[chunk]:
                 row_model = replace(model, do={**model.do, **dict(zip(open_choices, row, strict=True))})
@@ -474,19 +494,20 @@ def iter_attention_by_state(
 
 
 def _select_heads(model: GroundModel, attention: Tensor, slice_: int, head: int | None) -> Tensor:
-    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all."""
+    """Return `P(j | i)` of one slice, `[state, head, word, word]`, of one head or of all."""
     n = attention.shape[-1]
     if attention.shape[-2] != n:
-        actual = f"{attention.shape[-2]} words that read {n}"
-        raise BNetError(f"slice {slice_}", expected="words that read their own stack", actual=actual, allowed="role=")
+        actual = f"{attention.shape[-2]} words that attend to {n} words"
+        expected = "words that attend to words of the same stack"
+        raise BNetError(f"slice {slice_}", expected=expected, actual=actual, hint="Pass role= of the self-attention")
     heads_table = attention.reshape(len(attention), -1, n, n)
     if head is None:
         return heads_table
-    num_heads = heads_table.shape[1]  # of all plates of heads
+    num_heads = heads_table.shape[1]  # over all plates of heads
     if num_heads % model.network.graph.plate_sizes.get("head", num_heads + 1):
         names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
-        allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"
-        raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
+        hint = f"Use do or evidence on {', '.join(names)}" if names else "Use head=None"
+        raise BNetError("head", expected="None, because the net has no plate of heads", actual=head, hint=hint)
     if check_int("head", head, minimum=0) >= num_heads:
-        raise BNetError("head", expected=f"a head from 0 to {num_heads - 1}", actual=head)
+        raise BNetError("head", expected=f"the index of a head, from 0 to {num_heads - 1}", actual=head)
     return heads_table[:, head : head + 1]

@@ -1,7 +1,9 @@
-"""TAN: the class of a slice shrunk to boxes, the maximum spanning tree of its attention, and the TAN of a corpus.
+"""TAN (tree-augmented naive Bayes): of a slice shrunk to boxes, of its attention, and of a corpus.
 
-Over a corpus, the tree maximizes the conditional mutual information of discrete codes of boxes given a discrete class.
-Given the words alone, boxes are functions of their parents, and all of this would be degenerate.
+A slice that is shrunk to boxes is classified as a naive Bayes, a TAN or another structure. The TAN of the attention of
+a slice is its maximum spanning tree. Over a corpus, the tree maximizes the conditional mutual information of discrete
+codes of boxes given a discrete class. Given only the words, boxes are functions of their parents, and all these
+quantities would be degenerate.
 """
 
 from __future__ import annotations
@@ -40,16 +42,23 @@ CLASS, OUTSIDE = "class", "(outside)"
 
 @dataclass(frozen=True)
 class Tan(Drawable):
-    """The class of a shrunk slice.
+    """The structure of a slice that is shrunk to boxes, one of which is the class.
 
     `kind` is one of:
 
     - `no DAG`; `naive Bayes`;
-    - `TAN`: the boxes except the class form one tree, each with at most one other parent;
-    - `forest augmented naive Bayes`: several trees;
+    - `TAN`: the boxes without the class form one tree, each with at most one other parent;
+    - `forest augmented naive Bayes`: they form several trees;
     - `reverse TAN` and its forest: at most one child, the tree with reversed arrows;
     - `augmented naive Bayes`;
-    - `DAG`: the class has no arrow to some boxes (`missing`); `nearly` is the kind with those arrows added.
+    - `DAG`: the class has no arrow to some boxes (`missing`).
+
+    Attributes:
+        kind: The kind of the structure.
+        nearly: The kind after adding arrows from the class to the `missing` boxes.
+        class_box: The box of the class.
+        missing: The boxes to which the class has no arrow.
+        quotient: The boxes and the arrows between them.
     """
 
     kind: str
@@ -59,7 +68,7 @@ class Tan(Drawable):
     quotient: Quotient = field(repr=False)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each arrow between boxes, with its number of ground arrows."""
+        """Return one row for each arrow between boxes, with its number of ground arrows."""
         import pandas as pd
 
         boxes = np.array(self.quotient.boxes, dtype=object)
@@ -67,18 +76,24 @@ class Tan(Drawable):
         return pd.DataFrame({"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts})
 
     def _repr_html_(self) -> str:
-        note = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""
+        """Return the kind and the arrows between boxes as HTML."""
+        note = f"; with arrows to {', '.join(self.missing)} it would be: {self.nearly}" if self.missing else ""
         title = f"{self.kind} (class {self.class_box}){note}"
         return f"<p>{escape(title)}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 @dataclass(frozen=True)
 class TanTree(Drawable):
-    """The maximum spanning arborescence of a slice's attention: a TAN with the state as class.
+    """The maximum spanning arborescence of the attention of a slice: a TAN with the hidden state as class.
 
-    - `parents[i]`: the best parent of word i (-1: a root); `weights[i]` is its attention to the parent.
-    - `mass`: the fraction of the attention between different words that lies on the tree,
-      `sum P(pa(i) | i) / sum (1 - P(i | i))`: how tree-like the attention is.
+    Attributes:
+        parents: The parent of each word; -1 for a root.
+        weights: The attention of each word to its parent; 0 for a root.
+        mass: The share of the attention between different words that is on the tree,
+            `sum P(pa(i) | i) / sum (1 - P(i | i))`. It measures how tree-like the attention is.
+        tokens: The tokens of the words.
+        slice: The index of the slice.
+        head: A description of the heads over which attention is averaged.
     """
 
     parents: tuple[int, ...]
@@ -89,7 +104,7 @@ class TanTree(Drawable):
     head: str
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each word: its parent, and its attention to the parent."""
+        """Return one row for each word: its parent, and its attention to the parent."""
         import pandas as pd
 
         tokens = list(self.tokens)
@@ -98,6 +113,7 @@ class TanTree(Drawable):
         return pd.DataFrame(records, columns=["token", "parent", "parent_token", "share"])
 
     def _repr_html_(self) -> str:
+        """Return the tree as an HTML table."""
         title = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
         return f"<p>{escape(title)}</p>{self.to_dataframe().to_html()}"
 
@@ -105,18 +121,19 @@ class TanTree(Drawable):
 def classify_slice(
     state: SentenceState, boxes: str | Mapping[str, str], slice_: int, class_box: str | None, stack: str | None = None
 ) -> Tan:
-    """The class of a slice that is shrunk to boxes.
+    """Classify the structure of a slice that is shrunk to boxes.
 
     Args:
         state: The sentence.
-        boxes: `"words"`, `"roles"`, or the box of each node.
-        slice_: The slice.
-        class_box: The box of the class; by default the state that enters, else the root with the most outgoing arrows.
+        boxes: `"words"`, `"roles"`, or a mapping from node to box.
+        slice_: The index of the slice.
+        class_box: The box of the class. By default the state that enters the slice, else the root with the most
+            outgoing arrows.
         stack: The stack of the slice, in a net with several stacks.
 
     Raises:
-        BNetError: There is no such slice, or no such box.
-        UnknownNameError: There is no such stack.
+        BNetError: If there is no such slice or box.
+        UnknownNameError: If there is no such stack.
     """
     ground, depths = state.ground, state.network.graph.slices
     if stack is not None and (not isinstance(stack, str) or stack not in depths):
@@ -133,22 +150,24 @@ def classify_slice(
         quotient, first = shrink(ground, boxes, NodeSelection(slices=[slice_], weights=False)), None
     chosen = class_box if class_box is not None else first or _guess_class_box(quotient)
     if not isinstance(chosen, str) or chosen not in quotient.boxes:
-        raise BNetError("class_box", expected="a box", actual=chosen, allowed=", ".join(quotient.boxes))
+        raise BNetError("class_box", expected="the name of a box", actual=chosen, allowed=", ".join(quotient.boxes))
     return _classify(quotient, chosen)
 
 
 def build_box_namer(
     ground: GroundGraph, boxes: str, slice_: int, stack: str | None = None
 ) -> tuple[Callable[[str], str], str]:
-    """A function from node names to boxes, and the name of the class box."""
+    """Return a function from node names to boxes, and the name of the class box."""
     previous = slice_ - 1 if slice_ else -1
     word_groups = [group for group in ground.template.groups if group.word_stack is not None]
     states = [f for f in word_groups if (f.slice, f.step) == (slice_, previous) and stack in (None, f.stack)]
     if len(states) != 1:
-        names = ", ".join(group.name for group in states) or "none"
-        hint = f"stack=, one of {', '.join(group.stack for group in states)}; " if len(states) > 1 else ""
-        allowed = f"{hint}boxes=, a mapping"
-        raise BNetError("slice", expected="a slice that one state enters", actual=names, allowed=allowed)
+        expected = "a slice with exactly one state that enters it"
+        if not states:
+            raise BNetError("slice", expected=expected, hint="Pass boxes= as a mapping from node to box")
+        names = ", ".join(group.name for group in states)
+        hint = f"Pass stack=, one of {', '.join(group.stack for group in states)}, or boxes= as a mapping"
+        raise BNetError("slice", expected=expected, actual=names, hint=hint)
     entry, stack = states[0], states[0].stack
 
     def box(name: str) -> str:
@@ -165,7 +184,7 @@ def build_box_namer(
 
 
 def _drop_box(quotient: Quotient, box: str) -> Quotient:
-    """The quotient without one box and its arrows."""
+    """Return the quotient without one box and its arrows."""
     if box not in quotient.boxes:
         return quotient
     index = quotient.boxes.index(box)
@@ -176,7 +195,7 @@ def _drop_box(quotient: Quotient, box: str) -> Quotient:
 
 
 def _guess_class_box(quotient: Quotient) -> str:
-    """The root with the most outgoing arrows; the first box if there is no root."""
+    """Return the root with the most outgoing arrows; the first box if there is no root."""
     counts = np.bincount(quotient.arrows[:, 0], minlength=len(quotient.boxes))
     entered = set(quotient.arrows[:, 1].tolist())
     roots = [k for k in range(len(quotient.boxes)) if k not in entered] or [0]
@@ -184,6 +203,7 @@ def _guess_class_box(quotient: Quotient) -> str:
 
 
 def _classify(quotient: Quotient, class_box: str) -> Tan:
+    """Classify the structure of the boxes, given the box of the class."""
     word_boxes = [box for box in quotient.boxes if box != class_box]
     sources, targets = quotient.arrows.T
     class_index, edges = quotient.boxes.index(class_box), _drop_box(quotient, class_box).arrows
@@ -204,13 +224,20 @@ def _classify(quotient: Quotient, class_box: str) -> Tan:
 
 
 def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
-    """The maximum spanning arborescence of one slice's attention.
+    """Compute the maximum spanning arborescence of the attention of one slice.
 
     Args:
-        attention: `P(j | i)`, `[word, word]`.
+        attention: The attention `P(j | i)`, `[word, word]`.
         tokens: The tokens of the words.
         slice_: The index of the slice.
-        head: The head in words, for display.
+        head: A description of the heads over which attention is averaged, for display.
+
+    Returns:
+        The tree, and the share of the attention that is on it.
+
+    >>> import torch
+    >>> tan_tree(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), ("the", "cat"), 0, "head 0").parents
+    (-1, 0)
     """
     table = to_numpy(attention)
     table = np.where(table == 0, np.nan, table)
@@ -222,18 +249,23 @@ def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str)
     return TanTree(tuple(parents), tuple(weights), mass, tokens, slice_, head)
 
 
-MIN_SENTENCES_PER_STATE = 10  # sentences for each observed joint state: the bias is then below 1/20 nat
+MIN_SENTENCES_PER_STATE = 10  # sentences for each observed joint state, so that the bias is below 1/20 nat
 
 
 @dataclass(frozen=True)
 class CorpusTan:
     """The tree of boxes with the maximum conditional mutual information given the class, over a corpus.
 
-    - `parents[i]`: the parent of box i (-1: the root).
-    - `information[i, j]`: `I(box i; box j | class)` in nats; `corrected` is the same without its estimated bias, and
-      determines the tree.
-    - `divergence`: the KL divergence from the corpus to the TAN fitted to it; None with fewer than 10 sentences for
-      each observed joint state of the class and all boxes (`joint_states`), as `no_divergence_reason` explains.
+    Attributes:
+        boxes: The names of the boxes.
+        parents: The parent of each box; -1 for the root.
+        information: `I(box i; box j | class)` in nats, `[box, box]`.
+        corrected: `information` without its estimated bias, `[box, box]`; it determines the tree.
+        divergence: The KL divergence in nats from the corpus to the TAN that is fitted to it. It is None for fewer than
+            10 sentences for each observed joint state, as `no_divergence_reason` explains.
+        divergence_corrected: `divergence` without its estimated bias.
+        joint_states: The number of observed joint states of the class and all boxes.
+        sentences: The number of sentences.
     """
 
     boxes: tuple[str, ...]
@@ -247,14 +279,14 @@ class CorpusTan:
 
     @property
     def no_divergence_reason(self) -> str | None:
-        """Why there is no divergence; None if there is one."""
+        """The reason why there is no divergence; None if there is one."""
         if self.divergence is not None:
             return None
-        counts = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
-        return f"{counts}: their joint entropy needs {MIN_SENTENCES_PER_STATE} to each"
+        counts = f"{self.sentences} sentences have {self.joint_states} joint states of the class and all boxes"
+        return f"{counts}, and the estimate of the joint entropy requires {MIN_SENTENCES_PER_STATE} sentences for each"
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each box: its parent in the tree and their mutual information."""
+        """Return one row for each box: its parent in the tree and their mutual information."""
         import pandas as pd
 
         rows = [
@@ -264,31 +296,37 @@ class CorpusTan:
         return pd.DataFrame(rows, columns=["box", "parent", "information", "corrected"])
 
     def _repr_html_(self) -> str:
+        """Return the divergence and the tree as HTML."""
         if self.divergence is None or self.divergence_corrected is None:
-            detail = f"divergence from the TAN not told: {self.no_divergence_reason}"
+            detail = f"no divergence from the TAN: {self.no_divergence_reason}"
         else:
             detail = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
         return f"<p>{self.sentences} sentences; {detail}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> CorpusTan:
-    """The TAN of a corpus.
+    """Learn the TAN of a corpus from discrete codes.
 
     Args:
-        classes: A class for each sentence.
-        codes: A code for each box of each sentence, `[sentence, box]`.
+        classes: The class of each sentence, `[sentence]`.
+        codes: The code of each box of each sentence, `[sentence, box]`.
         boxes: The names of the boxes.
+
+    Returns:
+        The tree, the mutual information of the boxes, and the divergence of the corpus from the TAN.
+
+    Raises:
+        BNetError: If there are fewer than two sentences, or the classes determine all codes.
     """
     import networkx as nx
 
     label, table = np.asarray(classes), np.asarray(codes)
     if table.ndim != 2 or len(label) != len(table) or len(table) < 2:
         actual = f"{len(label)} classes and codes of shape {table.shape}"
-        raise BNetError("corpus", expected="at least two sentences, a class for each", actual=actual)
+        raise BNetError("corpus", expected="at least two sentences with a class for each", actual=actual)
     if all(len(np.unique(table[label == c], axis=0)) == 1 for c in np.unique(label)):
-        expected = "codes that differ between sentences of a class"
-        actual = "boxes that the class determines: their information is zero"
-        raise BNetError("corpus", expected=expected, actual=actual)
+        expected = "codes that differ between sentences of a class, because otherwise their information is zero"
+        raise BNetError("corpus", expected=expected)
     n = table.shape[1]
     pairs = [(i, j) for i in range(n) for j in range(i)]
     plain, corrected = np.zeros((n, n)), np.zeros((n, n))
@@ -306,8 +344,8 @@ def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> 
     edges = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
     marginal = np.sum([_conditional_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
     explained = [sum(float(h_i[edge]) for edge in edges) for h_i in (plain, corrected)]
-    # KL(corpus || TAN) = sum_i H(i | class) - H(all | class) - sum_edges I(i; j | class). The joint entropy is at most
-    # log N whatever the truth is, so that the divergence needs several sentences for each joint state.
+    # KL(corpus || TAN) = sum_i H(i | class) - H(all | class) - sum_edges I(i; j | class). The estimate of the joint
+    # entropy is at most log N for any truth, so the divergence requires several sentences for each joint state.
     num_states = len(np.unique(np.column_stack([label, table]), axis=0))
     divergence = (
         marginal - np.array(_conditional_entropies(label, table)) - np.array(explained)
@@ -327,9 +365,9 @@ def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> 
 
 
 def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, float]:
-    """`H(codes | class)` in nats: the plug-in estimate, and the one with bias correction."""
-    # Plug-in entropy is biased down by about (observed states - 1) / 2N nats (Miller 1955), which is added for each
-    # class.
+    """Compute `H(codes | class)` in nats: the plug-in estimate, and the estimate with bias correction."""
+    # The plug-in entropy is biased down by about (observed states - 1) / 2N nats (Miller 1955). The correction adds
+    # this for each class.
     plain = extra = 0.0
     for c in np.unique(labels):
         counts = np.unique(codes[labels == c], axis=0, return_counts=True)[1]
@@ -342,28 +380,28 @@ def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, fl
 def learn_tan_from_sentences(
     states: Sequence[SentenceState], classes: object, slice_: int, head: int | None, role: str | None
 ) -> CorpusTan:
-    """The TAN of sentences of one length.
+    """Learn the TAN of sentences of one length.
 
     Boxes are words, and the code of a word is the word with its maximum attention.
 
     Args:
         states: The sentences; ranks share them.
-        classes: A label for each sentence, or a discrete node: the class is its most probable state given the
-            evidence of the sentence, and is observed as evidence.
-        slice_: The slice.
-        head: The head; None for the mean.
+        classes: A label for each sentence, or a discrete node. The class is then the most probable state of the node
+            given the evidence of the sentence, and it is added to the evidence.
+        slice_: The index of the slice.
+        head: The index of the head; None for the mean over heads.
         role: The role with attention.
 
     Raises:
-        BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
+        BNetError: If the sentences differ in length, one has no evidence for its class, or labels are missing.
     """
     network = states[0].network if states else None
     if network is None or len({len(s.tokens[parse_attention_slices(network, slice_, role)[0]]) for s in states}) != 1:
-        raise BNetError("sentences", expected="sentences of one length, at least one", actual="others, or none")
+        raise BNetError("sentences", expected="at least one sentence, all of the same length")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
-        expected = f"evidence (observe) on each sentence, for {classes} is its class"
-        raise BNetError("sentences", expected=expected, actual="one without", allowed="classes=, a list of labels")
+        expected = f"evidence on each sentence, because {classes} is its class"
+        raise BNetError("sentences", expected=expected, hint="Call observe(...), or pass a list of labels as classes=")
     labels = _parse_labels(classes, len(states)) if node is None else [None] * len(states)
     with distributed_context(resolve_device(None, network)) as ranks:
         data = [(state.encoded.given, state.evidence) for state in states]
@@ -372,7 +410,7 @@ def learn_tan_from_sentences(
         local = [_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard]
         results = ranks.all_gather_object(local)
     rows = [results[k % len(results)][k // len(results)] for k in range(len(states))]
-    if node is not None:  # labels of the user stay the objects of this rank
+    if node is not None:  # labels that the user passed stay the objects of this rank
         labels = [label for label, _ in rows]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     table = np.array([codes for _, codes in rows])
@@ -383,7 +421,7 @@ def learn_tan_from_sentences(
 def _get_class_and_codes(
     state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
 ) -> tuple[Hashable, list[int]]:
-    """The class of a sentence, and for each word the word with its maximum attention."""
+    """Return the class of a sentence, and for each word the word with its maximum attention."""
     if node is not None:
         number = state.ground.id(node)
         check_discrete_node(state.model, number)
@@ -397,12 +435,12 @@ def _get_class_and_codes(
 
 
 def _parse_labels(classes: object, count: int) -> list[Hashable]:
-    """A label for each sentence, from a list, an array or a tensor."""
+    """Read a label for each sentence from a list, an array or a tensor."""
     entries: list[Any] = to_list(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:
-        raise BNetError("classes", expected=f"{count} labels, or a discrete node", actual=classes)
+        raise BNetError("classes", expected=f"{count} labels, or the name of a discrete node", actual=classes)
     for label in labels:
         if not isinstance(label, str | int | float) or label != label:
-            raise BNetError("classes", expected="labels that are names or numbers", actual=label)
+            raise BNetError("classes", expected="labels that are strings or numbers", actual=label)
     return labels

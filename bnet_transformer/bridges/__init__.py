@@ -4,5 +4,5 @@ networkx   template and ground graphs as networkx graphs, node-link JSON and Gra
 pgmpy      the discrete part of a sentence's bnet as tables, for pgmpy and as BIF
 pyro       the net as a Pyro model
 
-To add a text format of graphs, add its writer to `networkx.get_graph_writers`; `drawing` chooses it by the suffix.
+To add a text format for graphs, add its writer to `networkx.get_graph_writers`; `drawing` selects it by the suffix.
 """

@@ -1,7 +1,7 @@
 """The template graph of a net and the ground graph of a sentence as networkx graphs, node-link JSON and GraphML.
 
-The attributes of nodes (role, slice, word, kind, label, ...) are all that other exports and figures need, so they read
-these graphs only.
+Other exports and figures read only these graphs, because the attributes of nodes (role, slice, word, kind, label, ...)
+contain all that they need.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     import networkx as nx
 
 MAX_ARROWS = 100_000
-MAX_WEIGHTED_ARROWS = 2_000_000  # of which those below `min_weight` are then left out
+MAX_WEIGHTED_ARROWS = 2_000_000  # before those below `min_weight` are left out
 HEAD_PLATE = "head"
 JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
 
-# Characters that XML 1.0 forbids, the carriage return, which XML readers turn into a line feed, and quoted strings.
+# Characters that XML 1.0 forbids, the carriage return (XML readers convert it to a line feed), and quoted strings.
 _NEEDS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
 ArrowWeights = Mapping[tuple[int, int], float]
 
 
 def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
-    """The writers of a graph by suffix; the graph is built when a file is written."""
+    """Return the writers of a graph by suffix. The graph is built when a file is written."""
     return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
 
 
@@ -46,11 +46,17 @@ def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
 
 
 def template_graph_to_networkx(network: Network) -> nx.MultiDiGraph:
-    """The template graph: one node for each node group (a template at a slice), one arrow for each slot of a child.
+    """Build the template graph: one node for each node group, one arrow for each slot of a child.
 
-    Nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Arrows: role (the parent's), slot, reach and
-    pick, which maps a plate of the parent to the selector whose state picks along it; the selector has an arrow too,
-    with slot `pick`.
+    Attributes of nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Attributes of arrows: role (of
+    the parent), slot, reach and pick. `pick` maps a plate of the parent to the selector whose state selects an entry
+    along it; the arrow of the selector has the slot `pick`.
+
+    Args:
+        network: The net.
+
+    Returns:
+        The graph.
     """
     import networkx as nx
 
@@ -81,16 +87,28 @@ def ground_graph_to_networkx(
     min_weight: float | None = None,
     limit: int | None = MAX_ARROWS,
 ) -> nx.DiGraph:
-    """The ground graph of a sentence, or a selection of it.
+    """Build the ground graph of a sentence, or a selection of it.
 
-    Nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind (`deterministic`,
-    `stochastic`, `observed`), learnable, shape, tpm, label. Arrows: role (the parent's) and, where `weights` has one
-    for `(parent, child)`, weight; those of a weight below `min_weight` are left out. `tokens` are the words of each
-    stack. With more than `limit` arrows (not counting those left out) it raises before any is built; `limit=None` is no
-    limit.
+    Attributes of nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind
+    (`deterministic`, `stochastic`, `observed`), learnable, shape, tpm, label. Attributes of arrows: role (of the
+    parent) and, if `weights` contains the arrow, weight.
+
+    Args:
+        network: The net.
+        ground: The ground graph.
+        selection: The nodes and arrows to include; None for all.
+        tokens: The words of each stack.
+        observed: The ids of the observed nodes.
+        weights: The weights of arrows by `(parent, child)`.
+        min_weight: The minimum weight of an arrow; arrows with a smaller weight are left out.
+        limit: The maximum number of arrows, without those left out; it is checked before the graph is built. None for
+            no limit.
+
+    Returns:
+        The graph.
 
     Raises:
-        BudgetError: There are more arrows than `limit`.
+        BudgetError: If there are more arrows than `limit`.
     """
     selection = selection or NodeSelection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
@@ -124,20 +142,24 @@ def sentence_to_networkx(
     min_weight: float | None = None,
     limit: int | None = MAX_ARROWS,
 ) -> nx.DiGraph:
-    """The ground graph of a sentence, or the part of it that a user asks for.
+    """Build the ground graph of a sentence, or a part of it.
 
     Args:
         state: The sentence.
-        weights: Whether to include selectors and weights.
+        weights: True includes selectors and weights.
         slices: The slices to include; None for all.
         words: The words to include; None for all.
         heads: The heads to include; None for all.
-        attention: Whether arrows have a `weight`, `P(j | i)` averaged over the posterior of the open choices.
-        min_weight: The minimum weight of an arrow.
-        limit: The maximum number of arrows.
+        attention: True adds a `weight` to arrows of attention: `P(j | i)`, averaged over the posterior of the open
+            choices.
+        min_weight: The minimum weight of an arrow; None for no minimum.
+        limit: The maximum number of arrows; None for no limit.
+
+    Returns:
+        The graph.
 
     Raises:
-        BudgetError: More arrows than `limit` remain.
+        BudgetError: If more arrows than `limit` remain.
     """
     check_choice("weights", weights, (True, False))
     check_choice("attention", attention, (True, False))
@@ -165,26 +187,26 @@ def sentence_to_networkx(
 def check_arrow_limit(
     ground: GroundGraph, selection: NodeSelection, limit: int | None = MAX_ARROWS, *, num_weak: int = 0
 ) -> None:
-    """Refuse more arrows than the limit, not counting `num_weak` ones; they are counted without building them."""
+    """Raise an error for more arrows than the limit, without `num_weak` arrows. The arrows are counted, not built."""
     if limit is None:
         return
     arrows = ground.count_arrows(selection) - num_weak
     if arrows > check_int("limit", limit, minimum=0):
         raise BudgetError(
             "networkx graph",
-            expected=f"at most {limit} arrows (each becomes a Python object)",
-            actual=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
-            allowed=f"fewer slices, words or plates, or limit={arrows} (limit=None for no limit)",
+            expected=f"at most {limit:,} arrows (each becomes a Python object)",
+            actual=f"{ground.count_nodes(selection):,} nodes and {arrows:,} arrows",
+            hint=f"Select fewer slices, words or plates, or raise limit={arrows} (limit=None for no limit)",
         )
 
 
 def get_display_kind(spec: NodeSpec) -> str:
-    """The kind of a node in figures and exported graphs: observed, deterministic or stochastic."""
+    """Return the kind of a node in figures and exported graphs: observed, deterministic or stochastic."""
     return {"input": "observed", "deterministic": "deterministic"}.get(spec.tpm.kind, "stochastic")
 
 
 def _get_group_attributes(spec: NodeSpec) -> dict[str, Any]:
-    """The attributes that all nodes of a group share."""
+    """Return the attributes that all nodes of a group share."""
     return {
         "stack": spec.group.stack,
         "role": spec.group.role,
@@ -203,7 +225,7 @@ def _iter_nodes(
     tokens: Mapping[str, Sequence[str]],
     observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The nodes of a group with their attributes."""
+    """Iterate over the nodes of a group with their attributes."""
     group = spec.group
     axes = ground.axes(group)
     head_axis = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
@@ -237,10 +259,16 @@ def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> It
 
 
 def to_json(graph: nx.Graph) -> str:
-    """Node-link JSON, which networkx reads back as the same graph, except that tuples become lists.
+    """Convert a graph to node-link JSON. networkx reads it back as the same graph, but tuples become lists.
+
+    Args:
+        graph: The graph.
+
+    Returns:
+        The JSON text.
 
     Raises:
-        BNetError: A weight is no finite number.
+        BNetError: If a weight is not finite.
 
     >>> import networkx as nx
     >>> g = nx.DiGraph([("x_0_0", "q_0_0", {"role": "x", "weight": 0.5})])
@@ -256,8 +284,10 @@ def to_json(graph: nx.Graph) -> str:
 
 
 def to_graphml(graph: nx.Graph) -> str:
-    """GraphML. Values without a GraphML type are JSON strings: tuples, mappings, and strings with characters that XML
-    forbids; so are strings in double quotes, to keep the two apart. Attributes that are None are left out.
+    """Convert a graph to GraphML.
+
+    Values without a GraphML type are JSON strings: tuples, mappings, and strings with characters that XML forbids.
+    Strings in double quotes are JSON strings too, so that the two are distinct. Attributes that are None are left out.
     """
     import networkx as nx
 
@@ -271,6 +301,7 @@ def to_graphml(graph: nx.Graph) -> str:
 
 
 def _to_graphml_attributes(data: dict[str, Any]) -> dict[str, Any]:
+    """Convert attributes to values that GraphML can contain."""
     attributes = {}
     for key, value in data.items():
         if isinstance(value, bool | int | float) or (isinstance(value, str) and not _NEEDS_JSON.search(value)):

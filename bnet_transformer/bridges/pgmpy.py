@@ -1,9 +1,9 @@
 """The discrete part of a sentence's bnet, given its words, as tables: a pgmpy network, and the BIF format.
 
-The variables are the discrete random nodes (selectors, atoms, words that are read, categorical readouts). The parents
-of a variable are the discrete random nodes on which its distribution depends, also through deterministic nodes; its
-table is computed by the reference, once for each joint state of the parents. Continuous readouts are left out, unless
-there is evidence on them.
+The variables are the discrete random nodes (selectors, atoms, word positions, categorical readouts). The parents of a
+variable are the discrete random nodes on which its distribution depends, also through deterministic nodes. The
+reference implementation computes its table, with one run for each joint state of the parents. Continuous readouts are
+left out, unless they have evidence.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
-MAX_TABLE_ENTRIES = 10_000_000  # of all tables
-MAX_TABLE_DIMS = 64  # the limit of numpy, hence of pgmpy
+MAX_TABLE_ENTRIES = 10_000_000  # in all tables together
+MAX_TABLE_DIMS = 64  # the limit of numpy, and so of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
 
 
@@ -46,7 +46,7 @@ class ConditionalTable:
 
 @dataclass(frozen=True)
 class _TablePlan:
-    """A table to compute. `evidence` is the evidence on the node, if the variable is an observation of it."""
+    """A table to compute; `evidence` is the evidence on the node, if the variable is an observation of it."""
 
     node: int
     name: str
@@ -63,17 +63,26 @@ def to_pgmpy(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> DiscreteBayesianNetwork:
-    """The discrete part as a pgmpy network. States are named as `format_state_name` says, unlabelled ones "0", "1", ...
+    """Convert the discrete part to a pgmpy network.
 
-    A node that `do` sets to a state is a root with a delta; ask `VariableElimination`, not `CausalInference`, whose
-    `do` is wrong (pgmpy 1.1.2). Evidence that no state of a variable can carry (on a continuous or a deterministic
-    node) becomes a variable with the states seen and unseen, whose table is the likelihood divided by its maximum:
-    virtual evidence (Pearl 1988), which changes no posterior.
-    `model.graph["evidence"]` is all of the evidence, as `query` takes it.
+    States are named as by `format_state_name`; states without labels are "0", "1", .... A node that `do` sets to a
+    state is a root with a delta distribution. Query it with `VariableElimination`, not with `CausalInference`, whose
+    `do` is wrong in pgmpy 1.1.2. Evidence on a continuous or deterministic node becomes a variable with the states
+    `seen` and `unseen`. Its table is the likelihood divided by its maximum: this is virtual evidence (Pearl 1988),
+    which does not change posteriors. `network.graph["evidence"]` contains all evidence, in the form that `query` takes.
+
+    Args:
+        model: The ground model of the sentence.
+        evidence: The evidence by node.
+        limit: The maximum number of entries of all tables.
+        runs: The maximum number of runs, one for each joint state of the parents of a variable.
+
+    Returns:
+        The pgmpy network.
 
     Raises:
-        BudgetError: The tables have more than `limit` entries, or need more than `runs` runs of the reference; they are
-            counted before any is computed.
+        BudgetError: If the tables have more than `limit` entries, or need more than `runs` runs. Both are counted
+            before any table is computed.
     """
     tables, states = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     from pgmpy.factors.discrete import TabularCPD
@@ -105,9 +114,18 @@ def to_bif(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> str:
-    """The discrete part in the BIF format, with exact probabilities; see `to_pgmpy` and `format_state_name`.
+    """Convert the discrete part to the BIF format, with exact probabilities; see `to_pgmpy` and `format_state_name`.
 
     (pgmpy's BIFReader does not distinguish names that differ only in case.)
+
+    Args:
+        model: The ground model of the sentence.
+        evidence: The evidence by node.
+        limit: The maximum number of entries of all tables.
+        runs: The maximum number of runs, one for each joint state of the parents of a variable.
+
+    Returns:
+        The BIF text.
     """
     tables, _ = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     lines = ["network bnet {", "}"]
@@ -127,7 +145,7 @@ def to_bif(
 
 
 def format_state_name(text: str) -> str:
-    """A label as a BIF identifier: letters stay, and digits after the first character; any other character is `_hex_`.
+    """Convert a label to a BIF identifier: letters and later digits stay, any other character becomes `_hex_`.
 
     >>> format_state_name("sat"), format_state_name("don't"), format_state_name("2nd")
     ('sat', 'don_27_t', '_32_nd')
@@ -144,7 +162,7 @@ def model_to_tables(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> tuple[list[ConditionalTable], dict[str, str]]:
-    """The tables of the discrete part, and the evidence as the state of each variable that has some."""
+    """Compute the tables of the discrete part, and the evidence as the state of each variable that has evidence."""
     observed = dict(evidence or {})
     set_states = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
     open_model = replace(model, do={n: v for n, v in model.do.items() if n not in set_states})
@@ -174,17 +192,18 @@ def model_to_tables(
 def _plan_tables(
     model: GroundModel, set_states: Mapping[int, Tensor], evidence: Mapping[int, Tensor], fixed: Mapping[int, Tensor]
 ) -> list[_TablePlan]:
-    """Every variable with its parents: the discrete random nodes, then observations of other nodes.
+    """Plan every variable with its parents: the discrete random nodes, then observations of other nodes.
 
-    `fixed` is the evidence on continuous nodes: nothing below them depends on their ancestors.
+    `fixed` is the evidence on continuous nodes: their descendants do not depend on their ancestors through them.
     """
     ground = model.ground
     groups = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]
     nodes = [n for group in groups for n in ground.select_nodes(group).tolist() if n not in model.do]
     if not nodes:
         kinds = sorted({type(m.tpm).__name__ for m in model.network.specs if m.tpm.is_random})
-        actual = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
-        raise BNetError("discrete part", expected="at least one discrete random node", actual=actual)
+        expected = "at least one discrete random node"
+        hint = f"All random nodes are continuous ({', '.join(kinds)})" if kinds else "This net has no random nodes"
+        raise BNetError("discrete part", expected=expected, hint=hint)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:
         """The discrete random nodes on which the distribution of a node depends."""
@@ -206,35 +225,36 @@ def _plan_tables(
 
 
 def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: int, budget: int) -> None:
-    """Refuse tables that are too large, before any is computed."""
-    hint = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
+    """Raise an error for tables that are too large, before any is computed."""
+    hint = "Set some of its parents with do=, use a shorter sentence or fewer heads, or raise limit="
     total = 0
     for plan in plans:
         dims = 1 + len(plan.parents)
         entries = len(plan.states) * math.prod(model.count_states(parent) for parent in plan.parents)
         if dims > MAX_TABLE_DIMS or entries > limit:
-            expected = f"a table of at most {MAX_TABLE_DIMS} dims and {limit} entries"
+            expected = f"a table of at most {MAX_TABLE_DIMS} dims and {limit:,} entries"
             raise BudgetError(
-                plan.name, expected=expected, actual=f"{dims} dims and {_format_count(entries)} entries", allowed=hint
+                plan.name, expected=expected, actual=f"{dims} dims and {_format_count(entries)} entries", hint=hint
             )
         total += entries
     if total > limit:
         actual = f"{_format_count(total)} in {len(plans)} tables"
-        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", actual=actual, allowed="limit=")
+        expected = f"at most {limit:,} entries in all tables"
+        raise BudgetError("discrete part", expected=expected, actual=actual, hint="Raise limit=")
     count = sum(math.prod(model.count_states(p) for p in parents) for parents in _group_by_parents(plans))
     if count > budget:
-        expected = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
-        raise BudgetError(
-            "discrete part", expected=expected, actual=f"{_format_count(count)} runs", allowed=f"runs={count}"
-        )
+        expected = f"at most {budget:,} runs, one for each joint state of a variable's parents"
+        actual = f"{_format_count(count)} runs"
+        raise BudgetError("discrete part", expected=expected, actual=actual, hint=f"Raise runs={count}")
 
 
 def _format_count(count: int) -> str:
-    return str(count) if count < 10**15 else f"some 2^{count.bit_length() - 1}"
+    """Format a count; a very large one as a power of 2."""
+    return f"{count:,}" if count < 10**15 else f"about 2^{count.bit_length() - 1}"
 
 
 def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list[_TablePlan]]:
-    """Group variables by their parents: those with the same parents share the runs of the reference."""
+    """Group variables by their parents: variables with the same parents share the runs."""
     groups: dict[tuple[int, ...], list[_TablePlan]] = {}
     for plan in plans:
         groups.setdefault(plan.parents, []).append(plan)
@@ -242,7 +262,7 @@ def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list
 
 
 def _compute_log_row(run: ReferenceRun, plan: _TablePlan, set_state: Tensor | None) -> Tensor:
-    """The log probability of each state, or of the evidence."""
+    """Compute the log probability of each state, or of the evidence."""
     if plan.evidence is not None:
         if run.model.spec(plan.node).tpm.kind == "continuous":
             return run.log_prob(plan.node).reshape(1)
@@ -253,22 +273,23 @@ def _compute_log_row(run: ReferenceRun, plan: _TablePlan, set_state: Tensor | No
         return torch.where(states == set_state, 0.0, -math.inf).double()
     row = run.distribution(plan.node).log_prob(states).double()
     if bool(row.isnan().any()):
-        raise EvidenceError(plan.name, expected="a distribution over its states", actual="probabilities that are NaN")
+        expected = "a distribution over its states"
+        raise EvidenceError(plan.name, expected=expected, actual="probabilities that contain NaN")
     return row
 
 
 def _build_likelihood_table(log_likelihood: NDArray[np.float64], name: str, evidence: Tensor) -> NDArray[np.float64]:
-    """The table of seen and unseen: the likelihood divided by its maximum is a probability, with the same ratios."""
+    """Compute the table of `seen` and `unseen`: the likelihood divided by its maximum, which has the same ratios."""
     top = log_likelihood.max()
     if not top > -math.inf:
-        actual = f"{evidence.tolist()}, of probability zero"
-        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=actual)
+        actual = f"{evidence.tolist()}, which has probability zero"
+        raise EvidenceError(name, expected="evidence that is possible in some state of the net", actual=actual)
     likelihood = np.exp(log_likelihood - top)
     return np.concatenate([likelihood, 1 - likelihood])
 
 
 def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
-    """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
+    """Return the names of a variable's states: its labels, the words of the vocabulary for a readout, or numbers."""
     spec, count = model.spec(node), model.count_states(node)
     labels = getattr(spec.tpm, "labels", None)
     words = model.network.vocabularies.get(spec.group.stack, ())
@@ -277,10 +298,11 @@ def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
         labels = words
     names = tuple(map(format_state_name, map(str, labels))) if labels is not None else tuple(map(str, range(count)))
     if len(set(names)) != count:
-        raise BNetError(f"labels of {spec.group.name}", expected=f"{count} different ones", actual=labels)
+        expected = f"{count} different labels"
+        raise BNetError(f"labels of {spec.group.name}", expected=expected, actual=labels)
     return names
 
 
 def _is_state(model: GroundModel, node: int, value: Tensor) -> bool:
-    """True for a state of a discrete random node (an atom may also be given by its matrix, which is none)."""
+    """Return True for a state of a discrete random node; the matrix of an atom is no state."""
     return model.spec(node).tpm.kind == "discrete" and not value.is_floating_point()

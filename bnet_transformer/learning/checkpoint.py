@@ -1,6 +1,6 @@
 """Checkpoints of `train` and `fit`: the state that a run needs to resume, in one safetensors file.
 
-The file is replaced atomically, so an interrupted write leaves the last checkpoint as it was.
+The file is replaced atomically, so an interrupted write leaves the previous checkpoint intact.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CHANGEABLE_SETTINGS = frozenset(("rate", "schedule", "warmup", "dim", "clip", "p
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The folder of the checkpoints of a run, and whether the run resumes from the one in it.
+    """The folder of the checkpoint of a run, and whether the run resumes from it.
 
     Args:
-        folder: The folder of the checkpoint; it is created if it does not exist.
-        resume: False raises an error if the folder has a checkpoint. True resumes from it bit for bit, with the same
-            settings, or starts a new run if there is none. `"changed"` allows another rate, schedule, warmup, dim,
-            clip, precision or number of steps.
+        folder: The folder of the checkpoint. It is created if it does not exist.
+        resume: False raises an error if the folder contains a checkpoint. True resumes from the checkpoint bit for bit,
+            with the same settings, or starts a new run if there is no checkpoint. `"changed"` also allows another rate,
+            schedule, warmup, dim, clip, precision or number of steps.
 
     >>> Checkpoints("runs/first", resume=True).changeable
     frozenset()
@@ -70,19 +70,26 @@ class Checkpoints:
         """
         path = self.create_path()
         if path.exists() and not self.resume:
-            allowed = "bt.Checkpoints(folder, resume=True), another folder"
-            raise FileError(str(path), expected="no checkpoint yet", actual="one", allowed=allowed)
+            hint = "Use bt.Checkpoints(folder, resume=True) to resume from it, or another folder"
+            raise FileError(f"{path} already exists", hint=hint)
         return path, path.exists()
 
     @classmethod
     def from_value(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
-        """Convert an argument of the caller to a config: a folder becomes a config without `resume`."""
+        """Convert an argument of the caller to a config.
+
+        Args:
+            value: A config, which is returned as it is; a folder, which becomes a config with `resume=False`; or None.
+
+        Returns:
+            The config, or None.
+        """
         return value if value is None or isinstance(value, Checkpoints) else cls(value)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after some steps; tensors are named `net/...`, `first/...`, `second/...`, `best/...`."""
+    """The state of a run after `step` steps. Tensors are named `net/...`, `first/...`, `second/...`, `best/...`."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -91,34 +98,35 @@ class Checkpoint:
     settings: Mapping[str, Any]
 
     def get_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names start with `prefix/`, without the prefix."""
+        """Return the tensors whose names start with `prefix/`, without the prefix."""
         return {k[len(prefix) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{prefix}/")}
 
 
 def divergence_error(
     step: int, expected: str, actual: str, remedies: str, path: Path | None, checkpoint_step: int | None
 ) -> BNetError:
-    """The error of a step that diverged, with the step of the saved checkpoint, if any, and the remedies."""
+    """Create the error of a step that diverged. It names the last valid checkpoint, if any, and the remedies."""
+    hint = f"Try {remedies}"
     if checkpoint_step is not None:
-        resumed = "bt.Checkpoints(folder, resume='changed')"
-        remedies = f"{path} keeps the last good checkpoint, of step {checkpoint_step}: {resumed} with {remedies}"
+        resume = "bt.Checkpoints(folder, resume='changed')"
+        hint = f"Resume from step {checkpoint_step} ({path}) with {resume} and {remedies}"
     elif path is None:
-        actual = f"{actual}; no checkpoint was kept (checkpoints=)"
+        actual = f"{actual}; there is no checkpoint, because checkpoints= was not set"
     else:
-        actual = f"{actual}; it came before the first good checkpoint (every=)"
-    return BNetError(f"step {step}", expected=expected, actual=actual, allowed=remedies)
+        actual = f"{actual}; it occurred before the first checkpoint (every=)"
+    return BNetError(f"step {step}", expected=expected, actual=actual, hint=hint)
 
 
 def lock_checkpoints(checkpoints: Checkpoints | None, is_main_process: bool) -> AbstractContextManager[None]:
-    """Lock the folder of the checkpoints for the time of a run, so that no other run writes there.
+    """Lock the folder of the checkpoints during a run, so that no other run writes to it.
 
-    Of several processes of one run only the main process takes the lock.
+    If a run has several processes, only the main process takes the lock.
     """
     return nullcontext() if checkpoints is None or not is_main_process else exclusive_lock(checkpoints.create_path())
 
 
 def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; it replaces the last one atomically."""
+    """Write a checkpoint. It replaces the previous one atomically."""
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -136,14 +144,14 @@ def read_checkpoint(path: Path, network: Network) -> Checkpoint:
     """Read the checkpoint of a net.
 
     Raises:
-        FileError: If the file is not a checkpoint, has an earlier format, or is of another net.
+        FileError: If the file is not a checkpoint, has an earlier format version, or belongs to another net.
     """
     location = str(path)
     header, tensors = read_tensors(path, EXPECTED, FORMAT, VERSION)
     if header["version"] < VERSION:  # version 1 hashed the module of a class, and classes have moved
-        actual = "one of an earlier version of the library"
+        actual = f"version {header['version']}, of an earlier version of the library"
         raise FileError(
-            location, expected=f"a checkpoint of format version {VERSION}", actual=actual, allowed="another folder"
+            location, expected=f"a checkpoint of format version {VERSION}", actual=actual, hint="Use another folder"
         )
     _check_network(location, network, header, tensors)
     with wrap_read_errors(path, EXPECTED):
@@ -154,48 +162,54 @@ def read_checkpoint(path: Path, network: Network) -> Checkpoint:
 
 
 def digest_network(network: Network) -> str:
-    """A hash of the declaration of a net, by its fields: a repr may contain addresses of objects."""
+    """Compute a hash of the declaration of a net from its fields; a repr may contain addresses of objects."""
     try:
         return compute_digest(network.declaration)
     except BNetError as error:
-        expected = "one that a checkpoint can tell from others"
-        raise BNetError("declaration", expected=expected, actual=error.actual, allowed=error.allowed) from error
+        expected = "a declaration that can be hashed, to identify its checkpoints"
+        raise BNetError(
+            "declaration", expected=expected, actual=error.actual, allowed=error.allowed, hint=error.hint
+        ) from error
 
 
 def _check_network(location: str, network: Network, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise an error if the checkpoint is of another net: compare names, shapes and dtypes, then the declaration."""
-    allowed = "another folder, or the net that the checkpoint is of"
+    """Raise an error if the checkpoint belongs to another net: compare names, shapes, dtypes and the declaration."""
+    hint = "Use another folder, or the net that wrote the checkpoint"
     saved = {name.removeprefix("net/"): value for name, value in tensors.items() if name.startswith("net/")}
     try:
         check_shapes_and_dtypes(saved, network.parameters)
     except BNetError as error:
         expected = f"a checkpoint of this net ({error.subject}: {error.expected})"
-        raise FileError(location, expected=expected, actual=error.actual, allowed=allowed) from error
+        raise FileError(location, expected=expected, actual=error.actual, hint=hint) from error
     if header.get("net") != digest_network(network):
-        raise FileError(location, expected="a checkpoint of this net", actual="another declaration", allowed=allowed)
+        actual = "a checkpoint of another declaration"
+        raise FileError(location, expected="a checkpoint of this net", actual=actual, hint=hint)
 
 
 def check_shapes_and_dtypes(tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
-    """Raise an error unless the tensors have the names, shapes and dtypes of the `reference`."""
+    """Raise an error unless `tensors` has the names, shapes and dtypes of `reference`."""
     for name in sorted({*tensors, *reference}):
         value, template = tensors.get(name), reference.get(name)
         if value is None or template is None or (value.shape, value.dtype) != (template.shape, template.dtype):
-            expected = "no such tensor" if template is None else f"{template.dtype} of shape {tuple(template.shape)}"
-            actual = "none" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
-            raise BNetError(name, expected=f"{expected}, as this run has", actual=actual)
+            if template is None:
+                raise BNetError(name, expected="no tensor of this name in this run")
+            expected = f"a tensor of {template.dtype} and shape {tuple(template.shape)}"
+            if value is None:
+                raise BNetError(name, expected=f"{expected}; the file does not contain it")
+            raise BNetError(name, expected=expected, actual=f"{value.dtype} of shape {tuple(value.shape)}")
 
 
 def check_settings(
     path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any], changeable: Collection[str] = ()
 ) -> None:
-    """Raise an error if a setting of the run differs from the checkpoint and is not `changeable`."""
+    """Raise an error if a setting of the run differs from the checkpoint and is not in `changeable`."""
     saved, current = checkpoint.settings, json.loads(json.dumps(dict(settings)))
     changed = [name for name in sorted({*saved, *current} - {*changeable}) if saved.get(name) != current.get(name)]
     if changed:
         before = ", ".join(f"{name}={saved.get(name)!r}" for name in changed)
         actual = ", ".join(f"{name}={current.get(name)!r}" for name in changed)
-        allowed = "another folder"
+        hint = "Use another folder"
         if {*changed} <= CHANGEABLE_SETTINGS:
-            allowed += ", bt.Checkpoints(folder, resume='changed')"
-        expected = f"the settings that the run began with: {before}"
-        raise BNetError(str(path), expected=expected, actual=actual, allowed=allowed)
+            hint += ", or bt.Checkpoints(folder, resume='changed')"
+        expected = f"the settings of the run that wrote the checkpoint: {before}"
+        raise BNetError(str(path), expected=expected, actual=actual, hint=hint)

@@ -1,9 +1,9 @@
 """Pretrained models as nets: `from_pretrained`, and the names that other libraries give to parameters and nodes.
 
-In the order of a call: `source` finds the files of a model; `families` holds each model family as data (`family`);
-`module_check` compares a model in memory with its config; `config` reads the config as options; `declaration` makes the
-declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates names afterwards, and
-`geometric_file` reads the files of a Julia package. No module outside `families/` knows a family by name.
+The modules, in the order of a call: `source` finds the files of a model; `families` describes each model family as data
+(`family`); `module_check` compares a model in memory with its config; `config` reads the config as options;
+`declaration` builds the declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates
+names, and `geometric_file` reads the files of a Julia package. Only modules of `families/` refer to a family by name.
 """
 
 from __future__ import annotations
@@ -72,40 +72,44 @@ def from_pretrained(
     device_map: object = None,
     dtype: torch.dtype | None = None,
 ) -> BNet:
-    """The net of a pretrained model.
+    """Load the net of a pretrained model.
 
-    Weights are not copied: they are mapped from the file, or shared with the model in memory.
+    Weights are not copied. They are memory-mapped from the file, or shared with the model in memory.
 
     Args:
-        source: A folder, an id of the hub, "minilm", "tiny", or a model of `transformers` in memory.
-        tokenizer: A tokenizer of `transformers` or `tokenizers`, or a file, where the source has none.
-        readout: "auto" for the readout of the model's class, None for the states alone.
-        device_map: A device, "auto", or a device for each of some modules by name, as in `transformers`; a node is
-            computed on the device of its weights.
-        dtype: The floating type of the parameters; that of the weights by default.
+        source: A folder, a model id of the Hugging Face hub, `"minilm"`, `"tiny"`, or a model of `transformers` in
+            memory.
+        tokenizer: A tokenizer of `transformers` or `tokenizers`, or a file, for a source without a tokenizer.
+        readout: `"auto"` for the readout of the model's class, None for only the hidden states.
+        device_map: A device, `"auto"`, or a mapping from modules to devices, as in `transformers`; None for the device
+            of the weights. A node is computed on the device of its weights.
+        dtype: The floating-point dtype of the parameters; None for the dtype of the weights.
 
     Returns:
         The net.
 
     Raises:
-        BNetError: Where the family or a setting is not supported, or where the modules of a model in memory are not
-            those that its config builds.
-        FileError: Where a file is missing or damaged.
+        BNetError: If the model family or a setting is not supported, or if a model in memory has other modules than
+            its config builds.
+        FileError: If a file is missing or damaged.
 
     >>> from_pretrained("tiny").sentence("the cat sat on the mat").posterior("c").shape
     torch.Size([3])
     """
     if isinstance(source, str) and source == "tiny":
-        if tokenizer is not None or readout != "auto" or device_map is not None or dtype is not None:
-            expected = "no tokenizer=, no readout=, no device_map= and no dtype="
-            raise BNetError("tiny", expected=expected, actual="one of them")
+        options = {"tokenizer": tokenizer, "device_map": device_map, "dtype": dtype}
+        given = [name for name, value in options.items() if value is not None]
+        given += ["readout"] if readout != "auto" else []
+        if given:
+            raise BNetError(f"from_pretrained('tiny') does not accept {given[0]}=")
         return bnet.load_net(TINY_FILE)
     source = getattr(source, "_orig_mod", source)  # unwrap torch.compile
     model = _find_source(source, tokenizer)
     if tokenizer is not None:
         model = replace(model, tokenizer=serialize_tokenizer(tokenizer))
     if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise BNetError("dtype", expected="a floating type", actual=dtype, allowed=", ".join(map(str, FLOAT_DTYPES)))
+        allowed = ", ".join(map(str, FLOAT_DTYPES))
+        raise BNetError("dtype", expected="a floating-point dtype", actual=dtype, allowed=allowed)
     family = _get_family(model)
     if hasattr(source, "state_dict"):
         check_modules(source)
@@ -115,7 +119,7 @@ def from_pretrained(
 
 
 def _find_source(source: object, tokenizer: object) -> ModelSource:
-    """The files of a folder, a package or a model of the hub, or a model in memory."""
+    """Open a folder, a package, a model of the hub, or a model in memory."""
     if isinstance(source, str | Path):
         if str(source) in PACKAGES:
             return folder_to_source(find_package_folder(str(source)))
@@ -123,22 +127,23 @@ def _find_source(source: object, tokenizer: object) -> ModelSource:
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():
-            raise FileError(str(path), expected="the folder of a model", actual="a file", allowed="bt.load reads a net")
+            expected, hint = "the folder of a model", "Use bt.load to read the file of a net"
+            raise FileError(str(path), expected=expected, actual="a file", hint=hint)
         if isinstance(source, Path) or path.is_absolute() or str(source).startswith("."):
-            raise FileError(str(path), expected="the folder of a model", actual="nothing there")
+            raise FileError(str(path), expected="the folder of a model; it does not exist")
         return folder_to_source(fetch_hub_folder(str(source)))
     if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
         return model_to_source(source, tokenizer)
-    expected = "a folder, an id, 'minilm', 'tiny', or a model of transformers"
+    expected = "a folder, a model id of the hub, 'minilm', 'tiny', or a model of transformers"
     raise BNetError("source", expected=expected, actual=source)
 
 
 def source_to_net(source: ModelSource, readout: str | None) -> BNet:
-    """The net of a source; warns of weights that no node reads."""
+    """Build the net of a source; warn of weights that no node reads."""
     family = _get_family(source)
     options = family.config_to_options(source.config, source.architecture, readout)
     if source.is_sentence_encoder and readout == "auto" and not has_readout_weights(family, source.weights):
-        options = replace(options, readout=None)  # its config names the class that it was trained from
+        options = replace(options, readout=None)  # its config contains the class that it was trained from
     options = resolve_options(family, options, source.weights)
     keys = index_keys(family, source.weights)
     pools = set(source.pools)
@@ -149,7 +154,7 @@ def source_to_net(source: ModelSource, readout: str | None) -> BNet:
     text = source.tokenizer
     tokenizer = None if text is None else Tokenizer(text, segments, options.start, first_stack_only=one_stack)
     vocabulary = None
-    if tokenizer is not None:  # models may have more ids than their tokenizer has tokens
+    if tokenizer is not None:  # models may have more ids than the tokenizer has tokens
         tokens = {k: token for token, k in tokenizer.vocabulary.items()}
         vocabulary = tuple(tokens.get(k) or f"[id {k}]" for k in range(options.states))
     try:
@@ -158,7 +163,7 @@ def source_to_net(source: ModelSource, readout: str | None) -> BNet:
         parameters, unused = weights_to_parameters(network, family, source.weights, options.tied_keys)
         network = network.with_parameters(parameters, check_finite=False)  # a check would read the mapped file
     except DeclarationError as error:
-        raise FileError(source.origin, expected="a sound model", actual=str(error.faults[0])) from error
+        raise FileError(source.origin, expected="a valid model", actual=str(error.faults[0])) from error
     if unused and readout is not None:
         names = ", ".join(unused[:6]) + (", …" if len(unused) > 6 else "")
         warnings.warn(f"{source.origin}: no node reads {len(unused)} of its weights: {names}", stacklevel=3)
@@ -166,9 +171,9 @@ def source_to_net(source: ModelSource, readout: str | None) -> BNet:
 
 
 def _get_family(source: ModelSource) -> ModelFamily:
-    """The family of a source; refuses an unknown `model_type`."""
+    """Return the family of a source; raise an error for an unknown `model_type`."""
     kind = source.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        allowed = "the families are " + ", ".join(FAMILIES)
-        raise BNetError(f"model_type of {source.origin}", expected="a known family", actual=repr(kind), allowed=allowed)
+        subject = f"model_type of {source.origin}"
+        raise BNetError(subject, expected="a supported model type", actual=repr(kind), allowed=", ".join(FAMILIES))
     return FAMILIES[kind]

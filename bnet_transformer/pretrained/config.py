@@ -1,6 +1,6 @@
 """The values of a config: sizes, labels, rotary positions, attention windows, image patches.
 
-A config comes from strangers, so each value is checked before anything of its size is built.
+A config is untrusted input, so each value is checked before anything of its size is built.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Patches, Rotary
 
 Config = Mapping[str, Any]
-MAX_SIZE = 2**22  # of a width or a vocabulary
+MAX_SIZE = 2**22  # maximum width, and maximum size of a vocabulary
 ROPE_TYPES = ("default", "linear", "llama3")
 DEFAULT_ROPE_THETA = 10000.0
 
 
 def check_size(subject: str, value: object, maximum: int) -> int:
-    """The integer, from 1 to `maximum`."""
+    """Check an integer from 1 to `maximum`."""
     integer = check_int(subject, value)
     if integer > maximum:
-        raise BNetError(subject, expected=f"a whole number of at most {maximum}", actual=value)
+        raise BNetError(subject, expected=f"an integer of at most {maximum}", actual=value)
     return integer
 
 
 def config_to_labels(config: Config) -> tuple[str, ...]:
-    """The names of the classes: `id2label`, or `LABEL_k` for `num_labels` classes, by default 2."""
+    """Return the names of the classes: `id2label`, or `LABEL_k` for `num_labels` classes, 2 by default."""
     count = config.get("num_labels")
     count = 2 if count is None else check_size("num_labels of the config", count, MAX_SIZE)
     labels = config.get("id2label") or {k: f"LABEL_{k}" for k in range(count)}
@@ -42,43 +42,43 @@ def config_to_labels(config: Config) -> tuple[str, ...]:
 
 
 def check_single_label(config: Config, labels: tuple[str, ...]) -> None:
-    """Refuse a readout of the sentence that is not the choice of one class.
+    """Raise an error for a readout of the sentence that does not choose one class.
 
-    A regression has no sigma, so it defines no distribution; labels that do not exclude each other are no classes.
+    A regression has no sigma, so it defines no distribution. Labels that do not exclude each other are no classes.
     """
     kind = config.get("problem_type")
     if kind in (None, "single_label_classification") and len(labels) > 1:
         return
     actual = f"problem_type={kind!r}" if kind else "num_labels=1, which is regression"
-    allowed = "readout=None reads the states alone"
-    expected = (
-        "one class of several (a regression tells no sigma, and labels that do not exclude each other no classes)"
-    )
-    raise BNetError("readout of the sentence", expected=expected, actual=actual, allowed=allowed)
+    expected = "a choice of one of several classes, because other readouts define no distribution"
+    hint = "Use readout=None for only the hidden states"
+    raise BNetError("readout of the sentence", expected=expected, actual=actual, hint=hint)
 
 
 def config_to_rotary(
     config: Config, widths: tuple[int, int], partial_factor: object, theta: object, max_words: int | None
 ) -> Rotary:
-    """The rotary positions (RoPE) of heads; `rope_parameters` in the config take precedence over the arguments.
+    """Read the rotary positions (RoPE) of heads; `rope_parameters` of the config take precedence over the arguments.
 
     Args:
         config: The config.
         widths: The width of a head, and the width from which the number of rotated features is computed.
-        partial_factor: The fraction of features that are rotated; None where the family rotates all.
+        partial_factor: The share of features that are rotated; None if the family rotates all features.
         theta: The base of the angles.
         max_words: The maximum number of words of a sentence.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-        raise BNetError("rope_parameters of the config", expected="those of all slices, a mapping", actual=rope)
+        expected = "a mapping with the same parameters for all slices"
+        raise BNetError("rope_parameters of the config", expected=expected, actual=rope)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
-        raise BNetError("rope_type of the config", expected="a known one", actual=kind, allowed=", ".join(ROPE_TYPES))
+        allowed = ", ".join(ROPE_TYPES)
+        raise BNetError("rope_type of the config", expected="a supported type", actual=kind, allowed=allowed)
     subject = "partial_rotary_factor of the config"
     fraction = check_float(subject, rope.get("partial_rotary_factor", partial_factor or 1), above=0)
     if fraction > 1 or (partial_factor is None and fraction < 1):
-        expected = "1: all features turn" if partial_factor is None else "at most 1"
+        expected = "1, because the family rotates all features" if partial_factor is None else "at most 1"
         raise BNetError(subject, expected=expected, actual=fraction)
     rotated = int(widths[1] * fraction)
     num_features = None if rotated == widths[0] else rotated
@@ -88,8 +88,8 @@ def config_to_rotary(
     factor = check_float("factor of the rope_parameters", rope.get("factor"), above=0)
     if kind != "llama3":
         return Rotary(theta, num_features, factor)
-    # Llama 3.1 (Grattafiori et al. 2024) divides only low frequencies by `factor`; the bands are given in wavelengths
-    # relative to the length of the sentences of the first training. Values outside `rope_parameters` take precedence.
+    # Llama 3.1 (Grattafiori et al. 2024) divides only low frequencies by `factor`. The bands are wavelengths relative
+    # to the sentence length of the original training. Values outside `rope_parameters` take precedence.
     original = "original_max_position_embeddings"
     known = {original: max_words} | dict(rope) | dict(config)
     names = ("low_freq_factor", "high_freq_factor")
@@ -99,17 +99,17 @@ def config_to_rotary(
 
 
 def is_causal(config: Config) -> bool:
-    """Whether the words of a decoder attend only to earlier words."""
+    """Return True if the words of a decoder attend only to earlier words."""
     return bool(config.get("is_causal", True))
 
 
 def config_to_reach(layer_types: Sequence[str] | None, window: int | None, first_sliding: int, slices: int) -> Reach:
-    """The words that a word of a causal stack attends to: all earlier words, or those of a sliding window.
+    """Return the words that a word of a causal stack attends to: all earlier words, or those of a sliding window.
 
     Args:
-        layer_types: The type of each slice, which must be the same; None to infer them from the other arguments.
-        window: The number of words of the window, with the word itself; None for all.
-        first_sliding: The first slice with the window.
+        layer_types: The type of each slice; all must be equal. None to infer them from the other arguments.
+        window: The number of words of the window, including the word itself; None for all words.
+        first_sliding: The index of the first slice with the window.
         slices: The number of slices.
     """
     is_list = isinstance(layer_types, list | tuple) and all(isinstance(kind, str) for kind in layer_types)
@@ -118,8 +118,8 @@ def config_to_reach(layer_types: Sequence[str] | None, window: int | None, first
     slides = [window is not None and t >= first_sliding for t in range(slices)]
     layer_types = layer_types or ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides]
     if len(set(layer_types)) > 1 or layer_types[0] not in ("sliding_attention", "full_attention"):
-        expected, actual = "slices that all read alike", ", ".join(map(str, layer_types))
-        allowed = "full_attention in every slice, sliding_attention in every slice"
+        expected, actual = "one attention type for all slices", ", ".join(map(str, layer_types))
+        allowed = "full_attention or sliding_attention, in every slice"
         raise BNetError("layer_types of the config", expected=expected, actual=actual, allowed=allowed)
     if window is None or layer_types[0] == "full_attention":
         return Reach("causal")
@@ -127,16 +127,16 @@ def config_to_reach(layer_types: Sequence[str] | None, window: int | None, first
 
 
 def config_to_patches(config: Config) -> Patches:
-    """The patches of an image of a config."""
+    """Read the patches of an image from a config."""
     image_size, patch_size = _read_size_pair(config, "image_size", 224), _read_size_pair(config, "patch_size", 16)
     channels = check_int("num_channels of the config", config.get("num_channels", 3))
     return Patches(channels, *image_size, *patch_size)
 
 
 def _read_size_pair(config: Config, name: str, default: int) -> tuple[int, int]:
-    """The rows and columns of a size, which is one number or `[rows, columns]`."""
+    """Read the rows and columns of a size, which is one number or `[rows, columns]`."""
     size = config.get(name, default)
     pair = list(size) if isinstance(size, list | tuple) else [size, size]
     if len(pair) != 2:
-        raise BNetError(f"{name} of the config", expected="a number, or one for rows and one for columns", actual=size)
+        raise BNetError(f"{name} of the config", expected="one number, or the numbers of rows and columns", actual=size)
     return check_int(f"{name} of the config", pair[0]), check_int(f"{name} of the config", pair[1])

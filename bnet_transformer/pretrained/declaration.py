@@ -1,9 +1,9 @@
-"""From `ModelOptions` to a declaration: embeddings, slices, readouts; of one stack, or of an encoder and a decoder.
+"""From `ModelOptions` to a declaration: embeddings, slices, readouts; for one stack, or for an encoder and a decoder.
 
-    x_0 = norm(E[token] + position + segment)       post-norm families; pre-norm ones add without a norm
+    x_0 = norm(E[token] + position + segment)       post-norm families; pre-norm families add without a norm
     dec_y_i = softmax_w(E_w . s dec_x_i + b_w)      E: one table for the words of both stacks and the logits, or several
 
-The inputs of a decoder of two stacks are its outputs shifted right by one (`bt.models.shift_right`).
+The inputs of a decoder in a net with two stacks are its outputs shifted right by one (`bt.models.shift_right`).
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ SEGMENT_ROLE = "segment"
 def options_to_declaration(
     family: ModelFamily, options: ModelOptions, vocabulary: tuple[str, ...] | None, extras: Collection[str] = ()
 ) -> Declaration:
-    """The declaration of a model of one stack.
+    """Build the declaration of a model with one stack.
 
     Args:
         family: The family.
         options: The sizes and settings.
-        vocabulary: The names of the words, if there is a tokenizer.
-        extras: Nodes of the sentence to add: the model's "pooler", the "mean" of the words.
+        vocabulary: The names of the words; None without a tokenizer.
+        extras: Sentence-level nodes to add: the `"pooler"` of the model, the `"mean"` of the words.
     """
     score, bias = Dot(None, options.rotary), family.relative_bias
     builder = make_builder(family, options, options.hidden, gated=family.gated, score=score, relative_bias=bias)
     tied = has_tied_readout(options)
     slice_ = builder.build_slice(options.reach)
-    # ALBERT: the parameters of all slices are one set, and weights are corpus-level nodes that all slices read.
+    # ALBERT: all slices share one set of parameters, and weights are corpus-level nodes that all slices read.
     weights = [node for node in slice_ if family.shared and isinstance(node.tpm, Weight)]
     if family.shared:
         slice_ = [replace(node, shared=True) for node in slice_ if node not in weights]
@@ -89,10 +89,10 @@ def options_to_declaration(
 
 
 def resolve_options(family: ModelFamily, options: ModelOptions, weights: StateDict) -> ModelOptions:
-    """The options, with `tied` decided by the weights: whether one table serves the embeddings and the readout."""
+    """Return the options, with `tied` inferred from the weights: True if embeddings and readout share one table."""
     if family.resolve_options is not None:
         return family.resolve_options(family, options, weights)
-    # Where the weights hold two different tables, a config that says tied is wrong: transformers does not tie them.
+    # If the weights contain two different tables, a config with tied tables is wrong: transformers does not tie them.
     tables = [family.get_weight_key(part) for part in ("embed", "logits") if has_tied_readout(options)]
     return replace(options, tied=are_tensors_equal(family, weights, *tables)) if tables else options
 
@@ -100,7 +100,7 @@ def resolve_options(family: ModelFamily, options: ModelOptions, weights: StateDi
 def make_builder(
     family: ModelFamily, options: ModelOptions, hidden: int, *, gated: bool, score: Dot, relative_bias: Bias | None
 ) -> BlockBuilder:
-    """The builder of the sublayers of a stack."""
+    """Create the builder of the sublayers of a stack."""
     return BlockBuilder(
         options.dim,
         heads=options.heads,
@@ -119,12 +119,12 @@ def make_builder(
 
 
 def has_tied_readout(options: ModelOptions) -> bool:
-    """Whether one table serves the embeddings and the readout."""
+    """Return True if the embeddings and the readout share one table."""
     return options.tied and options.readout == "word"
 
 
 def _build_embedding(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
-    """The nodes of the first state: embedding, position, segment, their norm; a map to `dim` if words are narrower."""
+    """Build the nodes of the first state: embedding, position, segment, norm, and a map to `dim` if it is needed."""
     if options.image is not None:
         return _build_patch_embedding(options.image, options.dim)
     if options.rotary is not None:
@@ -151,7 +151,7 @@ def _build_embedding(family: ModelFamily, options: ModelOptions, builder: BlockB
 
 
 def _build_patch_embedding(image: Patches, dim: int) -> list[Node]:
-    """The nodes of the first state of an image: `x_0_0 = u + position_0`, `x_0_i = W patch_i + b + position_i`."""
+    """Build the first state of an image: `x_0_0 = u + position_0`, `x_0_i = W patch_i + b + position_i`."""
     return [
         Node("patch", Given(image.features, image=image), plates=WORD),
         Node("embed", Affine(dim), ["patch"], WORD),
@@ -162,7 +162,7 @@ def _build_patch_embedding(image: Patches, dim: int) -> list[Node]:
 
 
 def _build_readout(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
-    """The nodes of the readout: a word of the vocabulary or a tag for each word, or the class of the sentence."""
+    """Build the nodes of the readout: a word of the vocabulary or a tag for each word, or a class of the sentence."""
     if options.readout == "word":
         return _build_lm_head(family, options, builder, tied=tied)
     count = len(options.labels)
@@ -176,18 +176,18 @@ def _build_readout(family: ModelFamily, options: ModelOptions, builder: BlockBui
 
 
 def _build_first_word(builder: BlockBuilder) -> list[Node]:
-    """The node of the first word's last state."""
+    """Build the node of the last state of the first word."""
     return [Node("first", Add(), [Arrow(builder.output_role, "first")])]
 
 
 def _build_pooler(builder: BlockBuilder, dense: str, activation: str) -> list[Node]:
-    """The nodes of `s(W x + b)`, x the first word's last state."""
+    """Build the nodes of `s(W x + b)`, where x is the last state of the first word."""
     pooled = Node("pooled", Activation(activation), [dense])
     return [*_build_first_word(builder), Node(dense, Affine(builder.dim), ["first"]), pooled]
 
 
 def _build_lm_head(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
-    """The nodes of the word of the vocabulary at each position (masked models), or of the next word (causal ones)."""
+    """Build the nodes of the word at each position (masked models), or of the next word (causal models)."""
     nodes: list[Node] = []
     source = builder.output_role
     if "dense" in family.modules:
@@ -201,7 +201,7 @@ def _build_lm_head(family: ModelFamily, options: ModelOptions, builder: BlockBui
 
 
 def build_word_readout(states: int, source: str, *, tied: bool, has_bias: bool) -> list[Node]:
-    """The nodes `logits` and `y` of each position, with a matrix of their own or the table of the words (`tied`)."""
+    """Build the nodes `logits` and `y` of each position, with a separate matrix or the table of the words (`tied`)."""
     logits = (Affine if has_bias else Linear)(None if tied else states)
     return [
         Node("logits", logits, [TABLE, source] if tied else [source], WORD),
@@ -211,25 +211,25 @@ def build_word_readout(states: int, source: str, *, tied: bool, has_bias: bool) 
 
 # families of an encoder and a decoder
 
-# The readout "encoder" is refused: these families need both stacks.
+# The readout "encoder" raises an error: these families need both stacks.
 TWO_STACK_READOUTS = {"ForConditionalGeneration": "word", "MTModel": "word", "EncoderModel": "encoder", "Model": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderOptions(ModelOptions):
-    """The options of an encoder and a decoder; where they differ, those of `ModelOptions` are the encoder's.
+    """The options of an encoder and a decoder. The options of `ModelOptions` are those of the encoder.
 
-    `reach` is the decoder's; the encoder's words attend to every word.
+    `reach` is that of the decoder; the words of the encoder attend to every word.
 
     Args:
-        decoder_sizes: "slices", "hidden", "heads" and "states" of the decoder.
+        decoder_sizes: The `"slices"`, `"hidden"`, `"heads"` and `"states"` of the decoder.
         embed_scale: The scale of the embeddings.
         logits_scale: The scale of the last state before the logits.
-        gated: Whether the feed-forward maps are gated.
+        gated: True if the feed-forward maps are gated.
         buckets: The number of buckets of relative positions and the maximum distance; None without relative biases.
-        one_table: Whether both stacks have one table of words.
-        logits_bias: Whether the logits have a bias.
-        separate_vocabularies: Whether each stack has its own vocabulary.
+        one_table: True if both stacks share one table of words.
+        logits_bias: True if the logits have a bias.
+        separate_vocabularies: True if each stack has its own vocabulary.
     """
 
     decoder_sizes: Mapping[str, int]
@@ -244,13 +244,14 @@ class EncoderDecoderOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderFamily(ModelFamily):
-    """A family of an encoder and a decoder; the parts of a stack start with its name, `enc_` or `dec_`.
+    """A family of an encoder and a decoder; the names of parts start with the stack, `enc_` or `dec_`.
 
     Args:
-        decoder_keys: For each option that the decoder has for itself, its key in the config.
-        positions: "learned", "sinusoidal" or None. Relative biases (`buckets` in the config) are a node of each stack.
+        decoder_keys: The config key of each option that the decoder has separately.
+        positions: `"learned"`, `"sinusoidal"` or None. Relative biases (`buckets` in the config) are a node of each
+            stack.
         score: The score of attention.
-        derive_settings: Adds to a config what its config class derives from other settings.
+        derive_settings: A function that adds to a config the settings that its config class derives from others.
     """
 
     decoder_keys: Mapping[str, str]
@@ -262,15 +263,15 @@ class EncoderDecoderFamily(ModelFamily):
     resolve_options: Callable[..., ModelOptions] | None = field(default_factory=lambda: resolve_stacks)
 
     def canonicalize_config(self, config: Config) -> Config:
-        """A config without aliases, with the settings that its config class derives from others."""
+        """Return a config without aliases, with the settings that its config class derives from others."""
         return super().canonicalize_config(self.derive_settings(config))
 
     def config_to_options(self, config: Config, architecture: str | None, readout: str | None) -> EncoderDecoderOptions:
-        """The options of a model, as in `ModelFamily.config_to_options`."""
+        """Read the options of a model, as in `ModelFamily.config_to_options`."""
         config = self.canonicalize_config(config)
         options, start = super().config_to_options(config, architecture, readout), self.read_setting(config, "start")
         reach = Reach("causal" if is_causal(config) else "every")
-        options = replace(options, reach=reach, labels=())  # the readout of both stacks is a word: no class labels
+        options = replace(options, reach=reach, labels=())  # the readout of a decoder is a word: no class labels
         if start is not None:
             options = replace(options, start=check_int("decoder_start_token_id of the config", start, minimum=0))
         separate = "one_table" in self.config_keys and not config.get(self.config_keys["one_table"], True)
@@ -288,29 +289,29 @@ class EncoderDecoderFamily(ModelFamily):
         )
 
     def _read_decoder_sizes(self, config: Config, encoder: ModelOptions, *, one_table: bool) -> dict[str, int]:
-        """The sizes of the decoder; those of the encoder where the config has no others."""
+        """Read the sizes of the decoder; those of the encoder if the config has no others."""
         sizes: dict[str, int] = {}
         for option in ("slices", "hidden", "heads", "states"):
             key = self.decoder_keys.get(option)
             value = None if key is None or (option == "states" and one_table) else config.get(key)
             sizes[option] = getattr(encoder, option) if value is None else check_int(f"{key} of the config", value)
         if sizes["heads"] != encoder.heads:
-            expected = f"{encoder.heads}, as many heads as the encoder's"
+            expected = f"{encoder.heads}, the number of heads of the encoder"
             subject = f"{self.decoder_keys['heads']} of the config"
             raise BNetError(subject, expected=expected, actual=sizes["heads"])
         return sizes
 
     def _is_enabled(self, config: Config, option: str) -> bool:
-        """Whether a config sets an option that the family may not have."""
+        """Return True if a config sets an option, which the family may not have."""
         return option in self.config_keys and bool(self.read_setting(config, option))
 
 
 def resolve_stacks(
     family: EncoderDecoderFamily, options: EncoderDecoderOptions, weights: StateDict
 ) -> EncoderDecoderOptions:
-    """The options, with what the weights decide: which tables are tied, and whether the logits have a bias.
+    """Return the options with those inferred from the weights: tied tables, and whether the logits have a bias.
 
-    A table of sinusoids in the weights is checked, since the net computes its positions itself.
+    The net computes sinusoidal positions itself. So if the weights contain a table of them, its values are checked.
     """
     if family.positions == "sinusoidal":
         for stack in ("enc", "dec"):
@@ -329,10 +330,10 @@ def resolve_stacks(
 
 
 def _find_table_keys(family: ModelFamily, options: EncoderDecoderOptions, weights: StateDict) -> dict[str, str]:
-    """The key of the table that each part reads, by part; a part whose table is missing has none.
+    """Find the key of the table that each part reads; a part whose table is missing has no key.
 
-    A part reads its own table if the weights have it. `transformers` ties a missing table to `shared`, which no stack
-    reads by itself, and if that is missing too, to another of the tied tables; it is clear which one if all are equal.
+    A part reads its own table if the weights contain it. Otherwise `transformers` ties it to `shared`, which no stack
+    reads directly. If that is missing too, it is tied to another of the tied tables, which must all be equal.
     """
     present = index_keys(family, weights)
     tied = ("dec_embed", "logits") if options.separate_vocabularies else ("embed", "enc_embed", "dec_embed", "logits")
@@ -345,14 +346,14 @@ def _find_table_keys(family: ModelFamily, options: EncoderDecoderOptions, weight
         elif part in tied and sources:
             shared = family.get_weight_key("embed")
             if sources[0] != shared and not all(are_tensors_equal(family, weights, sources[0], k) for k in sources):
-                expected = f"{key}, or one table in place of it and of {shared}"
-                raise FileError(weights.origin, expected=expected, actual=f"{', '.join(sources)}, which differ")
+                expected = f"{key}, or equal tables that could replace it and {shared}"
+                raise FileError(weights.origin, expected=expected, actual=f"different tables {', '.join(sources)}")
             tables[part] = sources[0]
     return tables
 
 
 def _check_sinusoids(family: EncoderDecoderFamily, dim: int, weights: StateDict, part: str) -> None:
-    """Refuse a table of positions in the weights that differs from sinusoids by more than its rounding."""
+    """Raise an error for a table of positions in the weights that differs from sinusoids by more than rounding."""
     present, key = index_keys(family, weights), family.get_weight_key(part) if part in family.modules else ""
     if key not in present:
         return
@@ -361,7 +362,8 @@ def _check_sinusoids(family: EncoderDecoderFamily, dim: int, weights: StateDict,
     atol = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
     is_close = table.shape == expected.shape and torch.allclose(table.double(), expected.to(table.device), 0, atol)
     if not is_close:
-        raise FileError(f"{weights.origin}: {family.locate(part).key}", expected="sinusoids", actual="other positions")
+        subject = f"{weights.origin}: {family.locate(part).key}"
+        raise FileError(subject, expected="sinusoidal positions", actual="other values")
 
 
 def options_to_encoder_decoder(
@@ -370,7 +372,7 @@ def options_to_encoder_decoder(
     vocabulary: tuple[str, ...] | None,
     extras: Collection[str] = (),
 ) -> Declaration:
-    """The declaration of an encoder, and of a decoder that attends to its last state; `extras` are ignored."""
+    """Build the declaration of an encoder, and of a decoder that attends to its last state; `extras` are ignored."""
     has_table = options.one_table or has_tied_readout(options)
     states = {"enc": options.states, "dec": options.decoder_sizes["states"]}
     stacks = []
@@ -399,7 +401,7 @@ def options_to_encoder_decoder(
 def _build_stack_embedding(
     family: EncoderDecoderFamily, options: EncoderDecoderOptions, builder: BlockBuilder, states: int, *, tied: bool
 ) -> list[Node]:
-    """The nodes of the first state of a stack: embedding, position, their norm; and of the relative bias."""
+    """Build the nodes of the first state of a stack (embedding, position, norm), and of the relative bias."""
     table = Embed(options.dim, scale=options.embed_scale, tied=tied)
     parents = [TABLE, "token"] if tied else ["token"]
     nodes = [Node("token", Given(states=states), plates=WORD)]
@@ -416,12 +418,12 @@ def _build_stack_embedding(
 
 
 def _make_sinusoid(dim: int) -> Sinusoid:
-    """The TPM of sinusoidal positions: sines in the first half of the features, cosines in the second."""
+    """Create the TPM of sinusoidal positions: sines in the first half of the features, cosines in the second half."""
     return Sinusoid(dim, halves=True, rounded=True)
 
 
 def _build_decoder_readout(options: EncoderDecoderOptions, builder: BlockBuilder) -> list[Node]:
-    """The nodes of the decoder's output at each position."""
+    """Build the nodes of the decoder's readout at each position."""
     nodes, source = [], builder.output_role
     if options.logits_scale != 1:
         nodes, source = [Node("scaled", Scale(options.logits_scale), [builder.output_role], WORD)], "scaled"

@@ -27,7 +27,7 @@ from bnet_transformer.pretrained.config import (
 from bnet_transformer.tpm import Bias, Patches, Rotary
 
 MAX_SLICES = 2**10
-MAX_WORDS = 2**32  # of one sentence
+MAX_WORDS = 2**32  # maximum number of words of a sentence
 SIZE_OPTIONS = ("dim", "heads", "slices", "hidden", "states", "segments", "embedding")
 
 
@@ -44,7 +44,7 @@ ACTIVATIONS = {
     "sigmoid": "sigmoid",
     "linear": "identity",
 }
-READOUTS: dict[str, str | None] = {  # by the suffix of a class name; the first that fits
+READOUTS: dict[str, str | None] = {  # by the suffix of a class name; the first match counts
     "ForMaskedLM": "word",
     "LMHeadModel": "word",
     "DoubleHeadsModel": "word",
@@ -55,27 +55,27 @@ READOUTS: dict[str, str | None] = {  # by the suffix of a class name; the first 
     "ForImageClassification": "class",
     "Model": None,
 }
-READOUT_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # readout -> its last part
-# Parts that a model without a readout lacks.
+READOUT_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # the last part of each readout
+# Parts that a model without a readout does not have.
 READOUT_ONLY_PARTS = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")
-# Settings that would change the equations of any family, with the value that does not.
+# Settings that change the equations of any family, with the value that does not change them.
 UNSUPPORTED = {"per_layer_config": None}
 
 
 @dataclass(frozen=True)
 class WeightLocation:
-    """The location of a weight in a checkpoint: the key of its module, and its layout there.
+    """The location of a weight in a checkpoint: the key of its module, and its layout.
 
     Args:
-        key: The key of the module; `{t}` is the slice.
-        transposed: Whether the matrix is `[in, out]`.
-        chunk: `(index, count)`: the weight is one of several that are concatenated, such as q of q, k, v.
-        is_interleaved: Whether the chunks alternate head by head, rather than each covering all heads.
-        row_offset: The number of unused rows before the first.
-        bias: The key of the bias where it is not that of the module, or its location.
-        is_tensor_key: Whether `key` is the key of the tensor itself.
-        leading_dims: The number of dims of size 1 before those of the net's parameter.
-        is_conv: Whether its last three dims (channels, rows, columns of a convolution) are one dim of the parameter.
+        key: The key of the module; `{t}` is the index of the slice.
+        transposed: True if the matrix is `[in, out]`.
+        chunk: `(index, count)`: the index of the weight among several weights that are concatenated, such as q, k, v.
+        is_interleaved: True if the chunks alternate head by head; False if each chunk contains all heads.
+        row_offset: The number of unused rows before the first row.
+        bias: The key of the bias, or its location, if it is not in the module; None if it is.
+        is_tensor_key: True if `key` is the key of the tensor itself.
+        leading_dims: The number of dims of size 1 before the dims of the net's parameter.
+        is_conv: True if the last three dims (channels, rows, columns of a convolution) are one dim of the parameter.
     """
 
     key: str
@@ -96,33 +96,34 @@ class ModelFamily:
     Args:
         name: The `model_type` of its configs.
         prefix: The prefix of the keys of a model with a readout.
-        config: For each option, its key in the config, or `(key, default)`; a key of None means that no config has it.
-        modules: For each part of the declaration, its location among the weights; `{t}` is the slice.
-        norm: "post", "pre" or "parallel".
-        reach: "causal", or "every".
-        has_embed_norm: Whether the embeddings have a norm.
+        config: The config key of each option, or `(key, default)`; a key of None means that no config contains it.
+        modules: The location of each part of the declaration in the weights; `{t}` is the index of the slice.
+        norm: `"post"`, `"pre"` or `"parallel"`.
+        reach: `"causal"` or `"every"`.
+        has_embed_norm: True if the embeddings have a norm.
         first_position: The index of the first position in the table of positions.
-        logits_bias: Whether the logits of words have a bias.
-        transform: The activation before the logits; None for that of the feed-forward map.
+        logits_bias: True if the logits of words have a bias.
+        transform: The activation before the logits; None for the activation of the feed-forward map.
         classifier: The part and the activation of the pooler before the classifier; empty for none.
-        unsupported: Settings that change the equations, with the value that does not.
+        unsupported: Settings that change the equations, with the value that does not change them.
         buffers: Keys of the weights that no node needs.
-        in_transformer_lens: Whether TransformerLens has the family.
+        in_transformer_lens: True if TransformerLens supports the family.
         key_mapping: Regular expressions of legacy keys, with their replacements.
-        shared: Whether all slices share one set of weights.
-        has_normed_last_state: Whether the last of `hidden_states` comes after the final norm.
-        is_vision: Whether its words are patches of an image.
-        norm_type: "layer" or "rms".
-        gated: Whether the feed-forward map is gated.
-        rotary: Whether q and k have rotary positions.
-        biased: For each kind of map, whether it has a bias, or the key of the config that says so.
-        relative_bias: A bias of all scores by distance, one node for all slices.
-        can_decode: Whether `is_decoder` in a config makes attention causal.
-        aliases: Other keys that a config may have, with the family's own (`attribute_map` of its config class).
+        shared: True if all slices share one set of weights.
+        has_normed_last_state: True if the last of `hidden_states` is the output of the final norm.
+        is_vision: True if words are patches of an image.
+        norm_type: `"layer"` or `"rms"`.
+        gated: True if the feed-forward map is gated.
+        rotary: True if q and k have rotary positions.
+        biased: For each kind of map, whether it has a bias, or the config key that determines it.
+        relative_bias: A bias of all scores by distance, one node for all slices; None for none.
+        can_decode: True if `is_decoder` in a config makes attention causal.
+        aliases: Other keys that a config may have, with the family's key (`attribute_map` of its config class).
         readouts: The readout by the suffix of the model's class name.
-        declare: Makes the declaration of `(family, options, vocabulary, extras)`, in place of `options_to_declaration`.
-        resolve_options: Makes the options of `(family, options, weights)`, where the weights decide what the config
-            leaves open.
+        declare: A function from `(family, options, vocabulary, extras)` to the declaration, which replaces
+            `options_to_declaration`.
+        resolve_options: A function from `(family, options, weights)` to options, for options that depend on the
+            weights and not only on the config.
     """
 
     name: str
@@ -156,7 +157,7 @@ class ModelFamily:
 
     @cached_property
     def config_keys(self) -> dict[str, str]:
-        """The key of each option in a config, without options that no config has."""
+        """The config key of each option, without options that no config contains."""
         keys = {option: value if isinstance(value, str) else value[0] for option, value in self.config.items()}
         return {option: key for option, key in keys.items() if key is not None}
 
@@ -166,29 +167,53 @@ class ModelFamily:
         return {option: value[1] for option, value in self.config.items() if not isinstance(value, str)}
 
     def locate(self, part: str) -> WeightLocation:
-        """The location of the weight of a part."""
+        """Return the location of the weight of a part.
+
+        Args:
+            part: The name of the part.
+
+        Returns:
+            The location.
+        """
         location = self.modules[part]
         return location if isinstance(location, WeightLocation) else WeightLocation(location)
 
     def get_weight_key(self, part: str) -> str:
-        """The key of the weight of a part."""
+        """Return the key of the weight of a part.
+
+        Args:
+            part: The name of the part.
+
+        Returns:
+            The key.
+        """
         return f"{self.locate(part).key}.weight"
 
     def canonicalize_config(self, config: Config) -> Config:
-        """A config without aliases; an alias takes precedence over the family's own key, as in `transformers`."""
+        """Return a config without aliases; an alias takes precedence over the family's own key, as in `transformers`.
+
+        Args:
+            config: The config.
+
+        Returns:
+            The config with the family's own keys.
+        """
         canonical = {key: value for key, value in config.items() if key not in self.aliases}
         return canonical | {key: config[alias] for alias, key in self.aliases.items() if alias in config}
 
     def config_to_options(self, config: Config, architecture: str | None, readout: str | None) -> ModelOptions:
-        """The options of a model.
+        """Read the options of a model from its config.
 
         Args:
             config: The config.
-            architecture: The name of the model's class.
-            readout: "auto" for that of the architecture, None for none.
+            architecture: The name of the model's class; None for the hidden states.
+            readout: `"auto"` for the readout of the architecture, None for no readout.
+
+        Returns:
+            The options.
 
         Raises:
-            BNetError: Where a setting is not supported, missing, or out of range.
+            BNetError: If a setting is not supported, missing, or out of range.
         """
         config = self.canonicalize_config(config)
         for name, harmless in (UNSUPPORTED | dict(self.unsupported)).items():
@@ -198,10 +223,12 @@ class ModelFamily:
         dim, heads = self.read_size(config, "dim"), self.read_size(config, "heads")
         activation, key_dim = self.read_setting(config, "activation"), self.read_optional_size(config, "key_dim")
         if dim % heads and key_dim is None:
-            raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", actual=heads)
+            expected = f"a number of heads that divides {dim}"
+            raise BNetError(f"config of {self.name}", expected=expected, actual=heads)
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             allowed = ", ".join(ACTIVATIONS)
-            raise BNetError(f"config of {self.name}", expected="a known activation", actual=activation, allowed=allowed)
+            expected = "a supported activation"
+            raise BNetError(f"config of {self.name}", expected=expected, actual=activation, allowed=allowed)
         hidden = self.read_setting(config, "hidden")
         check_choice("readout", readout, ("auto", None))
         observed = None if readout is None else self._infer_readout(architecture)
@@ -233,30 +260,58 @@ class ModelFamily:
         )
 
     def read_size(self, config: Config, option: str) -> int:
-        """A size of a config, bounded: loops run over it before any weight is read."""
+        """Read a size from a config. It is bounded, because loops run over it before any weight is read.
+
+        Args:
+            config: The config.
+            option: The name of the option.
+
+        Returns:
+            The size.
+        """
         maximum = MAX_SLICES if option == "slices" else MAX_SIZE
         return check_size(f"{self.config_keys[option]} of the config", self.read_setting(config, option), maximum)
 
     def read_optional_size(self, config: Config, option: str) -> int | None:
-        """A size that a config may omit or set to None."""
+        """Read a size that a config may omit or set to None.
+
+        Args:
+            config: The config.
+            option: The name of the option.
+
+        Returns:
+            The size, or None.
+        """
         size = self.read_setting(config, option) if option in self.config_keys else None
         return None if size is None else check_size(f"{self.config_keys[option]} of the config", size, MAX_WORDS)
 
     def read_setting(self, config: Config, option: str) -> Any:
-        """The value of an option in a config, or its default."""
+        """Read the value of an option from a config, or its default.
+
+        Args:
+            config: The config.
+            option: The name of the option.
+
+        Returns:
+            The value.
+
+        Raises:
+            BNetError: If there is neither a value nor a default.
+        """
         key, default = self.config_keys.get(option), self.config_defaults.get(option)
         value = default if key is None else config.get(key, default)
         if value is None and option not in self.config_defaults:
-            raise BNetError(f"config of {self.name}", expected=f"a value for {key or option!r}", actual="none")
+            expected = f"a value for {key or option!r}; it is missing"
+            raise BNetError(f"config of {self.name}", expected=expected)
         return value
 
     def _count_positions(self, config: Config) -> int:
-        """The number of rows of the table of learned positions; 0 without one."""
+        """Return the number of rows of the table of learned positions; 0 if there is no table."""
         has_table = "length" in self.config_keys and not self.rotary
         return self.read_size(config, "length") - self.first_position if has_table else 0
 
     def _infer_reach(self, config: Config) -> Reach:
-        """The words that a word attends to."""
+        """Return the words that a word attends to."""
         if self.reach != "causal" and not (self.can_decode and config.get("is_decoder", False)):
             return Reach("every")
         slides = "slides" not in self.config_keys or self.read_setting(config, "slides")
@@ -270,7 +325,7 @@ class ModelFamily:
         return Reach("window", reach.width + 1) if reach.kind == "recent" else Reach("every")
 
     def _count_groups(self, config: Config, heads: int) -> int | None:
-        """The number of groups of heads that share keys and values (GQA); None where each head has its own."""
+        """Return the number of groups of heads that share keys and values (GQA); None if each head has its own."""
         groups = self.read_optional_size(config, "groups")
         if groups is not None and heads % groups:
             subject = f"{self.config_keys['groups']} of the config"
@@ -278,32 +333,58 @@ class ModelFamily:
         return None if groups == heads else groups
 
     def _has_bias(self, config: Config, part: str) -> bool:
-        """Whether the maps of a part have a bias."""
+        """Return True if the maps of a part have a bias."""
         key = self.biased[part]
         return key if isinstance(key, bool) else bool(config.get(key, self.config_defaults.get(key, False)))
 
     def _build_rotary(self, config: Config, width: int) -> Rotary:
-        """The rotary positions of heads of a width."""
+        """Create the rotary positions of heads of a width."""
         factor = self.read_setting(config, "rotary_part") if "rotary_part" in self.config_keys else None
         theta = config.get(self.config_keys["rotary_base"])
         widths = width, self.read_optional_size(config, "rotary_width") or width
         return config_to_rotary(config, widths, factor, theta, self.read_optional_size(config, "length"))
 
     def _infer_readout(self, architecture: str | None) -> str | None:
-        """The readout of an architecture, from the suffix of its name."""
+        """Infer the readout of an architecture from the suffix of its name."""
         if architecture is None:
             return None
         known = [end for end, kind in self.readouts.items() if kind is None or READOUT_PARTS.get(kind) in self.modules]
         end = next((end for end in self.readouts if architecture.endswith(end)), None)
         if end not in known:
-            allowed = f"models whose names end in {', '.join(known)}; readout=None reads the states alone"
-            raise BNetError("architecture", expected="a readout that is known", actual=architecture, allowed=allowed)
+            allowed, hint = f"names that end in {', '.join(known)}", "Use readout=None for only the hidden states"
+            expected = "a model class with a supported readout"
+            raise BNetError("architecture", expected=expected, actual=architecture, allowed=allowed, hint=hint)
         return self.readouts[end]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The sizes and settings of a model under the names of this package."""
+    """The sizes and settings of a model with the names of this package.
+
+    Attributes:
+        dim: The width of the hidden states.
+        heads: The number of heads.
+        slices: The number of slices.
+        hidden: The width of the feed-forward maps.
+        num_positions: The number of learned positions; 0 for none.
+        states: The size of the vocabulary; 0 for images.
+        segments: The number of segments; None for none.
+        activation: The activation of the feed-forward maps.
+        eps: The eps of the norms.
+        reach: The words that a word attends to.
+        tied: True if the embeddings and the readout share one table.
+        readout: `"word"`, `"class"`, `"tag"` or None.
+        labels: The names of the classes or tags.
+        embedding_dim: The width of the embeddings, before a map to `dim`.
+        image: The patches of an image; None for words.
+        norm: `"post"`, `"pre"` or `"parallel"`.
+        key_dim: The width of keys and queries of a head; None for `dim / heads`.
+        groups: The number of groups of heads that share keys and values; None if each head has its own.
+        unbiased: The kinds of maps without a bias.
+        rotary: The rotary positions; None for none.
+        start: The id of the start token of a decoder; None for none.
+        tied_keys: For each missing weight key, the key that is read in its place.
+    """
 
     dim: int
     heads: int
@@ -318,31 +399,31 @@ class ModelOptions:
     tied: bool
     readout: str | None
     labels: tuple[str, ...]
-    embedding_dim: int  # of the words, before a map to `dim`
+    embedding_dim: int
     image: Patches | None = None
     norm: str = "post"
     key_dim: int | None = None
     groups: int | None = None
     unbiased: frozenset[str] = frozenset()
     rotary: Rotary | None = None
-    start: int | None = None  # the id of a decoder's start token
-    tied_keys: Mapping[str, str] = field(default_factory=dict)  # missing key -> the key that is read in its place
+    start: int | None = None
+    tied_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_config(family: ModelFamily, raw_config: Config, origin: str) -> Config:
-    """The settings that `transformers` reads from a config.json, with its defaults.
+    """Read a config.json as `transformers` does, with its defaults.
 
     Args:
         family: The family.
         raw_config: The JSON object.
-        origin: The source in messages.
+        origin: The name of the source for error messages.
 
     Returns:
-        The settings; `raw_config` itself where `transformers` is not installed or does not know the model type.
+        The settings; `raw_config` itself if `transformers` is not installed or does not know the model type.
     """
     _check_config_sizes(family, raw_config)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its imports and deprecated names
+        warnings.simplefilter("ignore")  # warnings of transformers about its imports and deprecated names
         try:
             from transformers import CONFIG_MAPPING
 
@@ -351,14 +432,15 @@ def load_config(family: ModelFamily, raw_config: Config, origin: str) -> Config:
             return raw_config
         try:
             config: dict[str, Any] = config_class.from_dict(copy.deepcopy(dict(raw_config))).to_dict()
-        except Exception as error:  # of any kind: each config class checks its settings differently
-            actual, expected = " ".join(str(error).split()) or type(error).__name__, "settings that transformers reads"
+        except Exception as error:  # of any type: each config class checks its settings differently
+            actual = " ".join(str(error).split()) or type(error).__name__
+            expected = "settings that transformers accepts"
             raise FileError(f"config of {origin}", expected=expected, actual=format_value(actual)) from error
     return config
 
 
 def _check_config_sizes(family: ModelFamily, raw_config: Config) -> None:
-    """Refuse sizes out of range, before a config class builds a list of such a length."""
+    """Raise an error for sizes out of range, before a config class builds a list of this length."""
     for option in SIZE_OPTIONS:
         key = family.config_keys.get(option)
         for name in (key, *(alias for alias, name in family.aliases.items() if name == key)):

@@ -1,9 +1,9 @@
 """The parameter files of the Julia package GeometricMachineLearning.jl, as nets: `load_geometric`.
 
-Such an HDF5 file has a group for each layer, `L1`, `L2`, ..., and no architecture: that is inferred from the layers.
+Such an HDF5 file has one group for each layer, `L1`, `L2`, ..., and no architecture, which is inferred from the layers.
 Julia stores matrices in column-major order, so they are read transposed. A structured matrix is a group with its free
-entries and its width: `S` and `n`, or `storage` and `metadata/n` in later versions. Links and external data are
-refused, since a file may come from a stranger.
+entries and its width: `S` and `n`, or `storage` and `metadata/n` in later versions. A file is untrusted input, so links
+and external data raise an error.
 """
 
 from __future__ import annotations
@@ -48,23 +48,24 @@ def load_geometric(
     activation: str = "tanh",
     observe: TPM | None = None,
 ) -> BNet:
-    """The net of a parameter file of GeometricMachineLearning.jl; needs h5py, the extra `hdf5`.
+    """Load the net of a parameter file of GeometricMachineLearning.jl. It requires h5py (the extra `hdf5`).
 
     Architecture, dim, heads, slices (L) and blocks (n_blocks) are inferred from the layers.
 
     Args:
-        path: The file.
-        attention: "skew" or "arbitrary", the form of a volume-preserving attention whose matrix A is not packed; by
-            default skew where A is packed or its type says so, else arbitrary.
-        add: Whether a standard transformer adds its words to the attention (`add_connection`); the file does not say.
-        activation: The activation; the file does not say.
-        observe: A readout, as in `bt.geometric`.
+        path: The path of the file.
+        attention: `"skew"` or `"arbitrary"`, the form of a volume-preserving attention whose matrix A is not packed. By
+            default skew if A is packed or its type is skew-symmetric, else arbitrary.
+        add: True if a standard transformer adds its words to the attention (`add_connection`), which the file does not
+            contain.
+        activation: The activation, which the file does not contain.
+        observe: A readout, as in `bt.geometric`; None for none.
 
     Returns:
         The net.
 
     Raises:
-        FileError: Where the file is not such a file, or its layers fit no architecture.
+        FileError: If the file is not such a file, or its layers match no architecture.
     """
     path = as_path(path)
     check_choice("add", add, (True, False))
@@ -72,20 +73,21 @@ def load_geometric(
     layers = file_to_layers(path)
     first = layers[0]
     if first.kind not in ("matrix", "skew") and attention is not None:
-        expected = "None, for the file has no volume-preserving attention"
+        expected = "None, because the file has no volume-preserving attention"
         raise BNetError("attention", expected=expected, actual=attention)
     if first.kind == "heads":
         return _build_standard(path, layers, add, activation, observe)
     if first.kind == "dense" and first.convert_to("lower") is None:
         expected = "attention (PQ, PK, PV or A) or a triangular layer first"
-        raise FileError(f"{path}: L1", expected=expected, actual="a dense layer, as a net that widens its words has it")
+        actual = "a dense layer, which occurs in nets that widen their words"
+        raise FileError(f"{path}: L1", expected=expected, actual=actual)
     if add:
-        raise BNetError("add", expected="False, for the file has no standard transformer", actual=add)
+        raise BNetError("add", expected="False, because the file has no standard transformer", actual=add)
     return _build_volume_preserving(path, layers, attention, activation, observe)
 
 
 def _build_standard(path: Path, layers: Sequence[FileLayer], add: bool, activation: str, observe: TPM | None) -> BNet:
-    """The net of a standard transformer: units of attention heads, `n_blocks` ResNet layers and one more."""
+    """Build the net of a standard transformer: units of attention heads and `n_blocks` + 1 ResNet layers."""
     units = _split_units(path, layers, ("heads",))
     blocks = len(units[0]) - 2
     if blocks < 1:
@@ -96,7 +98,7 @@ def _build_standard(path: Path, layers: Sequence[FileLayer], add: bool, activati
         _check_layers(path, resnet, ["dense"] * len(resnet), [True] * len(resnet))
         if len(attention.tensors["q"]) != heads:
             actual = len(attention.tensors["q"])
-            raise FileError(f"{path}: {attention.name}", expected=f"{heads} heads, as L1", actual=actual)
+            raise FileError(f"{path}: {attention.name}", expected=f"{heads} heads, as in L1", actual=actual)
         parameters |= {f"W_{role}_{t}.value": value for role, value in attention.tensors.items()}
         for owner, part in ((f"resnet_{t}", resnet[:-1]), (f"x_{t + 1}", resnet[-1:])):
             for name in ("weight", "bias"):
@@ -109,17 +111,17 @@ def _build_standard(path: Path, layers: Sequence[FileLayer], add: bool, activati
 def _build_volume_preserving(
     path: Path, layers: Sequence[FileLayer], attention: str | None, activation: str, observe: TPM | None
 ) -> BNet:
-    """The net of a volume-preserving transformer: units of attention, if there is one, and triangular layers.
+    """Build the net of a volume-preserving transformer: units of attention, if there is any, and triangular layers.
 
     Without attention, all layers are one unit.
     """
     has_attention = layers[0].kind in ("matrix", "skew")
     units = _split_units(path, layers, ("matrix", "skew")) if has_attention else [list(layers)]
     form = None
-    if has_attention:  # one form for all units: skew if any of them says so
+    if has_attention:  # one form for all units: skew if any of them is skew
         skew = next((unit[0] for unit in units if unit[0].kind == "skew"), None)
         if skew is not None and attention == "arbitrary":
-            expected = LAYER_DESCRIPTIONS["matrix"] + ", as is told"
+            expected = LAYER_DESCRIPTIONS["matrix"] + ", because attention='arbitrary'"
             raise FileError(f"{path}: {skew.name}", expected=expected, actual=LAYER_DESCRIPTIONS["skew"])
         form = attention or ("arbitrary" if skew is None else "skew")
     count = len(units[0]) - has_attention
@@ -142,7 +144,7 @@ def _build_volume_preserving(
 
 
 def _split_units(path: Path, layers: Sequence[FileLayer], attention_kinds: Sequence[str]) -> list[list[FileLayer]]:
-    """The layers of each unit, which starts with its attention; all units have the same number of layers."""
+    """Split the layers into units, which start with attention; all units have the same number of layers."""
     units: list[list[FileLayer]] = []
     for layer in layers:
         if layer.kind in attention_kinds:
@@ -156,7 +158,7 @@ def _split_units(path: Path, layers: Sequence[FileLayer], attention_kinds: Seque
 
 
 def _convert_layer(path: Path, layer: FileLayer, kind: str) -> FileLayer:
-    """A layer as one of another kind; refuses a layer that is not."""
+    """Convert a layer to another kind; raise an error if it has another structure."""
     converted = layer.convert_to(kind)
     if converted is None:
         expected, actual = LAYER_DESCRIPTIONS[kind], LAYER_DESCRIPTIONS[layer.kind]
@@ -167,12 +169,12 @@ def _convert_layer(path: Path, layer: FileLayer, kind: str) -> FileLayer:
 def _check_layers(
     path: Path, layers: Sequence[FileLayer], kinds: Sequence[str], biases: Sequence[bool]
 ) -> list[FileLayer]:
-    """Layers as those of some kinds, checked to have a bias or none."""
+    """Convert layers to some kinds, and check that they have a bias or not."""
     converted = [_convert_layer(path, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
     for layer, bias in zip(converted, biases, strict=True):
         if ("bias" in layer.tensors) != bias:
-            expected = "a bias" if bias else "no bias (the first layer of a linear pair)"
-            raise FileError(f"{path}: {layer.name}", expected=expected, actual="none" if bias else "one")
+            expected = "a bias; it is missing" if bias else "no bias, because it is the first layer of a linear pair"
+            raise FileError(f"{path}: {layer.name}", expected=expected)
     return converted
 
 
@@ -185,11 +187,11 @@ class FileLayer:
 
     Args:
         name: The name of its group, such as L1.
-        kind: "heads" (tensors q, k, v: `[head, d / heads, d]`), "matrix" or "skew" (the A of an attention, full or
-            packed), "dense" (weight, bias), "lower", "upper", or "triangular" where the file does not say which side
-            (packed, bias).
-        dim: Its width.
-        tensors: Its tensors.
+        kind: `"heads"` (tensors q, k, v: `[head, d / heads, d]`), `"matrix"` or `"skew"` (the A of an attention, full
+            or packed), `"dense"` (weight, bias), `"lower"`, `"upper"`, or `"triangular"` if the file does not contain
+            the side (packed, bias).
+        dim: The width of the layer.
+        tensors: The tensors of the layer.
     """
 
     name: str
@@ -198,7 +200,7 @@ class FileLayer:
     tensors: Mapping[str, Tensor]
 
     def convert_to(self, kind: str) -> FileLayer | None:
-        """The layer as one of another kind, a full matrix packed; None where its matrix has another structure."""
+        """Convert the layer to another kind, with a full matrix packed; None if its matrix has another structure."""
         if self.kind == kind or (self.kind == "triangular" and kind in TRIANGLE_SIDES.values()):
             return self
         name = {"skew": "value", "lower": "weight", "upper": "weight"}.get(kind, "")
@@ -214,19 +216,19 @@ class FileLayer:
 
 
 def file_to_layers(path: Path) -> list[FileLayer]:
-    """The layers of a file in their order, all of one width and one floating type.
+    """Read the layers of a file in their order, all with one width and one floating-point dtype.
 
     Raises:
-        FileError: Where the file is damaged, or has groups that are not layers.
+        FileError: If the file is damaged, or has groups that are not layers.
     """
     try:
         import h5py
     except ImportError as error:
-        allowed = 'pip install "bnet-transformer[hdf5]"'
-        raise BNetError("load_geometric", expected="the package h5py", actual="none", allowed=allowed) from error
+        hint = 'Run pip install "bnet-transformer[hdf5]"'
+        raise BNetError("load_geometric requires the package h5py", hint=hint) from error
     try:
         if not path.is_file():
-            raise FileError(str(path), expected="a file", actual="a folder" if path.is_dir() else "nothing there")
+            raise FileError(str(path), expected="a file", actual="a folder" if path.is_dir() else "no such file")
         if not h5py.is_hdf5(path):
             raise FileError(str(path), expected="an HDF5 file", actual="another format")
         with h5py.File(path, "r") as file:
@@ -241,26 +243,27 @@ def file_to_layers(path: Path) -> list[FileLayer]:
         ValueError,
         MemoryError,
     ) as error:  # h5py raises all of these
-        raise FileError(str(path), expected="a sound HDF5 file", actual=str(error)) from error
+        raise FileError(str(path), expected="a valid HDF5 file", actual=str(error)) from error
 
 
 def _read_layers(path: Path, root: _HDF5Node) -> list[FileLayer]:
-    """The layers of an open file."""
+    """Read the layers of an open file."""
     names = [f"L{k + 1}" for k in range(len(root.names))]
     missing = [name for name in names if name not in root.names]
     if not names or missing:
-        actual = f"no {missing[0]}, but {_format_names(root.names)}" if names else "nothing in it"
-        raise FileError(str(path), expected="groups L1, L2, ... without a gap, and no others", actual=actual)
+        actual = f"{_format_names(root.names)}, without {missing[0]}" if names else "an empty file"
+        raise FileError(str(path), expected="groups L1, L2, ... without a gap, and no other groups", actual=actual)
     parts = root.get_children(*names)
     layers = [_read_layer(name, parts[name]) for name in names]
     for layer in layers:
         if layer.dim != layers[0].dim:
-            raise FileError(f"{path}: {layer.name}", expected=f"the width {layers[0].dim}, as L1", actual=layer.dim)
+            expected = f"width {layers[0].dim}, as in L1"
+            raise FileError(f"{path}: {layer.name}", expected=expected, actual=layer.dim)
     dtypes = {f"{layer.name}/{name}": value.dtype for layer in layers for name, value in layer.tensors.items()}
     first = next(iter(dtypes))
     for name, dtype in dtypes.items():
         if dtype != dtypes[first]:
-            raise FileError(f"{path}: {name}", expected=f"{dtypes[first]}, as {first}", actual=dtype)
+            raise FileError(f"{path}: {name}", expected=f"{dtypes[first]}, as in {first}", actual=dtype)
     return layers
 
 
@@ -278,16 +281,16 @@ class _HDF5Node:
 
     @property
     def structure_type(self) -> str:
-        """The Julia type in its attributes, without the module; "" for none."""
+        """The Julia type in the attributes, without the module; "" if there is none."""
         name = next((self.node.attrs[key] for key in ("gml_type", "parameter_type") if key in self.node.attrs), "")
         return (name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)).rpartition(".")[2]
 
     def make_error(self, expected: str, received: object) -> FileError:
-        """The error of a node that is not what is expected."""
+        """Create the error of a node that is not what is expected."""
         return FileError(f"{self.path}: {self.node.name.lstrip('/')}", expected=expected, actual=received)
 
     def get_children(self, *names: str, optional: Collection[str] = ()) -> dict[str, _HDF5Node]:
-        """The children of a group by name; refuses missing and other names, and links."""
+        """Return the children of a group by name; raise an error for missing and other names, and for links."""
         if not hasattr(self.node, "keys"):
             raise self.make_error("a group", f"a dataset of shape {self.node.shape}")
         if set(self.names) - set(names) or set(names) - set(optional) - set(self.names):
@@ -295,51 +298,51 @@ class _HDF5Node:
         for name in self.names:
             if type(self.node.get(name, getlink=True)).__name__ != "HardLink":
                 subject = f"{self.path}: {f'{self.node.name}/{name}'.strip('/')}"
-                raise FileError(subject, expected="a part of the file itself", actual="a link")
+                raise FileError(subject, expected="data in the file itself", actual="a link")
         return {name: _HDF5Node(self.path, self.node[name]) for name in self.names}
 
     def check_type(self, *kinds: str) -> str:
-        """The Julia type of a structured matrix: one of `kinds`, or ""."""
+        """Return the Julia type of a structured matrix, which must be one of `kinds` or ""."""
         if self.structure_type not in ("", *kinds):
             raise self.make_error(" or ".join(kinds), self.structure_type)
         return self.structure_type
 
     def check_not_external(self) -> None:
-        """Refuse data in another file, which could be a pipe or a private file of the user."""
+        """Raise an error for data in another file, which could be a pipe or a private file of the user."""
         if self.node.external or self.node.is_virtual:
-            raise self.make_error("numbers in the file itself", "numbers that lie in another file")
+            raise self.make_error("numbers in the file itself", "numbers in another file")
 
     def read_array(self, rank: int) -> Tensor:
-        """The finite floating numbers of a dataset with `rank` dims."""
+        """Read the finite floating-point numbers of a dataset with `rank` dims."""
         if not hasattr(self.node, "shape"):
             raise self.make_error("a dataset", f"a group of {_format_names(self.names)}")
         self.check_not_external()
         check_memory(self.node.name, self.node.nbytes, "a smaller net")
         array = np.asarray(self.node[()])
         if array.ndim != rank or not array.size:
-            raise self.make_error(f"an array of {rank} dims with something in it", f"shape {array.shape}")
+            raise self.make_error(f"an array of {rank} dims that is not empty", f"shape {array.shape}")
         if array.dtype.kind != "f" or array.dtype.itemsize > 8:
             raise self.make_error("real numbers", str(array.dtype))
         if not np.isfinite(array).all():
-            raise self.make_error("finite numbers", "some that are not")
+            raise self.make_error("finite numbers", "a NaN or infinity")
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
     def read_vector(self, size: int) -> Tensor:
-        """The numbers of a dataset of shape `[size]`."""
+        """Read a dataset of shape `[size]`."""
         vector = self.read_array(1)
         if len(vector) != size:
-            raise self.make_error(f"a vector of {size}", f"shape {tuple(vector.shape)}")
+            raise self.make_error(f"a vector of length {size}", f"shape {tuple(vector.shape)}")
         return vector
 
     def read_square(self) -> Tensor:
-        """A square matrix, `[d, d]`, transposed back to the order of Julia's indices."""
+        """Read a square matrix, `[d, d]`, and transpose it back to the order of Julia's indices."""
         matrix = self.read_array(2)
         if matrix.shape[0] != matrix.shape[1]:
             raise self.make_error("a square matrix", tuple(matrix.shape))
         return matrix.mT.contiguous()
 
     def read_packed(self) -> tuple[Tensor, int]:
-        """The free entries of a structured matrix, `[d (d - 1) / 2]`, and its width d."""
+        """Read the free entries of a structured matrix, `[d (d - 1) / 2]`, and its width d."""
         if "storage" in self.names:
             parts = self.get_children("storage", "metadata")
             entries, size = parts["storage"], parts["metadata"].get_children("n")["n"]
@@ -347,7 +350,7 @@ class _HDF5Node:
             parts = self.get_children("S", "n")
             entries, size = parts["S"], parts["n"]
         if getattr(size.node, "size", 0) != 1 or size.node.dtype.kind not in "iu":
-            raise size.make_error("a whole number", "something else")
+            raise size.make_error("one integer", "other data")
         size.check_not_external()
         dim = int(np.asarray(size.node[()]).item())
         if dim < 2:
@@ -356,7 +359,7 @@ class _HDF5Node:
 
 
 def _read_layer(name: str, node: _HDF5Node) -> FileLayer:
-    """One layer, whose kind is inferred from the names of its children."""
+    """Read one layer, whose kind is inferred from the names of its children."""
     if {"PQ", "PK", "PV"} & set(node.names):
         return _read_heads(name, node.get_children("PQ", "PK", "PV"))
     if "A" in node.names:
@@ -377,9 +380,10 @@ def _read_layer(name: str, node: _HDF5Node) -> FileLayer:
 
 
 def _read_heads(name: str, nodes: Mapping[str, _HDF5Node]) -> FileLayer:
-    """The projections of each head: Julia's `P` is `[d, d / heads]`, and `W = P^T`, as the file is read anyway.
+    """Read the projections of each head.
 
-    A head is a matrix, or a group with a matrix on the Stiefel manifold.
+    Julia's `P` is `[d, d / heads]`, and `W = P^T` is the matrix in the order of the file. A head is a matrix, or a
+    group with a matrix on the Stiefel manifold.
     """
     tensors: dict[str, Tensor] = {}
     dim = heads = 0
@@ -395,14 +399,14 @@ def _read_heads(name: str, nodes: Mapping[str, _HDF5Node]) -> FileLayer:
         dim, heads = dim or values[0].shape[-1], heads or len(values)
         for head, value in zip(head_nodes, values, strict=True):
             if len(values) != heads or dim % heads or value.shape != (dim // heads, dim):
-                expected = f"{heads} heads of {dim // heads} x {dim} (in Python's order)"
-                raise head.make_error(expected, f"{len(values)} heads, {' x '.join(map(str, value.shape))}")
+                expected = f"{heads} heads of shape {dim // heads} x {dim} (in Python's order)"
+                raise head.make_error(expected, f"{len(values)} heads of shape {' x '.join(map(str, value.shape))}")
         tensors[role] = torch.stack(values)
     return FileLayer(name, "heads", dim, tensors)
 
 
 def _read_attention(name: str, node: _HDF5Node) -> FileLayer:
-    """The layer of the matrix A of an attention: packed, or full, which its type may declare to be skew."""
+    """Read the matrix A of an attention: packed, or full; the type of a full matrix may be skew-symmetric."""
     if node.names:
         node.check_type("SkewSymMatrix")
         packed, dim = node.read_packed()
@@ -413,11 +417,11 @@ def _read_attention(name: str, node: _HDF5Node) -> FileLayer:
         return layer
     skew = layer.convert_to("skew")
     if skew is None:
-        raise node.make_error("a skew-symmetric matrix, as its type says", "another")
+        raise node.make_error("a skew-symmetric matrix, according to its type", "a matrix that is not skew-symmetric")
     return skew
 
 
 def _format_names(names: Collection[str]) -> str:
-    """The first 8 names, and the number of names."""
+    """Format the first 8 names, and the number of names."""
     listed = list(names)
     return ", ".join(listed[:8]) + (f", … ({len(listed)} in all)" if len(listed) > 8 else "") or "nothing"

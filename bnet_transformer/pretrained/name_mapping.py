@@ -1,4 +1,4 @@
-"""The mapping between names of Hugging Face or TransformerLens and names of a net, of parameters and of nodes.
+"""The mapping between names of Hugging Face or TransformerLens and names of a net, for parameters and nodes.
 
     bert.encoder.layer.2.attention.self.query.weight                   <->   W_q_2.value
     bert.encoder.layer.2.attention.self.query.output[:, 5, 96:128]     <->   q_2_3_5      the output of a module
@@ -9,10 +9,10 @@ A star is every head or word. The names of Hugging Face are those of the class w
 without a head. The names of TransformerLens:
 
     blocks.2.attn.hook_q[..., 3, :]         <->   q_2_3_*     slice 2, head 3, every word
-    blocks.2.attn.hook_q[:, 5, 3, :]        <->   q_2_3_5     word 5 alone
+    blocks.2.attn.hook_q[:, 5, 3, :]        <->   q_2_3_5     only word 5
     blocks.2.attn.hook_pattern[:, 3, 5, :]  <->   j_2_3_5     attention of word 5: P(j | i)
 
-A node without a hook is an error that lists the nodes that have one.
+A node without a hook raises an error that lists the nodes with a hook.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ POST_INPUT_PARTS = {
     **{"add": "x_0", "add1": "norm1", "cross_add": "cross_norm", "add2": "norm2", "transform": "transform_norm"},
 }
 PRE_INPUT_PARTS = {**INPUT_PARTS, "add1": "norm2", "x": "norm"}
-CROSS_INPUT_PARTS = {"add1": "cross_norm", "cross_add": "norm2"}  # of pre-norm slices with cross attention
-STACK_PREFIXES = {"": "", "enc": "encoder_", "dec": "decoder_"}  # of the tensors that a model returns
+CROSS_INPUT_PARTS = {"add1": "cross_norm", "cross_add": "norm2"}  # for pre-norm slices with cross attention
+STACK_PREFIXES = {"": "", "enc": "encoder_", "dec": "decoder_"}  # prefixes of the tensors that a model returns
 NODE_PATTERN = re.compile(r"(?P<stem>[A-Za-z]\w*?)(?P<indices>(?:_(?:\d+|\*))*)")
 TENSOR_PATTERN = re.compile(r"(?P<tensor>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?")
 
 
 @dataclass(frozen=True)
 class HookPoint:
-    """The tensor of a library that holds the nodes of a role and a slice, and its layout.
+    """The tensor of a library that contains the nodes of a role and a slice, and its layout.
 
     Args:
         tensor: The name of the tensor.
         role: The role of the nodes.
-        slice: Their slice.
-        dims: The dims after the batch: "word", "heads" (the dim that `spans` divide), others.
-        plates: The plates of the nodes, such as "head".
-        spans: The columns or indices in the dim "heads", by the index of the plates, `*` for all.
+        slice: The slice of the nodes.
+        dims: The dims after the batch: `"word"`, `"heads"` (the dim that `spans` divide), others.
+        plates: The plates of the nodes, such as `"head"`.
+        spans: The columns or indices in the dim `"heads"`, by the index of the plates, `*` for all.
     """
 
     tensor: str
@@ -76,15 +76,16 @@ class HookPoint:
 
     @property
     def axes(self) -> list[str]:
-        """The axes of a node's name, in their order."""
+        """The axes in the name of a node, in their order."""
         words = ["word"] if "word" in self.dims else []
         return [*([] if self.slice is None else ["slice"]), *self.plates, *words]
 
     def format_index(self, indices: Mapping[str, str]) -> str:
-        """The index into the tensor of a head and a word, such as `[:, 5, 96:128]`."""
+        """Return the index of a head and a word into the tensor, such as `[:, 5, 96:128]`."""
         heads = "_".join(indices.get(plate, "*") for plate in self.plates)
         if heads not in self.spans:
-            raise UnknownNameError("name", expected="heads that lie side by side", actual=heads, allowed="a head each")
+            expected = "heads whose columns are contiguous in the tensor"
+            raise UnknownNameError("name", expected=expected, actual=heads, hint="Pass one head at a time")
         by_dim = {"word": indices.get("word", "*").replace("*", ":"), "heads": self.spans[heads]}
         parts = [by_dim.get(dim, ":") for dim in self.dims]
         if all(part == ":" for part in parts):
@@ -93,7 +94,7 @@ class HookPoint:
         return f"[..., {', '.join(parts[1:])}]" if all_words else f"[:, {', '.join(parts)}]"
 
     def parse_index(self, index: str | None) -> list[str] | None:
-        """The head and the word of an index into the tensor; None where it selects no such node."""
+        """Return the head and the word of an index into the tensor; None if it selects no such node."""
         dims = ("batch", *self.dims)
         parts = _split_index(index, len(dims))
         if len(parts) != len(dims):
@@ -111,17 +112,17 @@ ATTENTION_DIMS = ("heads", "word", "read")
 
 
 def to_hugging_face(net: BNet, name: str) -> str:
-    """The name of Hugging Face: the key of a parameter (`W_q_2.value`), or the tensor and index of nodes (`q_2_3_*`).
+    """Convert a name to Hugging Face: a parameter (`W_q_2.value`) to its key, nodes (`q_2_3_*`) to a tensor and index.
 
     Args:
         net: A pretrained net.
         name: The name of a parameter or of nodes.
 
     Returns:
-        The name.
+        The name in Hugging Face.
 
     Raises:
-        UnknownNameError: Where Hugging Face has no such tensor.
+        UnknownNameError: If Hugging Face has no such tensor.
     """
     _check_arguments(net, name)
     keys = _list_parameter_keys(net)
@@ -133,7 +134,7 @@ def to_hugging_face(net: BNet, name: str) -> str:
 
 
 def to_lens(net: BNet, name: str) -> str:
-    """The name of TransformerLens for nodes of a net: `q_2_3_*` is `blocks.2.attn.hook_q[..., 3, :]`.
+    """Convert the name of nodes to TransformerLens: `q_2_3_*` is `blocks.2.attn.hook_q[..., 3, :]`.
 
     The last state is the end of the last block, and `j` is the pattern of attention, `P(j | i)`.
 
@@ -145,14 +146,14 @@ def to_lens(net: BNet, name: str) -> str:
         The hook, with an index.
 
     Raises:
-        UnknownNameError: Where TransformerLens has no such hook.
+        UnknownNameError: If TransformerLens has no such hook.
     """
     _check_arguments(net, name)
     return _export_name(net, name, "hook", _list_hooks(net))
 
 
 def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
-    """The names in a net for a key or a tensor of Hugging Face: one, or those of q, k and v that one tensor holds.
+    """Convert a key or a tensor of Hugging Face to names in a net; a tensor may contain several parameters (q, k, v).
 
     Args:
         net: A pretrained net.
@@ -162,7 +163,7 @@ def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
         The names of parameters or of nodes.
 
     Raises:
-        UnknownNameError: Where the net has no such parameter or node.
+        UnknownNameError: If the net has no such parameter or node.
     """
     _check_arguments(net, key)
     prefix, keys = family_of(net.network).prefix, _list_parameter_keys(net)
@@ -173,31 +174,31 @@ def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
 
 
 def from_lens(net: BNet, name: str) -> str:
-    """The name in a net for a hook of TransformerLens: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`.
+    """Convert a hook of TransformerLens to a name in a net: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`.
 
     Args:
         net: A pretrained net.
-        name: The hook, with an index or without.
+        name: The hook, with or without an index.
 
     Returns:
         The name of the nodes.
 
     Raises:
-        UnknownNameError: Where there is no such hook.
+        UnknownNameError: If there is no such hook.
     """
     _check_arguments(net, name)
     return _import_name(net, "hook", name, _list_hooks(net))
 
 
 def _check_arguments(net: object, name: object) -> None:
-    """Refuse anything but a net and a string."""
+    """Raise an error unless the arguments are a net and a string."""
     as_network(net)
     if not isinstance(name, str):
-        raise BNetError("name", expected="a name, a string", actual=name)
+        raise BNetError("name", expected="a string", actual=name)
 
 
 def _export_name(net: BNet, name: str, kind: str, points: Sequence[HookPoint]) -> str:
-    """The library's name for nodes of a net."""
+    """Return the library's name for nodes of a net."""
     match = NODE_PATTERN.fullmatch(name)
     role, parts = (match["stem"], match["indices"].split("_")[1:]) if match else (name, [])
     matches = [point for point in points if point.role == role]
@@ -214,7 +215,7 @@ def _export_name(net: BNet, name: str, kind: str, points: Sequence[HookPoint]) -
 
 
 def _import_name(net: BNet, kind: str, key: str, points: Sequence[HookPoint], known_names: Sequence[str] = ()) -> str:
-    """The name of nodes in a net, from a tensor with an index; `known_names` are other names for near matches."""
+    """Return the name of nodes in a net for a tensor with an index; `known_names` extend the near matches."""
     match = TENSOR_PATTERN.fullmatch(key.replace(" ", ""))
     matches = [point for point in points if match and point.tensor == match["tensor"]]
     if not match or not matches:
@@ -226,22 +227,22 @@ def _import_name(net: BNet, kind: str, key: str, points: Sequence[HookPoint], kn
             _check_indices(net.network, dict(zip(point.axes, indices, strict=True)), point.role, key)
             return "_".join([point.role, *indices])
     forms = ", ".join(point.tensor + point.format_index(dict.fromkeys(point.plates, "0")) for point in matches)
-    raise BNetError("name", expected="an index of whole nodes", actual=key, allowed=f"as {forms}")
+    raise BNetError("name", expected="an index that selects whole nodes", actual=key, allowed=forms)
 
 
 def _check_indices(network: Network, indices: Mapping[str, str], role: str, name: str) -> None:
-    """Refuse a slice, a head or a word that a net does not have."""
+    """Raise an error for a slice, a head or a word that a net does not have."""
     stack, role, _ = parse_owner(network, role)
     max_words = [spec.tpm.max_words for spec in network.specs if spec.tpm.max_words is not None]
     slices = network.graph.slices[stack] + (role == "x")  # T slices have T + 1 states
     counts = {**network.graph.plate_sizes, "slice": slices, "word": min(max_words, default=math.inf)}
     for axis, index in indices.items():
         if index != "*" and int(index) >= counts[axis]:
-            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", actual=name)
+            raise BNetError("name", expected=f"a {axis} index from 0 to {counts[axis] - 1}", actual=name)
 
 
 def _split_index(index: str | None, rank: int) -> list[str]:
-    """The index of each dim of a tensor; an ellipsis is expanded."""
+    """Return the index of each dim of a tensor, with an ellipsis expanded."""
     parts = ["..."] if index is None else index.split(",")
     if parts.count("...") == 1 and len(parts) <= rank + 1:
         k = parts.index("...")
@@ -250,7 +251,7 @@ def _split_index(index: str | None, rank: int) -> list[str]:
 
 
 def _list_hook_points(net: BNet) -> list[HookPoint]:
-    """The tensors of a model of `transformers` that hold nodes: returned ones, inputs and outputs of modules."""
+    """List the tensors of a model of `transformers` that contain nodes: returned tensors, module inputs and outputs."""
     graph = net.network.graph
     points = [_locate_module(net, group) for group in graph.groups]
     outputs = [point for stack in graph.slices for point in _list_outputs(net, stack)]
@@ -258,7 +259,7 @@ def _list_hook_points(net: BNet) -> list[HookPoint]:
 
 
 def _list_outputs(net: BNet, stack: str) -> list[HookPoint]:
-    """The hidden states and attentions of a stack that a model returns."""
+    """List the hidden states and attentions of a stack that a model returns."""
     family, graph = family_of(net.network), net.network.graph
     slices, prefix = graph.slices[stack], STACK_PREFIXES[stack]
     is_unnormed = family.norm == "post" or not family.has_normed_last_state
@@ -274,7 +275,7 @@ def _list_outputs(net: BNet, stack: str) -> list[HookPoint]:
 
 
 def _locate_module(net: BNet, group: NodeGroup) -> HookPoint | None:
-    """The module that has the nodes of a group as its input or output; None where there is none."""
+    """Find the module whose input or output are the nodes of a group; None if there is none."""
     family, graph, spec = family_of(net.network), net.network.graph, net.network.specs[group.index]
     slices, is_post = graph.slices.get(group.stack, 0), family.norm == "post"
     if group.role == "x" and (is_post or group.slice != slices):
@@ -289,8 +290,8 @@ def _locate_module(net: BNet, group: NodeGroup) -> HookPoint | None:
     if name not in family.modules or name.removeprefix(f"{group.stack}_") != part:
         return None
     location = family.locate(name)
-    # These values are not a module's: a module of all slices is called several times, and a scale of the embeddings or
-    # a bias with a key of its own is applied after the module.
+    # Some values are not the output of one module call: a module shared by all slices is called several times, and a
+    # scale of the embeddings or a bias with a separate key is applied after the module.
     is_reused = family.shared and group.slice is not None and slices > 1
     is_changed = (isinstance(spec.tpm, Embed) and spec.tpm.scale != 1) or isinstance(location.bias, WeightLocation)
     if is_reused or is_changed or location.is_tensor_key or location.is_conv:
@@ -302,15 +303,15 @@ def _locate_module(net: BNet, group: NodeGroup) -> HookPoint | None:
 
 
 def _compute_spans(sizes: Sequence[int], width: int = 0, location: WeightLocation | None = None) -> dict[str, str]:
-    """The slices of a tensor's dim that hold all heads, the heads of each group, and each head.
+    """Compute the spans of a tensor's dim for all heads, the heads of each group, and each head.
 
     Args:
         sizes: The sizes of the plates.
         width: The number of columns of a head.
-        location: The layout of the columns; None where the dim counts heads.
+        location: The layout of the columns; None if the dim counts heads.
 
     Returns:
-        The slice, such as `96:128`, by the index of the plates, such as `3` or `*`.
+        The spans, such as `96:128`, by the index of the plates, such as `3` or `*`.
     """
     heads, spans = math.prod(sizes), {}
     for depth in range(len(sizes) + 1):
@@ -326,7 +327,7 @@ def _compute_spans(sizes: Sequence[int], width: int = 0, location: WeightLocatio
 def _format_columns(
     first_head: int, num_selected: int, heads: int, width: int, location: WeightLocation | None, *, is_every_head: bool
 ) -> str | None:
-    """The columns or indices of some heads as a slice; None where the columns are not contiguous."""
+    """Format the columns or indices of some heads as a span; None if the columns are not contiguous."""
     chunk, count = (0, 1) if location is None else location.chunk
     if is_every_head and count == 1:
         return ":"
@@ -340,13 +341,13 @@ def _format_columns(
 
 
 def _qualify_key(net: BNet, part: str, key: str) -> str:
-    """A key as the model has it: a model with a readout has a prefix before all keys but those of the readout."""
+    """Return a key as in the model: a model with a readout has a prefix before all keys except those of the readout."""
     has_prefix = part not in READOUT_ONLY_PARTS and any(group.role == "y" for group in net.network.graph.groups)
     return f"{family_of(net.network).prefix}{key}" if has_prefix else key
 
 
 def _list_parameter_keys(net: BNet) -> dict[str, tuple[str, ...]]:
-    """The keys of each parameter by name, in order of precedence."""
+    """Return the keys of each parameter by name, in order of precedence."""
     mappings = map_parameters(net.network, family_of(net.network))
     return {m.name: tuple(map(partial(_qualify_key, net), m.parts, m.keys)) for m in mappings}
 
@@ -355,11 +356,12 @@ def _list_parameter_keys(net: BNet) -> dict[str, tuple[str, ...]]:
 
 
 def _list_hooks(net: BNet) -> list[HookPoint]:
-    """The hooks of TransformerLens that hold nodes; refuses a family that it lacks."""
+    """List the hooks of TransformerLens that contain nodes; raise an error for a family that it does not support."""
     family, graph = family_of(net.network), net.network.graph
     if not family.in_transformer_lens:
-        allowed = "the families " + ", ".join(name for name, known in FAMILIES.items() if known.in_transformer_lens)
-        raise BNetError("net", expected="a family that TransformerLens has", actual=family.name, allowed=allowed)
+        allowed = ", ".join(name for name, known in FAMILIES.items() if known.in_transformer_lens)
+        expected = "a family that TransformerLens supports"
+        raise BNetError("net", expected=expected, actual=family.name, allowed=allowed)
     is_post = family.norm == "post"
     points = []
     for role, hooks in (POST_NORM_HOOKS if is_post else PRE_NORM_HOOKS).items():

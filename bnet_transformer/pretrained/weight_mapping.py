@@ -1,7 +1,7 @@
 """The mapping from the keys of a pretrained model's weights to the parameters of a net, and device maps.
 
-Nothing is copied: the parameters are views of the weights. A map of all heads, `[heads * width, dim]`, becomes
-`[heads, width, dim]`; `W_o`, `[dim, heads * width]`, becomes `[heads, dim, width]`; grouped heads have two dims.
+No tensor is copied: the parameters are views of the weights. A map of all heads, `[heads * width, dim]`, becomes
+`[heads, width, dim]`, and `W_o`, `[dim, heads * width]`, becomes `[heads, dim, width]`. Grouped heads have two dims.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from bnet_transformer.pretrained.family import READOUT_ONLY_PARTS, ModelFamily, 
 
 TABLE = "W_embed"
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-LEGACY_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of layer norms in files of 2018
+LEGACY_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # names of layer norms in files of 2018
 DEVICE_MAP_FORMS = 'a device ("cuda:0"), "auto", or {"": 0}, {"bert.embeddings": "cpu", "bert.encoder.layer.0": 0, ...}'
 PARAMETERLESS_MODULES = re.compile(r"\w*drop(out)?|rotary_emb|\w*act(ivation)?(_fn)?|\w*loss_fct")
 
 
 @dataclass(frozen=True)
 class StateDict:
-    """The tensors of a model by key, read one by one.
+    """The tensors of a model by key, which are read one by one.
 
     Args:
-        origin: The source in messages.
+        origin: The name of the source for error messages.
         keys: The keys.
-        get_tensor: Returns the tensor of a key.
+        get_tensor: A function that returns the tensor of a key.
     """
 
     origin: str
@@ -45,15 +45,16 @@ class StateDict:
 
 @dataclass(frozen=True)
 class ParameterMapping:
-    """Which tensor of the weights a parameter of a net is a view of, and which view.
+    """The tensor of the weights that a parameter of a net is a view of, and the view.
 
     Args:
         name: The name of the parameter.
         parts: The part of each key.
         shape: The shape of the parameter.
-        keys: The keys under which the weights may hold it, in order of precedence.
+        keys: The possible keys of the tensor, in order of precedence.
         location: The layout of the tensor.
-        head_axis: The axis of a map that holds the heads: "in" (the rows of W_q), "out" (the columns of W_o), or None.
+        head_axis: The axis of a map that contains the heads: `"in"` (the rows of W_q), `"out"` (the columns of W_o), or
+            None.
         kernel_shape: The channels, rows and columns of a convolution, which are the last dim of the parameter.
     """
 
@@ -67,7 +68,7 @@ class ParameterMapping:
 
     @property
     def source_shape(self) -> tuple[int, ...]:
-        """The shape of the tensor in the weights: the inverse of `view`."""
+        """The shape of the tensor in the weights, by the inverse of `view`."""
         shape = self.shape
         if self.head_axis == "in":
             shape = (self.num_heads * self.head_shape[0], *self.head_shape[1:])
@@ -79,16 +80,16 @@ class ParameterMapping:
 
     @property
     def head_shape(self) -> tuple[int, ...]:
-        """The shape of one head's matrix or bias."""
+        """The shape of the matrix or bias of one head."""
         return self.shape[-2:] if self.name.endswith(".value") else self.shape[-1:]
 
     @property
     def num_heads(self) -> int:
-        """The number of heads, of all groups together."""
+        """The number of heads, over all groups."""
         return math.prod(self.shape[: len(self.shape) - len(self.head_shape)])
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The parameter, `[*shape]`, as a view of the tensor in the weights, `[*source_shape]`."""
+        """Return the parameter, `[*shape]`, as a view of the tensor in the weights, `[*source_shape]`."""
         tensor = tensor.reshape(self.source_shape[self.location.leading_dims :])
         tensor = tensor.flatten(-len(self.kernel_shape)) if self.kernel_shape else tensor
         tensor = tensor.mT if self.location.transposed and tensor.dim() == 2 else tensor
@@ -107,7 +108,7 @@ class ParameterMapping:
 
 
 def map_parameters(network: Network, family: ModelFamily) -> Iterator[ParameterMapping]:
-    """The mapping of each parameter of a net; several parameters may be views of one tensor."""
+    """Iterate over the mappings of the parameters of a net; several parameters may be views of one tensor."""
     patches = next((spec.tpm.image for spec in network.specs if spec.tpm.image is not None), None)
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
@@ -132,7 +133,7 @@ def map_parameters(network: Network, family: ModelFamily) -> Iterator[ParameterM
 
 
 def parse_owner(network: Network, name: str) -> tuple[str, str, int | None]:
-    """The stack, the role and the slice in the name of a node group."""
+    """Return the stack, the role and the slice in the name of a node group."""
     stack = next((s.name for s in network.declaration.stacks if s.name and name.startswith(f"{s.name}_")), "")
     match = re.fullmatch(r"(\w+?)(?:_(\d+))?", name[len(stack) + 1 :] if stack else name)
     assert match is not None
@@ -140,7 +141,7 @@ def parse_owner(network: Network, name: str) -> tuple[str, str, int | None]:
 
 
 def _find_part(stem: str, parameter: str, *, gated: bool) -> tuple[str, str | None]:
-    """The part that holds a parameter of a role, and the axis of its heads."""
+    """Return the part that contains a parameter of a role, and the axis of its heads."""
     qkv, output = re.fullmatch(r"(?:W_)?((?:cross_)?[qkv])", stem), re.fullmatch(r"W_(cross_)?o", stem)
     if qkv:
         return qkv[1], "in"
@@ -153,26 +154,26 @@ def _find_part(stem: str, parameter: str, *, gated: bool) -> tuple[str, str | No
 
 
 def resolve_part(family: ModelFamily, stack: str, part: str) -> str:
-    """The name of a part in a family: that of the stack, or that of all stacks."""
+    """Return the name of a part in a family: the part of the stack, or the part of all stacks."""
     plain = {"x_0": "embed"}.get(part, part.removesuffix("_gated"))
     names = [f"{stack}_{part}", part, f"{stack}_{plain}", plain] if stack else [part, plain]
     return next((name for name in names if name in family.modules), plain)
 
 
 def _list_table_parts(network: Network, family: ModelFamily) -> list[str]:
-    """The parts whose keys may hold the shared table of words."""
+    """List the parts whose keys may contain the shared table of words."""
     graph = network.graph
     children = [graph.groups[edge.child] for edge in graph.edges if graph.groups[edge.parent].role == TABLE]
     parts = [resolve_part(family, group.stack, "embed" if group.role == "x" else group.role) for group in children]
     stacks = {group.stack for group in children if group.role in ("embed", "x")}
-    # The key of a reader comes before the key of all stacks: to this one `transformers` ties the others when it loads.
+    # The key of a reader comes before the key of all stacks, to which `transformers` ties the others when it loads.
     if "embed" in family.modules and stacks == {s.name for s in network.declaration.stacks}:
         parts.append("embed")
     return list(dict.fromkeys(parts))
 
 
 def locate_bias(location: WeightLocation) -> tuple[list[str], WeightLocation]:
-    """The keys of the bias of a part, and its location; a bias is a vector, so it is not transposed."""
+    """Return the keys of the bias of a part, and its location; a bias is a vector, so it is not transposed."""
     if isinstance(location.bias, WeightLocation):
         return [location.bias.key], location.bias
     keys = [f"{location.key}.bias", *([] if location.bias is None else [location.bias])]
@@ -182,16 +183,17 @@ def locate_bias(location: WeightLocation) -> tuple[list[str], WeightLocation]:
 def weights_to_parameters(
     network: Network, family: ModelFamily, weights: StateDict, tied_keys: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The parameters of a net, as views of the weights, and the keys that no node reads.
+    """Map the weights to the parameters of a net, as views; also return the keys that no node reads.
 
     Args:
         network: The net.
-        family: Its family.
+        family: The family of the model.
         weights: The weights.
-        tied_keys: For keys that the weights lack, those that are read in their place.
+        tied_keys: For each key that the weights do not contain, the key that is read in its place.
 
     Raises:
-        FileError: Where a weight is missing or has another shape or type, or where an unused key is no readout's.
+        FileError: If a weight is missing or has a wrong shape or dtype, or if an unused key does not belong to a
+            readout.
     """
     index = index_keys(family, weights)
     index |= {key: index[source] for key, source in tied_keys.items()}
@@ -201,12 +203,13 @@ def weights_to_parameters(
         keys = [canonicalize_key(family, key) for key in mapping.keys]
         key = next((index[key] for key in keys if key in index), None)
         if key is None:
-            expected = f"a weight {mapping.keys[0]!r} of shape {mapping.source_shape}, for {mapping.name}"
-            allowed = "readout=None reads the states alone" if mapping.parts[0] in READOUT_ONLY_PARTS else None
-            raise FileError(weights.origin, expected=expected, actual="none", allowed=allowed)
+            expected = f"a weight {mapping.keys[0]!r} of shape {mapping.source_shape} for {mapping.name}; it is missing"
+            is_readout = mapping.parts[0] in READOUT_ONLY_PARTS
+            hint = "Use readout=None for only the hidden states" if is_readout else None
+            raise FileError(weights.origin, expected=expected, hint=hint)
         tensor = weights.get_tensor(key).detach()
         if tuple(tensor.shape) != mapping.source_shape:
-            expected = f"{key} of shape {mapping.source_shape}, for {mapping.name}"
+            expected = f"{key} of shape {mapping.source_shape} for {mapping.name}"
             raise FileError(weights.origin, expected=expected, actual=f"shape {tuple(tensor.shape)}")
         if tensor.dtype not in FLOAT_DTYPES:
             expected = f"{key} in one of {', '.join(map(str, FLOAT_DTYPES))}"
@@ -215,15 +218,15 @@ def weights_to_parameters(
         used.update(keys)
     dtypes = sorted({str(value.dtype) for value in parameters.values()})
     if len(dtypes) > 1:
-        expected, allowed = "weights of one floating type", "dtype=torch.float32 brings all to one"
-        raise FileError(weights.origin, expected=expected, actual=", ".join(dtypes), allowed=allowed)
+        expected, hint = "weights of one floating-point dtype", "Use dtype=torch.float32 to convert all of them"
+        raise FileError(weights.origin, expected=expected, actual=", ".join(dtypes), hint=hint)
     return parameters, _check_unused_keys(family, weights, index, used)
 
 
 def _check_unused_keys(family: ModelFamily, weights: StateDict, index: Mapping[str, str], used: set[str]) -> list[str]:
-    """The keys that no node reads; refuses those within the slices or of a module that is read.
+    """Return the keys that no node reads; raise an error for keys in the slices or in a module that is read.
 
-    Such a weight would change what the model computes, so the family is not the one that the weights belong to.
+    Such a weight would change what the model computes, so the weights belong to another family.
     """
     buffers = "|".join(re.escape(buffer).replace(r"\{t\}", r"\d+") for buffer in family.buffers)
     unused = {n: key for n, key in index.items() if n not in used and not (buffers and re.fullmatch(buffers, n))}
@@ -232,44 +235,44 @@ def _check_unused_keys(family: ModelFamily, weights: StateDict, index: Mapping[s
     modules = {name.rpartition(".")[0] for name in used if name.endswith((".weight", ".bias"))}
     refused = [key for n, key in unused.items() if n.split(".")[0] in roots or n.rpartition(".")[0] in modules]
     if refused:
-        expected = f"the weights of a {family.name}, and no others within its slices or of what is read"
+        expected = f"the weights of a {family.name}, without other weights in its slices or in modules that are read"
         raise FileError(weights.origin, expected=expected, actual=", ".join(sorted(refused)[:6]))
     return sorted(unused.values())
 
 
 def has_readout_weights(family: ModelFamily, weights: StateDict) -> bool:
-    """Whether the weights include those of a readout."""
+    """Return True if the weights contain those of a readout."""
     modules = _list_readout_modules(family)
     return any(is_in_module(canonicalize_key(family, key), module) for key in weights.keys for module in modules)
 
 
 def _list_readout_modules(family: ModelFamily) -> list[str]:
-    """The keys of the modules that a model without a readout lacks."""
+    """List the keys of the modules that a model without a readout does not have."""
     return [family.locate(part).key for part in READOUT_ONLY_PARTS if part in family.modules]
 
 
 def is_in_module(key: str, module: str) -> bool:
-    """Whether a key is the key of a module or of something in it."""
+    """Return True if a key is the key of a module or of a part of it."""
     return key == module or key.startswith(f"{module}.")
 
 
 def are_tensors_equal(family: ModelFamily, weights: StateDict, *keys: str | None) -> bool:
-    """Whether the tensors of two keys are equal; True as well where the weights lack one of them."""
+    """Return True if the tensors of two keys are equal, or the weights do not contain one of them."""
     present = index_keys(family, weights)
     if keys[0] == keys[1] or not all(key in present for key in keys):
         return True
     a, b = (weights.get_tensor(present[key]) for key in keys if key is not None)
-    is_same = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()  # one tensor: no need to compare its values
+    is_same = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()  # the same tensor: its values are equal
     return a.shape == b.shape and (is_same or torch.equal(a, b.to(a.device)))
 
 
 def index_keys(family: ModelFamily, weights: StateDict) -> dict[str, str]:
-    """The keys of weights by canonical key."""
+    """Return the keys of weights by canonical key."""
     return {canonicalize_key(family, key): key for key in weights.keys}
 
 
 def canonicalize_key(family: ModelFamily, key: str) -> str:
-    """A key without the prefix of the family and without legacy names."""
+    """Return a key without the prefix of the family and without legacy names."""
     for suffix, replacement in LEGACY_SUFFIXES.items():
         if key.endswith(suffix):
             key = key[: -len(suffix)] + replacement
@@ -279,7 +282,7 @@ def canonicalize_key(family: ModelFamily, key: str) -> str:
     return key
 
 
-# devices and types
+# devices and dtypes
 
 
 def dispatch_weights(
@@ -288,16 +291,16 @@ def dispatch_weights(
     devices: Mapping[str, torch.device] | None,
     dtype: torch.dtype | None = None,
 ) -> StateDict:
-    """The weights on the devices of a map, in a floating type; each is moved when it is first read.
+    """Move the weights to the devices of a map, in a dtype, each when it is first read.
 
-    Tensors are moved one by one, so that the host never holds the whole model; a tensor of several parameters (q, k, v)
-    is moved once.
+    Tensors are moved one by one, so the host never holds the whole model. A tensor of several parameters (q, k, v) is
+    moved once.
 
     Args:
         family: The family.
         weights: The weights.
-        devices: The device of each module by name; the longest name that a key is in applies. None for no move.
-        dtype: The type; None for the weights' own.
+        devices: The device of each module by name; the longest name that contains a key applies. None moves no weight.
+        dtype: The dtype; None for the dtype of the weights.
     """
 
     @functools.cache
@@ -307,24 +310,24 @@ def dispatch_weights(
         try:
             return tensor.to(device, dtype or tensor.dtype)
         except torch.OutOfMemoryError as error:
-            expected, actual = f"room on {device}", f"none for {key} ({tensor.nbytes:,} bytes)"
+            expected, actual = f"enough memory on {device}", f"{key} ({tensor.nbytes:,} bytes), which does not fit"
             raise BNetError("device_map", expected=expected, actual=actual, allowed=DEVICE_MAP_FORMS) from error
 
     return StateDict(weights.origin, weights.keys, get_tensor)
 
 
 def _find_key_device(family: ModelFamily, key: str, devices: Mapping[str, torch.device]) -> torch.device:
-    """The device of the longest module name that a key is in, without the prefix of the family."""
+    """Return the device of the longest module name that contains a key, without the prefix of the family."""
     aliases = list_key_aliases(family, key)
     names = [name for name in devices if not name or any(is_in_module(alias, name) for alias in aliases)]
     if not names:
-        expected, actual = "a device for every weight", f"none for {key}"
-        raise BNetError("device_map", expected=expected, actual=actual, allowed=DEVICE_MAP_FORMS)
+        expected = f"a device for every weight; it is missing for {key}"
+        raise BNetError("device_map", expected=expected, allowed=DEVICE_MAP_FORMS)
     return devices[max(names, key=lambda name: len(f"{name}.".removeprefix(family.prefix)) if name else -1)]
 
 
 def list_key_aliases(family: ModelFamily, key: str) -> list[str]:
-    """A key as the file has it, without the prefix of the family, and with it unless it is the key of a readout."""
+    """Return a key as in the file, without the prefix of the family, and with it unless it belongs to a readout."""
     canonical = canonicalize_key(family, key)
     is_readout = any(is_in_module(canonical, module) for module in _list_readout_modules(family))
     return [key, canonical, *([] if is_readout else [f"{family.prefix}{canonical}"])]
@@ -333,16 +336,16 @@ def list_key_aliases(family: ModelFamily, key: str) -> list[str]:
 def apply_device_map(
     family: ModelFamily, weights: StateDict, device_map: object, dtype: torch.dtype | None = None
 ) -> StateDict:
-    """The weights on the devices of a map, in a type; None leaves them as they are.
+    """Move the weights to the devices of a map, in a dtype; None leaves them unchanged.
 
     Args:
         family: The family.
         weights: The weights.
-        device_map: A device, "auto", or a device for each of some modules by name, as in `transformers`.
-        dtype: The floating type.
+        device_map: A device, `"auto"`, or a mapping from modules to devices, as in `transformers`.
+        dtype: The floating-point dtype.
 
     Raises:
-        UnknownNameError: Where the map names a module that the model lacks.
+        UnknownNameError: If the map contains a module that the model does not have.
     """
     if device_map is None:
         return weights if dtype is None else dispatch_weights(family, weights, None, dtype)
@@ -356,7 +359,7 @@ def apply_device_map(
 
 
 def _list_modules(family: ModelFamily, weights: StateDict) -> Iterator[str]:
-    """The names of all weights and of all modules that contain them; the weights of a tied readout need not exist."""
+    """Iterate over the names of all weights, also of a tied readout, and of the modules that contain them."""
     parts = [family.locate(part).key for part in family.modules]
     names = [f"{key}.weight" for key in parts if "{t}" not in key] + list(weights.keys)
     for key in names:
@@ -366,13 +369,11 @@ def _list_modules(family: ModelFamily, weights: StateDict) -> Iterator[str]:
 
 
 def _get_single_accelerator() -> torch.device:
-    """The accelerator of the machine, or the CPU without one; refuses to choose among several."""
+    """Return the accelerator of the machine, or the CPU without one; raise an error if there are several."""
     device = torch.accelerator.current_accelerator(check_available=True)
     count = torch.accelerator.device_count()
     if device is not None and count > 1:
-        expected, actual = (
-            "a device for each module: auto does not choose among several",
-            f"{count} devices {device.type}",
-        )
+        expected = "a device for each module, because 'auto' does not choose among several devices"
+        actual = f"{count} {device.type} devices"
         raise BNetError("device_map", expected=expected, actual=actual, allowed=DEVICE_MAP_FORMS)
     return torch.device("cpu") if device is None else torch.device(device.type, 0)

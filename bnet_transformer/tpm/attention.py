@@ -34,14 +34,29 @@ class _ScoredAttention(TPM):
         return (*pair, *self.score.extra_slots, *(("b",) if self.bias else ()))
 
     def attention_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
-        """The parents in `attention_slots`."""
+        """The parents on which the attention weights depend: those in `attention_slots`.
+
+        Args:
+            parents: All parents, in the order of the slots.
+
+        Returns:
+            The query, the keys and the other parents of the score.
+        """
         return parents
 
     def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         return self.normaliser.normalise(*self.scores(context, *parents)) if self.has_attention else None
 
     def scores(self, context: EvalContext, *parents: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores before normalisation and the mask of the words that are read, `[..., m]` each."""
+        """The scores before normalisation, and the mask of the words j that word i can attend to.
+
+        Args:
+            context: The parameters, the index of the word and the words to which it can attend.
+            *parents: The values of the parents, in the order of the slots.
+
+        Returns:
+            The scores and the mask, `[..., m]` each, for m words.
+        """
         query, key, *extra = self.attention_parents(parents)
         i, j = context.word, context.read_indices[self._read_slot]
         table = extra.pop() if self.bias else None

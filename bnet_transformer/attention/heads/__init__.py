@@ -1,10 +1,11 @@
-"""Which heads matter, with uncertainty: the posterior of gates on summed heads; and what heads attend to.
+"""The importance of heads, with uncertainty: the posterior of gates on summed heads; and what heads attend to.
 
     xi_(s, nu) ~ Bernoulli(rho_nu)      rho_nu ~ Beta(1, 1)      a = sum_nu xi_nu W_o^nu a^nu
 
-`xi` is one gate for each sentence s and head nu of a slice. `gated_runs` computes the likelihood of sentences under
-gates, `gate_posterior` the posterior of the gates, `head_inclusion` combines it with ablation and gradient importance
-into the results of `head_tables`. `head_attention` computes what heads attend to, `head_roles` summarizes it.
+`xi` is one gate for each sentence s and head nu of a slice. `gated_runs` computes the likelihood of sentences with
+gates, and `gate_posterior` the posterior of the gates. `head_inclusion` combines it with ablation and gradient
+importance into the results of `head_tables`. `head_attention` computes what heads attend to, and `head_roles`
+summarizes it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The posterior of gates: of one slice exactly, and of all slices at once with relaxed gates.
+"""The posterior of gates: exactly for one slice, or for all slices at once with relaxed gates.
 
-For one slice, `log P(y_s | gates)` of every gate setting is known, and the gates are summed out:
+For one slice, `log P(y_s | gates)` is computed for every gate setting, and the gates are summed out:
 
     p(rho | y) = prod_s sum_xi [prod_nu rho_nu^xi_nu (1 - rho_nu)^(1 - xi_nu)] P(y_s | xi)        (rho_nu ~ Beta(1, 1))
 
 Samples of rho come from sequential Monte Carlo with Gibbs moves. Collapsed Gibbs sweeps then give samples, inclusion
 probabilities and Bayes factors.
 
-For all slices at once: stochastic variational inference with relaxed gates. The approximation is
-`q(rho) prod_s q(xi_s | rho)` with `q(xi_s = 1 | rho) = sigmoid(logit rho + e_s)` for each head independently. A head
-on which no likelihood depends keeps its prior.
+For all slices at once, the method is stochastic variational inference with relaxed gates. The approximation is
+`q(rho) prod_s q(xi_s | rho)` with `q(xi_s = 1 | rho) = sigmoid(logit rho + e_s)`, independently for each head. A head
+that no likelihood depends on keeps its prior.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from torch import Tensor
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.attention.heads.gated_runs import CorpusPart, GatedRuns
 
-COARSE_POINTS, FINE_POINTS = 33, 81  # grid points: to find where a density is high, and to integrate it
-MIN_COARSE_POINTS = 4  # minimum number of coarse points where the density is high
+COARSE_POINTS, FINE_POINTS = 33, 81  # grid points: to find the mode of a density, and to integrate it
+MIN_COARSE_POINTS = 4  # minimum number of coarse points near the mode
 LOG_DENSITY_CUTOFF = 30.0  # nats below the mode at which the grid ends
 CHUNK_NUMEL = 2**22  # elements (sentences x points) of one chunk
 MIN_RHO = 1e-12  # the minimum rho
-NUM_POPULATIONS, POPULATION_SIZE = 4, 64  # independent populations, whose spread gives the error
+NUM_POPULATIONS, POPULATION_SIZE = 4, 64  # independent populations; the error is estimated from their spread
 GIBBS_SWEEPS = 2  # Gibbs sweeps at each power
-MIN_ESS_FRACTION = 0.5  # minimum effective sample size of a step, as a fraction
-MAX_BRIDGE_GAP = 2.0  # nats between both estimates of the integral, up to which samples are bridged
-RELAXATION_STRIDE = 12  # one in so many gates is relaxed at a time
-WARMUP_FRACTION = 1 / 2  # fraction of the rounds in which the power rises and estimates do not count
+MIN_ESS_FRACTION = 0.5  # minimum effective sample size of a step, as a fraction of the samples
+MAX_BRIDGE_GAP = 2.0  # maximum difference in nats of both estimates of the integral for bridge sampling
+RELAXATION_STRIDE = 12  # one of this many gates is relaxed at a time
+WARMUP_FRACTION = 1 / 2  # fraction of the rounds in which the power rises and estimates are not averaged
 MIN_UPDATE_RATE = 0.2  # minimum weight of the latest estimate
 INTERACTION_DRAWS = 32  # samples of rho over which the odds of pairs of gates are averaged
 
 
 @dataclass(frozen=True)
 class GatePosterior:
-    """The posterior of the heads of one slice, or of all slices, with a dim of slices before that of heads.
+    """The posterior of the heads of one slice, or of all slices, with a dim of slices before the dim of heads.
 
     Args:
-        rho: Samples, `[draw, head]`.
+        rho: Samples of rho, `[draw, head]`.
         log_bayes: The log Bayes factor of each head, `[head]`.
-        error: Its Monte Carlo error, `[head]`.
+        error: The Monte Carlo error of `log_bayes`, `[head]`.
         inclusion: The probability of each gate, `[sentence, head]`.
-        interaction: The mean log odds ratio of two gates of a sentence, `[head, head]`; None by variational inference.
+        interaction: The mean log odds ratio of two gates of a sentence, `[head, head]`; None for variational inference.
     """
 
     rho: Tensor
@@ -61,7 +61,7 @@ class GatePosterior:
 def exact_gate_posterior(
     log_probs: Tensor, draws: int, generator: torch.Generator, update_progress: Callable[[int], object]
 ) -> GatePosterior:
-    """The posterior of the gates of one slice, from `log P` of each sentence and setting, `[sentence, setting]`."""
+    """Compute the gate posterior of one slice from `log P` of each sentence and setting, `[sentence, setting]`."""
     heads = int(math.log2(log_probs.shape[1]))
     halves = [split_by_gate(log_probs, head) for head in range(heads)]
     rho, evidence = run_smc(log_probs, generator)
@@ -87,7 +87,7 @@ def exact_gate_posterior(
 def _collapsed_gibbs_sweep(
     halves: list[tuple[Tensor, Tensor]], rho: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One Gibbs sweep over rho, with the gates summed out.
+    """Run one Gibbs sweep over rho, with the gates summed out.
 
     Returns:
         The new samples, `[draw, head]`; the log integral of each conditional density, `[draw, head]`; the mean of
@@ -110,7 +110,7 @@ def _log_bayes_factor(
     generator: torch.Generator,
     update_progress: Callable[[int], object],
 ) -> Tensor:
-    """The log Bayes factor of a head and its error; `log_integrals` are those over the posterior, `[row, draw]`."""
+    """Compute the log Bayes factor of a head and its error; `log_integrals` are over the posterior, `[row, draw]`."""
     log_probs_off = log_probs.reshape(len(log_probs), -1, 2, 2**head)[:, :, 0].flatten(1)
     (rho, evidence_off), samples = run_smc(log_probs_off, generator), []
     for _ in range(len(log_integrals)):
@@ -121,20 +121,20 @@ def _log_bayes_factor(
     by_population = zip(rows.chunk(NUM_POPULATIONS, 1), log_integrals.chunk(NUM_POPULATIONS, 1), strict=True)
     bridges = torch.stack([_bridge_sampling(off.flatten(), free.flatten()) for off, free in by_population])
     # Given the other rho, the integral I of the conditional density over rho_nu, relative to its value at 0, is a Bayes
-    # factor. Its mean over the posterior with rho_nu = 0 is the Bayes factor of the head; so is one over the mean of
-    # 1 / I over the posterior with free rho_nu. Both are bridged (Bennett 1976, Efficient estimation of free energy
-    # differences). If they do not overlap, the ratio of the SMC evidences is used.
+    # factor. The Bayes factor of the head is the mean of I over the posterior with rho_nu = 0, and also one over the
+    # mean of 1 / I over the posterior with free rho_nu. Bridge sampling combines both (Bennett 1976, Efficient
+    # estimation of free energy differences). If they do not overlap, the ratio of the SMC evidences is used.
     low, high = _log_mean_exp(rows.flatten()), -_log_mean_exp(-log_integrals.flatten())
     if float(high - low) > MAX_BRIDGE_GAP:
         error = (evidence - evidence_off).std() / NUM_POPULATIONS**0.5
         return torch.stack([_log_mean_exp(evidence) - _log_mean_exp(evidence_off), error])
-    # The two estimates are biased to opposite sides.
+    # The two estimates are biased in opposite directions.
     error = torch.hypot(bridges.std() / NUM_POPULATIONS**0.5, (high - low) / 4)
     return torch.stack([_bridge_sampling(rows.flatten(), log_integrals.flatten()), error])
 
 
 def _bridge_sampling(restricted: Tensor, free: Tensor) -> Tensor:
-    """The log mean of e^x under `rho_nu = 0`, from samples of x under both `rho_nu = 0` and free `rho_nu`."""
+    """Estimate the log mean of e^x under `rho_nu = 0`, from samples of x with `rho_nu = 0` and with free `rho_nu`."""
     # Fixed-point iteration of Meng and Wong 1996 (Simulating ratios of normalizing constants), for equal sample sizes.
     estimate = (_log_mean_exp(restricted) - _log_mean_exp(-free)) / 2
     for _ in range(50):
@@ -144,15 +144,14 @@ def _bridge_sampling(restricted: Tensor, free: Tensor) -> Tensor:
 
 
 def _log_mean_exp(log_values: Tensor) -> Tensor:
-    """The log of the mean of e^x."""
+    """Compute the log of the mean of e^x."""
     return log_values.logsumexp(0) - math.log(len(log_values))
 
 
 def _interaction(log_probs: Tensor, rho: Tensor) -> Tensor:
-    """The log odds ratio of each pair of gates, averaged over sentences and samples, `[head, head]`; zero on the
-    diagonal.
+    """Compute the log odds ratio of each pair of gates, averaged over sentences and samples, `[head, head]`.
 
-    Given rho, gates that enter the likelihood independently have an odds ratio of exactly 1.
+    The diagonal is zero. Given rho, gates that enter the likelihood independently have an odds ratio of exactly 1.
     """
     heads, bits = rho.shape[1], gate_settings(rho.shape[1])
     result = torch.zeros(heads, heads, dtype=torch.float64)
@@ -169,7 +168,7 @@ def _interaction(log_probs: Tensor, rho: Tensor) -> Tensor:
 
 
 def gate_settings(num_heads: int) -> Tensor:
-    """All gate settings, `[2^heads, heads]`; the last has all gates on.
+    """Return all gate settings, `[2^heads, heads]`; in the last one all gates are on.
 
     >>> gate_settings(2)
     tensor([[0., 0.],
@@ -181,19 +180,19 @@ def gate_settings(num_heads: int) -> Tensor:
 
 
 def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sequential Monte Carlo over rho.
+    """Sample rho by sequential Monte Carlo.
 
     Args:
         log_probs: `log P` of each sentence and setting, `[sentence, setting]`.
         generator: The random generator.
 
     Returns:
-        Samples, `[draw, head]`, and the log evidence estimated by each population.
+        The samples, `[draw, head]`, and the estimate of the log evidence by each population, `[population]`.
     """
-    # Sequential Monte Carlo sampler (Del Moral, Doucet and Jasra 2006) on tempered densities
-    # `prod_s sum_xi P(xi | rho) P(y_s | xi)^power`: at power 0 the prior, so that every mode has samples, at 1 the
-    # posterior. Gibbs moves leave each density invariant, so that the product of the mean weights estimates the
-    # evidence. The next power is the largest at which the effective sample size is high enough.
+    # Sequential Monte Carlo sampler (Del Moral, Doucet and Jasra 2006) on the tempered densities
+    # `prod_s sum_xi P(xi | rho) P(y_s | xi)^power`. Power 0 is the prior, so every mode has samples; power 1 is the
+    # posterior. Gibbs moves leave each density invariant, so the product of the mean weights estimates the evidence.
+    # The next power is the largest at which the effective sample size is high enough.
     heads = int(math.log2(log_probs.shape[1]))
     rho = torch.rand(NUM_POPULATIONS * POPULATION_SIZE, heads, generator=generator, dtype=torch.float64)
     rho = rho.clamp(MIN_RHO, 1 - MIN_RHO)
@@ -214,20 +213,20 @@ def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
 
 
 def tempered_log_likelihood(log_probs: Tensor, rho: Tensor, power: float) -> Tensor:
-    """`sum_s log sum_xi P(xi | rho) P(y_s | xi)^power` of each sample."""
+    """Compute `sum_s log sum_xi P(xi | rho) P(y_s | xi)^power` of each sample."""
     maximum = log_probs.amax(1, keepdim=True)
     scaled = (power * (log_probs - maximum)).exp()
     return (log_prior(rho).exp() @ scaled.T).log().sum(1) + power * maximum.sum()
 
 
 def gibbs_step(log_probs: Tensor, rho: Tensor, generator: torch.Generator) -> Tensor:
-    """Samples after Gibbs steps: the gates of each sentence given rho, then rho given the gates."""
+    """Take Gibbs steps: sample the gates of each sentence given rho, then rho given the gates."""
     rho, halves = rho.clone(), [split_by_gate(log_probs, head) for head in range(rho.shape[1])]
     for head, half in [*enumerate(halves)] * GIBBS_SWEEPS:
         ratio = log_likelihood_ratio(*half, drop_head(rho, head))
         probs = torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None])
         num_on = (torch.rand(probs.shape, generator=generator, dtype=torch.float64) < probs).sum(1)
-        # A sample of Beta(1 + on, 1 + off) as a ratio of gamma variables, which take the generator.
+        # A sample of Beta(1 + on, 1 + off) as a ratio of gamma variables, because these accept a generator.
         counts = (1.0 + num_on.double(), 1.0 + (len(log_probs) - num_on).double())
         on, off = (torch._standard_gamma(count, generator=generator) for count in counts)
         rho[:, head] = (on / (on + off)).clamp(MIN_RHO, 1 - MIN_RHO)
@@ -235,11 +234,11 @@ def gibbs_step(log_probs: Tensor, rho: Tensor, generator: torch.Generator) -> Te
 
 
 def split_by_gate(log_probs: Tensor, head: int) -> tuple[Tensor, Tensor]:
-    """`P(y_s | setting)` with a gate off and on.
+    """Split `P(y_s | setting)` into the settings with a gate off and with the gate on.
 
     Returns:
-        `[side, setting of the others, sentence]`, each side divided by its maximum so that neither underflows, and
-        the logs of these maxima.
+        `[side, setting of the others, sentence]`, where each side is divided by its maximum so that neither underflows,
+        and the logs of these maxima.
     """
     halves = log_probs.reshape(len(log_probs), -1, 2, 2**head).permute(2, 1, 3, 0).flatten(1, 2)
     maximum = halves.amax(1, keepdim=True)
@@ -247,24 +246,24 @@ def split_by_gate(log_probs: Tensor, head: int) -> tuple[Tensor, Tensor]:
 
 
 def log_likelihood_ratio(halves: Tensor, scales: Tensor, rho: Tensor) -> Tensor:
-    """`log P(y_s | gate on) - log P(y_s | gate off)`, the other gates summed out given rho: `[draw, sentence]`."""
+    """Compute `log P(y_s | gate on) - log P(y_s | gate off)`, other gates summed out given rho, `[draw, sentence]`."""
     off, on = ((log_prior(rho).exp() @ halves).log() + scales).unbind()
     return on - off
 
 
 def log_prior(rho: Tensor) -> Tensor:
-    """The log probability of each gate setting, `[draw, setting]`."""
+    """Compute the log probability of each gate setting, `[draw, setting]`."""
     bits = gate_settings(rho.shape[1])
     return rho.log() @ bits.T + torch.log1p(-rho) @ (1 - bits).T
 
 
 def drop_head(rho: Tensor, head: int) -> Tensor:
-    """The rho of all other heads."""
+    """Return the rho of all other heads."""
     return rho[:, [k for k in range(rho.shape[1]) if k != head]]
 
 
 def _next_power(log_probs: Tensor, rho: Tensor, power: float, log_likelihoods: Tensor) -> tuple[float, Tensor]:
-    """The next power, at which the effective sample size is still large enough, and the log likelihood there."""
+    """Find the next power, with a large enough effective sample size, and the log likelihood at this power."""
     low, high = power, 1.0
     log_at_high = tempered_log_likelihood(log_probs, rho, high)
     while _min_ess_fraction(log_at_high - log_likelihoods) < MIN_ESS_FRACTION and high - low > 1e-3 * (high - power):
@@ -278,13 +277,13 @@ def _next_power(log_probs: Tensor, rho: Tensor, power: float, log_likelihoods: T
 
 
 def _min_ess_fraction(log_weights: Tensor) -> float:
-    """The minimum, over populations, of the effective sample size as a fraction of the population."""
+    """Return the minimum over populations of the effective sample size, as a fraction of the population."""
     weights = log_weights.reshape(NUM_POPULATIONS, POPULATION_SIZE).softmax(1)
     return float((1 / weights.square().sum(1)).min()) / POPULATION_SIZE
 
 
 def _resample(log_weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Systematic resampling within each population: indices of the selected samples."""
+    """Resample systematically within each population; return the indices of the selected samples."""
     start = torch.rand(NUM_POPULATIONS, 1, generator=generator, dtype=torch.float64)
     positions = (torch.arange(POPULATION_SIZE) + start) / POPULATION_SIZE
     indices = torch.searchsorted(log_weights.softmax(1).cumsum(1), positions).clamp(max=POPULATION_SIZE - 1)
@@ -294,19 +293,19 @@ def _resample(log_weights: Tensor, generator: torch.Generator) -> Tensor:
 def sample_rho(
     log_ratios: Tensor, num_samples: int, generator: torch.Generator, ranks: DistributedContext = SINGLE_PROCESS
 ) -> tuple[Tensor, Tensor]:
-    """Samples of rho from the density `prod_s (1 - rho + rho e^ratio_s)` of each row, and its log integral.
+    """Sample rho from the density `prod_s (1 - rho + rho e^ratio_s)` of each row, and compute its log integral.
 
     Args:
-        log_ratios: `[row, sentence]`; each rank has those of its sentences.
+        log_ratios: The log likelihood ratios, `[row, sentence]`; each rank passes those of its sentences.
         num_samples: The number of samples of each row.
-        generator: The random generator; all ranks have the same samples.
+        generator: The random generator; all ranks draw the same samples.
         ranks: The processes.
 
     Returns:
         The samples, `[row, draw]`, and the log integrals, `[row]`.
     """
-    # The conditional density of one rho is log-concave and one-dimensional, so that a grid around its mode integrates
-    # it, and its piecewise linear interpolation is sampled by inversion: within a piece, the cumulative is quadratic.
+    # The conditional density of one rho is log-concave and one-dimensional, so a grid around its mode integrates it.
+    # Its piecewise linear interpolation is sampled by inversion: within a piece the cumulative is quadratic.
     grid, log = log_density_grid(log_ratios, ranks)
     maximum = log.amax(1, keepdim=True)
     weight = (log - maximum).exp()
@@ -325,15 +324,15 @@ def sample_rho(
 
 
 def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROCESS) -> tuple[Tensor, Tensor]:
-    """`sum_s log(1 - rho + rho e^ratio_s)` of each row, on a grid where it is near its mode.
+    """Compute `sum_s log(1 - rho + rho e^ratio_s)` of each row on a grid near its mode.
 
     Returns:
         The points and the values, `[row, point]`.
     """
     low = torch.zeros(len(log_ratios), 1, dtype=torch.float64)
     top = torch.ones_like(low)
-    # The density is log-concave: where it is high is one interval. Many sentences make it narrow, so the grid is
-    # refined until some points lie in it.
+    # The density is log-concave, so it is high on one interval. With many sentences this interval is narrow, so the
+    # grid is refined until it has enough points there.
     is_coarse = True
     while is_coarse:
         grid = _grid_points(low, top, COARSE_POINTS)
@@ -349,16 +348,16 @@ def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROC
 
 
 def _grid_points(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """Points of an interval, denser at its ends."""
+    """Return points of an interval, denser at its ends."""
     fractions = torch.sin(torch.linspace(0, math.pi / 2, count, dtype=torch.float64)).square()
     return low + (high - low) * fractions
 
 
 def _log_density(log_ratios: Tensor, rho: Tensor) -> Tensor:
-    """The log density of each row at its points.
+    """Compute the log density of each row at its points.
 
-    The larger of the two terms of each sentence is taken out first, so that nothing overflows; the other underflows
-    only far below the mode.
+    The larger of the two terms of each sentence is factored out first, so that nothing overflows. The other term
+    underflows only far below the mode.
     """
     total = torch.zeros_like(rho)
     for part in log_ratios.split(max(1, CHUNK_NUMEL // rho.numel()), 1):
@@ -369,7 +368,7 @@ def _log_density(log_ratios: Tensor, rho: Tensor) -> Tensor:
 
 
 class _GateLogOdds:
-    """`e_s` of each gate: the current value, and the mean and variance of the estimates after the warm-up."""
+    """`e_s` of each gate: the current value, and the mean and variance of the estimates after the warmup."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.current, self.num_updates = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
@@ -387,14 +386,14 @@ class _GateLogOdds:
             self.count[sentence_ids] += is_relaxed
 
     def mean_and_variance(self) -> tuple[Tensor, Tensor]:
-        """The mean estimate of each gate, and the variance of that mean."""
+        """Return the mean estimate of each gate, and the variance of this mean."""
         mean = self.sum / self.count
         spread = (self.squares / self.count - mean.square()).clamp(min=0)
         return mean, spread / (self.count - 1).clamp(min=1)
 
 
 def count_passes(num_gates: int) -> int:
-    """The number of passes that relax each gate once."""
+    """Return the number of passes that relax each gate once."""
     return min(num_gates, RELAXATION_STRIDE)
 
 
@@ -406,22 +405,22 @@ def relaxed_gate_posterior(
     generator: torch.Generator,
     update_progress: Callable[[int], object],
 ) -> GatePosterior:
-    """The posterior of all gates, by stochastic variational inference.
+    """Compute the posterior of all gates by stochastic variational inference.
 
     Args:
-        runs: The gated runs; of all ranks the random numbers of a sentence are the same as in one process.
+        runs: The gated runs. The random numbers of a sentence do not depend on the number of ranks.
         scale: The factor by which `log P` of a run is multiplied.
         rounds: The number of rounds; a round relaxes each gate of each sentence once.
         draws: The number of samples of rho.
         generator: The random generator.
-        update_progress: Receives the number of finished runs.
+        update_progress: A function that receives the number of finished runs.
     """
     # The optimal e_s, given the other factors, is `E[log P(y_s | on) - log P(y_s | off)]` over the other gates, which
     # is the integral of d log P / d gate from off to on. A uniform relaxed gate samples that integral, and one backward
-    # pass gives the slopes of all relaxed gates; a step towards them is a natural gradient step (Hoffman et al. 2013).
+    # pass gives the slopes of all relaxed gates. A step towards them is a natural gradient step (Hoffman et al. 2013).
     # The estimate is biased by the gates that are relaxed together, one in RELAXATION_STRIDE. The optimal q(rho) is
-    # `prod_s (1 - rho + rho exp e_s)`. Dependent gates have many optima: the power of the likelihood rises from 0 to 1
-    # during the warm-up, and the estimates after it are averaged.
+    # `prod_s (1 - rho + rho exp e_s)`. Dependent gates have many optima, so the power of the likelihood rises from 0 to
+    # 1 during the warmup, and the estimates after it are averaged.
     shape, ranks = (len(runs.corpus), len(runs.sites), runs.num_heads), runs.ranks
     log_odds, parts = _GateLogOdds(shape), list(runs.parts(runs.gradient_part_size()))
     count = sum(ranks.all_gather_object(shape[0]))
@@ -453,7 +452,7 @@ def relaxed_gate_posterior(
 def _relaxed_slopes(
     runs: GatedRuns, part: CorpusPart, probabilities: Tensor, offset: int, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Which gates are relaxed in each sentence, and the gradient of `log P` by all gates.
+    """Return which gates are relaxed in each sentence, and the gradient of `log P` with respect to all gates.
 
     A gate that is not relaxed is on with the probability in `probabilities`.
     """

@@ -2,7 +2,7 @@
 
 A site is a group of heads that a later node sums, `a = sum_nu W_o^nu a^nu`. The likelihood is that of the observations,
 or a Normal around the output of the full net. A batch has many gate settings of one slice, or one setting for each
-sentence. For many settings of one slice, everything that its heads do not change is computed once per sentence.
+sentence. For many settings of one slice, all values that do not depend on its heads are computed once per sentence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bnet_transformer.inference.factors import align_evidence, evidence_log_prob
 from bnet_transformer.reference import ATOL
 
 MEMORY_BUDGET = 2**29  # bytes of the activations of a run
-WORDS_PER_PART = 4096  # words in one batch: enough to use all of a processor
+WORDS_PER_PART = 4096  # words in one batch, which is enough to use the processor fully
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class HeadSite:
 
     Args:
         spec: The group of the heads.
-        side_inputs: Groups that the heads do not change, and that their needed descendants read.
+        side_inputs: The groups that do not depend on the heads, and that needed descendants of the heads read.
         plate_sizes: The sizes of the plates of heads.
     """
 
@@ -56,16 +56,17 @@ class HeadSite:
 
 
 def find_head_sites(network: Network, role: str | None, target_indices: Collection[int]) -> tuple[HeadSite, ...]:
-    """The sites of a net above the targets, of one role or of all, with the same number of heads in each."""
+    """Find the sites of a net that are ancestors of the targets, of one role or of all; all have as many heads."""
     graph = network.graph
     needed = graph.ancestral_set(target_indices)
     matches = [spec for spec in network.specs if spec.group.index in needed and _is_summed(network, spec)]
     if not matches:
         choices = [spec.group.name for spec in network.choices]
-        actual = f"one thing at a time, chosen by {choices[0]}" if choices else "none"
-        hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choices else None
-        summed = "heads that are summed: a plate of them that a later node reads"
-        raise BNetError("net", expected=summed, actual=actual, allowed=hint)
+        expected = "a net that sums heads: a plate of heads that a later node sums over"
+        if not choices:
+            raise BNetError("net", expected=expected)
+        hint = "Use posterior('c') or bt.fit for a mixture of heads, or build the net with combine='concat'"
+        raise BNetError("net", expected=expected, actual=f"heads chosen by {choices[0]}", hint=hint)
     roles = list(dict.fromkeys(spec.group.stem for spec in matches))
     if role is not None:
         if role not in roles:
@@ -81,12 +82,13 @@ def find_head_sites(network: Network, role: str | None, target_indices: Collecti
     )
     if len({site.num_heads for site in sites}) > 1:
         counts = ", ".join(f"{site.name} {site.num_heads}" for site in sites)
-        raise BNetError("role", expected="as many heads in each slice", actual=counts, allowed=", ".join(roles))
+        expected = "the same number of heads in each slice"
+        raise BNetError("role", expected=expected, actual=counts, allowed=", ".join(roles))
     return sites
 
 
 def _is_summed(network: Network, spec: NodeSpec) -> bool:
-    """True for a function of each word and head whose children all sum it over the plates of heads."""
+    """Return True for a function of each word and head whose children all sum it over the plates of heads."""
     group = spec.group
     if spec.tpm.is_random or group.word_stack is None or not group.plates or not spec.shape:
         return False
@@ -96,7 +98,7 @@ def _is_summed(network: Network, spec: NodeSpec) -> bool:
 
 
 def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
-    """The groups that needed descendants of a group read, that depend on the words and do not descend from it."""
+    """Find the word-dependent groups that needed descendants of a group read and that do not descend from it."""
     graph, descendants = network.graph, {index}
     order = [i for component in graph.components for i in component if i in needed]
     for i in order:
@@ -109,13 +111,13 @@ def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[s
 
 
 def infer_targets(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
-    """The observed groups; without observations an output, by default that of the module."""
+    """Return the observed groups; without observations the output, by default the default output of the module."""
     if corpus.evidence:
         return tuple(corpus.evidence)
     name = find_default_output(network) if output is None else output
     spec = network.get_spec(name)
     if not spec.shape and not spec.tpm.is_random:
-        raise BNetError("output", expected="a family of vectors, or a readout", actual=name)
+        raise BNetError("output", expected="a node group with vector values, or a readout", actual=name)
     return (name,)
 
 
@@ -124,7 +126,7 @@ class CorpusPart:
     """Sentences of one length.
 
     Args:
-        indices: Their indices.
+        indices: The indices of the sentences.
         batch: The sentences.
         site_values: The values of the sites and side inputs with all heads on, by name.
         full_output: The output with all heads on; None with observations.
@@ -143,8 +145,9 @@ class CorpusPart:
 class GatedRuns:
     """A net, its sites, the sentences (under torchrun those of this rank), and the targets of the likelihood.
 
-    With observations, `log P` of a sentence is `log P(y | x, gates)` of the `targets`, up to a constant. Without, it is
-    `- |f(gates) - f(all on)|^2 / 2` of an output f, which is `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
+    With observations, `log P` of a sentence is `log P(y | x, gates)` of the `targets`, up to a constant. Without them
+    it is `- |f(gates) - f(all on)|^2 / 2` of an output f, which is `log Normal(f(all on); f(gates), sigma)` times
+    `sigma^2`.
     """
 
     module: CompiledModule
@@ -161,11 +164,11 @@ class GatedRuns:
 
     @torch.no_grad()
     def parts(self, max_words: int = WORDS_PER_PART, *, should_keep_values: bool = False) -> Iterator[CorpusPart]:
-        """The sentences in parts of about `max_words` words, each run once with all heads on.
+        """Iterate over the sentences in parts of about `max_words` words, each run once with all heads on.
 
         Args:
             max_words: The number of words of a part.
-            should_keep_values: Whether parts contain the values of the sites and of their side inputs.
+            should_keep_values: True if parts contain the values of the sites and of their side inputs.
         """
         sites = self.sites if should_keep_values else ()
         site_names = dict.fromkeys(name for site in sites for name in (site.name, *site.side_inputs))
@@ -182,20 +185,20 @@ class GatedRuns:
 
     @torch.no_grad()
     def log_probs_by_setting(self, site: HeadSite, part: CorpusPart, gates: Tensor) -> Tensor:
-        """`log P` of each sentence of a part under each gate setting of a site.
+        """Compute `log P` of each sentence of a part for each gate setting of a site.
 
         Args:
-            site: The site; all other sites are on.
+            site: The site; the heads of all other sites are on.
             part: The sentences, with the values of the sites.
-            gates: `[setting, head]`.
+            gates: The gate settings, `[setting, head]`.
 
         Returns:
-            `[sentence, setting]` in float64.
+            `log P` in float64, `[sentence, setting]`.
         """
         count = len(gates)
         corpus = part.batch.repeat(count)
         # The heads of a slice are gated by setting their values to gates times values (`do`). The side inputs are set
-        # as well, so that only the descendants of the site are computed again.
+        # as well, so only the descendants of the site are computed again.
         a = part.site_values[site.name]
         a = a.expand(len(part), *a.shape[1:])  # one row for all sentences if it depends on none of their words
         gates = gates.to(a)
@@ -208,12 +211,12 @@ class GatedRuns:
         return self._log_probs(corpus, full, do=do).reshape(len(part), count).double()
 
     def gated_log_probs(self, part: CorpusPart, gates: Tensor) -> Tensor:
-        """`log P` of each sentence of a part under its own gates in all sites, `[sentence, site, head]`."""
+        """Compute `log P` of each sentence of a part with its gates in all sites, `[sentence, site, head]`."""
         by_site = {site.name: gates[:, k].reshape(len(gates), *site.plate_sizes) for k, site in enumerate(self.sites)}
         return self._log_probs(part.batch, part.full_output, gates=by_site)
 
     def _log_probs(self, batch: Batch, full_output: Tensor | None, **options: Any) -> Tensor:
-        """`log P` of each sentence; `full_output` is the output with all heads on."""
+        """Compute `log P` of each sentence; `full_output` is the output with all heads on."""
         execution, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
         if not self.is_observed:
             # A value, log probabilities or a mean.
@@ -229,15 +232,15 @@ class GatedRuns:
         return total
 
     def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
-        """A run of a net without open choices."""
+        """Run a net that has no latent choices."""
         execution, plan = self.module.run(request)
         if plan.enumerated:
             name = self.module.network.specs[plan.enumerated[0]].group.name
-            raise UnsupportedError(name, expected="a net that chooses nothing", actual="a choice that is open")
+            raise UnsupportedError(name, expected="a net without latent choices", actual="a latent choice")
         return execution, plan
 
     def log_prob_table(self, gates: Tensor, update_progress: Callable[[int], object]) -> Tensor:
-        """`log P` of each sentence of all ranks under each gate setting of each site: `[site, sentence, setting]`."""
+        """Compute `log P` of each sentence of all ranks for each gate setting, `[site, sentence, setting]`."""
         table = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
         width = self.bytes_per_word()
         max_words = max(1, WORDS_PER_PART // len(gates))  # a word is computed once for each setting
@@ -252,11 +255,11 @@ class GatedRuns:
         return self.ranks.all_gather(table.transpose(0, 1)).transpose(0, 1) if self.ranks.world_size > 1 else table
 
     def gradient_part_size(self) -> int:
-        """The number of words of a part for gradients, which need the activations of every slice."""
+        """Return the number of words of a part for gradients, which need the activations of every slice."""
         return max(1, min(WORDS_PER_PART, MEMORY_BUDGET // (self.bytes_per_word() * len(self.sites))))
 
     def bytes_per_word(self) -> int:
-        """Bytes per word of a run: a few of its widest values."""
+        """Return the bytes per word of a run: a small multiple of its widest values."""
         network = self.module.network
         sizes, specs = network.graph.plate_sizes, [m for m in network.specs if m.group.word_stack is not None]
         width = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.group.plates) for m in specs)

@@ -1,9 +1,9 @@
 """The attention `P(j | i)` of each head in sentences, and the relation of each attended word j to word i.
 
-Sentences are batched by length, so that there is no padding. Relations are ordered: the first that holds for a pair of
-words counts, and `other` is the relation of pairs without any, so that each pair has exactly one relation.
+Sentences are batched by length, so there is no padding. Relations are ordered: the first one that holds for a pair of
+words counts. `other` is the relation of all other pairs, so each pair has exactly one relation.
 
-If heads are a plate, a head is an index of it. If a selector chooses one of the heads, a head is a state of the
+If heads are a plate, a head is an index of the plate. If a selector chooses one of the heads, a head is a state of the
 selector, and attention is averaged over the prior of all other choices (atoms, selectors of earlier slices).
 """
 
@@ -35,14 +35,14 @@ BoolTable = NDArray[np.bool_]
 OTHER = "other"
 ONE_STACK, TOKENS, SEPARATORS = "one stack", "tokens", "separators"
 MAX_ATTENTION_NUMEL = 2**21  # elements of the attention tensors of one batch
-NUMEL_PER_PAIR = 16  # further elements for each pair of words, such as those of relation tables
+NUMEL_PER_PAIR = 16  # additional elements for each pair of words, such as those of relation tables
 
 
 @dataclass(frozen=True)
 class AttentionNodes:
-    """The node groups with attention, one for each slice, and the selector whose states are its heads, if there is one.
+    """The node groups with attention, one for each slice, and the selector whose states are their heads, if any.
 
-    `stacks` are the stack of the attending words and that of the attended words.
+    `stacks` contains the stack of the attending words and the stack of the attended words.
     """
 
     specs: tuple[NodeSpec, ...]
@@ -52,13 +52,13 @@ class AttentionNodes:
 
 
 def find_attention_nodes(network: Network, role: str | None, slices: object) -> AttentionNodes:
-    """The node groups with attention over words in some slices (`"all"`, or indices), of one role."""
+    """Find the node groups with attention over words in some slices (`"all"`, or indices), of one role."""
     by_slice = _attention_by_slice(network, role)
     requested = list(by_slice) if isinstance(slices, str) and slices == "all" else parse_slices(slices, network)
     for t in requested:
         if t not in by_slice:
             actual, stem = f"slice {t}", next(iter(by_slice.values())).group.stem
-            expected = f"slices in which {stem} reads"
+            expected = f"slices in which {stem} attends to words"
             raise BNetError("slices", expected=expected, actual=actual, allowed=f"{list(by_slice)}")
     specs = tuple(by_slice[t] for t in requested)
     selectors = tuple(_find_selector(network, spec) for spec in specs)
@@ -70,14 +70,14 @@ def find_attention_nodes(network: Network, role: str | None, slices: object) -> 
     }
     if len(set(counts.values())) > 1:
         listing = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise BNetError("slices", expected="slices with as many heads", actual=listing)
+        raise BNetError("slices", expected="slices with the same number of heads", actual=listing)
     first = specs[0]
     read = network.specs[_get_attended_parent(first).index].group.word_stack or ""
     return AttentionNodes(specs, selectors, counts[first.group.name], (first.group.word_stack or "", read))
 
 
 def _attention_by_slice(network: Network, role: str | None) -> dict[int, NodeSpec]:
-    """The node group with attention in each slice, of one role."""
+    """Return the node group with attention in each slice, of one role."""
     by_role: dict[str, dict[int, NodeSpec]] = {}
     for spec in network.specs:
         step = spec.group.step
@@ -86,24 +86,26 @@ def _attention_by_slice(network: Network, role: str | None) -> dict[int, NodeSpe
             by_role.setdefault(spec.group.stem, {})[step] = spec
     if not by_role:
         kinds = sorted({type(m.tpm).__name__ for m in network.specs if (m.group.step or -1) >= 0})
-        raise BNetError("net", expected="a TPM with P(j | i) in its slices", actual=", ".join(kinds) or "no slice")
+        actual = ", ".join(kinds) or "no slice"
+        raise BNetError("net", expected="a TPM with attention P(j | i) over words in its slices", actual=actual)
     if role is not None and role not in by_role:
-        raise unknown_name_error("role that reads", role, by_role)
+        raise unknown_name_error("role with attention", role, by_role)
     if role is None and len(by_role) > 1:
-        raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(by_role))
+        expected = f"one of {', '.join(by_role)}, because the slices have several roles with attention"
+        raise BNetError("role", expected=expected, hint=f"Pass role={next(iter(by_role))!r}, for example")
     return by_role[role if role is not None else next(iter(by_role))]
 
 
 def _get_attended_parent(spec: NodeSpec) -> ParentSpec:
-    """The parent over whose words a group attends."""
+    """Return the parent over whose words a group attends."""
     slots = spec.tpm.attention_slots()
     return next(parent for parent in spec.word_parents if parent.slot in slots)
 
 
 def _find_selector(network: Network, spec: NodeSpec) -> int | None:
-    """The choice whose states are the heads, if there is one.
+    """Find the choice whose states are the heads, if there is one.
 
-    It is the topmost choice that decides the attention of a slice, given its words.
+    It is the topmost choice that determines the attention of a slice, given its words.
     """
     if spec.group.plates:
         return None
@@ -119,18 +121,19 @@ def _find_selector(network: Network, spec: NodeSpec) -> int | None:
             choices |= {index} if network.specs[index].tpm.kind == "discrete" else set()
             stack.extend(
                 i for i in parent_indices if network.specs[i].group.stem != group.stem
-            )  # not the selector's own past
-    # Given the words, the topmost choice decides the head; choices below it (atoms) are averaged for each of its
+            )  # without the earlier nodes of the same role
+    # Given the words, the topmost choice determines the head. Choices below it (atoms) are averaged for each of its
     # states.
     tops = [i for i in sorted(choices) if not network.graph.ancestors([i]) & choices]
     if len(tops) > 1:
         names = ", ".join(network.specs[i].group.name for i in tops)
-        raise BNetError(spec.group.name, expected="heads that one selector draws", actual=f"choices {names}")
+        expected = "heads that one selector chooses"
+        raise BNetError(spec.group.name, expected=expected, actual=f"the choices {names}")
     return tops[0] if tops else None
 
 
 def attention_mask(network: Network, spec: NodeSpec, words: Mapping[str, int]) -> Tensor:
-    """`[i, j]`: whether the mask lets word i attend to word j."""
+    """Return a table `[i, j]` of whether the mask lets word i attend to word j."""
     parent = _get_attended_parent(spec)
     read = network.specs[parent.index].group.word_stack or ""
     return torch.tensor(parent.reach.matrix(words[spec.group.word_stack or ""], words[read]))
@@ -140,7 +143,7 @@ def attention_mask(network: Network, spec: NodeSpec, words: Mapping[str, int]) -
 def compute_attention(
     module: CompiledModule, nodes: AttentionNodes, sentences: Sequence[EncodedSentence]
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """`P(j | i)` of sentences, in batches of one length.
+    """Compute `P(j | i)` of sentences, in batches of one length.
 
     Args:
         module: The compiled net.
@@ -148,7 +151,7 @@ def compute_attention(
         sentences: The sentences.
 
     Yields:
-        The indices of some sentences, and for each slice `[head, sentence, word, word]`.
+        The indices of some sentences, and for each slice `P(j | i)`, `[head, sentence, word, word]`.
     """
     network = module.network
     lengths: dict[tuple[tuple[str, int], ...], list[int]] = {}
@@ -165,7 +168,7 @@ def compute_attention(
 
 
 def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[str, int]) -> int:
-    """The number of joint states of the choices above an attention, except its heads; refused above the budget."""
+    """Count the joint states of the choices that an attention depends on, except its heads; check the budget."""
     maximum = 1
     for spec, selector in zip(nodes.specs, nodes.selectors, strict=True):
         ancestors = network.graph.ancestors([spec.group.index]) - {selector}
@@ -173,9 +176,9 @@ def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[
         count = math.prod(network.count_states(i, words) for i in choices)
         if count > BUDGET:
             names = ", ".join(network.specs[i].group.name for i in sorted(choices)[:6])
-            expected = f"at most {BUDGET} joint states of what is drawn above them ({names})"
-            subject = f"readings of {spec.group.name}"
-            raise BudgetError(subject, expected=expected, actual=f"{count}", allowed="slices= of the first ones")
+            expected = f"at most {BUDGET:,} joint states of the choices that it depends on ({names})"
+            subject, hint = f"attention of {spec.group.name}", "Pass slices= with only the first slices"
+            raise BudgetError(subject, expected=expected, actual=f"{count:,}", hint=hint)
         maximum = max(maximum, count)
     return maximum
 
@@ -183,7 +186,7 @@ def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[
 def _compute_attention_part(
     module: CompiledModule, nodes: AttentionNodes, sentences: Sequence[EncodedSentence]
 ) -> list[Tensor]:
-    """`P(j | i)` of sentences of one length, for each slice."""
+    """Compute `P(j | i)` of sentences of one length, for each slice."""
     network, device = module.network, module.network.device
     indices = {spec.group.index for spec in nodes.specs}
     ancestors = network.graph.ancestors(indices)
@@ -212,7 +215,7 @@ def _compute_attention_part(
 def _attention_by_head(
     state: ExecutionState, spec: NodeSpec, selector: int | None, num_heads: int, batch_size: int
 ) -> Tensor:
-    """`P(j | i)` of each head, averaged over the other choices: `[head, batch, word, word read]`."""
+    """Compute `P(j | i)` of each head, averaged over the other choices, `[head, batch, word, attended word]`."""
     layout, attention, group = state.layout, _attention_weights(state, spec), spec.group
     probs = _choice_probabilities(state, attention, selector)
     if probs is not None:
@@ -232,19 +235,19 @@ def _attention_by_head(
 
 
 def _attention_weights(state: ExecutionState, spec: NodeSpec) -> Tensor:
-    """`P(j | i)` in the layout; of a deterministic group, as the execution recorded it."""
+    """Return `P(j | i)` in the layout; of a deterministic group, as the execution recorded it."""
     weights = state.attention_weights.get(spec.group.index)
     if spec.tpm.kind == "discrete":
         context, parents = gather_parents(state, spec)
         weights = spec.tpm.attention_weights(context, *parents)
     if weights is None:
-        expected, actual = "a family that reads all words at once", "one that is computed word after word"
+        expected, actual = "a node group that attends to all words at once", "a group that is computed word by word"
         raise UnsupportedError(spec.group.name, expected=expected, actual=actual)
     return state.layout.pad_dims(weights, 1)
 
 
 def _choice_probabilities(state: ExecutionState, attention: Tensor, selector: int | None) -> Tensor | None:
-    """`P(other choices | head)`, of the choices that the attention depends on; None without other choices."""
+    """Compute `P(other choices | head)` of the choices that the attention depends on; None without other choices."""
     layout, graph, specs = state.layout, state.network.graph, state.network.specs
     decisive = {i for k, i in enumerate(layout.enumerated) if attention.shape[k] > 1}
     needed = {i for i in layout.enumerated if i in graph.ancestral_set(decisive)}
@@ -261,7 +264,7 @@ def _choice_probabilities(state: ExecutionState, attention: Tensor, selector: in
 
 @dataclass(frozen=True)
 class QueryKeyTokens:
-    """The tokens of the attending and of the attended words of a sentence, and which of them are separators."""
+    """The tokens of the attending and of the attended words of a sentence, and which attended ones are separators."""
 
     query_tokens: tuple[str, ...]
     key_tokens: tuple[str, ...]
@@ -270,22 +273,23 @@ class QueryKeyTokens:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The number of attending and of attended words."""
         return len(self.query_tokens), len(self.key_tokens)
 
     @property
     def distance(self) -> RelationCodes:
-        """`j - i`."""
+        """The offset `j - i` of each pair of words."""
         offsets: RelationCodes = np.subtract.outer(np.arange(len(self.query_tokens)), np.arange(len(self.key_tokens)))
         return -offsets
 
 
 def _has_same_token(pair: QueryKeyTokens) -> BoolTable:
-    """Another word with the same token; in cross-attention, any word with it."""
+    """Return the pairs of different words with the same token; in cross-attention, all pairs with the same token."""
     is_same: BoolTable = np.array(pair.query_tokens)[:, None] == np.array(pair.key_tokens)[None, :]
     return is_same & (pair.distance != 0) if pair.is_self_attention else is_same
 
 
-# What each relation needs to have a meaning, and where it holds.
+# What each relation requires, and the function that returns where it holds.
 RELATIONS: Mapping[str, tuple[str, Callable[[QueryKeyTokens], BoolTable]]] = {
     "same": (ONE_STACK, lambda pair: pair.distance == 0),
     "previous": (ONE_STACK, lambda pair: pair.distance == -1),
@@ -302,8 +306,9 @@ DEFAULT_RELATIONS = ("same", "previous", "next", "first", "separator", "same tok
 
 @dataclass(frozen=True)
 class Relations:
-    """Relations in order, `other` last; `left_out` gives the reason of each default relation that has no meaning
-    here.
+    """Relations in order, with `other` last.
+
+    `left_out` contains the reason for each default relation that is not defined for these sentences.
     """
 
     tables: Mapping[str, Callable[[QueryKeyTokens], BoolTable]]
@@ -311,49 +316,50 @@ class Relations:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the relations, `other` last."""
         return *self.tables, OTHER
 
     def codes(self, pair: QueryKeyTokens, subject: str) -> RelationCodes:
-        """The index of the relation of each pair of words, `[i, j]`."""
+        """Return the index of the relation of each pair of words, `[i, j]`."""
         tables = [_check_table(fn(pair), pair, f"relation {name!r}, {subject}") for name, fn in self.tables.items()]
         result: RelationCodes = np.argmax(np.stack([*tables, np.ones(pair.shape, dtype=bool)]), axis=0)
         return result
 
 
 def resolve_relations(requested: object, missing: Mapping[str, str]) -> Relations:
-    """The requested relations.
+    """Resolve the requested relations.
 
     Args:
         requested: None for the default ones, a list of names, or a mapping from names to definitions.
-        missing: Requirement of relations -> why it is missing.
+        missing: A mapping from the requirements of relations that are not met to the reason.
     """
     if requested is None:
         left_out = {name: missing[RELATIONS[name][0]] for name in DEFAULT_RELATIONS if RELATIONS[name][0] in missing}
         return Relations({name: RELATIONS[name][1] for name in DEFAULT_RELATIONS if name not in left_out}, left_out)
     if isinstance(requested, str) or not isinstance(requested, Sequence | Mapping):
-        expected = "a list of relations, or a mapping from names to what says where they hold"
+        expected = "a list of relations, or a mapping from names to relations"
         raise BNetError("relations", expected=expected, actual=requested, allowed=", ".join(RELATIONS))
     named = requested if isinstance(requested, Mapping) else {name: name for name in requested if name != OTHER}
     tables = {name: _resolve_relation(name, relation, missing) for name, relation in named.items()}
     if not tables:
-        expected = f"at least one beside {OTHER!r}"
-        raise BNetError("relations", expected=expected, actual="none", allowed=", ".join(RELATIONS))
+        expected = f"at least one relation other than {OTHER!r}"
+        raise BNetError("relations", expected=expected, allowed=", ".join(RELATIONS))
     return Relations(tables)
 
 
 def _resolve_relation(
     name: object, relation: object, missing: Mapping[str, str]
 ) -> Callable[[QueryKeyTokens], BoolTable]:
-    """The table function of one relation: a predefined one, a Reach, or a function of the tokens."""
+    """Return the table function of one relation: a predefined one, a Reach, or a function of the tokens."""
     if not isinstance(name, str) or not name or name == OTHER:
-        expected = f"a name for each relation; {OTHER!r} is what no relation holds of"
+        expected = f"a name for each relation, other than {OTHER!r}, which is for pairs without a relation"
         raise BNetError("relations", expected=expected, actual=name)
     if isinstance(relation, str):
         if relation not in RELATIONS:
             raise unknown_name_error("relation", relation, RELATIONS)
         needs, table = RELATIONS[relation]
         if needs in missing:
-            raise BNetError(f"relation {relation!r}", expected=f"a reading that has {needs}", actual=missing[needs])
+            raise BNetError(f"relation {relation!r} is not defined: {missing[needs]}")
         return table
     if isinstance(relation, Reach):
         return lambda pair: relation.matrix(*pair.shape)
@@ -364,7 +370,7 @@ def _resolve_relation(
 
 
 def _check_table(value: object, pair: QueryKeyTokens, subject: str) -> BoolTable:
-    """A boolean table over all pairs of words; an error that names an invalid relation."""
+    """Check that a relation is a boolean table over all pairs of words."""
     expected = f"a table of booleans of shape {pair.shape}"
     try:
         table = np.asarray(value)

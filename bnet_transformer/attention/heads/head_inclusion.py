@@ -2,8 +2,8 @@
 
 Ablation is the loss of log probability when a head is off. Importance is the mean slope of the loss along a gate
 (Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, which is
-`E_x |a^T d loss / d a|`. Without observations the loss is the distance from the full net, whose slope is zero there:
-then `y` is sampled from `Normal(f(all on), sigma)`, several times for each sentence.
+`E_x |a^T d loss / d a|`. Without observations the loss is the distance from the full net, whose slope is zero at
+`xi = 1`. In this case `y` is sampled from `Normal(f(all on), sigma)`, several times for each sentence.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from bnet_transformer.learning.training.configs import LoopConfig
 if TYPE_CHECKING:
     pass
 
-MAX_HEADS = 12  # heads of a slice, up to which all gate settings are enumerated
-BUDGET = 2**17  # runs of one slice: sentences x settings
-MAX_SIGMA_RATIO = 1e4  # sigmas further from the effect of a head carry no information, or overflow
-IDLE_TOLERANCE = 1e-6  # fraction of the maximum effect of a head below which a head is idle
+MAX_HEADS = 12  # maximum heads of a slice for which all gate settings are enumerated
+BUDGET = 2**17  # maximum runs of one slice: sentences x settings
+MAX_SIGMA_RATIO = 1e4  # a sigma further from the effect of a head carries no information, or overflows
+IDLE_TOLERANCE = 1e-6  # a head is idle if its effect is below this fraction of the maximum effect of a head
 OUTPUT_SAMPLES = 8  # sampled outputs of each sentence without observations
 NORMAL_AROUND = "Normal around "
 INCLUSION_METHODS = ("exact", "svi")
-CreateProgressBar = Callable[[str, int], Any]  # a progress bar by its unit and its total
+CreateProgressBar = Callable[[str, int], Any]  # creates a progress bar from its unit and its total
 
 
 @translate_memory_errors("inclusion")
@@ -67,28 +67,33 @@ def inclusion(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Inclusion:
-    """The posterior of `rho`, the fraction of sentences in which each head is on, with two other measures.
+    """Compute the posterior of `rho`, the share of sentences in which each head is on, and two other measures.
 
     The likelihood is that of the observations (for a language model, of the next words). Without observations, or if
     `output` or `sigma` is given, it is a Normal around the output of the full net at the group `output`.
 
     Args:
         net: A net that sums its heads.
-        sentences: Text, lists, ids or vectors, or pairs with observations.
-        method: `"exact"` sums over all gates of a slice, the other slices being on; `"svi"` takes all slices at once.
-        sigma: The spread around the output of the full net; None for the root mean square distance by which that moves
-            when one head is off.
-        output: The family of that output, such as x_6; None for what the module returns.
-        role: Of several kinds of heads those of one role, such as dec_cross_a.
-        interval: The probability of intervals.
+        sentences: Text, lists of words, ids or vectors, or pairs with observations.
+        method: `"exact"` sums over all gates of a slice, while the heads of other slices are on. `"svi"` computes all
+            slices at once, by variational inference.
+        sigma: The standard deviation around the output of the full net. By default the root mean square distance by
+            which the output changes when one head is off.
+        output: The node group of this output, such as x_6; by default the output of the module.
+        role: The role of heads, such as dec_cross_a, if the net has several kinds of heads.
+        interval: The probability of intervals, 0.9 by default.
         draws: The number of posterior samples.
         rounds: The number of rounds of `"svi"`.
-        budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
+        budget: The maximum number of runs (sentences x 2^heads) of a slice for `"exact"`.
         seed: The seed of the draws.
-        progress: Show a progress bar: None for only in a terminal.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
 
     Returns:
         The posterior, with gradient importance and ablation.
+
+    Raises:
+        BNetError: If the net does not sum heads, or an option is out of range.
+        BudgetError: If `"exact"` would need more runs than `budget`.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
@@ -140,18 +145,19 @@ def inclusion(
 
 
 def _create_bars(progress: bool | None, ranks: DistributedContext) -> CreateProgressBar:
+    """Return a function that creates the progress bars of a run."""
     loop = LoopConfig(progress=progress)
     return lambda unit, total: loop.progress_bar(ranks, total, 0, f" {unit}")
 
 
-# The posterior, the loss in nats of each head off, which heads are idle, and the spread of the output.
+# The posterior, the loss in nats with each head off, which heads are idle, and the standard deviation of the output.
 InclusionEstimate = tuple[GatePosterior, Tensor, Tensor, float | None]
 
 
 def _infer_exactly(
     runs: GatedRuns, sigma: float | None, draws: int, generator: torch.Generator, bars: CreateProgressBar
 ) -> InclusionEstimate:
-    """The estimate from all gate settings of a slice, slice by slice."""
+    """Estimate the posterior from all gate settings of a slice, slice by slice."""
     heads, gates = runs.num_heads, gate_settings(runs.num_heads)
     with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
         table = runs.log_prob_table(gates, bar.update)
@@ -175,7 +181,7 @@ def _infer_exactly(
 def _infer_by_svi(
     runs: GatedRuns, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: CreateProgressBar
 ) -> InclusionEstimate:
-    """The estimate of all slices at once, by relaxed gates."""
+    """Estimate the posterior of all slices at once, with relaxed gates."""
     with bars("runs", len(runs.corpus) * (runs.num_heads + 1) * len(runs.sites)) as bar:
         losses = ablation(runs, bar.update)
     sigma, scale = _resolve_sigma(runs, losses, sigma)
@@ -187,20 +193,21 @@ def _infer_by_svi(
 
 
 def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tuple[float | None, float]:
-    """The standard deviation around the output, and the factor by which `log P` of a run is multiplied.
+    """Return the standard deviation around the output, and the factor by which `log P` of a run is multiplied.
 
-    The default is the root mean square distance by which one head moves the output. Runs return half the negative
-    square of that distance, so the factor is `sigma^-2`.
+    The default is the root mean square distance by which one head changes the output. Runs return half the negative
+    square of this distance, so the factor is `sigma^-2`.
     """
     if runs.is_observed:
         return None, 1.0
     name, rms = runs.targets[0], float((2 * losses.mean()).sqrt())
     if not rms > 0:
-        raise BNetError("output", expected="a family that a head moves when it is off", actual=name)
+        expected = "a node group that changes when a head is off"
+        raise BNetError("output", expected=expected, actual=name)
     sigma = rms if sigma is None else float(sigma)
     if not rms / MAX_SIGMA_RATIO <= sigma <= rms * MAX_SIGMA_RATIO:
         bounds = f"a number from {rms / MAX_SIGMA_RATIO:.3g} to {rms * MAX_SIGMA_RATIO:.3g}"
-        expected = f"{bounds}, for one head off moves {name} by {rms:.3g}"
+        expected = f"{bounds}, because one head changes {name} by {rms:.3g}"
         raise BNetError("sigma", expected=expected, actual=sigma)
     return sigma, sigma**-2
 
@@ -208,16 +215,19 @@ def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tupl
 def damage(
     result: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
-    """The loss of sentences when the heads that rank lowest are off.
+    """Compute the loss of sentences when the heads with the lowest rank are off.
 
     Args:
         result: The result of `inclusion`.
         sentences: Other sentences; by default those of the result.
-        counts: The numbers of heads that are off; by default all.
-        progress: Show a progress bar: None for only in a terminal.
+        counts: The numbers of heads that are off; by default from none to all.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
 
     Returns:
-        The mean loss in nats for each measure and count.
+        The mean loss in nats for each measure and number of heads.
+
+    Raises:
+        BNetError: If the sentences do not have the likelihood of the result, or a count is out of range.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.attention import damage
@@ -226,7 +236,7 @@ def damage(
     (2, 3)
     """
     if not isinstance(result, Inclusion):
-        raise BNetError("damage", expected="what bt.inclusion found", actual=result)
+        raise BNetError("damage", expected="a result of bt.inclusion", actual=result)
     is_normal = result.sigma is not None
     output = result.likelihood.removeprefix(NORMAL_AROUND) if is_normal else None
     data = result.data if sentences is None else sentences
@@ -234,7 +244,7 @@ def damage(
     role = min(roles) if len(roles) == 1 else None
     runs = create_runs(result.network, data, output, role, should_observe=not is_normal, sites=result.slices)
     if _describe_likelihood(runs) != result.likelihood:
-        expected = f"sentences with {result.likelihood}, as the measures had them"
+        expected = f"sentences with {result.likelihood}, as in the result of bt.inclusion"
         actual = f"sentences with {_describe_likelihood(runs)}"
         raise BNetError("sentences", expected=expected, actual=actual)
     scale = 1.0 if result.sigma is None else result.sigma**-2
@@ -242,7 +252,7 @@ def damage(
     counts = range(heads + 1) if counts is None else counts
     numbers = check_sequence("counts", counts, int, lambda k: check_int("counts", k, minimum=0))
     if not numbers or max(numbers) > heads:
-        expected = f"numbers of heads that are off, at most the {heads} that there are"
+        expected = f"numbers of heads from 0 to {heads}"
         raise BNetError("counts", expected=expected, actual=counts)
     order = {name: rank_heads(result.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *result.log_bayes.shape, dtype=result.network.dtype)
@@ -269,13 +279,13 @@ def damage(
 
 
 def _describe_likelihood(runs: GatedRuns) -> str:
-    """The likelihood in words."""
+    """Describe the likelihood."""
     names = ", ".join(runs.targets)
     return f"P({names} | x)" if runs.is_observed else f"{NORMAL_AROUND}{names}"
 
 
 def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
-    """The runs of this rank's sentences, on its device."""
+    """Return the runs of this rank's sentences, on its device."""
     if ranks.world_size == 1:
         return runs
     corpus = ranks.shard(runs.corpus).to(ranks.device)
@@ -283,7 +293,7 @@ def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
 
 
 def _compile_frozen(network: Network) -> CompiledModule:
-    """The compiled net, in evaluation mode and without gradients of parameters."""
+    """Compile the net, in evaluation mode and without gradients of parameters."""
     return CompiledModule(network).eval().requires_grad_(False)
 
 
@@ -296,12 +306,12 @@ def create_runs(
     should_observe: bool = True,
     sites: tuple[str, ...] | None = None,
 ) -> GatedRuns:
-    """The gated runs of a net: its sites, the sentences and their likelihood."""
+    """Create the gated runs of a net: its sites, the sentences and their likelihood."""
     network.check_single_dtype()
     check_has_words(network, "sentences")
     if not should_observe and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
-        expected = "sentences alone, where sigma= or output= asks for the output of the net"
-        raise BNetError("sentences", expected=expected, actual="pairs of sentences and what is observed of them")
+        expected = "sentences without observations, because sigma= or output= selects the output of the net"
+        raise BNetError("sentences", expected=expected, actual="pairs of sentences and observations")
     needs: ObservedMode = "optional" if should_observe else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, missing_option=None, mask_padding=True)
     targets = infer_targets(network, corpus, output)
@@ -312,23 +322,23 @@ def create_runs(
 
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:
-    """Refuse more gate settings, or more runs, than the exact method sums over."""
+    """Raise an error for more gate settings, or more runs, than the exact method sums over."""
     subject, alternative = "method='exact'", "method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
-        expected = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
-        actual = f"{runs.num_heads}, {2**runs.num_heads:,} settings"
-        raise BudgetError(subject, expected=expected, actual=actual, allowed=alternative)
+        expected = f"at most {MAX_HEADS} heads in a slice ({2**MAX_HEADS:,} settings of their gates)"
+        actual = f"{runs.num_heads} heads ({2**runs.num_heads:,} settings)"
+        raise BudgetError(subject, expected=expected, actual=actual, hint=f"Use {alternative}")
     count, max_count = len(runs.corpus), budget >> runs.num_heads
     if count > max_count:
         current, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, max_count))
         settings = f"{2**runs.num_heads:,} settings of {runs.num_heads} gates"
-        actual = f"{count << runs.num_heads:,}: {current} under {settings}"
-        allowed = f"{fewer + ', ' if max_count else ''}a larger budget=, or {alternative}"
-        raise BudgetError(subject, expected=f"at most {budget:,} runs of each slice", actual=actual, allowed=allowed)
+        actual = f"{count << runs.num_heads:,} ({current} x {settings})"
+        hint = f"Use {fewer + ', ' if max_count else ''}a larger budget=, or {alternative}"
+        raise BudgetError(subject, expected=f"at most {budget:,} runs of each slice", actual=actual, hint=hint)
 
 
 def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tensor:
-    """The loss of `log P` of each sentence with one head off: `[sentence, site, head]`."""
+    """Compute the loss of `log P` of each sentence with one head off, `[sentence, site, head]`."""
     one_off = torch.cat([torch.ones(1, runs.num_heads), 1 - torch.eye(runs.num_heads)]).double()
     table = runs.log_prob_table(one_off, update_progress)
     return (table[..., :1] - table[..., 1:]).transpose(0, 1)
@@ -337,7 +347,7 @@ def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tenso
 def importance(
     runs: GatedRuns, sigma: float | None, seed: int, update_progress: Callable[[int], object]
 ) -> tuple[Tensor, Tensor]:
-    """The mean absolute slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
+    """Compute the mean absolute slope of the loss along each gate, all heads on, `[site, head]`, and its error."""
     slopes = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
     for part in runs.parts(runs.gradient_part_size()):
         if sigma is None:
@@ -350,7 +360,7 @@ def importance(
 
 
 def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
-    """`d log P / d gates` of each sentence with all heads on."""
+    """Compute `d log P / d gates` of each sentence with all heads on."""
     shape, network = (len(part), len(runs.sites), runs.num_heads), runs.module.network
     gates = torch.ones(shape, dtype=network.dtype, device=network.device).requires_grad_()
     (slopes,) = torch.autograd.grad(runs.gated_log_probs(part, gates).sum(), gates)
@@ -358,7 +368,7 @@ def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
 
 
 def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
-    """The same sentences, with outputs sampled around the full one; each sentence has its own random numbers."""
+    """Iterate over samples of outputs around the full output; the random numbers depend only on the sentence."""
     assert part.full_output is not None
     full = part.full_output.expand(len(part), *part.full_output.shape[1:])
     noise = []
@@ -370,12 +380,12 @@ def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) 
 
 
 def rank_heads(measure: Tensor) -> tuple[tuple[int, int], ...]:
-    """Heads in ascending order of a measure."""
+    """Return the heads in ascending order of a measure."""
     heads = measure.shape[1]
     return tuple(divmod(int(k), heads) for k in measure.flatten().argsort(stable=True))
 
 
 def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over sentences, and its standard error (NaN for one sentence)."""
+    """Compute the mean over sentences, and its standard error (NaN for one sentence)."""
     count = len(values)
     return values.mean(0), values.std(0) / count**0.5 if count > 1 else values[0] * torch.nan

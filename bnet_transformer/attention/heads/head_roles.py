@@ -1,10 +1,10 @@
-"""`roles`: what the heads of a net attend to in a corpus, as fractions of attention by relation, with uncertainty.
+"""`roles`: what the heads of a net attend to in a corpus, as shares of attention by relation, with uncertainty.
 
     theta = E[y]      y_1, ..., y_N ~ F      F ~ DP(alpha, ..., alpha at the corners of the simplex)
 
-`y_s` is the mean attention of sentence s: the fraction of `P(j | i)`, averaged over its words i, by relation. The prior
-of the distribution F of these fractions is a Dirichlet process with weight alpha at each corner of the simplex, where
-all attention has one relation.
+`y_s` is the mean attention of sentence s: the share of `P(j | i)` by relation, averaged over its words i. The prior of
+the distribution F of these shares is a Dirichlet process with weight alpha at each corner of the simplex, where all
+attention has one relation.
 """
 
 from __future__ import annotations
@@ -49,17 +49,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Roles(HeadTable):
-    """What each head attends to: fractions of attention by relation, `[slice, head, relation]`, which sum to 1 for
-    each head.
+    """What each head attends to: the shares of attention by relation, which sum to 1 for each head.
 
-    - `mean`: the posterior mean of the expected fraction in a new sentence; `low` and `high` are the ends of its
-      interval.
-    - `spread`: the standard deviation of the fraction over sentences.
-    - `counts`: the expected numbers of sentences by relation.
-    - `chance`: the fraction under uniform attention over all words that the mask allows.
-    - `above`: the probability that the fraction exceeds chance (NaN if chance is 0 or 1).
-    - `top`: the probability that a relation exceeds chance by more than every other relation.
-    - `left_out`: default relations that have no meaning here, with the reason.
+    Attributes:
+        slices: The names of the node groups with attention, one for each slice.
+        relations: The names of the relations; `other` is last.
+        alpha: The prior weight of each relation.
+        interval: The probability of the intervals.
+        sentences: The number of sentences.
+        words: The number of words of all sentences.
+        mean: The posterior mean of the expected share in a new sentence, `[slice, head, relation]`.
+        low: The lower end of the interval of this share, `[slice, head, relation]`.
+        high: The upper end of the interval of this share, `[slice, head, relation]`.
+        spread: The standard deviation of the share over sentences, `[slice, head, relation]`.
+        counts: The expected number of sentences by relation, `[slice, head, relation]`.
+        chance: The share under uniform attention to all words that the mask allows, `[slice, head, relation]`.
+        above: The probability that the share exceeds chance, `[slice, head, relation]`; NaN if chance is 0 or 1.
+        top: The probability that a relation exceeds chance by more than all others, `[slice, head, relation]`.
+        selectors: For each slice the selector whose states are the heads; None if heads are a plate.
+        left_out: The default relations that are not defined for these sentences, with the reason.
     """
 
     slices: tuple[str, ...]
@@ -86,28 +94,35 @@ class Roles(HeadTable):
 
     @property
     def probability(self) -> Tensor:
-        """The probability of that relation, `[slice, head]`."""
+        """The probability of the role of each head, `[slice, head]`."""
         return self.top.amax(-1)
 
     @property
     def strength(self) -> Tensor:
-        """The fraction of that relation, rescaled so that 0 is chance and 1 is all attention, `[slice, head]`."""
+        """The share of the role of each head, rescaled so that 0 is chance and 1 is all attention, `[slice, head]`."""
         mean, chance = self.of_role(self.mean), self.of_role(self.chance)
         return ((mean - chance) / (1 - chance)).nan_to_num(0.0).clamp(0, 1)
 
     def of_role(self, values: Tensor) -> Tensor:
-        """The values, `[slice, head, relation]`, at the role of each head: `[slice, head]`."""
+        """Select values at the role of each head.
+
+        Args:
+            values: Values by relation, `[slice, head, relation]`.
+
+        Returns:
+            The values, `[slice, head]`.
+        """
         return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
 
     def heads_that_read(self, relation: str, minimum: float = 0.5) -> tuple[tuple[int, int], ...]:
-        """The heads that attend by a relation.
+        """Find the heads that attend by a relation.
 
         Args:
-            relation: The relation.
-            minimum: The minimum of the lower end of its interval.
+            relation: The name of the relation.
+            minimum: The minimum of the lower end of the interval of its share, 0.5 by default.
 
         Returns:
-            (slice, head), in descending order of that lower end.
+            The pairs (slice, head), in descending order of this lower end.
         """
         if relation not in self.relations:
             raise unknown_name_error("relation", relation, self.relations)
@@ -116,12 +131,12 @@ class Roles(HeadTable):
         return tuple((int(t), int(h)) for t, h in sorted(heads, key=lambda at: -float(low[at[0], at[1]])))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each head and relation."""
+        """Return one row for each head and relation."""
         arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
         return self.to_rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
 
     def by_head(self) -> pd.DataFrame:
-        """A row for each head: its role, the probability of that role, and the posterior of its fraction."""
+        """Return one row for each head: its role, the probability of that role, and the posterior of its share."""
         table, relations = self.to_dataframe(), len(self.relations)
         rows = torch.arange(0, len(table), relations) + self.top.argmax(-1).flatten()
         result = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
@@ -129,8 +144,9 @@ class Roles(HeadTable):
         return result[columns].reset_index(drop=True)
 
     def _repr_html_(self) -> str:
+        """Return the table of heads and the relations that are left out as HTML."""
         reasons = ((html.escape(name), html.escape(reason)) for name, reason in self.left_out.items())
-        notes = (f"<p>{name} is left out: {reason}.</p>" for name, reason in reasons)
+        notes = (f"<p>The relation {name} is left out: {reason}.</p>" for name, reason in reasons)
         return super()._repr_html_() + "".join(notes)
 
     @property
@@ -142,14 +158,14 @@ class Roles(HeadTable):
         counts = {"head": heads, "slice": slices, "sentence": self.sentences}
         h, t, s = (f"{count} {unit}{'s' * (count != 1)}" for unit, count in counts.items())
         method = f"intervals of {100 * self.interval:g}%, each sentence counting once"
-        return f"{h} of {t}{states}, by {s} of {self.words} words in all; {method}"
+        return f"{h} of {t}{states}, from {s} with {self.words} words; {method}"
 
 
 class RelationStatistics:
     """Sums over sentences, `[slice, head, relation]`, and posterior samples of `theta`.
 
-    The weights of samples come from random numbers of each sentence, whatever the order of sentences. Under torchrun
-    each rank has the sums of its sentences; the posterior adds those of all ranks.
+    The weights of samples come from random numbers of each sentence, so they do not depend on the order of sentences.
+    Under torchrun each rank has the sums of its sentences, and the posterior adds those of all ranks.
     """
 
     def __init__(
@@ -164,8 +180,9 @@ class RelationStatistics:
         self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
         self.num_sentences = 0
         self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
-        # The posterior of a Dirichlet process is again one (Ferguson 1973), with the sentences as further atoms: theta
-        # is a mean of atoms and corners with Dirichlet weights, here as normalised gamma variables (1 is exponential).
+        # The posterior of a Dirichlet process is a Dirichlet process (Ferguson 1973), with the sentences as additional
+        # atoms. theta is a mean of atoms and corners with Dirichlet weights, which are normalised gamma variables; a
+        # gamma variable with shape 1 is exponential.
         corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
         corners = corners if ranks.is_main_process else np.zeros_like(corners)
         self.draw_weights, self.weighted_draws = corners.sum(1), np.tile(corners, (1, slices * heads))
@@ -179,7 +196,7 @@ class RelationStatistics:
             codes: The relation of each pair of words, `[sentence, i, j]`.
             attention: `P(j | i)` of each slice, `[head, sentence, i, j]`.
             masks: Whether word i may attend to word j, for each slice, `[i, j]`.
-            sentence_ids: The numbers of the sentences.
+            sentence_ids: The indices of the sentences in the corpus.
         """
         one_hot = torch.nn.functional.one_hot(codes, self.shape[2]).double()
         y = torch.stack([torch.einsum("hsij,sijr->sihr", values.double(), one_hot).mean(1) for values in attention])
@@ -195,7 +212,7 @@ class RelationStatistics:
         self.num_sentences += len(values)
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
-        """The fields of `Roles` with the posterior, by name."""
+        """Return the fields of `Roles` with the posterior, by name."""
         sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
         totals = (self.ranks.all_reduce(torch.from_numpy(local)).numpy() for local in sums)
         total, squares, chance, weight, weighted = totals
@@ -203,8 +220,8 @@ class RelationStatistics:
         relations = self.shape[2]
         prior = self.alpha * relations
         chance = np.broadcast_to(chance[:, None] / count, self.shape)
-        # Mean and variance of theta_r under the Dirichlet process are exact. Its intervals and tails are those of the
-        # Beta distribution with the same mean and variance, which is exact if each sentence has a single relation.
+        # The mean and variance of theta_r under the Dirichlet process are exact. Its intervals and tails are those of
+        # the Beta distribution with the same mean and variance, which is exact if each sentence has only one relation.
         mean = (self.alpha + total) / (prior + count)
         variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
         concentration = mean * (1 - mean) / variance - 1
@@ -239,27 +256,30 @@ def roles(
     draws: int = 2000,
     seed: int = 0,
 ) -> Roles:
-    """What the heads of a net attend to in sentences: fractions of attention by relation, with intervals.
+    """Compute what the heads of a net attend to in sentences: shares of attention by relation, with intervals.
 
-    The first relation that holds for a pair of words counts; `other` is the relation of pairs without any.
+    The first relation that holds for a pair of words counts; `other` is the relation of all other pairs.
 
     Args:
         net: A net with attention over words.
-        sentences: Text, lists, ids or vectors.
+        sentences: Text, lists of words, ids or vectors.
         relations: By default same (the word itself), previous, next, first, separator, same token (another word with
-            the same token). A list names predefined ones (also last, earlier, later). A mapping gives a name to a
-            function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or to a predefined
-            relation.
+            the same token). A list contains names of predefined relations (also last, earlier, later). A mapping gives
+            a name to a function of the tokens that returns a boolean table `[word, attended word]`, to a `Reach`, or to
+            a predefined relation.
         separators: The tokens that are separators; by default the special tokens of the net's tokenizer.
         role: The role with attention, if a slice has several.
-        slices: `"all"`, or the indices of slices.
-        alpha: The prior weight of each relation; by default all together weigh one sentence.
-        interval: The probability of intervals.
-        draws: The number of posterior samples, which give the probabilities of roles.
+        slices: The indices of slices, or `"all"`.
+        alpha: The prior weight of each relation; by default all relations together have the weight of one sentence.
+        interval: The probability of intervals, 0.9 by default.
+        draws: The number of posterior samples, from which the probabilities of roles are computed.
         seed: The seed of the samples.
 
     Returns:
-        The fractions. Each sentence counts once, since the words of a sentence are dependent.
+        The shares. Each sentence counts once, because the words of a sentence are dependent.
+
+    Raises:
+        BNetError: If the net has no attention over words, or an option is out of range.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -269,7 +289,7 @@ def roles(
     """
     network = as_network(net)
     if not check_float("interval", interval, above=0) < 1:
-        raise BNetError("interval", expected="a share between 0 and 1", actual=interval)
+        raise BNetError("interval", expected="a probability between 0 and 1", actual=interval)
     nodes = find_attention_nodes(network, role, slices)
     encoded = encode_sentences(network, sentences)
     unnamed = frozenset().union(*(sentence.unnamed for sentence in encoded))
@@ -308,22 +328,22 @@ def roles(
 def _explain_missing(
     network: Network, nodes: AttentionNodes, vector_stacks: Collection[str], separators: Collection[str] | None
 ) -> dict[str, str]:
-    """The requirements of relations that these sentences do not meet, with the reason."""
+    """Return the requirements of relations that these sentences do not meet, with the reason."""
     reasons = {}
     name, stacks = nodes.specs[0].group.name, nodes.stacks
     if stacks[0] != stacks[1]:
-        reasons[ONE_STACK] = f"{name}, whose words read those of another stack"
+        reasons[ONE_STACK] = f"the words of {name} attend to words of another stack"
     if set(vector_stacks) & set(stacks):
-        reasons[TOKENS] = reasons[SEPARATORS] = "words that are vectors and have no tokens"
+        reasons[TOKENS] = reasons[SEPARATORS] = "the words are vectors and have no tokens"
     elif separators is None and network.tokenizer is None:
-        reasons[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
+        reasons[SEPARATORS] = "the vocabulary of the net has no special tokens (pass separators=)"
     if separators is not None and SEPARATORS in reasons:
-        raise BNetError("separators", expected="sentences in words or ids", actual=reasons[SEPARATORS])
+        raise BNetError("separators", expected=f"None, because {reasons[SEPARATORS]}", actual=list(separators))
     return reasons
 
 
 def _check_separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
-    """The tokens that are separators; None for the special tokens of the tokenizer."""
+    """Return the tokens that are separators; None for the special tokens of the tokenizer."""
     if separators is None:
         return None
     known = {word for words in network.vocabularies.values() for word in words}
@@ -337,7 +357,7 @@ def _check_separators(network: Network, separators: Collection[str] | None) -> f
 def _split_tokens(
     network: Network, nodes: AttentionNodes, sentence: EncodedSentence, separators: frozenset[str] | None
 ) -> QueryKeyTokens:
-    """The tokens of the attending and of the attended words."""
+    """Return the tokens of the attending and of the attended words."""
     query_stack, key_stack = nodes.stacks
     read = sentence.tokens[key_stack]
     if separators is not None:

@@ -25,20 +25,19 @@ MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 
 
 def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """`E[xi_nu / sum xi]` and `P(sum xi = 0)` of independent gates, averaged over samples.
+    """Compute `E[xi_nu / sum xi]` and `P(sum xi = 0)` of independent gates, averaged over samples.
 
     Args:
         rho: The probabilities of the gates, `[draw, slice, head]`.
 
     Returns:
-        `[slice, head]` and `[slice]`.
+        The two quantities, `[slice, head]` and `[slice]`.
 
     >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
     [[0.5, 0.5, 0.0]]
     """
-    # `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` over the other gates is
-    # a polynomial in t of degree heads - 1, which Gauss-Legendre quadrature with heads // 2 + 1 nodes integrates
-    # exactly.
+    # `1 / (1 + K)` is the integral of `t^K` from 0 to 1. `E[t^K] = prod (1 - rho + rho t)` over the other gates is a
+    # polynomial in t of degree heads - 1, which Gauss-Legendre quadrature with heads // 2 + 1 nodes integrates exactly.
     heads = rho.shape[-1]
     nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(heads // 2 + 1))
     t, weights = (nodes + 1) / 2, weights / 2
@@ -51,7 +50,7 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HeadTable(ABC):
-    """A result about heads, shown as a table with a row for each head, below a one-line summary."""
+    """A result about heads, which is displayed as a one-line summary and a table with one row for each head."""
 
     @property
     @abstractmethod
@@ -60,14 +59,22 @@ class HeadTable(ABC):
 
     @abstractmethod
     def to_dataframe(self) -> pd.DataFrame:
-        """All values, in rows."""
+        """Return all values, in rows."""
 
     def by_head(self) -> pd.DataFrame:
-        """A row for each head."""
+        """Return one row for each head."""
         return self.to_dataframe()
 
     def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
-        """A row for each index along some axes, with a column for each axis and each of the fields in `arrays`."""
+        """Return one row for each index along some axes, with a column for each axis and each field in `arrays`.
+
+        Args:
+            arrays: The names of the fields.
+            **axes: The labels of each axis, in the order of the dims of the fields.
+
+        Returns:
+            The table.
+        """
         import pandas as pd
 
         table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
@@ -77,21 +84,35 @@ class HeadTable(ABC):
         return f"{self.summary}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
 
     def _repr_html_(self) -> str:
+        """Return the summary and the table of heads as HTML."""
         table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
         return f"<p>{html.escape(self.summary)}</p>{table}"
 
 
 @dataclass(frozen=True)
 class Inclusion(HeadTable):
-    """The posterior of `rho`, the fraction of sentences in which a head is on, for each head of each slice.
+    """The posterior of `rho`, the share of sentences in which a head is on, for each head of each slice.
 
-    Arrays are `[slice, head]`; `slices` has the names of the groups of heads (`a_0`).
-
-    - `log_bayes`: the log Bayes factor of free `rho` against `rho = 0`; zero for a head without effect.
-    - `error`, `importance_error`: Monte Carlo errors.
-    - `inclusion[sentence, slice, head]`: the probability of each gate.
-    - `interaction[slice, head, other]`, of the exact method: the mean over sentences of the log odds ratio of two
-      gates, below zero for heads that substitute for each other.
+    Attributes:
+        slices: The names of the groups of heads, such as `a_0`, one for each slice.
+        method: `"exact"` or `"svi"`.
+        sentences: The number of sentences.
+        likelihood: A description of the likelihood.
+        sigma: The standard deviation around the output of the full net; None with observations.
+        interval: The probability of the intervals.
+        rho: The posterior samples of `rho`, `[draw, slice, head]`.
+        log_bayes: The log Bayes factor of free `rho` against `rho = 0`, `[slice, head]`; 0 for a head without effect.
+        error: The Monte Carlo error of `log_bayes`, `[slice, head]`.
+        inclusion: The probability of each gate, `[sentence, slice, head]`.
+        importance: The gradient importance, `[slice, head]`.
+        importance_error: The standard error of `importance`, `[slice, head]`.
+        ablation: The mean loss in nats with the head off, `[slice, head]`.
+        ablation_error: The standard error of `ablation`, `[slice, head]`.
+        interaction: The mean over sentences of the log odds ratio of two gates, `[slice, head, head]`. It is below 0
+            for heads that substitute for each other. None for `"svi"`.
+        idle: True for heads without effect, `[slice, head]`.
+        network: The net.
+        data: The sentences.
     """
 
     slices: tuple[str, ...]
@@ -115,71 +136,97 @@ class Inclusion(HeadTable):
 
     @property
     def mean(self) -> Tensor:
-        """The posterior mean of `rho`."""
+        """The posterior mean of `rho`, `[slice, head]`."""
         return self.rho.mean(0)
 
     @property
     def low(self) -> Tensor:
-        """The lower end of the interval of `rho`."""
+        """The lower end of the interval of `rho`, `[slice, head]`."""
         return self.rho.quantile((1 - self.interval) / 2, dim=0)
 
     @property
     def high(self) -> Tensor:
-        """The upper end of the interval of `rho`."""
+        """The upper end of the interval of `rho`, `[slice, head]`."""
         return self.rho.quantile((1 + self.interval) / 2, dim=0)
 
     @property
     def rank(self) -> Tensor:
-        """The rank of each head by its log Bayes factor, 1 for the largest."""
+        """The rank of each head by its log Bayes factor, `[slice, head]`; 1 for the largest."""
         order = self.log_bayes.flatten().argsort(descending=True, stable=True)
         return (order.argsort() + 1).reshape(self.log_bayes.shape)
 
     @property
     def dead(self) -> tuple[tuple[int, int], ...]:
-        """The heads without effect.
+        """The heads without effect, as pairs (slice, head).
 
-        In every gate setting that was run, their gates change the likelihood of each sentence by less than a
-        millionth of the maximum effect of a head.
+        In every gate setting that was run, the gate of such a head changes the likelihood of each sentence by less than
+        a millionth of the maximum effect of a head.
         """
         return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
 
     def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
-        """The pairs of heads of a slice, (slice, head, other), that substitute for each other, strongest first.
+        """Find the pairs of heads of a slice that substitute for each other, strongest first.
 
         Args:
-            nats: The log odds ratio of their gates is below `-nats`.
+            nats: The minimum strength: the log odds ratio of the two gates is below `-nats`. The default is 1.
+
+        Returns:
+            The pairs as (slice, head, other head).
+
+        Raises:
+            BNetError: If the method was not `"exact"`.
         """
         check_float("nats", nats, above=0)
         if self.interaction is None:
-            actual = f"method={self.method!r}, which takes each head by itself"
-            expected = "the joint posterior of a slice's gates"
-            raise BNetError("duplicates", expected=expected, actual=actual, allowed="bt.inclusion(..., method='exact')")
+            actual = f"method={self.method!r}, which treats heads as independent"
+            expected, hint = "the joint posterior of a slice's gates", "Use bt.inclusion(..., method='exact')"
+            raise BNetError("duplicates", expected=expected, actual=actual, hint=hint)
         pairs = torch.triu(self.interaction, 1)
         matches = (pairs < -nats).nonzero().tolist()
         return tuple((s, h, o) for s, h, o in sorted(matches, key=lambda at: float(pairs[tuple(at)])))
 
     def slice_index(self, name: str) -> int:
-        """The index of a group of heads in `slices`."""
+        """Return the index of a group of heads in `slices`.
+
+        Args:
+            name: The name of the group of heads, such as `a_0`.
+
+        Returns:
+            The index.
+
+        Raises:
+            UnknownNameError: If there is no such group.
+        """
         if name not in self.slices:
             raise unknown_name_error("slice of heads", name, self.slices)
         return self.slices.index(name)
 
     def measure(self, name: str) -> Tensor:
-        """One of the three measures, `[slice, head]`."""
+        """Return one of the three measures.
+
+        Args:
+            name: `"log Bayes factor"`, `"gradient importance"` or `"ablation"`.
+
+        Returns:
+            The measure, `[slice, head]`.
+
+        Raises:
+            BNetError: If there is no such measure.
+        """
         measures = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
         if name not in measures:
             raise BNetError("measure", expected="a measure of heads", actual=name, allowed=", ".join(MEASURES))
         return measures[name]
 
     def agreement(self) -> pd.DataFrame:
-        """Spearman's rank correlations of the three measures over all heads."""
+        """Compute Spearman's rank correlations of the three measures over all heads."""
         import pandas as pd
 
         columns = {name: to_numpy(self.measure(name).flatten()) for name in MEASURES}
         return pd.DataFrame(columns).corr(method="spearman")
 
     def shares(self) -> tuple[Tensor, Tensor]:
-        """The weights of heads for a new sentence.
+        """Compute the weights of heads for a new sentence.
 
         Returns:
             The expected weight of each head in the average of a slice, `E[xi_nu / sum xi]`, `[slice, head]`, and the
@@ -188,7 +235,7 @@ class Inclusion(HeadTable):
         return head_shares(self.rho)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each head, by rank."""
+        """Return one row for each head, by rank."""
         names = ["rank", "mean", "low", "high", "log_bayes", "error"]
         names += ["importance", "importance_error", "ablation", "ablation_error"]
         table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
@@ -200,17 +247,24 @@ class Inclusion(HeadTable):
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         details = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
-        details += ", too narrow where heads hang together" if self.method == "svi" else ""
+        details += ", too narrow if heads depend on each other" if self.method == "svi" else ""
         counts = [f"{n} {unit}{'' if n == 1 else 's'}" for n, unit in ((slices, "slice"), (self.sentences, "sentence"))]
         return f"{heads} head{'s' * (heads != 1)} of {' by '.join(counts)} ({details})"
 
 
 @dataclass(frozen=True)
 class Damage:
-    """The loss of sentences when the heads that rank lowest by a measure are off.
+    """The loss of sentences when the heads with the lowest rank by a measure are off.
 
-    `values[measure, k]` is the mean loss of a sentence in nats with k heads off, `error` its standard error. The
-    sentences need not be those of the measures.
+    The sentences may differ from those of the measures.
+
+    Attributes:
+        axes: The names of the two dims of `values`: the measure, and the number of heads that are off.
+        labels: The labels of each dim, by name.
+        values: The mean loss of a sentence in nats, `[measure, count]`.
+        error: The standard error of `values`, `[measure, count]`.
+        sentences: The number of sentences.
+        order: For each measure all heads (slice, head), in ascending order.
     """
 
     axes: tuple[str, ...]
@@ -221,7 +275,7 @@ class Damage:
     order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each number of heads, a column for each measure."""
+        """Return one row for each number of heads that are off, with one column for each measure."""
         import pandas as pd
 
         measures, counts = (self.labels[axis] for axis in self.axes)
@@ -229,4 +283,5 @@ class Damage:
         return pd.DataFrame(to_numpy(self.values).T, index=index, columns=list(measures))
 
     def _repr_html_(self) -> str:
+        """Return the table of losses as HTML."""
         return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

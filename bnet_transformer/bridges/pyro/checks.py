@@ -1,7 +1,7 @@
-"""Convert values and distributions to Pyro's shapes and classes, and refuse mistakes that Pyro would ignore silently.
+"""Conversion of values and distributions to Pyro's shapes and classes, and errors for mistakes that Pyro ignores.
 
-Plates have fixed dims from the right; enumerated dims are left of them. Refused are data for names that are not sites,
-wrong shapes, and enumerated choices that cannot be summed out independently.
+Plates have fixed dims from the right; enumerated dims are to the left of them. Errors are raised for data with names
+that are not sites, for wrong shapes, and for enumerated choices that cannot be summed out independently.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from bnet_transformer.compiler.validate_inputs import (
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, format_value
 
-UNKNOWN_GROUP = -1  # in a layout, a dim that Pyro enumerates, for a site that only Pyro knows
+UNKNOWN_GROUP = -1  # in a layout: a dim that Pyro enumerates for a site that is not in the net
 
 
 def event_shape(spec: NodeSpec) -> tuple[int, ...]:
-    """The event shape of a group's site: its shape, or () for states."""
+    """Return the event shape of a group's site: its shape, or () for states."""
     return () if spec.tpm.kind == "discrete" else spec.shape
 
 
 class SiteStatusMessenger(Messenger):
-    """Records whether a site within it is enumerated, and whether its value is fixed (`obs=`, condition, do)."""
+    """Records whether a site inside it is enumerated, and whether its value is fixed (`obs=`, condition, do)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,12 +49,13 @@ class SiteStatusMessenger(Messenger):
         self.is_fixed = False
 
     def _pyro_post_sample(self, msg: Any) -> None:
+        """Record the status of a site after its sample statement."""
         self.is_enumerated = (msg["infer"] or {}).get("_enumerate_dim") is not None
         self.is_fixed = bool(msg["is_observed"])
 
 
 def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
-    """The data of the handlers around the model: `"condition"` or `"do"`, the name, the value."""
+    """Iterate over the data of the handlers around the model: `"condition"` or `"do"`, the name, the value."""
     for handler in _PYRO_STACK:
         if isinstance(handler, ConditionMessenger | DoMessenger) and isinstance(handler.data, dict):
             kind = "do" if isinstance(handler, DoMessenger) else "condition"
@@ -64,9 +65,9 @@ def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
 def count_sentences(
     network: Network, observed: Mapping[str, Tensor], max_plate_nesting: int, minimum: int, batch: int | None
 ) -> int:
-    """The number of sentences: that of the inputs (`minimum`) if above 1, else that of observations, or `batch`.
+    """Return the number of sentences: of the inputs (`minimum`) if above 1, else of the observations, or `batch`.
 
-    Observations are `[batch, *plates, word, *shape]`; the data of `condition` and `do` have Pyro's shape, with
+    Observations are `[batch, *plates, word, *shape]`. The data of `condition` and `do` have Pyro's shape, with
     `max_plate_nesting` plates.
     """
     specs = {m.group.name: m for m in network.specs if m.tpm.is_random and m.scope != "corpus"}
@@ -78,12 +79,12 @@ def count_sentences(
             start = value.dim() - event_dim - max_plate_nesting
             counts += value.shape[start:][:1] if start >= 0 else []
     if batch is not None and check_int("batch", batch) != max(counts) > 1:
-        raise BNetError("batch", expected=f"{max(counts)}, the number of sentences in y", actual=batch)
+        raise BNetError("batch", expected=f"{max(counts)}, the number of sentences in the data", actual=batch)
     return max(counts) if batch is None else batch
 
 
 def check_handled_sites(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
-    """The sites under `condition` and `do`; refuses nodes that are not sites, and `do` on an observed site."""
+    """Return the sites with `condition` and `do`; raise an error for other nodes, and for `do` on an observed site."""
     handled: dict[str, set[str]] = {"condition": set(), "do": set()}
     for handler, name, _ in iterate_handled_sites():
         if name in sites:
@@ -93,40 +94,41 @@ def check_handled_sites(network: Network, sites: frozenset[str], observed: froze
             raise BNetError(
                 f"{handler} on {name}",
                 expected="a random site of the model",
-                actual=f"a {kind} node, which Pyro would pass over in silence",
-                allowed=", ".join(sorted(sites)) + f"; to set it, model(x, do={{{name!r}: ...}})",
+                actual=f"a {kind} node, for which Pyro would silently ignore the value",
+                allowed=", ".join(sorted(sites)),
+                hint=f"Use model(x, do={{{name!r}: ...}}) to set the node",
             )
-        # A name that is no node of the net may be a site of a model around this one.
+        # A name that is not a node of the net may be a site of a model around this one.
         elif (owner := network.graph.find_group_of_node(name)) is not None:
-            hint = f", or y={{{owner.name!r}: ...}} with observed_mask= for some of its words"
-            hint = hint if owner.name in sites else ""
+            hint = f"Use {owner.name!r}"
+            hint += f", or y={{{owner.name!r}: ...}} with observed_mask=" if owner.name in sites else ""
             raise BNetError(
                 f"{handler} on {name}",
-                expected="the name of a whole family, for its nodes are one site",
-                actual="one node",
-                allowed=f"{owner.name!r}{hint}",
+                expected="the name of a node group, because all its nodes are one site",
+                actual="the name of one node",
+                hint=hint,
             )
     for name in sorted(handled["do"] & (handled["condition"] | observed)):
-        raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
+        raise EvidenceError(name, expected="do or evidence on a node, not both")
     return {handler: frozenset(names) for handler, names in handled.items()}
 
 
 def check_type(subject: str, spec: NodeSpec, value: object, dtype: torch.dtype) -> Tensor:
-    """Return a value of a random group; refuses a wrong type: states are integers, others have the net's type."""
+    """Check the type of a value of a random group: states are integers, other values have the dtype of the net."""
     if not isinstance(value, Tensor):
         raise BNetError(subject, expected="a tensor", actual=value)
     discrete = spec.tpm.kind == "discrete"
     if discrete == (value.is_floating_point() or value.is_complex()) or value.dtype == torch.bool:
-        expected = "whole numbers, the states" if discrete else "real numbers"
+        expected = "integers, which are states" if discrete else "real numbers"
         raise BNetError(subject, expected=expected, actual=f"{value.dtype}")
     if not discrete and value.dtype != dtype:
-        hint = f"net.to({value.dtype}), or {subject} in {dtype}"
-        raise BNetError(subject, expected=f"{dtype}, as the net", actual=f"{value.dtype}", allowed=hint)
+        hint = f"Convert the net with net.to({value.dtype}), or {subject} to {dtype}"
+        raise BNetError(subject, expected=f"{dtype}, the dtype of the net", actual=f"{value.dtype}", hint=hint)
     return value
 
 
 def check_finite(subject: str, value: Tensor, observed_mask: Tensor | None = None) -> None:
-    """Refuse NaN and infinity in observed entries."""
+    """Raise an error for NaN and infinity in observed entries."""
     if not value.is_floating_point() or not is_readable(value):
         return
     bad = ~torch.isfinite(value.detach())
@@ -137,7 +139,7 @@ def check_finite(subject: str, value: Tensor, observed_mask: Tensor | None = Non
 
 
 def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
-    """Return a value `[batch, *plates, word, *shape]`; refuses a wrong shape, as far as it is known before a run."""
+    """Check the shape of a value `[batch, *plates, word, *shape]`, as far as it is known before a run."""
     name, network, event = f"data[{spec.group.name!r}]", state.network, event_shape(spec)
     value = check_type(name, spec, value, network.dtype)
     words = value.shape[value.dim() - len(event) - 1] if value.dim() > len(event) else 0
@@ -148,7 +150,7 @@ def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
         expected += "".join(f", {network.graph.plate_sizes[plate]} along {plate}" for plate in spec.group.plates)
         raise BNetError(name, expected=expected, actual=f"shape {tuple(value.shape)}")
     check_finite(name, value)
-    if spec.tpm.states is not None:  # else the states are words, and only a run knows their number
+    if spec.tpm.states is not None:  # else the states are words, whose number is known only in a run
         check_states(state, spec.group.index, name, value)
     return value
 
@@ -156,10 +158,10 @@ def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
 def check_sample(
     state: ExecutionState, spec: NodeSpec, subject: str, value: object, sizes: Sequence[int], handler: str
 ) -> Tensor:
-    """Return the value of a site; refuses states out of range, and under condition and do (`handler`) a wrong shape.
+    """Check the value of a site: its states, and in `condition` and `do` (`handler`) its shape.
 
-    `sizes` are the numbers of sentences, plates and words of the site. `do` may set one value for all. Further dims in
-    front are those of vectorized samples.
+    `sizes` are the numbers of sentences, entries of each plate, and words of the site. `do` may set one value for all.
+    Additional leading dims are those of vectorized samples.
     """
     if handler or spec.tpm.kind == "discrete":
         value = check_type(subject, spec, value, state.dtype)
@@ -172,16 +174,16 @@ def check_sample(
             leading = (1,) * (len(full) - len(leading)) + leading
         fitting = [full, (1, *full[1:]), (1,) * len(full)] if handler == "do" else [full]
         if leading[max(0, len(leading) - len(full)) :] not in fitting or value.shape[split:] != event:
-            expected = f"shape {(*full, *event)}, first the {len(full)} dims of sentence, plates and word"
+            expected = f"shape {(*full, *event)}, which starts with the {len(full)} dims of sentence, plates and word"
             actual = f"shape {tuple(value.shape)}"
-            raise BNetError(subject, expected=expected, actual=actual, allowed="model.data makes these dims")
+            raise BNetError(subject, expected=expected, actual=actual, hint="Use model.data to create these dims")
         check_finite(subject, value)
     check_states(state, spec.group.index, subject, value)
     return value
 
 
 def check_probabilities(subject: str, value: object, stored: Tensor) -> None:
-    """Refuse a table of a wrong shape or type, or whose rows are not probabilities."""
+    """Raise an error for a table with a wrong shape or dtype, or with rows that are not probabilities."""
     if not isinstance(value, Tensor) or value.dtype != stored.dtype:
         actual = f"{value.dtype}" if isinstance(value, Tensor) else value
         raise BNetError(subject, expected=f"probabilities in {stored.dtype}", actual=actual)
@@ -191,20 +193,20 @@ def check_probabilities(subject: str, value: object, stored: Tensor) -> None:
         rows = value.detach()
         is_normalized = (rows.sum(-1) - 1).abs() <= torch.finfo(rows.dtype).eps ** 0.5
         if not bool(is_normalized.all() & (rows >= 0).all()):
-            raise BNetError(subject, expected="rows of probabilities, which sum to 1", actual=rows.tolist())
+            raise BNetError(subject, expected="rows of probabilities that sum to 1", actual=rows.tolist())
 
 
 def find_meeting_group(network: Network, index: int, known: frozenset[int]) -> str | None:
-    """The first group in which several entries of an enumerated choice meet; None if there is none.
+    """Find the first group in which several entries of an enumerated choice interact; None if there is none.
 
-    Parallel enumeration gives all entries of a plate one dim of states, and sums them out independently. That is exact
-    only while no value depends on two entries of the choice (Obermeyer et al. 2019, tensor variable elimination).
+    Parallel enumeration gives all entries of a plate one dim of states, and sums them out independently. This is exact
+    only if no value depends on two entries of the choice (Obermeyer et al. 2019, tensor variable elimination).
     """
     spec = network.specs[index]
     choice_axes = set(spec.group.plates) | ({WORD} if spec.group.word_stack is not None else set())
     reached = {index: choice_axes}
     before: dict[int, set[str]] = {}
-    while reached != before:  # to a fixed point: in a recurrent component no order has all parents first
+    while reached != before:  # to a fixed point: in a recurrent component no order puts all parents first
         before = dict(reached)
         for child in network.specs:
             child_id = child.group.index
@@ -224,22 +226,23 @@ def find_meeting_group(network: Network, index: int, known: frozenset[int]) -> s
 
 
 def _meets(child: NodeSpec, parent: ParentSpec, axis: str) -> bool:
-    """True if one entry of the child reads other entries of its parent along an axis."""
+    """Return True if one entry of the child reads other entries of its parent along an axis."""
     if axis in parent.over or axis in dict(parent.pick):
         return True
     return not parent.reach.is_positionwise if axis == WORD else axis not in child.group.plates
 
 
 def align_site_value(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """The value of a site with all dims of the layout; the layout grows if Pyro enumerated one more site."""
+    """Align the value of a site with all dims of the layout; the layout grows if Pyro enumerated another site."""
     split = value.dim() - len(event_shape(spec))
     leading, shape = list(value.shape[:split]), list(value.shape[split:])
     while len(leading) > state.layout.rank and leading[0] == 1:
         del leading[0]
     plain = state.layout.rank - state.layout.batch_dim
     if 0 < len(leading) < plain and value.numel() > 1:
-        expected = f"a value with the {plain} dims of sentence, plates and word (model.data makes them)"
-        raise BNetError(spec.group.name, expected=expected, actual=f"shape {tuple(value.shape)}")
+        expected = f"a value with the {plain} dims of sentence, plates and word"
+        actual, hint = f"shape {tuple(value.shape)}", "Use model.data to create these dims"
+        raise BNetError(spec.group.name, expected=expected, actual=actual, hint=hint)
     more = len(leading) - state.layout.rank
     if more > 0:  # Pyro allocates enumerated dims to the left, so earlier values get dims of size 1 in front
         state.layout = TensorLayout((*state.layout.enumerated, *[UNKNOWN_GROUP] * more), state.layout.plates)
@@ -249,7 +252,7 @@ def align_site_value(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Te
 
 
 def to_pyro_distribution(subject: str, distribution: Distribution) -> Any:
-    """The same distribution as a class of Pyro; a class of torch needs a class of Pyro with the same name."""
+    """Convert a distribution to the class of Pyro with the same name."""
     if isinstance(distribution, TorchDistributionMixin):
         return distribution
     if isinstance(distribution, Independent):
@@ -259,9 +262,9 @@ def to_pyro_distribution(subject: str, distribution: Distribution) -> Any:
     if kind is None or not arguments:
         raise BNetError(
             subject,
-            expected="a distribution that Pyro has",
+            expected="a distribution that Pyro defines",
             actual=format_value(distribution),
-            allowed="pyro.distributions",
+            hint="Use a class of pyro.distributions",
         )
     if "logits" in arguments:
         arguments.pop("probs", None)

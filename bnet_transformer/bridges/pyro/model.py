@@ -34,19 +34,17 @@ from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 
 
 class PyroModel:
-    """`model(x, y)`: a Pyro model of a batch of sentences.
+    """A Pyro model of a batch of sentences, `model(x, y)`.
 
-    `x` and `mask` are as for the compiled module. `y` maps groups of nodes to their observations, `[batch, *plates,
-    word, *shape]` (a tensor for the only readout); `observed_mask` is true for the words of a readout that are
-    observed. `do` sets groups, deterministic ones too; `record` adds deterministic ones as sites under their names.
-    `total` is the number of sentences of the corpus of which `x` is a part; `batch` is the number of sentences if
-    nothing else has it, as in a net without words; `parameters` replaces some of the net's (by `pyro.param`s, say).
+    Every random group is one site with the name of the group. Its plates are `sentence`, the plates of the net, and
+    `word` (`enc_word`, ... if stacks have names). States have Pyro's shape, `[sentence, *plates, word]`, with size 1
+    for plates that a group does not have; `data` converts values to this shape.
 
-    Every random group is one site under its name, in the plates `sentence`, those of the net, and `word`
-    (`enc_word`, ... if stacks have names). With `parameters="prior"` a table with a prior is a random variable: a
-    Dirichlet site `theta_<owner>`. With `parameters="own"` every table has the values of the net, and there is no such
-    site: samples of this model are data of this net. States have Pyro's shape, `[sentence, *plates, word]` with size 1
-    for plates that a group does not have; `data` converts values to it.
+    Args:
+        network: The net.
+        parameters: With `"prior"` a table with a prior is a random variable, the Dirichlet site `theta_<owner>`. With
+            `"own"` every table has the values of the net and there are no such sites: samples of this model are data of
+            this net.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.tpm import Categorical
@@ -74,7 +72,7 @@ class PyroModel:
         }
         self.sites = (*dict.fromkeys(self.priors.values()), *(spec.group.name for spec in self.random_specs))
         if len(set(self.sites)) != len(self.sites):
-            raise BNetError("sites", expected="a name for each", actual=", ".join(self.sites))
+            raise BNetError("sites", expected="a different name for each site", actual=", ".join(self.sites))
 
     def __call__(
         self,
@@ -90,7 +88,23 @@ class PyroModel:
         total: int | None = None,
         batch: int | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model once; returns the value of each site and recorded group, in Pyro's shape."""
+        """Run the model once.
+
+        Args:
+            x: The words, as for the compiled module: `[batch, word, ...]`, or a mapping from stack to words.
+            y: The observations, `[batch, *plates, word, *shape]`, by node group; a tensor for the only readout.
+            mask: True for words that are present, `[batch, word]`, as for the compiled module.
+            observed_mask: True for the observed words of a readout, `[batch, *plates, word]`, by node group.
+            do: Values that node groups are set to, also deterministic ones.
+            given: The values of other given nodes, as for the compiled module.
+            record: The deterministic node groups to add as sites with their names.
+            parameters: Values that replace parameters of the net, such as `pyro.param`s, by name.
+            total: The number of sentences of the corpus of which `x` is a part; None if `x` is the corpus.
+            batch: The number of sentences, if neither inputs nor observations determine it.
+
+        Returns:
+            The value of each site and each recorded group by name, in Pyro's shape.
+        """
         sites = frozenset(name for name in self.sites if name not in check_mapping("do", do))
         y = self._observations_by_group(y)
         handled = checks.check_handled_sites(self.network, sites, frozenset(y))
@@ -114,9 +128,19 @@ class PyroModel:
         return self._run(run, tuple(record))
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert values `[batch, *plates, word, *shape]` of random groups to Pyro's shape, for `condition` and `do`.
+        """Convert values of random groups to Pyro's shape, for `condition` and `do`.
 
-        Types, shapes and states are checked here; the numbers of sentences and words are checked in a run.
+        Types, shapes and states are checked. The numbers of sentences and words are checked when the model runs.
+
+        Args:
+            values: The values by site, `[batch, *plates, word, *shape]`; tables of prior sites as they are.
+
+        Returns:
+            The values by site, in Pyro's shape `[sentence, *plates, word, *shape]`.
+
+        Raises:
+            BNetError: If a value has a wrong type or shape.
+            UnknownNameError: If there is no such site.
         """
         cpu = torch.device("cpu")
         state = ExecutionState(
@@ -136,7 +160,7 @@ class PyroModel:
         return result
 
     def _run(self, run: _ModelRun, record: tuple[str, ...]) -> dict[str, Tensor]:
-        """Component by component in topological order: sample the sites, compute deterministic groups."""
+        """Run component by component in topological order: sample the sites, compute deterministic groups."""
         state, values, graph = run.state, {}, self.network.graph
         output = () if self.random_specs or record else (find_default_output(self.network),)
         requested = [
@@ -151,8 +175,9 @@ class PyroModel:
             for index in random if is_scanned else ():
                 if index not in run.observed:
                     name = self.network.specs[index].group.name
-                    expected = "a value (y= or do=), for each word's choice depends on the word before"
-                    raise BNetError(name, expected=expected, actual="none: word after word there is no plate of words")
+                    expected = "a value (y= or do=), because the choice of each word depends on the previous word"
+                    hint = "Pyro cannot sample such a choice in a plate of words"
+                    raise BNetError(name, expected=expected, hint=hint)
                 observed = checks.align_site_value(state, self.network.specs[index], run.observed[index])
                 state.known = {**state.known, index: observed}
             if is_scanned:
@@ -174,7 +199,7 @@ class PyroModel:
         return values
 
     def _sample_site(self, run: _ModelRun, spec: NodeSpec) -> Tensor:
-        """Sample the site of a random group, or observe it."""
+        """Sample or observe the site of a random group."""
         index, name = spec.group.index, spec.group.name
         context, parents = gather_parents(run.state, spec)
         if spec.tpm.kind == "discrete":
@@ -197,21 +222,21 @@ class PyroModel:
             handler = "" if not watch.is_fixed else "do" if name in run.handled_sites["do"] else "condition"
             subject = f"{handler} on {name}".removeprefix(" on ")
             sample = checks.check_sample(run.state, spec, subject, sample, run.get_site_sizes(spec), handler)
-        if watch.is_enumerated:  # a choice that is enumerated must not meet those of other words
+        if watch.is_enumerated:  # an enumerated choice must not interact with choices of other words
             reader = checks.find_meeting_group(self.network, index, run.intervened)
             if reader is not None:
-                expected = "a choice whose words do not meet, to be enumerated for all words at once"
-                actual = f"{reader}, which reads other words' choices"
-                allowed = "a guide that draws it (SVI), or do= for it"
-                raise BNetError(name, expected=expected, actual=actual, allowed=allowed)
+                expected = "a choice whose words do not interact, because enumeration sums each word out separately"
+                actual = f"{reader}, which depends on the choices of several words"
+                hint = "Sample the choice in a guide (SVI), or set it with do="
+                raise BNetError(name, expected=expected, actual=actual, hint=hint)
             if spec.scope == "corpus" and run.scale != 1:
-                expected = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
-                allowed = f"a guide that draws {name} (SVI); do= or y= for it"
-                raise BNetError("total", expected=expected, actual="a part of them", allowed=allowed)
+                expected = f"all sentences of the corpus in x, because they share one draw of the enumerated {name}"
+                hint = f"Sample {name} in a guide (SVI), or set it with do= or y="
+                raise BNetError("total", expected=expected, actual="a part of the sentences", hint=hint)
         return sample
 
     def _sample_tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The log probabilities of tables with a prior: Dirichlet rows, sampled once for the corpus."""
+        """Sample the tables with a prior (Dirichlet rows, one draw for the corpus); return log probabilities."""
         tables: dict[str, Tensor] = {}
         for spec in self.random_specs:
             for name, concentration in spec.tpm.priors().items():
@@ -225,32 +250,34 @@ class PyroModel:
                         checks.check_probabilities(self.priors[key], sample, stored[key])
                     if spec.group.plates and sample.dim() > stored[key].dim():
                         actual = f"{self.priors[key]} of shape {tuple(sample.shape)}"
-                        raise BNetError("plates with priors", expected="no vectorized particles", actual=actual)
+                        expected = "no vectorized particles, because a table with plates has a prior"
+                        raise BNetError("vectorize_particles", expected=expected, actual=actual)
                     tables[key] = sample.log()
         return tables
 
     def _check_parameters(self, parameters: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        """Check the names and shapes of parameters that replace those of the net."""
         for name, value in check_mapping("parameters", parameters).items():
             if name not in self.network.shapes:
                 raise unknown_name_error("parameter", name, self.network.shapes)
             if name in self.priors:
-                source = f"one that the site {self.priors[name]} draws"
-                allowed = 'net.pyro(parameters="own"), which has no prior sites; condition on the site'
+                source = f"a parameter that the site {self.priors[name]} samples"
+                hint = 'Use net.pyro(parameters="own"), which has no prior sites, or condition on the site'
                 expected = "a parameter without a prior"
-                raise BNetError(f"parameters[{name!r}]", expected=expected, actual=source, allowed=allowed)
+                raise BNetError(f"parameters[{name!r}]", expected=expected, actual=source, hint=hint)
             if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
                 actual = tuple(value.shape) if isinstance(value, Tensor) else value
                 raise BNetError(name, expected=f"shape {self.network.shapes[name]}", actual=actual)
         return check_mapping("parameters", parameters)
 
     def _create_plates(self, state: ExecutionState, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
-        """The plates of a run, by kind (and by stack, for words).
+        """Create the plates of a run, by kind (and by stack, for words).
 
-        Plates of size 1 are left out: they have no effect, and Pyro's marginals fail on them with a KeyError.
+        Plates of size 1 are left out: they have no effect, and Pyro's marginals fail for them with a KeyError.
         """
         used_names = set(self.sites) | set(self.network.graph.by_name)
         if total is not None and check_int("total", total) < batch:
-            raise BNetError("total", expected=f"at least the {batch} sentences of x", actual=total)
+            raise BNetError("total", expected=f"at least {batch}, the number of sentences of x", actual=total)
         plates: dict[tuple[str, str | None], Any] = {}
         if total is not None or batch > 1:
             subsample = None if total is None else torch.arange(batch, device=state.device)
@@ -275,16 +302,16 @@ class PyroModel:
         intervened: Collection[int],
         batch: int,
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """The observations, finite, zero in unobserved entries, and their masks; both by group, in the layout."""
+        """Lay out the observations, with zero in unobserved entries, and their masks; both by group."""
         by_group: dict[int, tuple[str, Tensor]] = {}
         names = [m.group.name for m in self.random_specs]
         for name, value in y.items():
             label = f"y[{name!r}]"
             if name not in names:
-                raise unknown_name_error("random family of y", name, names)
+                raise unknown_name_error("random node group of y", name, names)
             spec = self.network.get_spec(name)
             if spec.group.index in intervened:
-                raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
+                raise EvidenceError(name, expected="do or evidence on a node, not both")
             checks.check_type(label, spec, value, state.dtype)
             shape = (*_get_batch_shape(state, spec, batch), *checks.event_shape(spec))
             if tuple(value.shape) != shape:
@@ -294,9 +321,10 @@ class PyroModel:
         for name, value in check_mapping("observed_mask", observed_mask).items():
             spec, label = self.network.get_spec(name), f"observed_mask[{name!r}]"
             if spec.group.index not in by_group:
-                raise BNetError(label, expected="what is seen, in y", actual="nothing")
+                raise BNetError(label, expected=f"observations in y[{name!r}]; they are missing")
             if self.network.graph.out_edges[spec.group.index]:
-                raise BNetError(label, expected="a readout, which nothing reads", actual="one that is read")
+                expected = "a readout, which no node reads"
+                raise BNetError(label, expected=expected, actual="a node group that others read")
             batch_shape = _get_batch_shape(state, spec, batch)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != batch_shape:
                 actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
@@ -311,19 +339,21 @@ class PyroModel:
         return observed, masks
 
     def _observations_by_group(self, y: StackTensors | None) -> Mapping[str, Tensor]:
-        """The observations by group; a single tensor is that of the only readout."""
+        """Return the observations by group; a single tensor is the observation of the only readout."""
         leaves = [m.group.name for m in self.random_specs if not self.network.graph.out_edges[m.group.index]]
         if isinstance(y, Tensor):
             if len(leaves) != 1:
-                raise BNetError("y", expected="a mapping from family", actual="one tensor", allowed=", ".join(leaves))
+                expected = "a mapping from node group to observations"
+                raise BNetError("y", expected=expected, actual="one tensor", allowed=", ".join(leaves))
             return {leaves[0]: y}
         return check_mapping("y", y)
 
 
 @dataclass(frozen=True)
 class _ModelRun:
-    """The inputs of one run: observations and their masks, the sites under `condition` and `do`, the plates, the groups
-    that `do=` sets, the number of sentences, and the scale `total / batch`."""
+    """The inputs of one run: observations and their masks, the sites in `condition` and `do`, the plates, the groups
+    that `do=` sets, the number of sentences, and the scale `total / batch`.
+    """
 
     state: ExecutionState
     observed: Mapping[int, Tensor]
@@ -335,24 +365,24 @@ class _ModelRun:
     scale: float
 
     def get_site_sizes(self, spec: NodeSpec) -> list[int]:
-        """The sizes of a site along the sentences, each plate of the net, and the words."""
+        """Return the sizes of a site along the sentences, each plate of the net, and the words."""
         group, network = spec.group, self.state.network
         sizes = [network.graph.plate_sizes[plate] if plate in group.plates else 1 for plate in self.state.layout.plates]
         num_words = 1 if group.word_stack is None else self.state.word_counts[group.word_stack]
         return [1 if spec.scope == "corpus" else self.batch, *sizes, num_words]
 
     def get_plates(self, spec: NodeSpec) -> list[Any]:
-        """The plates around a site."""
+        """Return the plates around a site."""
         keys: list[tuple[str, str | None]] = [] if spec.scope == "corpus" else [("sentence", None)]
         keys += [("plate", plate) for plate in spec.group.plates]
         keys += [(WORD, spec.group.word_stack)] if spec.group.word_stack is not None else []
         return [self.plates[key] for key in keys if key in self.plates]
 
     def get_observed_mask(self, spec: NodeSpec, is_fixed: bool) -> Any:
-        """The mask of the entries of a site whose log probability counts: observed ones, at words that are present.
+        """Return the mask of the entries of a site whose log probability counts: observed, at present words.
 
-        Sampled choices of padding words are not masked: their probabilities sum to one, while the masked factor 1 would
-        sum to the number of states.
+        Sampled choices of padding words are not masked. Their probabilities sum to 1, while masked factors (each 1)
+        would sum to the number of states.
         """
         state = self.state
         mask = self.observed_masks.get(spec.group.index)
@@ -364,11 +394,13 @@ class _ModelRun:
 
 
 def _get_batch_shape(state: ExecutionState, spec: NodeSpec, batch: int) -> tuple[int, ...]:
+    """Return the shape of a value of a group without its event dims."""
     one = () if spec.scope == "corpus" else (batch,)
     return (*one, *get_plate_sizes(state.network, spec, state.word_counts))
 
 
 def _unique_name(name: str, used_names: set[str]) -> str:
+    """Append `_plate` to a name until it is unused."""
     while name in used_names:
         name += "_plate"
     return name

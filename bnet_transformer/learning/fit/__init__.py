@@ -1,11 +1,10 @@
-"""Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
+"""Fitting nets with latent choices: MAP, EM, SVI and NUTS with one objective, the exact log evidence.
 
-Data flows through these modules: `methods` (`fit`: checks, the table of methods, `explain_fit`), `problem` (objective
-and configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (guides, chains),
-`result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads and their
-invariants) and `comparison` (two fits compared, heads of draws aligned). `from_pyro` creates a `Fit` from Pyro.
-
-The E step of EM is `problem.FitObjective.expected_counts`, the M step `restarts.PointOptimizer.m_step`.
+A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, `explain_fit`), `problem` (the
+objective and the configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (SVI,
+NUTS), and `result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads
+and their invariants) and `comparison` (comparison of two fits, alignment of the heads of draws). `from_pyro` creates a
+`Fit` from a result of Pyro.
 """
 
 from bnet_transformer.learning.fit.comparison import Comparison

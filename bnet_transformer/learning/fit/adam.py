@@ -15,7 +15,7 @@ BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps div
 class ParameterSets:
     """The learned parameters of all active restarts, `[set, *shape]`, with their Adam moments.
 
-    `restart_ids[i]` is the number of the restart in row i: rows of dropped restarts are removed.
+    `restart_ids[i]` is the index of the restart in row i; the rows of dropped restarts are removed.
     """
 
     values: dict[str, Tensor]
@@ -25,7 +25,7 @@ class ParameterSets:
 
     @classmethod
     def create(cls, values: dict[str, Tensor]) -> ParameterSets:
-        """Sets of parameters before the first step: all moments are 0."""
+        """Create sets of parameters before the first step: all moments are 0."""
         first, second = ({name: torch.zeros_like(value) for name, value in values.items()} for _ in range(2))
         return cls(values, first, second, list(range(len(next(iter(values.values()))))))
 
@@ -37,28 +37,28 @@ class ParameterSets:
         self.restart_ids = [self.restart_ids[i] for i in indices]
 
     def get(self, index: int) -> dict[str, Tensor]:
-        """A copy of the parameters of one row, without the leading dim."""
+        """Return a copy of the parameters of one row, without the leading dim."""
         return {name: value[index].detach().clone() for name, value in self.values.items()}
 
 
 def adam_step(
     sets: ParameterSets, gradients: Mapping[str, Tensor], step: int, rate: float, clip: float | None
 ) -> Tensor:
-    """One step of Adam that increases the objective, independently for each set.
+    """Take one Adam step that increases the objective, independently for each set.
 
     Args:
         sets: The parameters, `[set, *shape]`, and their moments; the function replaces both.
         gradients: The gradient by parameter, `[set, *shape]`; a parameter without a gradient does not change.
-        step: The number of the step, from 1.
+        step: The number of the step, counted from 1.
         rate: The learning rate.
         clip: The maximum gradient norm of a set; None for no clipping.
 
     Returns:
         Whether the gradient of each set is finite, `[set]`.
     """
-    # Kingma and Ba 2015, algorithm 1, elementwise, so the sets do not interact and one stacked step equals one step of
-    # each restart. `torch.optim` would compute one norm for all sets: one diverged restart would clip or stop all.
-    # A set whose gradient is not finite gets a gradient of 0; the caller drops it.
+    # Kingma and Ba 2015, algorithm 1, elementwise: the sets do not interact, and one stacked step equals one step of
+    # each restart. `torch.optim` would compute one norm for all sets, so one diverged restart would clip or stop all.
+    # A set whose gradient is not finite gets a gradient of 0, and the caller drops it.
     square = squared_grad_norm(gradients)
     is_finite = square.isfinite()
     factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
@@ -73,5 +73,5 @@ def adam_step(
 
 
 def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
-    """The squared gradient norm of each set over all parameters, `[set]`, in float64."""
+    """Compute the squared gradient norm of each set over all parameters, `[set]`, in float64."""
     return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradients.values()]).sum(0)

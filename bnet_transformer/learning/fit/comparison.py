@@ -1,6 +1,6 @@
-"""Heads of two fits, or of two draws, compared: matched by their responsibilities, since heads have no names.
+"""Comparison of the heads of two fits, or of two draws. Heads have no names: they are matched by responsibilities.
 
-`compare` compares two fits; `align_heads` puts the heads of all posterior draws in one order.
+`compare` compares two fits. `align_heads` brings the heads of all posterior draws into one order.
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two fits compared on the same sentences.
+    """The comparison of two fits on the same sentences.
 
-    `match[h]` is the head of the other fit that is matched to head h (-1 if no head is left), and `overlap` is the
-    summed product of responsibilities, `[head, other head]`. `agreement` is the adjusted Rand index of the most
-    responsible heads. `gain` is the mean difference of the log likelihoods of a sentence, this fit minus the other, and
-    `gain_error` its standard error; `criterion` names the likelihood. `A` and `OV` are cosines of matched heads.
+    Attributes:
+        match: The head of the other fit that is matched to each head of this fit; -1 for a head without a match.
+        overlap: The sum over sentences of the products of responsibilities, `[head, other head]`.
+        agreement: The adjusted Rand index (ARI) of the most responsible heads.
+        gain: The mean difference of the log likelihood of a sentence, this fit minus the other, in nats.
+        gain_error: The standard error of `gain`.
+        A: The cosines of the matrices `W_q^T W_k` of matched heads by attention node, `[head]`.
+        OV: The cosines of the matrices `W_v` of matched heads by attention node, `[head]`.
+        criterion: The name of the likelihood in `gain`.
     """
 
     match: tuple[int, ...]
@@ -56,7 +61,7 @@ class Comparison:
     criterion: str = "log likelihood"
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each head of this fit."""
+        """Return one row for each head of this fit."""
         import pandas as pd
 
         rows: dict[str, list[float]] = {"match": list(self.match)}
@@ -66,20 +71,24 @@ class Comparison:
         return pd.DataFrame(rows, index=pd.RangeIndex(len(self.match), name="head"))
 
     def _repr_html_(self) -> str:
-        caption = f"ARI {self.agreement:.3f}; {self.gain:+.4f} ± {self.gain_error:.4f} nats a sentence"
+        """Return the comparison and its table of heads as HTML."""
+        caption = f"ARI {self.agreement:.3f}; gain {self.gain:+.4f} ± {self.gain_error:.4f} nats per sentence"
         caption += f" by {self.criterion}"
         return f"<p>{html.escape(caption)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
 
 
 def count_overlap(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:
-    """The expected number of sentences (or `present` words) that both heads are responsible for, `[head a, head b]`."""
+    """Compute the expected number of sentences (or `present` words) for which both heads are responsible.
+
+    The result is `[head a, head b]`.
+    """
     if present is not None:
         a = a * present[..., None]
     return a.flatten(0, -2).mT @ b.flatten(0, -2).to(a.dtype)
 
 
 def get_present_words(spec: NodeSpec, corpus: Batch) -> Tensor | None:
-    """The words for which a selector draws, `[sentence, word]`; None for all words, or for a selector of sentences."""
+    """Return the words that a selector draws for, `[sentence, word]`; None for all words or for whole sentences."""
     stack = spec.group.word_stack
     if stack is None:
         return None
@@ -91,7 +100,7 @@ def get_present_words(spec: NodeSpec, corpus: Batch) -> Tensor | None:
 
 
 def match_heads(overlap: Tensor) -> tuple[int, ...]:
-    """Match each row to a column, one to one, so that the sum of the overlaps is maximal; -1 if no column is left."""
+    """Match each row to one column so that the sum of the overlaps is maximal; -1 for a row without a column."""
     # A linear assignment problem (Kuhn 1955, the Hungarian algorithm). Matching each row to its best column would
     # match two heads to one; relabelling heads does not change the sum, so the match does not depend on their order.
     rows, columns = linear_sum_assignment(overlap.detach().cpu().numpy(), maximize=True)
@@ -111,8 +120,8 @@ def compare(
     a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip((first, second), corpora, strict=True))
     if a.shape[:-1] != b.shape[:-1]:
         actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
-        expected = "selectors that draw for the same things: both for sentences, or both for their words"
-        raise BNetError("compare", expected=expected, actual=actual, allowed="selector=")
+        expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
+        raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
     heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
     criterion, gain = _log_likelihood_gains(first, second, corpora, has_data=has_data)
     from sklearn.metrics import adjusted_rand_score  # slow to import
@@ -134,29 +143,29 @@ def compare(
 
 
 def _get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
-    """The training sentences of two fits; an error if they differ."""
+    """Return the training sentences of two fits; raise an error if they differ."""
     if first is None or second is None:
-        actual = "none: a net, or a fit that was loaded, does not hold the sentences that it was fitted to"
-        raise BNetError("data", expected="sentences to compare on", actual=actual, allowed="data=")
+        expected = "data to compare on, because a net or a loaded fit does not contain its training data"
+        raise BNetError("data", expected=expected, hint="Pass data=")
     if not first.equals(second):
-        expected, actual = "two fits of the same sentences in the same order", "fits of other sentences"
-        raise BNetError("compare", expected=expected, actual=actual, allowed="data=")
+        expected = "two fits of the same sentences in the same order"
+        raise BNetError("compare", expected=expected, hint="Pass data= to compare on other sentences")
     return first, second
 
 
 def _log_likelihood_gains(
     first: Fit[Any], second: Fit[Any], corpora: Sequence[Batch], *, has_data: bool
 ) -> tuple[str, Tensor]:
-    """The name of the likelihood that compares two fits, and its difference for each sentence, `[sentence]`."""
+    """Return the name of the likelihood that compares two fits, and its difference for each sentence, `[sentence]`."""
     has_samples = first.log_likelihoods is not None and second.log_likelihoods is not None
     if not has_data and has_samples and find_spec("arviz") is not None:
         return LEAVE_ONE_OUT, _leave_one_out(first) - _leave_one_out(second)
     a, b = (fit.log_likelihood(corpus).double() for fit, corpus in zip((first, second), corpora, strict=True))
-    return "log likelihood of " + ("the data told" if has_data else "the sentences learned from"), a - b
+    return "log likelihood of " + ("the given data" if has_data else "the training data"), a - b
 
 
 def _leave_one_out(fit: Fit[Any]) -> Tensor:
-    """The leave-one-out log predictive density of each sentence, `[sentence]`."""
+    """Compute the leave-one-out log predictive density of each sentence, `[sentence]`."""
     # PSIS-LOO (Vehtari, Gelman and Gabry 2017) estimates log p(y_i | y_-i) from the draws of the full posterior by
     # importance sampling with Pareto-smoothed weights, so no fit is repeated.
     with warnings.catch_warnings():
@@ -167,7 +176,7 @@ def _leave_one_out(fit: Fit[Any]) -> Tensor:
 
 
 def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
-    """The cosine of each head's matrix with that of its match, `[head]`; NaN for a head without match."""
+    """Compute the cosine of each head's matrix with that of its match, `[head]`; NaN for a head without a match."""
     same = a.shape[1:] == b.shape[1:]
     table = cosine_matrix(a, b.to(a.dtype)) if same else a.new_full((len(a), len(b)), torch.nan)
     return torch.stack([table[h, m] if m >= 0 else table.new_tensor(torch.nan) for h, m in enumerate(match)])
@@ -176,10 +185,10 @@ def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
 def align_heads(
     objective: FitObjective, corpus: Batch, samples: dict[str, Tensor], log_density: Tensor
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Order the heads of every draw as in the draw of highest density; also return the selectors that were aligned."""
+    """Order the heads of every draw as in the draw of highest density; also return the aligned selectors."""
     # Label switching (Stephens 2000): if the posterior is invariant under permutations of the heads, a permuted draw is
     # a draw of the same posterior, and means over draws make sense only in one common order. Each draw is matched to
-    # the pivot by its responsibilities. A selector whose heads are not exchangeable is left as it is.
+    # the pivot by its responsibilities. A selector whose heads are not exchangeable is not changed.
     network, shape = objective.network, log_density.shape
     part = corpus if objective.has_corpus_choice else corpus.take(slice(0, MATCHING_SENTENCES))
     sets, pivot, aligned = samples_to_parameters(network, samples), int(log_density.argmax()), []
@@ -201,9 +210,9 @@ def align_heads(
 def _is_exchangeable(
     objective: FitObjective, corpus: Batch, parameters: Mapping[str, Tensor], dims: Mapping[str, int]
 ) -> bool:
-    """True if the log evidence does not depend on the order of a selector's heads."""
-    # A cyclic shift and one transposition of neighbours generate all permutations, so two orders decide for all of
-    # them. Parameters of heads that are not learned stay in their order, so they must be equal for all heads.
+    """Return True if the log evidence does not depend on the order of a selector's heads."""
+    # A cyclic shift and one transposition of neighbours generate all permutations, so two orders are enough. Parameters
+    # of heads that are not learned keep their order, so they must be equal for all heads.
     store = {**{k: v.detach().to(objective.device) for k, v in objective.network.parameters.items()}, **parameters}
     for name, dim in dims.items():
         if name not in parameters and not torch.equal(store[name], store[name].roll(1, dim)):
@@ -224,7 +233,7 @@ def _is_exchangeable(
 
 
 def head_dim(network: Network, selector: NodeSpec, name: str) -> int | None:
-    """The dim of a parameter that indexes the heads of a selector; None if there is none."""
+    """Return the dim of a parameter that indexes the heads of a selector; None if there is none."""
     owner, _, key = name.rpartition(".")
     index = selector.group.index
     if owner == selector.param_prefix:

@@ -1,6 +1,6 @@
 """`Fit.from_pyro`: a fit from samples, a guide or a kernel that the user ran in Pyro on `net.pyro()`.
 
-Samples of sites -> samples of parameters -> heads in one order -> `Fit`.
+The steps are: samples of sites, samples of parameters, alignment of the heads, `Fit`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.learning.fit.restarts import replace_learned
 from bnet_transformer.learning.fit.result import Fit
 
-MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws than this give a warning
-RESULT_FORMS = "pyro.infer.MCMC or Importance after its run, a mapping of samples, or a guide"
+MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws raise a warning
+RESULT_FORMS = "pyro.infer.MCMC or Importance after its run, a mapping from site to samples, or a guide"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def fit_from_pyro(
     budget: int,
     seed: int,
 ) -> Fit[Network]:
-    """Create a fit from a result of Pyro; the arguments are those of `Fit.from_pyro`."""
+    """Create a fit from a result of Pyro. The arguments are those of `Fit.from_pyro`."""
     network.check_single_dtype()
     corpus = read_batch(network, data, missing=missing)
     seed, num_samples = check_seed(seed), check_int("num_samples", num_samples)
@@ -102,7 +102,7 @@ def _read_samples(result: object, arguments: tuple[object, ...], num_samples: in
         try:
             values = result.get_samples(group_by_chain=True)
         except (AttributeError, TypeError) as error:  # the kernel has not run
-            raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw") from error
+            raise BNetError("result has no samples", hint="Call run(...) of the MCMC first") from error
         by_chain = result.diagnostics().get("divergences", {})
         return SiteSamples(values, tuple(len(draws) for draws in by_chain.values()))
     if isinstance(result, Importance):
@@ -111,28 +111,28 @@ def _read_samples(result: object, arguments: tuple[object, ...], num_samples: in
     if isinstance(result, Mapping):
         named = all(isinstance(name, str) for name in result)
         if not result or not named or any(isinstance(v, tuple | Distribution) for v in result.values()):
-            raise BNetError("result", expected="a mapping from the names of sites to samples", actual=result)
+            raise BNetError("result", expected="a mapping from names of sites to samples", actual=result)
         return SiteSamples({name: torch.as_tensor(values) for name, values in result.items()})
     if callable(result) and not isinstance(result, Distribution):
         with torch.no_grad():
             traces = [poutine.trace(result).get_trace(*arguments) for _ in range(num_samples)]
         values = {name: value[None] for name, value in _stack_traces(traces).items()}
         is_point = all(bool((value == value[:, :1]).all()) for value in values.values())  # a guide of Delta sites
-        note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
+        note = None if is_point else "draws from a guide, which approximates the posterior within its family"
         return SiteSamples(values, approximate=note, is_point=is_point)
     raise BNetError("result", expected=RESULT_FORMS, actual=result)
 
 
 def _stack_traces(traces: list[Any]) -> dict[str, Tensor]:
-    """The values of the latent sites of several traces, `[draw, *shape]`."""
+    """Stack the values of the latent sites of several traces, `[draw, *shape]`."""
     if not traces:
-        raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw")
+        raise BNetError("result has no samples", hint="Call run(...) of the result, or use num_samples of at least 1")
     names = [name for name, site in traces[0].nodes.items() if _is_latent(site)]
     return {name: torch.stack([trace.nodes[name]["value"].detach() for trace in traces]) for name in names}
 
 
 def _is_latent(site: Mapping[str, Any]) -> bool:
-    """True for a site with a posterior value: not observed, not a plate, not an auxiliary site of an AutoGuide."""
+    """Return True for a site with a posterior value: not observed, no plate, no auxiliary site of an AutoGuide."""
     if site["type"] != "sample" or site["is_observed"] or type(site["fn"]).__name__ == "_Subsample":
         return False
     return not (site["infer"] or {}).get("is_auxiliary", False) and isinstance(site["value"], Tensor)
@@ -140,16 +140,16 @@ def _is_latent(site: Mapping[str, Any]) -> bool:
 
 def _resample_systematically(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteSamples:
     """Convert weighted draws to `num_samples` draws of equal weight, by systematic resampling."""
-    # One uniform number places n evenly spaced points on the cumulative weights, so a draw of weight w is taken either
-    # floor(w n) or ceil(w n) times and w n times on average: unbiased, and with less variance than multinomial
-    # resampling in practice (Douc, Cappe and Moulines 2005). The effective sample size is 1 / sum w^2 (Kong 1992).
+    # One uniform number places n evenly spaced points on the cumulative weights. So a draw of weight w is taken either
+    # floor(w n) or ceil(w n) times, and w n times on average: unbiased, and in practice with less variance than
+    # multinomial resampling (Douc, Cappe and Moulines 2005). The effective sample size is 1 / sum w^2 (Kong 1992).
     if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
-        raise BNetError("result", expected="log weights, one of them finite", actual="none that is")
+        raise BNetError("result", expected="log weights without NaN, at least one of them finite")
     weights = log_weights.detach().double().softmax(0)
     size = float(1 / weights.square().sum())
-    note = f"importance sampling: {len(weights)} draws count as {size:.1f}"
+    note = f"importance sampling: {len(weights)} draws with an effective sample size of {size:.1f}"
     if size < MIN_EFFECTIVE_DRAWS:
-        warnings.warn(f"{note}; a guide nearer to the posterior gives more", stacklevel=5)
+        warnings.warn(f"{note}; use a guide that is nearer to the posterior", stacklevel=5)
     start = torch.rand((), dtype=torch.float64).item()
     points = (torch.arange(num_samples, dtype=torch.float64, device=weights.device) + start) / num_samples
     idx = torch.searchsorted(weights.cumsum(0), points).clamp(max=len(weights) - 1)
@@ -162,7 +162,7 @@ def _to_parameter_samples(
 ) -> dict[str, Tensor]:
     """Convert samples of sites to samples of parameters, `[chain, draw, *shape]`, with tables as probabilities.
 
-    The name of a site is the parameter's name, that name with `_` for `.`, the name that `net.pyro()` gives to a table,
+    The name of a site is the parameter's name, this name with `_` for `.`, the name that `net.pyro()` gives to a table,
     or a key of `sites`.
     """
     known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
@@ -184,23 +184,26 @@ def _to_parameter_samples(
             raise unknown_name_error("site", site, known)
         name = known[site]
         if name in samples:
-            raise BNetError(site, expected="one site for each parameter", actual=f"two for {name}")
+            raise BNetError(site, expected="one site for each parameter", actual=f"a second site for {name}")
         samples[name] = _reshape_samples(network, name, site, value)
     if not samples:
-        raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", actual=", ".join(values))
+        expected = f"a site for at least one parameter ({', '.join(known)})"
+        raise BNetError("result", expected=expected, actual=", ".join(values))
     shapes = {tuple(value.shape[:2]) for value in samples.values()}
     if len(shapes) > 1:
-        raise BNetError("result", expected="as many draws of every site", actual=", ".join(map(str, shapes)))
+        expected = "the same number of chains and draws for every site"
+        raise BNetError("result", expected=expected, actual=", ".join(map(str, shapes)))
     return samples
 
 
 def _reshape_samples(network: Network, name: str, site: str, value: Tensor) -> Tensor:
-    """Check the samples of one parameter; return them as `[chain, draw, *shape]` with its dtype and device."""
+    """Check the samples of one parameter, and return them as `[chain, draw, *shape]` with its dtype and device."""
     parameter = network.parameters[name]
     extra_dims = value.dim() - parameter.dim()
     fits = extra_dims in (1, 2) and value.shape[extra_dims:] == parameter.shape and 0 not in value.shape[:extra_dims]
     if not value.is_floating_point() or not fits:
-        expected = f"real numbers [draw, {', '.join(map(str, parameter.shape))}], or [chain, draw, ...], of {name}"
+        expected = f"floating-point samples of {name} of shape [draw, {', '.join(map(str, parameter.shape))}], "
+        expected += "with an optional leading dim for chains"
         raise BNetError(site, expected=expected, actual=f"{value.dtype} of shape {tuple(value.shape)}")
     value = (value[None] if extra_dims == 1 else value).detach().to(parameter)
     if not bool(value.isfinite().all()):

@@ -1,6 +1,6 @@
 """Summaries of the heads of a fit: usage, invariants, intervals, the representative draw, and the export to ArviZ.
 
-Functions of many posterior draws compute them in chunks, so that no table exceeds `MAX_CHUNK_NUMEL` numbers.
+Functions of many posterior draws work in chunks, so that no table exceeds `MAX_CHUNK_NUMEL` numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from bnet_transformer.learning.fit.result import Fit
 
-DEAD_USAGE = 0.01  # a head with a smaller probability than this is dead
-MAX_CHUNK_NUMEL = 2**22  # maximum numbers of a table of one chunk: draws times sentences times joint states
-MAX_INTERVAL_NUMEL = 2**28  # maximum numbers, over all draws, of an invariant with an interval
+DEAD_USAGE = 0.01  # a head with a smaller probability is dead
+MAX_CHUNK_NUMEL = 2**22  # maximum number of entries of the table of one chunk: draws x sentences x joint states
+MAX_INTERVAL_NUMEL = 2**28  # maximum number of entries, over all draws, of an invariant with an interval
 ARVIZ_DTYPES = {"diverging": "bool", "n_steps": "int64", "tree_depth": "int64"}  # the dtypes that ArviZ uses
 
 
@@ -37,13 +37,16 @@ ARVIZ_DTYPES = {"diverging": "bool", "n_steps": "int64", "tree_depth": "int64"} 
 class Heads:
     """The heads of a selector: their usage, and matrices that are invariant under a change of basis.
 
-    `usage` is `P(head)`, `[head]`. `A` is `W_q^T W_k` and `OV` is `W_v`, `[head, dim, dim]`, by the attention node that
-    uses them; with codebooks they are the mean over a head's atoms. For a posterior all are means over the draws.
-    `cosine` compares the heads with each other, `[head, head]`.
+    Attributes:
+        selector: The name of the selector.
+        usage: `P(head)`, `[head]`.
+        A: The matrices `W_q^T W_k` by attention node, `[head, dim, dim]`. With codebooks each is the mean over a head's
+            atoms, and with posterior samples the mean over draws.
+        OV: The matrices `W_v` by attention node, `[head, dim, dim]`, with the same means.
     """
 
-    # The score is x^T W_q^T W_k x: an invertible map of the key space changes W_q and W_k but not the attention. They
-    # are not identified, so only their product can be compared (Elhage et al. 2021, the QK and OV circuits).
+    # The score is x^T W_q^T W_k x. An invertible map of the key space changes W_q and W_k but not the attention. So
+    # they are not identified, and only their product can be compared (Elhage et al. 2021, the QK and OV circuits).
 
     selector: str
     usage: Tensor
@@ -52,7 +55,7 @@ class Heads:
 
     @property
     def effective(self) -> float:
-        """The effective number of heads, `exp H(pi)`: the perplexity of the usage."""
+        """The effective number of heads, `exp H(pi)`, which is the perplexity of the usage."""
         return float(torch.special.entr(self.usage).sum().exp())
 
     @property
@@ -71,7 +74,7 @@ class Heads:
         return {f"{kind} {name}": cosine_matrix(value, value) for kind, name, value in self._matrices()}
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each head."""
+        """Return one row for each head."""
         import pandas as pd
 
         rows = {"usage": self.usage.tolist(), "dead": [head in self.dead for head in range(len(self.usage))]}
@@ -79,21 +82,23 @@ class Heads:
         return pd.DataFrame(rows, index=pd.RangeIndex(len(self.usage), name="head"))
 
     def _repr_html_(self) -> str:
-        caption = f"{self.selector}: {self.live} live heads of {len(self.usage)}, {self.effective:.2f} in effect"
+        """Return the number of heads and their table as HTML."""
+        caption = f"{self.selector}: {self.live} live heads of {len(self.usage)}, effective number {self.effective:.2f}"
         return f"<p>{html.escape(caption)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
 
     def _matrices(self) -> list[tuple[str, str, Tensor]]:
+        """Return the kind, attention node and matrices of each invariant."""
         return [("A", *item) for item in self.A.items()] + [("OV", *item) for item in self.OV.items()]
 
 
 def cosine_matrix(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine between each matrix of a and each of b, `[a, b]`."""
+    """Compute the cosine between each matrix of a and each matrix of b, `[a, b]`."""
     a, b = (x.flatten(1) / x.flatten(1).norm(dim=1, keepdim=True).clamp(min=1e-30) for x in (a, b))
     return a @ b.mT
 
 
 def summarize_heads(network: Network, selector: NodeSpec, usage: Tensor, samples: Mapping[str, Tensor]) -> Heads:
-    """The heads of one selector; with posterior samples the means over them."""
+    """Summarise the heads of one selector; with posterior samples by the means over them."""
     if samples:
         matrices = mean_invariants(network, selector, samples_to_parameters(network, samples))
     else:
@@ -103,7 +108,7 @@ def summarize_heads(network: Network, selector: NodeSpec, usage: Tensor, samples
 
 
 def invariants(network: Network, selector: NodeSpec, store: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The invariants by name (`A x_1`, `OV x_1`), `[head, dim, dim]`; leading dims of the parameters stay in front."""
+    """Compute the invariants by name (`A x_1`, `OV x_1`), `[head, dim, dim]`, after leading dims of the parameters."""
     result = {}
     for label, sources in find_invariant_parameters(network, selector).items():
         factors = [_compute_matrices([store[name].detach() for name in names]) for names in sources]
@@ -112,7 +117,7 @@ def invariants(network: Network, selector: NodeSpec, store: Mapping[str, Tensor]
 
 
 def find_invariant_parameters(network: Network, selector: NodeSpec) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """The parameters of each invariant: of `W_q` and of `W_k` for `A`, of `W_v` for `OV`."""
+    """Find the parameters of each invariant: those of `W_q` and of `W_k` for `A`, those of `W_v` for `OV`."""
     result: dict[str, tuple[tuple[str, ...], ...]] = {}
     for spec in network.specs:
         if not isinstance(spec.tpm, Attention):
@@ -127,7 +132,7 @@ def find_invariant_parameters(network: Network, selector: NodeSpec) -> dict[str,
 
 
 def _find_matrix_parameters(network: Network, parent: ParentSpec, selector: NodeSpec) -> tuple[str, ...] | None:
-    """The parameters of the matrices, `[head, out, in]`, of a parent of an attention node; None if there are none.
+    """Find the parameters of the matrices of a parent of attention, `[head, out, in]`; None if there are none.
 
     The parent must be a linear map whose matrix the selector chooses: by `Select`, from a `Codebook`, or by a pick.
     """
@@ -151,14 +156,14 @@ def _find_matrix_parameters(network: Network, parent: ParentSpec, selector: Node
 
 
 def _compute_matrices(parameters: list[Tensor]) -> Tensor:
-    """The matrices of the heads: the parameter itself, or the mean over a head's atoms."""
+    """Return the matrices of the heads: the parameter itself, or the mean over a head's atoms."""
     if len(parameters) == 1:
         return parameters[0]
     return torch.einsum("...cm,...moi->...coi", parameters[0].softmax(-1), parameters[1])
 
 
 def find_selectors(network: Network) -> list[NodeSpec]:
-    """The selectors: the choices without parents that other nodes read."""
+    """Find the selectors: the choices without parents that other nodes read."""
     return [spec for spec in network.choices if not spec.parents]
 
 
@@ -168,7 +173,7 @@ def samples_to_parameters(network: Network, samples: Mapping[str, Tensor]) -> di
 
 
 def split_into_chunks(objective: FitObjective, corpus: Batch) -> tuple[int, list[Batch]]:
-    """The number of draws of a chunk, and the parts of the sentences: no table exceeds `MAX_CHUNK_NUMEL`."""
+    """Return the number of draws of a chunk and the parts of the sentences: no table exceeds `MAX_CHUNK_NUMEL`."""
     with torch.no_grad():
         state, factors = objective(corpus.take(slice(0, 1)), lambda state, factors: (state, factors))
     tables = [*(factor.table for factor in factors), *state.values.values()]
@@ -184,13 +189,13 @@ def split_into_chunks(objective: FitObjective, corpus: Batch) -> tuple[int, list
 
 
 def log_likelihoods(objective: FitObjective, corpus: Batch, sets: Mapping[str, Tensor]) -> Tensor:
-    """The log evidence of each sentence under each draw, `[draw, sentence]`."""
+    """Compute the log evidence of each sentence for each draw, `[draw, sentence]`."""
     with torch.no_grad():
         return _compute_in_chunks(objective, corpus, sets, objective.log_evidences)
 
 
 def responsibilities(objective: FitObjective, corpus: Batch, sets: Mapping[str, Tensor], selector: NodeSpec) -> Tensor:
-    """`P(c | x, y)` under each draw, `[draw, sentence, head]` or `[draw, sentence, word, head]`."""
+    """Compute `P(c | x, y)` for each draw, `[draw, sentence, head]` or `[draw, sentence, word, head]`."""
 
     def evaluate(draws: dict[str, Tensor], part: Batch) -> Tensor:
         return torch.vmap(lambda parameters: objective.responsibilities(parameters, part, selector))(draws)
@@ -211,14 +216,14 @@ def _compute_in_chunks(
 
 
 def invariants_by_draw(network: Network, selector: NodeSpec, sets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The invariants of each draw, `[head, dim, dim]`; parameters without samples are those of the net."""
+    """Iterate over the invariants of each draw, `[head, dim, dim]`; parameters without samples are those of the net."""
     for k in range(len(next(iter(sets.values())))):
         draw = {name: value[k] for name, value in sets.items()}
         yield invariants(network, selector, {**network.parameters, **draw})
 
 
 def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The mean of each invariant over all draws: the invariants of mean parameters would depend on the basis."""
+    """Compute the mean of each invariant over all draws; invariants of mean parameters would depend on the basis."""
     totals: dict[str, Tensor] = {}
     for draw in invariants_by_draw(network, selector, sets):
         for name, value in draw.items():
@@ -228,7 +233,7 @@ def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Ten
 
 
 def interval(network: Network, samples: Mapping[str, Tensor], name: str, probability: float) -> tuple[Tensor, Tensor]:
-    """The central interval of each number of a parameter, or of an invariant, with a given probability."""
+    """Compute the central interval of each number of a parameter or invariant, with a given probability."""
     if name in samples:
         return _quantile_bounds(samples[name].flatten(0, 1), probability)
     sets = samples_to_parameters(network, samples)
@@ -242,13 +247,14 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
     for draw in invariants_by_draw(network, by_name[name], sets):
         draws.append(draw[name])
         if count * draws[0].numel() > MAX_INTERVAL_NUMEL:
-            expected = f"at most {MAX_INTERVAL_NUMEL:,} numbers"
-            raise BNetError(name, expected=expected, actual=f"{count} draws of it", allowed="fewer")
+            expected = f"at most {MAX_INTERVAL_NUMEL:,} numbers over all draws"
+            hint = "Fit with fewer draws"
+            raise BNetError(name, expected=expected, actual=f"{count} draws of {draws[0].numel():,} numbers", hint=hint)
     return _quantile_bounds(torch.stack(draws), probability)
 
 
 def _quantile_bounds(values: Tensor, probability: float) -> tuple[Tensor, Tensor]:
-    """The bounds of the central interval of each number, from its draws `[draw, ...]`."""
+    """Compute the bounds of the central interval of each number, from its draws `[draw, ...]`."""
     ends = torch.tensor([(1 - probability) / 2, (1 + probability) / 2], dtype=values.dtype, device=values.device)
     columns = values.flatten(1).split(max(1, MAX_CHUNK_NUMEL // len(values)), 1)
     low, high = torch.cat([torch.quantile(column, ends, dim=0) for column in columns], 1)
@@ -256,10 +262,10 @@ def _quantile_bounds(values: Tensor, probability: float) -> tuple[Tensor, Tensor
 
 
 def find_representative(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The representative draw, as parameters: its tables and invariants are the nearest to their posterior means."""
-    # The mean of the parameters is no candidate: with matrices that are identified only up to a basis it can be far
-    # from every draw. The distance is the squared distance in units of the variance of each number, averaged over each
-    # table or matrix so that all count alike. Weights that enter no invariant are compared directly.
+    """Find the representative draw, as parameters: its tables and invariants are nearest to their posterior means."""
+    # The mean of the parameters is not used: if matrices are identified only up to a basis, it can be far from every
+    # draw. The distance is the squared distance in units of the variance of each number, averaged over each table or
+    # matrix so that all have the same weight. Weights that are part of no invariant are compared directly.
     sets, used = samples_to_parameters(network, samples), set[str]()
     count = len(next(iter(sets.values())))
     distances = torch.zeros(count, dtype=torch.float64)
@@ -283,7 +289,7 @@ def find_representative(network: Network, samples: Mapping[str, Tensor]) -> dict
 
 
 def _distance(values: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """The mean squared distance of each draw from the mean, in units of the variance of each number, `[draw]`."""
+    """Compute the mean squared distance of each draw from the mean, in units of each number's variance, `[draw]`."""
     tiny = torch.finfo(values.dtype).tiny
     return ((values - mean).square() / variance.clamp(min=tiny)).flatten(1).mean(1).double().cpu()
 
@@ -291,18 +297,19 @@ def _distance(values: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     """Convert the samples of a fit to ArviZ's InferenceData.
 
-    The posterior has every parameter, with tables as probabilities: `<selector>_pi` for a selector, `<owner>_theta` for
-    others. It also has quantities that do not depend on the labels of heads: `<selector>_sorted` (probabilities in
-    descending order), `<selector>_effective` (the effective number of heads) and `log_evidence`. The sampler statistics
-    of NUTS are in `sample_stats`.
+    The posterior contains every parameter, with tables as probabilities: `<selector>_pi` for a selector,
+    `<owner>_theta` for other tables. It also contains quantities that do not depend on the labels of heads:
+    `<selector>_sorted` (probabilities in descending order), `<selector>_effective` (the effective number of heads) and
+    `log_evidence`. `sample_stats` contains the sampler statistics of NUTS.
     """
     if not fit.samples:
-        raise BNetError("to_arviz", expected="a fit with samples", actual=fit.method, allowed="svi, nuts")
+        hint = "Fit with method='svi' or 'nuts'"
+        raise BNetError("to_arviz", expected="a fit with samples", actual=fit.method, hint=hint)
     try:
         import arviz as az
     except ImportError as error:
-        allowed = 'pip install "bnet-transformer[arviz]"'
-        raise BNetError("to_arviz", expected="ArviZ", actual="none", allowed=allowed) from error
+        hint = 'Run pip install "bnet-transformer[arviz]"'
+        raise BNetError("to_arviz requires the package arviz", hint=hint) from error
     owners = [fit.network.get_spec(name).param_prefix for name in fit.selectors]
     names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.unconditional_logit_names}
     names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}

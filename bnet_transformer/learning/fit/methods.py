@@ -1,4 +1,4 @@
-"""`fit`, its checks and the table of its methods; `explain_fit`, the route of a fit before it runs."""
+"""`fit`, its checks and the table of its methods; `explain_fit`, which explains a fit before it runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.learning.training.loop import N
 from bnet_transformer.reference import BUDGET
 
-# The config of each method and the function that solves a problem by it. A new method is one row.
+# The config of each method and the function that solves a problem with it. A new method is one row.
 METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
     MAP: fit_point,
     EM: fit_point,
@@ -52,7 +52,7 @@ METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
     NUTS: fit_nuts,
 }
 LOOP_OPTIONS = ("every", "checkpoints", "device", "progress")
-SAMPLED_CHOICES_HINT = "method=bt.SVI(choices='sampled') draws them"
+SAMPLED_CHOICES_HINT = "use method=bt.SVI(choices='sampled'), which samples them"
 ALTERNATIVES = {  # the hints of `fit` for choices that cannot be summed; they replace the hints of other queries
     CROSS_WORD_HINT: "Use method=bt.SVI(choices='sampled')",
     OVER_BUDGET_HINT: "Raise budget=, or use method=bt.SVI(choices='sampled')",
@@ -78,36 +78,37 @@ def fit(
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Fit[N]:
-    """Fit the parameters of a net with choices to sentences and their observations; `net` itself does not change.
+    """Fit the parameters of a net with latent choices to sentences and observations. `net` itself does not change.
 
-    All methods share one objective, the exact log evidence plus the log prior: Dirichlet on the tables if the net has a
-    `prior`, Normal with standard deviation `spread` on the weights. With several restarts and no `held_out` data, 10%
-    of `data` is held out; the best restart then continues on all sentences for 25% more steps. Ctrl-C returns the best
-    result so far. Under torchrun each process computes a shard of each batch.
+    All methods share one objective, the exact log evidence plus the log prior. The prior is Dirichlet on the tables if
+    the net has a `prior`, and Normal with standard deviation `spread` on the weights. With several restarts and no
+    `held_out` data, 10% of `data` is held out to choose the best restart, which then continues on all sentences for 25%
+    more steps. Ctrl-C returns the best result so far. Under torchrun each process computes a shard of each batch.
 
     Args:
         net: A net with a readout.
         data: A list of pairs (sentence, observed), or a tuple (x, y) of arrays or lists.
-        method: `bt.MAP`, `bt.EM`, `bt.SVI` or `bt.NUTS` with their options, or `"map"`, `"em"`, `"svi"`, `"nuts"` for
-            one with its defaults.
-        held_out: Data, in the forms of `data`, that choose the best restart and step of MAP and EM.
-        batch: Sentences of a step; None for 256, or all of fewer.
-        spread: The standard deviation of a Normal prior on every weight; None for no prior. SVI and NUTS need one.
-        learn: The names of the parameters to learn; None for all above a readout.
+        method: The method with its options, `bt.MAP(...)`, `bt.EM(...)`, `bt.SVI(...)` or `bt.NUTS(...)`; or its name
+            for default options, `"map"`, `"em"`, `"svi"` or `"nuts"`.
+        held_out: Data, in the forms of `data`, that choose the best restart and step of MAP and EM; None for none.
+        batch: The number of sentences of a step; by default 256, or all if there are fewer.
+        spread: The standard deviation of a Normal prior on every weight; None for no prior. SVI and NUTS require it if
+            weights are learned.
+        learn: The names of the parameters to learn; None for all parameters on which a readout depends.
         missing: True treats a word whose numbers are all NaN as not observed.
-        budget: The most joint states of a sentence that are summed.
-        every: Steps from one measure, and checkpoint, to the next; None for ten in a fit.
-        checkpoints: The folder of checkpoints, and whether the fit resumes from one; a path alone starts a new fit.
-            NUTS has no checkpoints.
+        budget: The maximum number of joint states of the choices of a sentence that are summed.
+        every: The number of steps between two evaluations (and checkpoints); None for ten in a fit.
+        checkpoints: The folder of checkpoints, and whether the fit resumes from one. A path starts a new fit. None
+            writes no checkpoints. NUTS has no checkpoints.
         seed: The seed of restarts, minibatches and draws.
-        device: The device of the computation; None for that of the net.
-        progress: True for a progress bar, False for none, None for one in a terminal.
+        device: The device of the computation; None for the device of the net.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
 
     Returns:
         The fit: the fitted net, posterior samples, and queries on new data.
 
     Raises:
-        BNetError: If an option is out of range or does not apply to the net, or every restart diverged.
+        BNetError: If an option is out of range or does not apply to the net, or every restart diverges.
         BudgetError: If more joint states than `budget` would be summed.
         UnsupportedError: If choices of different words interact, so that they cannot be summed word by word.
 
@@ -122,17 +123,17 @@ def fit(
     config = resolve_method(method)
     loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
     if isinstance(config, NUTS) and checkpoints is not None:
-        expected = "None: the state of Pyro's sampler cannot be saved"
-        allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
-        raise BNetError("checkpoints", expected=expected, actual="a folder, with nuts", allowed=allowed)
+        expected = "None with method=bt.NUTS: the state of Pyro's sampler cannot be saved"
+        hint = "Ctrl-C returns the draws so far, and f.save(path) saves them; MAP, EM and SVI write checkpoints"
+        raise BNetError("checkpoints", expected=expected, hint=hint)
     problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
         fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
     except (BudgetError, UnsupportedError) as error:
-        hint = ALTERNATIVES.get(error.hint or error.allowed or "")
-        if hint is None:
+        alternative = ALTERNATIVES.get(error.hint or error.allowed or "")
+        if alternative is None:
             raise
-        raise type(error)(error.subject, expected=error.expected, actual=error.actual, hint=hint) from error
+        raise type(error)(error.subject, expected=error.expected, actual=error.actual, hint=alternative) from error
     fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
     return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
@@ -144,10 +145,10 @@ def resolve_method(method: Method | str) -> Method:
         method: A config, or its `name`.
 
     Returns:
-        The config; for a name, one with default options.
+        The config; for a name, a config with default options.
 
     Raises:
-        BNetError: If there is no such method.
+        BNetError: If there is no method of this name.
     """
     if isinstance(method, Method):
         return method
@@ -182,9 +183,9 @@ def create_problem(
     batch = None if batch is None else check_int("batch", batch)
     spread = None if spread is None else check_float("spread", spread, above=0)
     if held_out is not None and not method.is_point:
-        expected = "None: held-out sentences choose among the restarts and steps of a point estimate"
-        allowed = "method=bt.MAP(...) or bt.EM(...); f.log_likelihood(held_out) of the fit"
-        raise BNetError("held_out", expected=expected, actual=f"data, with {method.name}", allowed=allowed)
+        expected = f"None with method={method.name!r}: held-out sentences choose among the restarts of MAP and EM"
+        hint = "Use method=bt.MAP(...) or bt.EM(...), or evaluate the fit with f.log_likelihood(held_out)"
+        raise BNetError("held_out", expected=expected, hint=hint)
     corpus = read_batch(network, data, missing=missing)
     validation = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
     learned = select_learnable(network, tuple(network.get_spec(name) for name in corpus.evidence), learn, spread)
@@ -204,10 +205,10 @@ def create_problem(
 
 
 def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Network]:
-    """Solve a problem by a method, on a device and in the processes of this run."""
+    """Solve a problem with a method, on a device and in the processes of this run."""
     objective, loop, validation = problem.objective, problem.loop, problem.held_out
     network = objective.network
-    settings = {  # a resumed fit must have the same
+    settings = {  # a resumed fit must have the same settings
         **method.settings,
         "batch": problem.batch,
         "spread": objective.learned.spread,
@@ -223,10 +224,10 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         fork_torch_rng(ranks.device),
         lock_checkpoints(loop.checkpoints, ranks.is_main_process),
     ):
-        # A chain of NUTS has all sentences; the other methods shard them.
+        # A chain of NUTS uses all sentences; the other methods shard them.
         if ranks.world_size > 1 and objective.has_corpus_choice and not isinstance(method, NUTS):
-            expected = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
-            raise BNetError("torchrun", expected=expected, actual="per='corpus'", allowed="one process")
+            expected = "one process, because with per='corpus' all sentences share one draw and cannot be sharded"
+            raise BNetError("torchrun", expected=expected, hint="Run without torchrun, or use per='sentence' or 'word'")
         shared = {"net": network, "budget": objective.budget, "loop": (method, loop.shared_settings)}
         ranks.assert_same("fit", **settings, **shared, checkpoint=loop.has_checkpoint)
         objective.to(ranks.device)
@@ -250,11 +251,12 @@ def _check_tables(objective: FitObjective, method: Method) -> None:
         is_flat = concentration == 1.0
         if not (method.is_point and is_flat) and bool(objective.network.parameters[name].isneginf().any()):
             actual = f"method={method.name!r}" + ("" if is_flat else f", prior={concentration:g}")
-            expected = "method='em' or 'map' and no prior for a table with probabilities of 0"
-            raise BNetError(name, expected=expected, actual=actual, allowed=f"learn= without {name}")
+            expected = "method='em' or 'map' and no prior, because the table contains probabilities of 0"
+            raise BNetError(name, expected=expected, actual=actual, hint=f"Or leave {name} out of learn=")
         if concentration < 1 and method.is_point:
-            expected = "a concentration of at least 1: below it the posterior density has no greatest value"
-            raise BNetError(f"the prior of {name}", expected=expected, actual=concentration, allowed="svi, nuts")
+            expected = "a concentration of at least 1; below 1 the posterior density has no maximum"
+            hint = "Use method='svi' or 'nuts'"
+            raise BNetError(f"prior of {name}", expected=expected, actual=concentration, hint=hint)
 
 
 def _check_corpus_choices(problem: FitProblem) -> None:
@@ -263,41 +265,46 @@ def _check_corpus_choices(problem: FitProblem) -> None:
         return
     if problem.batch is not None and problem.batch < len(problem.corpus):
         count = len(problem.corpus)
-        expected = f"all {count} sentences at each step: they share one draw, and a part of them is biased"
-        raise BNetError("batch", expected=expected, actual=problem.batch, allowed="per='sentence'")
-    note = "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all"
+        expected = f"all {count} sentences at each step, because they share one draw (per='corpus')"
+        hint = "Leave batch= out, or use per='sentence'"
+        raise BNetError("batch", expected=expected, actual=problem.batch, hint=hint)
+    note = (
+        "per='corpus' selects a model instead of fitting a mixture: its log odds grow with the number of sentences, "
+        "until one head has all the probability"
+    )
     warnings.warn(note, stacklevel=6)
 
 
 def _check_spread(objective: FitObjective, method: Method) -> None:
-    """Raise an error if the dtype of the net cannot hold the square of `spread`, or a method needs a `spread`."""
+    """Raise an error if the square of `spread` is out of range for the dtype, or a method requires a `spread`."""
     learned, dtype = objective.learned, objective.network.dtype
     spread, limits = learned.spread, torch.finfo(dtype)
     if spread is not None and not limits.tiny <= spread * spread <= limits.max:
-        raise BNetError("spread", expected=f"a standard deviation whose square {dtype} can hold", actual=spread)
+        expected = f"a standard deviation whose square is in the range of {dtype}"
+        raise BNetError("spread", expected=expected, actual=spread)
     if not method.is_point and learned.weights and spread is None:
-        actual = f"none for {', '.join(learned.weights[:3])}"
-        allowed = "spread=1.0, say"
+        hint = "Pass for example spread=1.0"
         if learned.tables:
-            allowed += f"; learn={[*learned.tables]}, which leaves the weights as they are"
-        expected = "a prior on the weights: their standard deviation"
-        raise BNetError("spread", expected=expected, actual=actual, allowed=allowed)
+            hint += f", or learn={[*learned.tables]} to keep the weights fixed"
+        names = ", ".join(learned.weights[:3])
+        expected = f"the standard deviation of the prior of the weights ({names}), which {method.name} requires"
+        raise BNetError("spread", expected=expected, hint=hint)
 
 
 def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:
     """Explain how `fit` would compute a step with the same arguments, without fitting.
 
     Args:
-        net: As for `fit`.
-        data: As for `fit`.
-        method: As for `fit`.
+        net: The net that `fit` would fit.
+        data: The data that `fit` would use.
+        method: The method of `fit`, or its name.
         **options: The other options of `fit`. Checkpoints, the device and the progress bar do not affect the route, and
             no checkpoint is read or written.
 
     Returns:
-        The route: the algorithm, the joint states of the choices of a sentence, the FLOPs of the compiled passes of a
-        step (all restarts; without the gradient, which takes about twice as many), and the node that prevents
-        elimination, if any. In that case `fit` raises an error unless the choices are sampled.
+        The route: the algorithm; the number of joint states of the choices of a sentence; the FLOPs of the compiled
+        passes of a step for all restarts (without the gradient, which takes about twice as many); and the node that
+        prevents elimination, if any. In that case `fit` raises an error unless the choices are sampled.
 
     Raises:
         BNetError: If `fit` would raise an error for an option.
@@ -314,16 +321,16 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
     structure, states, names, (node, fault) = analyse_choices(objective, corpus)
     title = f"fit by {config.name}"
     if isinstance(config, SVI) and config.choices == "sampled":
-        reason = "choices='sampled' was asked for"
-        reason += f", and elimination cannot: {fault}" if fault else "; elimination could sum them"
+        reason = "the choices are sampled (choices='sampled')"
+        reason += f"; elimination is not possible: {fault}" if fault else "; elimination could sum them exactly"
         return Route(title, "sampling", reason, node, states, is_exact=False)
     if fault is not None:
         reason = f"elimination cannot sum the choices: {fault}; {SAMPLED_CHOICES_HINT}"
         return Route(title, "sampling", reason, node, states, is_exact=False)
     flops = count_step_flops(problem, config, structure)
     if not structure.enumerated:
-        return Route(title, "compiled", "no choice is open: one pass gives the log evidence", flops=flops)
-    reason = f"the choices of each sentence ({names}) are summed out of the exact log evidence"
+        return Route(title, "compiled", "no choice is latent: one pass gives the log evidence", flops=flops)
+    reason = f"elimination sums the choices of each sentence ({names}) out of the log evidence exactly"
     if not objective.learned.weights:
         reason += "; only tables are learned, so the likelihoods of all joint states are computed once"
     return Route(title, "elimination", reason, states=states, flops=flops)
@@ -335,15 +342,15 @@ explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # help
 def analyse_choices(
     objective: FitObjective, corpus: Batch
 ) -> tuple[EliminationProblem, int, str, tuple[str | None, str | None]]:
-    """Analyse the elimination of the choices from the structure alone, without numbers.
+    """Analyse the elimination of the choices from the structure, without values.
 
     Args:
         objective: The log evidence, with its budget.
-        corpus: The sentences; only the structure of their evidence matters.
+        corpus: The sentences; only the structure of their evidence is used.
 
     Returns:
-        The elimination problem; the maximum number of joint states of the choices that one observed node group depends
-        on; the names of these choices; and, if they cannot be summed, the node and the reason, else None and None.
+        The elimination problem; the maximum number of joint states of the choices on which one observed node group
+        depends; the names of these choices; and, if they cannot be summed, the node and the reason, else None and None.
     """
     forms = {k: (e.observed is None, e.value.is_floating_point()) for k, e in corpus.evidence.items()}
     problem = build_elimination_problem(objective.module, forms, None, (), ())
@@ -363,7 +370,7 @@ def analyse_choices(
 
 
 def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
-    """The FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
+    """Count the FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
     names = (*elimination.outputs, *(network.specs[index].group.name for index in elimination.factor_groups))
     known = frozenset(network.graph.get_group(name).index for name in elimination.fixed)

@@ -33,10 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """Posterior predictive checks of a `readout`: each statistic of the data and of replicated data.
+    """Posterior predictive checks of a readout: each statistic of the data and of replicated data.
 
-    `observed` is the statistic of the data; `mean` and `spread` are the mean and standard deviation over the replicated
-    data. `p` is the fraction of replicated data with a larger statistic; ties count one half.
+    Attributes:
+        observed: The statistic of the data, by name.
+        mean: The mean of the statistic over the replicated data sets, by name.
+        spread: The standard deviation of the statistic over the replicated data sets, by name.
+        p: The share of replicated data sets with a larger statistic, by name; ties count one half.
+        readout: The name of the readout.
     """
 
     observed: Mapping[str, float]
@@ -46,20 +50,21 @@ class Check:
     readout: str = ""
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each statistic."""
+        """Return one row for each statistic."""
         import pandas as pd
 
         columns = {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
         return pd.DataFrame(columns).rename_axis(self.readout or None)
 
     def _repr_html_(self) -> str:
+        """Return the table of the checks as HTML."""
         caption = html.escape(f"posterior predictive checks of {self.readout}")
         return f"<div>{caption}{self.to_dataframe().to_html()}</div>"
 
 
 @enable_gradients()
 def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
-    """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices are summed out."""
+    """Compute `P(y | x)` of a discrete readout, `[sentence, word, state]`, or `E[y | x]`; choices are summed out."""
     module, spec = CompiledModule(network).eval(), network.get_spec(name)
     if spec.tpm.kind == "discrete":
         probs = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
@@ -76,7 +81,7 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
 
 
 def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:
-    """`E[y | x]` of a real readout, `[sentence, word, dim]`, with the open choices summed out."""
+    """Compute `E[y | x]` of a real-valued readout, `[sentence, word, dim]`; the open choices are summed out."""
     network, name = module.network, spec.group.name
     with torch.no_grad():
         enumerated = frozenset(open_choices)
@@ -96,20 +101,21 @@ def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int
 
 
 def default_statistics(num_states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The statistics of a check if the caller gives none: the fraction of each state, or moments of a real readout."""
+    """Return the default statistics of a check: the share of each state, or moments of a real-valued readout."""
     if num_states is not None:
         return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(num_states)}  # type: ignore[misc]
     return {"mean": torch.mean, "variance": lambda y: y.flatten(0, -2).var(0).mean(), "kurtosis": _kurtosis}
 
 
 def _kurtosis(y: Tensor) -> Tensor:
+    """Compute the kurtosis, averaged over the dims of the readout."""
     values = y.flatten(0, -2)
     return (values - values.mean(0)).pow(4).mean() / values.var(0).square().mean()
 
 
 def _evaluate_statistic(name: str, statistic: Any, y: Tensor) -> float:
-    """The value of a statistic of the observed words `y`, checked to be a number."""
-    expected = "a function of what is observed that returns a number"
+    """Evaluate a statistic of the observed words `y`, and check that it is a number."""
+    expected = "a function of the observed values that returns a number"
     if not callable(statistic):
         raise BNetError(f"statistic {name}", expected=expected, actual=statistic)
     value = statistic(y.clone())  # a statistic may write to its argument
@@ -122,9 +128,10 @@ def _evaluate_statistic(name: str, statistic: Any, y: Tensor) -> float:
 def check_posterior_predictive(
     networks: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, num_states: int | None
 ) -> Check:
-    """Posterior predictive checks: each draw takes one net of the posterior and samples all sentences from it.
+    """Run posterior predictive checks: each draw takes one net of the posterior and samples all sentences from it.
 
-    A statistic gets the observed values only: the tensor itself, or the observed words in one dim if some are missing.
+    A statistic receives only the observed values: the tensor itself, or the observed words in one dim if some are
+    missing.
     """
     # Replicated data y_rep ~ p(y | theta_k) with theta_k from the posterior; p = P(T(y_rep) > T(y)) is the posterior
     # predictive p-value (Gelman, Meng and Stern 1996). Half of the ties counts, so that p is centred for discrete T.

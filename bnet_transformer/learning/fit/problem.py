@@ -1,8 +1,9 @@
 """The objective of a fit, the fit problem, and one config class for each method.
 
-Every fit maximises the exact log evidence of the sentences plus the log prior of the parameters. One set of parameters
-is a mapping from name to tensor; several sets have a leading dim and are evaluated together by `torch.vmap`. To add a
-method, write its config and a function `(problem, config) -> Fit`, and add a row to `METHODS` in `methods.py`.
+Every fit maximises, or samples from, the exact log evidence of the sentences plus the log prior of the parameters. A
+set of parameters is a mapping from name to tensor. Several sets have a leading dim and are evaluated together by
+`torch.vmap`. To add a method, write its config and a function `(problem, config) -> Fit`, and add a row to `METHODS` in
+`methods.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LearnableParameters:
     """The parameters that a fit learns.
 
     Args:
-        tables: The Dirichlet concentration of the prior of each table of log probabilities.
+        tables: The Dirichlet concentration of the prior of each table of log probabilities, by parameter name.
         weights: The names of all other learned parameters.
         spread: The standard deviation of the Normal prior of the weights; None for no prior.
         logits: The Dirichlet concentration of the prior of the softmax of each of those `weights` that are logits of a
@@ -67,10 +68,10 @@ def to_parameters(network: Network, samples: Mapping[str, Tensor]) -> dict[str, 
 def select_learnable(
     network: Network, readouts: tuple[NodeSpec, ...], learn: object, spread: float | None
 ) -> LearnableParameters:
-    """Select the learnable parameters of the readouts and their ancestors, only those that `learn` names if it does.
+    """Select the learnable parameters of the readouts and their ancestors; if `learn` is given, only those it names.
 
     Raises:
-        BNetError: If `learn` names a parameter that cannot be learned, or no parameter is left.
+        BNetError: If `learn` names a parameter that cannot be learned, or no parameter remains.
     """
     ancestors = {spec.param_prefix: spec for readout in readouts for spec in network.ancestral_specs(readout)}
     learnable = [
@@ -80,11 +81,11 @@ def select_learnable(
         requested = check_sequence("learn", learn, str)
         for name in requested:
             if name not in learnable:
-                expected = "learnable parameters above a readout"
+                expected = "the names of learnable parameters of a readout or its ancestors"
                 raise BNetError("learn", expected=expected, actual=name, allowed=", ".join(learnable))
         learnable = [name for name in learnable if name in requested]
     if not learnable:
-        raise BNetError("net", expected="parameters that a fit changes", actual="none")
+        raise BNetError("net", expected="a net with learnable parameters")
     concentrations = {f"{prefix}.{name}": a for prefix, m in ancestors.items() for name, a in m.tpm.priors().items()}
     is_table = set(network.unconditional_logit_names)
     tables = {name: concentrations.get(name, 1.0) for name in learnable if name in is_table}
@@ -94,12 +95,12 @@ def select_learnable(
 
 
 class FitObjective(nn.Module):
-    """`log P(y | x)` of sentences by exact elimination, for one set of parameters or several.
+    """Computes `log P(y | x)` of sentences by exact elimination, for one set of parameters or several.
 
     Args:
-        network: The net; the parameters of a call replace its learned ones.
+        network: The net. The parameters of a call replace its learned parameters.
         learned: The learned parameters and their priors.
-        budget: The maximum number of joint states of the choices that elimination may sum.
+        budget: The maximum number of joint states of the choices over which elimination may sum.
     """
 
     def __init__(self, network: Network, learned: LearnableParameters, budget: int) -> None:
@@ -124,7 +125,7 @@ class FitObjective(nn.Module):
         return any(spec.scope == "corpus" for spec in self.network.choices)
 
     def forward(self, corpus: Batch, fn: FactorFunction[Any]) -> Any:
-        """Apply `fn` to the execution state and the factors of the sentences, under the parameters in the module."""
+        """Apply `fn` to the execution state and the factors of the sentences, with the parameters in the module."""
         if not self.learned.weights and corpus in self._factor_cache:
             return fn(*self._update_tables(*self._factor_cache[corpus]))
         request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
@@ -134,8 +135,8 @@ class FitObjective(nn.Module):
     def cache_factors(self, corpus: Batch) -> None:
         """Cache the factors of sentences that are evaluated repeatedly, if only tables are learned.
 
-        The cached likelihoods stay valid, because they depend on the weights and not on the tables: `P(y | x, c)` has
-        no parameter of `P(c)`. A learned table of an observed choice is a likelihood itself: then nothing is cached.
+        The cached likelihoods stay valid, because they depend only on the weights: `P(y | x, c)` has no parameter of
+        `P(c)`. If a learned table belongs to an observed choice, it is a likelihood itself, and nothing is cached.
         """
         if not self.learned.weights and corpus not in self._factor_cache:
             with torch.no_grad():
@@ -145,7 +146,7 @@ class FitObjective(nn.Module):
                 self._factor_cache[corpus] = state, factors
 
     def _update_tables(self, state: ExecutionState, factors: list[Factor]) -> tuple[ExecutionState, list[Factor]]:
-        """Recompute the cached factors that are tables, from the current parameters; the likelihoods are reused."""
+        """Recompute the cached factors that are tables from the current parameters; reuse the likelihoods."""
         parameters = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
         values = {**state.known, **{i: enumerate_states(state, i) for i in state.layout.enumerated}}
         state = replace(state, parameters=parameters, values=values)
@@ -155,23 +156,24 @@ class FitObjective(nn.Module):
         ]
 
     def log_evidence(self, parameters: Parameters, corpus: Batch) -> Tensor:
-        """The log evidence of each sentence under one set of parameters, `[sentence]`.
+        """Compute the log evidence of each sentence for one set of parameters, `[sentence]`.
 
-        If sentences share a draw the result is `[1]`, the log evidence of the corpus.
+        If all sentences share one draw of a choice, the result is the log evidence of the corpus, `[1]`.
         """
         return self._evaluate(parameters, corpus, eliminate_choices)
 
     def _evaluate(self, parameters: Parameters, corpus: Batch, fn: FactorFunction[A]) -> A:
-        """Apply `fn` to the execution state and the factors of the sentences under one set of parameters."""
+        """Apply `fn` to the execution state and the factors of the sentences, with one set of parameters."""
         stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
         result: A = torch.func.functional_call(self, stored, (corpus, fn))
         return result
 
     def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`log P(choices)` and `log P(y | choices)` of each sentence, both `[sentence]`; `states` has all choices.
+        """Compute `log P(choices)` and `log P(y | choices)` of each sentence, both `[sentence]`.
 
-        Each choice is passed as evidence on its node group. Its prior is then a factor like any other: parents follow
-        the reach and the pick of the declaration, and absent words contribute nothing.
+        `states` contains the states of all choices. Each choice is passed as evidence on its node group, so its prior
+        is a factor like any other: parents follow the reach and the pick of the declaration, and absent words
+        contribute nothing.
         """
         evidence = {name: Evidence(value) for name, value in states.items()}
 
@@ -184,7 +186,7 @@ class FitObjective(nn.Module):
         return self._evaluate(parameters, observed, evaluate)
 
     def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
-        """The log evidence of each sentence under several sets of parameters, `[set, sentence]`."""
+        """Compute the log evidence of each sentence for several sets of parameters, `[set, sentence]`."""
         return torch.vmap(lambda parameters: self.log_evidence(parameters, corpus))(dict(sets))
 
     @property
@@ -195,10 +197,10 @@ class FitObjective(nn.Module):
         return any(name not in concentrations for name in weights) or any(a != 1.0 for a in concentrations.values())
 
     def log_prior(self, sets: Parameters) -> Tensor:
-        """The log density of the prior of each set, up to a constant, `[set]`: Dirichlet rows, Normal weights.
+        """Compute the log prior density of each set up to a constant, `[set]`: Dirichlet rows, Normal weights.
 
-        The Dirichlet density is with respect to the probabilities, not to the logits: no Jacobian is added, so the
-        maximum is the MAP estimate that the closed-form M step gives too.
+        The Dirichlet density is with respect to the probabilities, not the logits. No Jacobian is added, so the maximum
+        is the same MAP estimate as in the closed-form M step.
         """
         first = next(iter(sets.values()))
         total = first.new_zeros(len(first))
@@ -214,7 +216,7 @@ class FitObjective(nn.Module):
         return total
 
     def responsibilities(self, parameters: Parameters, corpus: Batch, selector: NodeSpec) -> Tensor:
-        """`P(c | x, y)` of a selector, `[sentence, ..., head]`."""
+        """Compute the responsibilities `P(c | x, y)` of a selector, `[sentence, ..., head]`."""
         # The derivative of a log partition function by the log of a factor is the expectation of its indicator: with
         # Z(t) = sum_c exp(t_c) P(c, y | x), d log Z / d t_c at t = 0 is P(c | x, y) (Darwiche 2003, "A differential
         # approach to inference in Bayesian networks"). One backward pass of elimination gives all states.
@@ -234,14 +236,14 @@ class FitObjective(nn.Module):
         return self._evaluate(parameters, corpus, evaluate)
 
     def expected_counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """The E step: the expected count of each entry of the learned tables of choices, and the log evidence, `[]`.
+        """Compute the E step: the expected count of each entry of the learned tables of choices, and the log evidence.
 
-        States that are observed count too. A choice that is enumerated although it is observed has two factors: its
-        prior is counted, its evidence is not.
+        The log evidence is `[]`. Observed states count too. A choice that is enumerated although it is observed has two
+        factors: its prior is counted, its evidence is not.
         """
-        # The expected count of an entry is the derivative of the log evidence by its log probability (Darwiche 2003;
-        # EM: Dempster, Laird and Rubin 1977): the entry is a factor wherever it is used, and the
-        # derivatives by shared factors add up. The probabilities need not be renormalised for the derivative.
+        # The expected count of an entry is the derivative of the log evidence with respect to its log probability
+        # (Darwiche 2003; EM: Dempster, Laird and Rubin 1977): the entry is a factor wherever it is used, and the
+        # derivatives of shared factors add up. The probabilities need not be renormalised for the derivative.
 
         def evaluate(state: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
             summed, tables = state.layout.enumerated, self.learned.tables
@@ -264,12 +266,13 @@ class FitObjective(nn.Module):
 
 
 def _table_name(factor: Factor) -> str:
+    """Return the parameter name of the table of a factor."""
     return f"{factor.spec.param_prefix}.logits"
 
 
 @dataclass(frozen=True)
 class FitProblem:
-    """The input of a method besides its own options.
+    """The input of a method, without the method's own options.
 
     Args:
         objective: The log evidence and the log prior of the learned parameters.
@@ -278,7 +281,7 @@ class FitProblem:
         batch: The number of sentences of a step; None for the default of the method.
         seed: The seed of all random numbers of the method.
         loop: When to evaluate and save, and the progress bar.
-        settings: The settings that a resumed fit must share with the fit that wrote the checkpoint.
+        settings: The settings that must be equal in a resumed fit and in the fit that wrote the checkpoint.
         ranks: The processes that share the work.
     """
 
@@ -294,20 +297,26 @@ class FitProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method of `fit` and its options."""
+    """A method of `fit` with its options."""
 
     name: ClassVar[str]
     is_point: ClassVar[bool] = False  # the result is one set of parameters; other methods sample a posterior
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options that a resumed fit must share with the fit that wrote the checkpoint."""
+        """The options that must be equal in a resumed fit and in the fit that wrote the checkpoint."""
         return {"method": self.name, **{option.name: getattr(self, option.name) for option in fields(self)}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterativeMethod(Method):
-    """A method that maximises a bound by steps of Adam."""
+    """A method that maximises a bound by Adam steps.
+
+    Args:
+        steps: The number of Adam steps.
+        rate: The peak learning rate.
+        clip: The maximum norm of the gradient; None for no clipping.
+    """
 
     steps: int = 300
     rate: float = 0.05
@@ -321,7 +330,12 @@ class IterativeMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class PointMethod(IterativeMethod):
-    """A method whose result is the best of several restarts, which are computed as one batched dim."""
+    """A method whose result is the best of several restarts, which are computed as one batched dim.
+
+    Args:
+        restarts: The number of restarts.
+        prune: True drops the worse half of the restarts at 25% and at 50% of the steps.
+    """
 
     is_point: ClassVar[bool] = True
 
@@ -337,8 +351,8 @@ class PointMethod(IterativeMethod):
     def pruning_steps(self) -> tuple[int, ...]:
         """The steps after which the worse half of the restarts is dropped: at 25% and at 50% of all steps.
 
-        This is successive halving (Jamieson and Talwalkar 2016) with two rungs: restarts that end in a poor local
-        optimum are usually behind early, so half of the work of each rung goes to the better half.
+        This is successive halving (Jamieson and Talwalkar 2016) with two rungs. Restarts that end in a poor local
+        optimum are usually behind early, so the remaining steps are spent on the better half.
         """
         return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
 
@@ -348,11 +362,12 @@ class MAP(PointMethod):
     """The maximum of the posterior density, by Adam on the log evidence plus the log prior.
 
     Args:
-        steps: Steps of Adam.
-        rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
-        clip: The greatest length of the gradient; None for any.
-        restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
-        prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
+        steps: The number of Adam steps.
+        rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
+        clip: The maximum norm of the gradient; None for no clipping.
+        restarts: The number of restarts, which are computed together. The first starts at the parameters of the net,
+            the others at random parameters.
+        prune: True drops the worse half of the restarts at 25% and again at 50% of the steps.
 
     Raises:
         BNetError: If an option is out of range.
@@ -367,18 +382,20 @@ class MAP(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EM(PointMethod):
-    """Expectation maximisation: tables in closed form from expected counts, weights by Adam in between.
+    """Expectation maximisation: closed-form updates of tables from expected counts, Adam steps for weights in between.
 
-    If only tables are learned, every step is a closed-form M step on all sentences: `rate`, `clip` and `inner`, and the
-    `batch` of `fit`, then raise an error.
+    If only tables are learned, every step is a closed-form M step on all sentences. Then `rate`, `clip`, `inner` and
+    the `batch` of `fit` raise an error.
 
     Args:
-        inner: Steps of the weights from one closed form of the tables to the next.
-        steps: Steps in all, those of the weights included.
-        rate: The highest rate of the weights; it rises for a twentieth of the steps and falls to 0 as a cosine.
-        clip: The greatest length of the gradient; None for any.
-        restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
-        prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
+        inner: The number of Adam steps of the weights between two closed-form updates of the tables.
+        steps: The total number of steps, including those of the weights.
+        rate: The peak learning rate of the weights. It rises during the first 5% of the steps and decays to 0 as a
+            cosine.
+        clip: The maximum norm of the gradient; None for no clipping.
+        restarts: The number of restarts, which are computed together. The first starts at the parameters of the net,
+            the others at random parameters.
+        prune: True drops the worse half of the restarts at 25% and again at 50% of the steps.
 
     Raises:
         BNetError: If an option is out of range.
@@ -403,14 +420,14 @@ class SVI(IterativeMethod):
     weight. The exact log evidence is a factor of the model. A mean-field guide underestimates the posterior spread.
 
     Args:
-        steps: Steps of Adam.
-        rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
-        clip: The greatest length of the gradient; None for any.
-        draws: Draws of the guide that are the samples of the posterior.
-        choices: `"exact"` sums choices out. `"sampled"` draws them from a table for each sentence and word, where they
-            are too many to be summed; that is approximate.
-        anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone;
-            None for 1 throughout.
+        steps: The number of Adam steps.
+        rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
+        clip: The maximum norm of the gradient; None for no clipping.
+        draws: The number of draws from the guide, which are the posterior samples.
+        choices: `"exact"` sums the latent choices out. `"sampled"` draws them for each sentence and word from a table
+            of the guide. That is approximate, and is for choices with too many joint states.
+        anneal: The initial power of the likelihoods, which rises to 1 over the first half of the steps. It applies only
+            to sampled choices. None for 1 in all steps.
 
     Raises:
         BNetError: If an option is out of range, or `anneal` is set with exact choices.
@@ -432,18 +449,18 @@ class SVI(IterativeMethod):
         set_frozen(self, draws=check_int("draws", self.draws))
         check_choice("choices", self.choices, ("exact", "sampled"))
         if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
-            expected = "the power from which likelihoods of sampled choices rise to 1, a share"
-            raise BNetError("anneal", expected=expected, actual=self.anneal, allowed="choices='sampled'")
+            expected = "a power above 0 and at most 1, with choices='sampled'"
+            raise BNetError("anneal", expected=expected, actual=self.anneal)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NUTS(Method):
-    """Samples of the posterior by Pyro's No-U-Turn sampler on the exact log evidence.
+    """Posterior samples by Pyro's No-U-Turn sampler on the exact log evidence.
 
     Args:
-        chains: Chains, which take a draw each in turn.
-        draws: Draws of each chain.
-        warmup: Steps of each chain before its draws, in which step size and mass matrix are adapted.
+        chains: The number of chains. They draw in turn, one draw each.
+        draws: The number of draws of each chain.
+        warmup: The number of warmup steps of each chain before its draws. They adapt the step size and mass matrix.
 
     Raises:
         BNetError: If an option is out of range.

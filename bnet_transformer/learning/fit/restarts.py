@@ -1,6 +1,6 @@
 """`map` and `em`, and the optimizer of several restarts that they share with `svi`.
 
-A subclass of `RestartOptimizer` defines the objective of a step by `bound_and_grad`; `optimize` runs the steps, with
+A subclass of `RestartOptimizer` defines the objective of a step in `bound_and_grad`. `optimize` runs the steps, with
 minibatches, Adam, evaluation, pruning and checkpoints. The result of `map` and `em` is the restart with the highest log
 evidence of held-out sentences, or the highest log posterior density.
 """
@@ -43,21 +43,21 @@ from bnet_transformer.learning.fit.problem import (
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import LoopConfig, create_schedule, defer_interrupt
 
-TRAINING_SENTENCES = "the sentences learned from"
+TRAINING_SENTENCES = "the training sentences"
 DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
 FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
-DIVERGENCE_FACTOR = 100.0  # a bound this many times |start| below its start has diverged
-GRADIENT_OPTIONS = ("rate", "clip", "inner")  # options of EM that apply to weights only
-FINAL_RATE_FACTOR = 0.2  # of the learning rate, when the best restart continues on all sentences
+DIVERGENCE_FACTOR = 100.0  # a bound has diverged if it is this many times (1 + |start|) below its start
+GRADIENT_OPTIONS = ("rate", "clip", "inner")  # options of EM that apply only to weights
+FINAL_RATE_FACTOR = 0.2  # factor of the learning rate when the best restart continues on all sentences
 VALIDATION_FRACTION, MAX_VALIDATION = 0.1, 1000  # held-out sentences that choose among restarts, if none are given
 
 
 def init_restarts(
     network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device
 ) -> ParameterSets:
-    """The initial parameters of all restarts: those of the net for the first, random ones for the others.
+    """Create the initial parameters of all restarts: those of the net for the first, random ones for the others.
 
-    Logits of -inf in the net are -inf in all restarts.
+    Logits that are -inf in the net are -inf in all restarts.
     """
     sets = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
@@ -100,7 +100,7 @@ class RestartOptimizer(ABC):
         for part in (corpus, self.validation):
             if part.mask is not None:
                 objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
-        objective.check_values = False  # the rest was checked when the corpus was created
+        objective.check_values = False  # all other checks were done when the corpus was created
         for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
             objective.cache_factors(part)
         batch = len(corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE
@@ -108,17 +108,18 @@ class RestartOptimizer(ABC):
 
     @abstractmethod
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The bound of each restart on the sentences of a step, `[set]`, and the gradient of the step.
+        """Compute the bound of each restart on the sentences of a step, `[set]`, and the gradient of the step.
 
         Args:
-            step: The number of the step, from 0; it determines the minibatch and the seed of random draws.
+            step: The index of the step, from 0; it determines the minibatch and the seed of random draws.
 
         Returns:
-            The bounds, and the gradient by parameter; it is empty if the step set the parameters in closed form.
+            The bounds, and the gradient by parameter. The gradient is empty if the step set the parameters in closed
+            form.
         """
 
     def minibatch_indices(self, step: int) -> Tensor | None:
-        """The indices of the sentences of a step, `[sentence]`; None for all sentences."""
+        """Return the indices of the sentences of a step, `[sentence]`; None for all sentences."""
         size, count = self.batch_size, len(self.corpus)
         if size >= count:
             return None
@@ -128,11 +129,12 @@ class RestartOptimizer(ABC):
         return send_to_device(order[i * size : (i + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
-        """Take one step of every restart; drop restarts with a bound or gradient that is not finite, or a bound far
-        below its start.
+        """Take one step of every restart, and drop the restarts that diverged.
+
+        A restart diverged if its bound or gradient is not finite, or its bound is far below its start.
 
         Raises:
-            BNetError: If no restart is left.
+            BNetError: If no restart remains.
         """
         bound, gradient = self.bound_and_grad(self.step)
         is_valid = self.valid_bounds(bound)
@@ -148,7 +150,7 @@ class RestartOptimizer(ABC):
         self.step += 1
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
-        """Whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
+        """Return whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
         is_valid = bound.isfinite() & (bound > LOG_ZERO / 2 / len(self.corpus))
         if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
             return is_valid
@@ -156,9 +158,9 @@ class RestartOptimizer(ABC):
         return is_valid & (bound > start - DIVERGENCE_FACTOR * (1 + abs(start)))
 
     def check_next_step(self) -> None:
-        """Compute the next step without taking it; raise an error if no restart has a valid one.
+        """Compute the next step without taking it, and raise an error if it is valid for no restart.
 
-        A bound is computed before its step changes the parameters, so the last step is checked only here.
+        A bound is computed before its step changes the parameters, so only this function checks the last step.
         """
         before = self.sets
         self.sets = ParameterSets(
@@ -168,12 +170,12 @@ class RestartOptimizer(ABC):
         self.sets = before
         is_valid = self.valid_bounds(bound)
         if not bool((is_valid & squared_grad_norm(gradient).isfinite() if gradient else is_valid).any()):
-            raise self.divergence_error("a last step to where no bound is")
+            raise self.divergence_error("parameters without a finite bound after the last step")
 
     def divergence_error(self, received: str) -> BNetError:
-        """The error of a fit that diverged, with the last checkpoint and the remedies."""
+        """Create the error of a fit that diverged, with the last checkpoint and the remedies."""
         step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
-        remedies = f"a rate= below {self.schedule(step):g}, clip=1.0, a prior (spread=)"
+        remedies = f"a rate= below {self.schedule(step):g}, clip=1.0, or a prior (spread=)"
         return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)
 
     @property
@@ -182,16 +184,16 @@ class RestartOptimizer(ABC):
         return LOG_POSTERIOR if self.validation is self.corpus and self.objective.has_prior else LOG_EVIDENCE
 
     def scores(self) -> list[float]:
-        """The criterion of each restart, per validation sentence.
+        """Compute the criterion of each restart, per validation sentence.
 
-        On the training sentences it is the objective itself, with the prior: the likelihood alone would prefer the step
-        that overfits most. On held-out sentences it is the log evidence, which measures prior and data together.
+        On the training sentences it is the objective, including the prior, because the likelihood would prefer the step
+        that overfits most. On held-out sentences it is the log evidence, which evaluates prior and data together.
         """
         total = torch.zeros(len(self.sets.restart_ids), dtype=self.objective.network.dtype, device=self.ranks.device)
         with torch.no_grad():
             for part in self.validation_parts:
                 total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
-        total = self.ranks.all_reduce(total)  # the prior counts once, and not once for each rank
+        total = self.ranks.all_reduce(total)  # before the prior, which must count once and not once for each rank
         if self.criterion == LOG_POSTERIOR:
             total = total + self.objective.log_prior(self.sets.values).detach()
         return [float(score) for score in total / len(self.validation)]
@@ -204,7 +206,7 @@ class RestartOptimizer(ABC):
         return shard.parts(FULL_PASS_SIZE) if len(shard) else []
 
     def evaluate_restarts(self) -> None:
-        """Score every restart and keep the best parameters; at a pruning step, drop the worse half."""
+        """Score every restart and keep the best parameters. At a pruning step, drop the worse half."""
         # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
         scores = self.scores()
         for i, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
@@ -216,7 +218,7 @@ class RestartOptimizer(ABC):
             self.sets.select(sorted(order[: -(-len(order) // 2)]))
 
     def snapshot(self) -> checkpoint.Checkpoint:
-        """A checkpoint of the current state."""
+        """Create a checkpoint of the current state."""
         network, (score, restart, best) = self.objective.network, self.best
         tensors = {f"net/{name}": value for name, value in network.parameters.items()}
         tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
@@ -233,7 +235,7 @@ class RestartOptimizer(ABC):
         return checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
 
     def save(self, state: checkpoint.Checkpoint) -> None:
-        """Write a checkpoint; call it after the bound of its parameters was valid."""
+        """Write a checkpoint. Call it only when the bound of its parameters is known to be valid."""
         assert self.checkpoint_path is not None
         if self.ranks.is_main_process:
             checkpoint.write_checkpoint(self.checkpoint_path, self.objective.network, state)
@@ -241,14 +243,14 @@ class RestartOptimizer(ABC):
         self.ranks.barrier()
 
     def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
-        """Load the state of a checkpoint; the `changeable` settings may differ from those in it."""
+        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
         state = checkpoint.read_checkpoint(path, self.objective.network)
         checkpoint.check_settings(path, state, self.settings, changeable)
         with wrap_read_errors(path, checkpoint.EXPECTED):
             story, device = state.get_tensors("story"), self.ranks.device
             ids = [int(k) for k in story["who"]]
             if not ids or not {*ids} <= {*range(self.restarts)}:
-                raise BNetError("who", expected=f"restarts among {self.restarts}", actual=ids)
+                raise BNetError("restarts", expected=f"indices of restarts below {self.restarts}", actual=ids)
             form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
             parts = [state.get_tensors(name) for name in ("all", "first", "second")]
             for part in parts:
@@ -266,10 +268,10 @@ class RestartOptimizer(ABC):
 def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
     """Run the remaining steps, with evaluation and checkpoints.
 
-    A checkpoint is written only after the next bound has shown that its parameters are valid.
+    A checkpoint is written only when the next bound has shown that its parameters are valid.
 
     Args:
-        optimizer: The restarts; an existing checkpoint replaces their state.
+        optimizer: The restarts. An existing checkpoint replaces their state.
         loop: When to evaluate and save.
 
     Returns:
@@ -303,8 +305,8 @@ def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
             if optimizer.checkpoint_path is not None and (is_due or stop):
                 pending = optimizer.snapshot()
             if stop and not is_due:
-                optimizer.evaluate_restarts()  # after the checkpoint: a resumed fit equals one without a stop
-        bar.refresh()  # a short fit shows its last state too
+                optimizer.evaluate_restarts()  # after the checkpoint, so a resumed fit equals an uninterrupted one
+        bar.refresh()  # so that a short fit also shows its last state
         if optimizer.step > start:
             optimizer.check_next_step()
         if pending is not None:
@@ -316,7 +318,7 @@ class PointOptimizer(RestartOptimizer):
     """The optimizer of `map` and `em`.
 
     `map` follows the gradient of a minibatch for all parameters. `em` updates the tables of choices in closed form
-    every `inner` steps, and the weights by gradient in between; if only tables are learned, every step is an M step on
+    every `inner` steps, and the weights by gradient in between. If only tables are learned, every step is an M step on
     all sentences.
     """
 
@@ -324,20 +326,22 @@ class PointOptimizer(RestartOptimizer):
         learned = problem.objective.learned
         self.inner = method.inner if isinstance(method, EM) else None
         if isinstance(method, EM) and not learned.weights:
-            self.inner, expected = 1, "no option of steps by gradient: EM of tables alone has none"
+            self.inner = 1
+            expected = "no such option, because EM that learns only tables takes no gradient steps"
             given = {name: getattr(method, name) for name in GRADIENT_OPTIONS} | {"batch": problem.batch}
             for name, value in given.items():
                 if value != getattr(EM(), name, None):
-                    actual, allowed = f"{name}={value!r}", "bt.MAP(), or weights in learn="
-                    raise BNetError(name, expected=expected, actual=actual, allowed=allowed)
+                    hint = "Use bt.MAP(), or learn weights too (learn=)"
+                    raise BNetError(name, expected=expected, actual=value, hint=hint)
         super().__init__(problem, method, method.restarts)
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run the M step if it is due; then return the bound of each restart and its gradient.
+        """Run the M step if it is due, then return the bound of each restart and its gradient.
 
         The bound is `mean over sentences of log P(y | x) + log P(parameters) / number of sentences`, so the minibatch
-        estimate is unbiased. The gradient leaves out parameters in closed form. If only tables are learned, the bound
-        is that before the M step. Under torchrun each process computes its shard, and the results are summed.
+        estimate is unbiased. The gradient excludes parameters that are updated in closed form. If only tables are
+        learned, the bound is the bound before the M step. Under torchrun each process computes its shard, and the
+        results are summed.
         """
         objective, ranks = self.objective, self.ranks
         if self.inner is not None and step % self.inner == 0:
@@ -360,7 +364,7 @@ class PointOptimizer(RestartOptimizer):
 
 
 def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
-    """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables of choices.
+    """Run the M step in closed form, `theta = (counts + concentration - 1) / sum`, for the tables of choices.
 
     Args:
         objective: The log evidence; its expected counts are the E step.
@@ -372,10 +376,10 @@ def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ran
         The log evidence of all sentences before the step, `[set]`.
     """
     # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
-    # the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and Rubin 1977; Bishop
-    # 2006, section 9.4). Where every n_k + a_k >= 1, a step never decreases the posterior density. With less (a prior
-    # below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS` decides how near the
-    # row comes to it. Impossible states (-inf) stay impossible.
+    # whose maximum is the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and
+    # Rubin 1977; Bishop 2006, section 9.4). If every n_k + a_k >= 1, a step never decreases the posterior density.
+    # Otherwise (a prior below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS`
+    # bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
     bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
@@ -391,7 +395,7 @@ def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ran
 
 
 def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
-    """Fit by `map` or `em`: all restarts on the training sentences, then the best one on all sentences.
+    """Fit by `map` or `em`: all restarts on the training sentences, then the best restart on all sentences.
 
     Args:
         problem: The fit problem.
@@ -425,7 +429,7 @@ def build_fit(
 
 
 def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
-    """The net with the learned parameters, each on the device of the parameter that it replaces."""
+    """Return the net with the learned parameters, each on the device of the parameter that it replaces."""
     return network.with_parameters({**network.parameters, **to_network_devices(network, learned)})
 
 
@@ -435,7 +439,7 @@ def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[s
 
 
 def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
-    """The problem with validation sentences that choose among restarts, and a description of them.
+    """Return the problem with validation sentences that choose among restarts, and a description of them.
 
     One restart, and nets with a selector of the corpus, are scored on the training sentences.
     """
@@ -470,7 +474,7 @@ def _continue_on_all(
     with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
             path = loop.checkpoints.create_path()
-            if path.exists():  # a checkpoint that started from another first phase is not of this fit
+            if path.exists():  # a checkpoint that started from another first phase does not belong to this fit
                 saved = checkpoint.read_checkpoint(path, network).settings
                 if saved.get("parameters") != settings["parameters"]:
                     path.unlink()

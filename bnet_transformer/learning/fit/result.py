@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
-MAX_POSTERIOR_DRAWS = 100  # draws whose mean is a prediction, responsibility or likelihood
+MAX_POSTERIOR_DRAWS = 100  # a prediction, responsibility or likelihood is the mean over at most this many draws
 SENTENCES_PER_PART = 1024
-MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit did
+MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit does
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
 HEADER_FIELDS = (
     *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate"),
@@ -52,18 +52,34 @@ MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
 
 @dataclass(frozen=True)
 class Fit(Generic[N]):
-    """A fitted net, with the posterior samples and the history of the fit.
+    """A fitted net, with its posterior samples and the history of the fit.
 
-    `net` has the fitted parameters: those of the best restart (`map`, `em`), the mean of the guide (`svi`), or the
-    representative draw (`nuts`), whose tables and invariants are the nearest to their means. `samples` are posterior
-    samples, `[chain, draw, *shape]`, with tables as probabilities. `matched` names the selectors whose heads have the
-    same order in all draws, because the posterior does not depend on their order. `statistics` are the sampler
-    statistics of NUTS, `[chain, draw]`. `bounds` is the objective of each step, per sentence. `measured` are the scores
-    `(step, restart, value)`, per sentence, on the sentences `evaluated_on`. `criterion` names the score: for `map` and
-    `em` the log evidence of held-out sentences, or else the log posterior density (up to a constant), which is the log
-    evidence if there is no prior. `choices` is the approximate posterior of every choice, `[sentence, *plates, word,
-    state]`, if the choices were sampled. `effective_sample_size` is that of importance sampling. `approximate`
-    describes what is not exact. `data` is the training data, which `save` leaves out.
+    Attributes:
+        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mean of the guide (`svi`),
+            or the representative draw (`nuts`), whose tables and invariants are nearest to their posterior means.
+        method: The name of the method, such as `"map"`.
+        sentences: The number of training sentences.
+        evaluated_on: A description of the sentences that the scores are computed on.
+        restart: The index of the best restart.
+        finished: False if Ctrl-C ended the fit early.
+        approximate: A description of what is not exact; None if the fit is exact.
+        learned: The names of the learned parameters.
+        budget: The maximum number of joint states of the choices of a sentence that queries sum.
+        bounds: The objective at each step, per sentence.
+        measured: The scores of the restarts as `(step, restart, score)`, per sentence, on the sentences `evaluated_on`.
+        samples: The posterior samples by parameter, `[chain, draw, *shape]`, with tables as probabilities; empty for
+            `map` and `em`.
+        divergent: The number of divergent transitions of each chain of NUTS.
+        choices: If the choices were sampled, the approximate posterior of each, `[sentence, *plates, word, state]`.
+        missing: True if words whose numbers are all NaN are treated as not observed.
+        data: The training data, which `save` does not write; None for a loaded fit.
+        statistics: The sampler statistics of NUTS by name, `[chain, draw]`.
+        matched: The selectors whose heads have the same order in all draws, because the posterior does not depend on
+            their order.
+        criterion: The name of the score. For `map` and `em` it is the log evidence of held-out sentences, or else the
+            log posterior density up to a constant, which is the log evidence if there is no prior.
+        known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
+        effective_sample_size: The effective sample size of importance sampling; None for other methods.
     """
 
     net: N
@@ -103,13 +119,13 @@ class Fit(Generic[N]):
         budget: int = 2**16,
         seed: int = 0,
     ) -> Fit[N]:
-        """Create a fit from a result of Pyro: of your own model, guide or kernel on `net.pyro()`.
+        """Create a fit from a result of Pyro: your own model, guide or kernel on `net.pyro()`.
 
-        A site belongs to a parameter if it has its name (`"W_v_0.values"`), its name with `_` for `.`
-        (`"W_v_0_values"`), or the name that `net.pyro()` gives to a table (`"theta_c"` for `"c.logits"`). Tables are
-        probabilities. Parameters without a site keep their value in the net. Sites of choices, such as `"c"`, are
-        ignored: given the parameters, the fit sums choices out exactly. Exchangeable heads are ordered as in the most
-        likely draw, as for NUTS.
+        A site belongs to a parameter if it has the name of the parameter (`"W_v_0.values"`), this name with `_` for `.`
+        (`"W_v_0_values"`), or the name that `net.pyro()` gives to a table (`"theta_c"` for `"c.logits"`). Samples of
+        tables are probabilities. Parameters without a site keep their value in the net. Sites of choices, such as
+        `"c"`, are ignored: given the parameters, the fit sums choices out exactly. Exchangeable heads are ordered as in
+        the most likely draw, as for NUTS.
 
         Args:
             net: The net whose `net.pyro()` was fitted.
@@ -118,11 +134,11 @@ class Fit(Generic[N]):
                 `[chain, draw, *shape]`; a guide, which is sampled `num_samples` times (a guide of Delta sites, such as
                 `AutoDelta`, gives a point); `pyro.infer.Importance` after its run, whose weighted draws are resampled
                 systematically to `num_samples`.
-            sites: Site -> parameter, for sites with other names.
+            sites: A mapping from site to parameter, for sites with other names.
             arguments: The arguments of a guide.
             num_samples: The number of draws from a guide, or of resampling.
-            missing: As for `bt.fit`.
-            budget: As for `bt.fit`.
+            missing: True treats a word whose numbers are all NaN as not observed.
+            budget: The maximum number of joint states of the choices of a sentence that are summed.
             seed: The seed of the draws from a guide and of resampling.
 
         Returns:
@@ -130,7 +146,7 @@ class Fit(Generic[N]):
             that of weighted draws.
 
         Raises:
-            BNetError: If a site or its values do not match the net; the error suggests near names.
+            BNetError: If a site or its values do not match the net; the error lists near names.
 
         >>> import torch
         >>> import bnet_transformer as bt
@@ -150,22 +166,22 @@ class Fit(Generic[N]):
 
     @property
     def network(self) -> Network:
-        """The declaration with the fitted parameters."""
+        """The net with the fitted parameters."""
         return as_network(self.net)
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """The selectors of heads: the choices without parents that other nodes read."""
+        """The names of the selectors of heads: the choices without parents that other nodes read."""
         return tuple(spec.group.name for spec in find_selectors(self.network))
 
     @property
     def pi(self) -> Tensor:
-        """`P(c)` of the first selector, `[head]`; `theta` has all tables."""
+        """`P(c)` of the first selector, `[head]`; `theta` contains all tables."""
         return self.theta[self._find_selector(None).param_prefix]
 
     @property
     def theta(self) -> dict[str, Tensor]:
-        """The tables of discrete nodes by owner, `[*states of the parents, state]`; for a posterior their means."""
+        """The tables of discrete nodes by owner, `[*states of parents, state]`; with samples their posterior means."""
         store, samples = self.network.parameters, self.samples
         names = self.network.unconditional_logit_names
         means = {name: samples[name].mean((0, 1)) for name in names if name in samples}
@@ -174,7 +190,7 @@ class Fit(Generic[N]):
 
     @property
     def atoms(self) -> dict[str, Tensor]:
-        """The learned weights as `net` has them: matrices of heads and atoms, and all else that is not a table."""
+        """The learned weights of `net` by name: matrices of heads, atoms, and other parameters that are not tables."""
         tables, store = self.network.unconditional_logit_names, self.network.parameters
         return {name: store[name].detach() for name in self.learned if name not in tables}
 
@@ -185,21 +201,29 @@ class Fit(Generic[N]):
 
     @translate_memory_errors("heads_of")
     def heads_of(self, selector: str | None = None) -> Heads:
-        """The heads of a selector: usage, effective and dead heads, invariants; for a posterior their means."""
+        """Summarise the heads of a selector: usage, effective and dead heads, invariants.
+
+        Args:
+            selector: The selector; by default the first one.
+
+        Returns:
+            The heads; for a fit with samples their posterior means.
+        """
         chosen = self._find_selector(selector)
         return heads.summarize_heads(self.network, chosen, self.theta[chosen.param_prefix], self.samples)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
-        """The log evidence of each training sentence under each draw, `[chain, draw, sentence]`; computed once.
+        """The log evidence of each training sentence for each draw, `[chain, draw, sentence]`; computed once.
 
-        None if there are no samples, if choices were sampled or belong to the corpus, and above 2^26 numbers.
+        It is None if there are no samples, if choices were sampled or belong to the corpus, or if it would have more
+        than 2^26 numbers.
         """
-        # Under torchrun the computation is collective: a value that one rank computed in `single_process` must not make
-        # that rank skip it while the others wait. So there is one entry for each of the two cases.
+        # Under torchrun the computation is collective. A value that one rank computed in `single_process` must not make
+        # that rank skip the computation while the others wait, so there is one entry for each of the two cases.
         shared = is_distributed()
         if shared not in self._likelihood_cache:
-            is_known = True in self._likelihood_cache  # then the same holds for one process
+            is_known = True in self._likelihood_cache  # one process can use the value of all ranks
             value = self._likelihood_cache[True] if is_known else self._compute_log_likelihoods()
             self._likelihood_cache[shared] = value
         return self._likelihood_cache[shared]
@@ -222,31 +246,35 @@ class Fit(Generic[N]):
 
     @translate_memory_errors("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central posterior interval of a parameter, or of an invariant of the heads such as `A x_1` or `OV x_1`.
+        """Compute the central posterior interval of a parameter, or of an invariant of the heads such as `A x_1`.
 
         Args:
-            name: The parameter or invariant; `f.heads.cosine` has the names of the invariants.
-            share: The posterior probability of the interval.
+            name: The parameter or invariant; `f.heads.cosine` contains the names of the invariants.
+            share: The posterior probability of the interval, 0.9 by default.
 
         Returns:
-            The lower and the upper bound of each number.
+            The lower and the upper bound of each number, both with the shape of the parameter or invariant.
+
+        Raises:
+            BNetError: If the fit has no samples.
         """
         if not self.samples:
-            raise BNetError("interval", expected="a fit with a posterior", actual=self.method, allowed="svi, nuts")
+            hint = "Fit with method='svi' or 'nuts'"
+            raise BNetError("interval", expected="a fit with samples", actual=self.method, hint=hint)
         check_fraction("share", share)
         return heads.interval(self.network, self.samples, name, share)
 
     @translate_memory_errors("responsibilities")
     def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
-        """The probability of each head given a sentence and its observations, `P(c | x, y)`.
+        """Compute the probability of each head given a sentence and its observations, `P(c | x, y)`.
 
         Args:
-            data: The sentences and their observations, in any form that `fit` accepts.
-            selector: The choice whose states are the heads; by default the first one.
+            data: The sentences and their observations, in the forms of `fit`.
+            selector: The choice whose states are the heads; by default the first selector.
 
         Returns:
-            `[sentence, head]`, or `[sentence, word, head]` if each word has its own draw; for a posterior the mean over
-            its draws.
+            `[sentence, head]`, or `[sentence, word, head]` if each word has its own draw. For a fit with samples it is
+            the mean over draws.
         """
         corpus, spec, budget = self._read_data(data), self._find_selector(selector), self.budget
         is_corpus, name = spec.scope == "corpus", spec.group.name
@@ -262,16 +290,16 @@ class Fit(Generic[N]):
 
     @translate_memory_errors("predict")
     def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
-        """Predict a readout from sentences alone; the choices are summed out.
+        """Predict a readout from the sentences; the choices are summed out.
 
         Args:
-            data: The sentences, in any form that `fit` accepts; observations are ignored. For a net without words the
-                columns of its given nodes, or None if it has no inputs.
+            data: The sentences, in the forms of `fit`; observations are ignored. For a net without words: the values of
+                its given nodes by column, or None if it has no inputs.
             readout: The readout; by default the first that no other node reads.
 
         Returns:
-            `P(y | x)` of a discrete readout, `[sentence, word, state]`, or the mean of a real one; for a posterior the
-            mean over its draws.
+            `P(y | x)` of a discrete readout, `[sentence, word, state]`, or the mean of a real-valued readout,
+            `[sentence, word, dim]`. For a fit with samples it is the mean over draws.
         """
         name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
 
@@ -283,7 +311,14 @@ class Fit(Generic[N]):
 
     @translate_memory_errors("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
-        """`log P(y | x)` of each sentence, `[sentence]`; for a posterior the log of the mean over its draws."""
+        """Compute `log P(y | x)` of each sentence.
+
+        Args:
+            data: The sentences and their observations, in the forms of `fit`.
+
+        Returns:
+            The log likelihoods, `[sentence]`; for a fit with samples the log of the mean likelihood over draws.
+        """
         corpus = self._read_data(data)
         learned = select_learnable(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = FitObjective(self.network, learned, self.budget)
@@ -298,7 +333,18 @@ class Fit(Generic[N]):
 
     @translate_memory_errors("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
-        """Posterior predictive checks: compare statistics of the data with those of `draws` replicated data sets."""
+        """Run posterior predictive checks: compare statistics of the data with those of replicated data sets.
+
+        Args:
+            data: The sentences and their observations, in the forms of `fit`.
+            statistics: A mapping from name to a function of the observed values that returns a number. By default the
+                share of each state, or the mean, variance and kurtosis of a real-valued readout.
+            draws: The number of replicated data sets, 100 by default.
+            readout: The readout to check; by default the first observed one that no other node reads.
+
+        Returns:
+            The statistics of the data and of the replicated data, with posterior predictive p-values.
+        """
         corpus = self._read_data(data)
         spec = self._find_readout(readout, corpus)
         nets = self._posterior_networks(check_int("draws", draws))
@@ -307,24 +353,37 @@ class Fit(Generic[N]):
 
     @translate_memory_errors("compare")
     def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
-        """Compare this fit with another on the same sentences: matched heads, ARI, difference of log likelihoods.
+        """Compare this fit with another one on the same sentences: matched heads, ARI, difference of log likelihoods.
 
-        Without data the fits are compared on their common training data, by leave-one-out if both have samples and
-        ArviZ is installed. With (held-out) data `other` may also be a net, such as the one that generated the data.
+        Args:
+            other: Another fit; with `data` it may also be a net, such as the net that generated the data.
+            data: The (held-out) sentences and observations to compare on, in the forms of `fit`. By default the common
+                training data, with leave-one-out likelihoods if both fits have samples and ArviZ is installed.
+            selector: The selector whose heads are matched; by default the first one.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            BNetError: If the fits have no common data, or their selectors do not correspond.
         """
         if not isinstance(other, Fit):
             if not isinstance(getattr(other, "network", other), Network):
                 raise BNetError("compare", expected="a Fit, or a net", actual=other)
-            other = Fit(other, "none", 0, "nothing")
+            other = Fit(other, "none", 0, "nothing")  # a net that was not fitted
         return compare(self, other, data, selector, self._find_selector(selector))
 
     @translate_memory_errors("to_arviz")
     def to_arviz(self) -> az.InferenceData:
-        """The samples as ArviZ's InferenceData: posterior, label-invariant summaries of heads, log likelihoods."""
+        """Convert the samples to ArviZ's InferenceData: posterior, label-invariant summaries of heads, likelihoods."""
         return heads.to_arviz(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the fit to one safetensors file: the net, samples, bounds and scores; `bt.load` reads it."""
+        """Write the fit to one safetensors file: the net, samples, bounds and scores. `bt.load` reads it.
+
+        Args:
+            path: The path of the file.
+        """
         tensors = {"net": torch.frombuffer(bytearray(io.to_bytes(self.network)), dtype=torch.uint8)}
         tensors["bounds"] = torch.tensor(self.bounds, dtype=torch.float64)
         tensors["measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
@@ -340,31 +399,34 @@ class Fit(Generic[N]):
         files.write_tensors(path, head, tensors)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each score of each restart."""
+        """Return one row for each score of each restart."""
         import pandas as pd
 
         return pd.DataFrame(self.measured, columns=["step", "restart", f"{self.criterion} of a sentence"])
 
     def _repr_html_(self) -> str:
+        """Return a description of the fit and its heads as HTML."""
         caption = f"{self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, restart {self.restart}"
-        caption += f", judged on {self.evaluated_on} by the {self.criterion}" + (
+        caption += f", scored by the {self.criterion} on {self.evaluated_on}" + (
             "" if self.finished else ", interrupted"
         )
         caption += "" if self.approximate is None else f"; approximate: {self.approximate}"
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             names = ", ".join(name for name in self.selectors if name not in self.matched)
-            caption += f"; heads of {names} as each draw has them: what is not learned tells them apart"
+            caption += f"; the heads of {names} are not aligned across draws, because they are not exchangeable"
         heads_html = self.heads._repr_html_() if self.selectors else ""
         return f"<p>{html.escape(repr(self.net))}<br>{html.escape(caption)}</p>{heads_html}"
 
     def _find_selector(self, name: str | None) -> NodeSpec:
+        """Return the selector of this name, by default the first one."""
         selectors = {spec.group.name: spec for spec in find_selectors(self.network)}
         if not selectors:
-            expected = "a net with a selector that hangs on no other node"
             names = [spec.group.name for spec in self.network.choices]
-            actual = f"{', '.join(names[:4])}, whose parents decide" if names else "none"
-            allowed = "posterior(...) of a node of a sentence of f.net" if names else None
-            raise BNetError("selector", expected=expected, actual=actual, allowed=allowed)
+            expected = "a net with a selector that has no parents"
+            if not names:
+                raise BNetError("selector", expected=expected, hint="This net has no latent choices")
+            hint = "Use posterior(...) of a node of a sentence of f.net"
+            raise BNetError("selector", expected=expected, actual=f"{', '.join(names[:4])} with parents", hint=hint)
         if name is None:
             return next(iter(selectors.values()))
         if not isinstance(name, str) or name not in selectors:
@@ -372,7 +434,7 @@ class Fit(Generic[N]):
         return selectors[name]
 
     def _find_readout(self, name: str | None, corpus: Batch | None = None) -> NodeSpec:
-        """The readout of this name, among those that the corpus observes; by default the first that no node reads."""
+        """Return the readout of this name that the corpus observes; by default the first that no other node reads."""
         readouts, reads = infer_fit_task(self.network).readouts, self.network.graph.out_edges
         candidates = {m.group.name: m for m in readouts if corpus is None or m.group.name in corpus.evidence}
         if name is not None and (not isinstance(name, str) or name not in candidates):
@@ -383,7 +445,7 @@ class Fit(Generic[N]):
     def _mean_over_draws(
         self, ranks: DistributedContext, corpus: Batch, fn: Callable[[Network, Batch], Tensor]
     ) -> Tensor:
-        """The mean of `fn` over the posterior draws for each sentence, `[sentence, ...]`."""
+        """Compute the mean of `fn` over the posterior draws for each sentence, `[sentence, ...]`."""
         shard = ranks.shard(corpus)
         nets = self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else []
         mean = sum((fn(net, shard) / len(nets) for net in nets), torch.zeros(()))
@@ -395,8 +457,8 @@ class Fit(Generic[N]):
     ) -> Iterator[DistributedContext]:
         """Share the sentences of a query among the ranks, which must agree on its settings.
 
-        If sentences share a draw this process computes all of them. If the choices were sampled because they cannot be
-        summed, the error names the queries that remain.
+        If all sentences share one draw, this process computes all of them. If the choices were sampled because they
+        cannot be summed, the error names the queries that are possible.
         """
         device = self.network.device
         local = nullcontext(DistributedContext(0, 1, device)) if has_corpus_choice else distributed_context(device)
@@ -409,19 +471,19 @@ class Fit(Generic[N]):
                 if not self.choices:
                     raise
                 raise UnsupportedError(
-                    "a fit with choices='sampled'",
-                    expected="a question about the sentences that it was fitted to: others have no table of choices",
-                    actual=f"one that needs the choices summed ({error.subject})",
-                    allowed="f.choices, P(c | x, y) of the data; f.check(data); f.to_arviz(); for all others a net "
+                    "this query",
+                    expected="the training data, because the fit has choices='sampled' and other sentences have no "
+                    f"table of choices; elimination is not possible ({error.subject})",
+                    hint="Use f.choices, P(c | x, y) of the training data; f.check(data); f.to_arviz(); or fit a net "
                     "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
                 ) from error
 
     def _read_data(self, data: object) -> Batch:
-        """Read data in any form, with the options of the fit."""
+        """Read data in any form of `fit`, with the options of the fit."""
         return read_batch(self.network, data, missing=self.missing, missing_option=MISSING_OPTION)
 
     def _posterior_networks(self, max_draws: int, ranks: DistributedContext | None = None) -> list[Network]:
-        """Nets of evenly spaced posterior draws; the net itself if there are no samples."""
+        """Return nets of evenly spaced posterior draws; the net itself if there are no samples."""
         nets = [self.network]
         if self.samples:
             sets = samples_to_parameters(self.network, self.samples)
@@ -432,12 +494,12 @@ class Fit(Generic[N]):
 
 
 def is_fit(path: str | os.PathLike[str]) -> bool:
-    """True for a file that `save` wrote; other defects of the file are errors of `load`."""
+    """Return True for a file that `save` wrote; `load` reports other defects of the file."""
     return files.has_format(path, FILE_DESCRIPTION, FORMAT)
 
 
 def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Fit[Network]:
-    """Read a fit that `save` wrote; the hash of all its bytes is checked."""
+    """Read a fit that `save` wrote, and check the hash of its bytes."""
     source = files.as_path(path)
     head, tensors = files.read_tensors(source, FILE_DESCRIPTION, FORMAT, VERSION)
     with files.wrap_read_errors(source, FILE_DESCRIPTION):
@@ -460,6 +522,7 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
 
 
 def _load_network(source: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
+    """Read the net of a fit from its bytes; errors name the file of the fit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "net.safetensors")
         path.write_bytes(content.numpy().tobytes())

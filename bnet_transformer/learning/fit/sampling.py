@@ -1,7 +1,7 @@
-"""`svi` and `nuts`: posterior samples of the learned parameters, by one model (`ParameterModel`).
+"""`svi` and `nuts`: posterior samples of the learned parameters. Both use one model, `ParameterModel`.
 
 `svi` fits a mean-field guide with the choices summed out (`VariationalOptimizer`) or sampled
-(`SampledChoicesOptimizer`). `nuts` runs Pyro's No-U-Turn sampler; its chains take one draw each in turn.
+(`SampledChoicesOptimizer`). `nuts` runs Pyro's No-U-Turn sampler; its chains draw in turn, one draw each.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import defer_interrupt
 
 SIMPLEX = constraints.simplex
-MEAN_FIELD_NOTE = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
-SAMPLED_CHOICES_NOTE = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
+MEAN_FIELD_NOTE = "the mean-field guide treats parameters as independent in the posterior and underestimates its spread"
+SAMPLED_CHOICES_NOTE = "; choices are sampled, not summed, and treated as independent given the sentence"
 CHOICE_SAMPLES = 8  # samples of the choices of each sentence for one gradient
-MAX_INIT_TRIES = 100  # draws of the prior that are tried as a start with finite density
-INIT_JITTER = 0.1  # standard deviation of the first chain's start around the parameters of the net
+MAX_INIT_TRIES = 100  # draws from the prior that are tried as a start with finite density
+INIT_JITTER = 0.1  # standard deviation of the start of the first chain around the parameters of the net
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
-WARMUP_NOTE = "interrupted in the warmup: nothing is drawn yet, and the net is the likeliest that was come to"
+WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
 
 
 class ParameterModel:
@@ -58,7 +58,7 @@ class ParameterModel:
         self.device = objective.device
 
     def prior(self, name: str) -> Any:
-        """The prior distribution of one parameter; tables are probabilities."""
+        """Return the prior distribution of one parameter; tables are probabilities."""
         like = self.network.parameters[name].detach().to(self.device)
         if name in self.learned.tables:
             prior = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
@@ -66,7 +66,7 @@ class ParameterModel:
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
     def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
-        """Minus the log density of the unconstrained parameters `z`, by site, for NUTS."""
+        """Return minus the log density of the unconstrained parameters `z`, by site, for NUTS."""
         # NUTS moves in R^n, so a probability vector is mapped by the stick-breaking bijection (Stan Reference Manual,
         # "Unit simplex"). The density of z is the density of the parameters times |d parameters / d z|.
         values, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
@@ -81,14 +81,15 @@ class ParameterModel:
 
 
 def to_site_name(name: str) -> str:
-    """The name of the Pyro site of a parameter."""
+    """Return the name of the Pyro site of a parameter."""
     return name.replace(".", "_")
 
 
 class VariationalOptimizer(RestartOptimizer):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight.
 
-    The parameters of the guide are `log_concentration/`, `mean/` and `log_spread/` with the name of the parameter.
+    The parameters of the guide are `log_concentration/`, `mean/` and `log_spread/`, each followed by the name of the
+    parameter.
     """
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
@@ -97,7 +98,7 @@ class VariationalOptimizer(RestartOptimizer):
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
             if name in self.model.learned.tables:
-                rows = value[0].numel() // value.shape[-1]  # as if each sentence had observed one row once
+                rows = value[0].numel() // value.shape[-1]  # the initial counts: each sentence observed one row once
                 values[f"log_concentration/{name}"] = (value.softmax(-1) * len(self.corpus) / rows + 1.0).log()
             else:
                 values[f"mean/{name}"] = value.clone()
@@ -110,7 +111,7 @@ class VariationalOptimizer(RestartOptimizer):
         self.best = self.best[0], 0, self.sets.get(0)
 
     def guide(self, guide_parameters: dict[str, Tensor]) -> dict[str, Any]:
-        """The distribution of each parameter, given the parameters of the guide."""
+        """Return the distribution of each parameter, given the parameters of the guide."""
         distributions = {}
         for name in self.model.learned.names:
             if name in self.model.learned.tables:
@@ -123,17 +124,18 @@ class VariationalOptimizer(RestartOptimizer):
         return distributions
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The evidence lower bound per sentence, from one draw of the parameters, `[1]`, and its gradient.
+        """Compute the evidence lower bound per sentence from one draw of the parameters, `[1]`, and its gradient.
 
-        Under torchrun all ranks draw the same parameters; each adds the likelihood of its shard and an equal part of
-        the KL divergence from the prior.
+        Under torchrun all ranks draw the same parameters. Each rank adds the likelihood of its shard and an equal part
+        of the KL divergence from the prior.
         """
-        # ELBO = E_q[log P(y | x, theta)] - KL(q || prior). Both guides have reparameterised draws, Normal and Dirichlet
-        # (Kingma and Welling 2014; Figurnov, Mohamed and Mnih 2018), and the KL is exact, so one draw is enough.
+        # ELBO = E_q[log P(y | x, theta)] - KL(q || prior). Draws from both guides, Normal and Dirichlet, are
+        # reparameterised (Kingma and Welling 2014; Figurnov, Mohamed and Mnih 2018), and the KL is exact, so one draw
+        # is enough.
         seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         guide_parameters = {name: value[0] for name, value in leaves.items()}
-        with pyro.validation_enabled(False):  # NaN shows in the bound
+        with pyro.validation_enabled(False):  # a NaN makes the bound invalid
             guide = self.guide(guide_parameters)
             draws = {name: q.rsample() for name, q in guide.items()}
             kl = torch.stack([kl_divergence(q, self.model.prior(name)).sum() for name, q in guide.items()]).sum()
@@ -146,10 +148,10 @@ class VariationalOptimizer(RestartOptimizer):
     def likelihood(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the mean log evidence of the sentences of a step, and a surrogate with its gradient."""
+        """Compute this rank's part of the mean log evidence of a step's sentences, and a surrogate for its gradient."""
         indices = self.minibatch_indices(step)
         if indices is None and len(self.corpus_parts) == 1:
-            part = self.corpus_parts[0]  # whose factors may be cached
+            part = self.corpus_parts[0]  # the factors of this batch may be cached
         else:
             part = self.ranks.shard(self.corpus if indices is None else self.corpus.take(indices))
         zero = next(iter(parameters.values())).new_zeros(())
@@ -163,7 +165,7 @@ class VariationalOptimizer(RestartOptimizer):
         return "log evidence at the mean of the guide"
 
     def scores(self) -> list[float]:
-        """The log evidence per sentence at the mean of the guide, one value."""
+        """Return the log evidence per sentence at the mean of the guide, as a list of one value."""
         means = self.mean()
         total = torch.zeros((), dtype=self.network.dtype, device=self.ranks.device)
         with torch.no_grad():
@@ -172,13 +174,13 @@ class VariationalOptimizer(RestartOptimizer):
         return [float(self.ranks.all_reduce(total)) / len(self.validation)]
 
     def mean(self) -> dict[str, Tensor]:
-        """The mean of the guide, as parameters of the net."""
+        """Return the mean of the guide, as parameters of the net."""
         means = {name: q.mean for name, q in self.guide(self.sets.get(0)).items()}
         return to_parameters(self.network, means)
 
 
 class SampledChoicesOptimizer(VariationalOptimizer):
-    """A mean-field guide that samples the choices, for nets whose choices are too many to be summed.
+    """A mean-field guide that samples the choices, for nets whose choices have too many joint states to be summed.
 
     Each choice of each sentence and word has a table of logits in the guide, `choice/...`.
     """
@@ -192,15 +194,16 @@ class SampledChoicesOptimizer(VariationalOptimizer):
         observed = [name for name in names if name in self.corpus.evidence]
         if observed:
             actual = f"'sampled', with {', '.join(observed)} observed"
-            raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", actual=actual)
+            expected = "'exact', because observed choices cannot be sampled"
+            raise BNetError("choices", expected=expected, actual=actual)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
         for spec in self.network.choices:
             name = spec.group.name
             if spec.tpm.states is None or spec.scope == "corpus":
-                kind = "drawn for the corpus" if spec.scope == "corpus" else "a word that is read"
+                kind = "drawn for the corpus" if spec.scope == "corpus" else "the position of a word"
                 expected = "choices of sentences or words, each with a fixed number of states"
-                raise BNetError("choices", expected=expected, actual=f"{name}, {kind}", allowed="exact")
+                raise BNetError("choices", expected=expected, actual=f"{name}, {kind}", hint="Use choices='exact'")
             shape = (1, len(self.corpus), *get_plate_sizes(self.network, spec, words), spec.tpm.states)
             values[f"choice/{name}"] = torch.zeros(shape, dtype=self.network.dtype, device=self.ranks.device)
         self.initialize(values)
@@ -208,7 +211,7 @@ class SampledChoicesOptimizer(VariationalOptimizer):
     def likelihood(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the mean bound of the sentences of a step, from a few samples of their choices."""
+        """Compute this rank's part of the mean bound of the sentences of a step, from samples of their choices."""
         # Discrete samples have no reparameterised gradient: the surrogate has the score function gradient,
         # E[(f - baseline) grad log q], with the mean of the other samples as baseline. A baseline that does not depend
         # on the sample keeps the estimate unbiased and reduces its variance (Kool, van Hoof and Welling 2019, RLOO).
@@ -227,7 +230,7 @@ class SampledChoicesOptimizer(VariationalOptimizer):
         return "lower bound on the log evidence at the mean of the guide"
 
     def scores(self) -> list[float]:
-        """The bound per sentence at the mean of the guide, one value; the seed is fixed, so that steps compare."""
+        """Return the bound per sentence at the mean of the guide; the seed is fixed, so that steps are comparable."""
         seed_rngs(derive_seed(self.seed, "judge"), self.ranks.device)
         with torch.no_grad():
             batches = torch.arange(len(self.corpus), device=self.ranks.device).split(DEFAULT_BATCH_SIZE)
@@ -238,9 +241,9 @@ class SampledChoicesOptimizer(VariationalOptimizer):
     def _sample_log_probs(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], indices: Tensor, power: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """`log P(y, choices)` and `log q(choices)` of samples for some sentences, both `[draw, sentence]`.
+        """Sample the choices of some sentences; return `log P(y, choices)` and `log q(choices)`, `[draw, sentence]`.
 
-        Under torchrun all ranks draw the samples of all these sentences, and each returns its shard.
+        Under torchrun all ranks draw the samples of all these sentences, and each rank returns its shard.
         """
         shard = self.ranks.shard(indices)
         part = self.corpus.take(shard)
@@ -252,7 +255,7 @@ class SampledChoicesOptimizer(VariationalOptimizer):
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
             log_q = Categorical(logits=logits[shard], validate_args=False).log_prob(s)
             present = None if part.mask is None or group.word_stack is None else part.mask.get(group.word_stack)
-            if present is not None:  # log P(choices) has no terms of absent words, so log q must have none
+            if present is not None:  # log P(choices) has no terms for absent words, so log q must have none
                 log_q = log_q * present[:, *[None] * len(group.plates)]
             log_q_sum = log_q_sum + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
             states[group.name] = s.flatten(0, 1)
@@ -294,7 +297,7 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
 
 
 class NUTSChain:
-    """One chain of NUTS: its random state, its samples after the warmup, and the statistics of each sample."""
+    """One chain of NUTS: its random state, its draws after the warmup, and the statistics of each draw."""
 
     def __init__(self, model: ParameterModel, problem: FitProblem, warmup: int, index: int) -> None:
         self.model, self.corpus, self.warmup, self.index = model, problem.corpus, warmup, index
@@ -311,7 +314,7 @@ class NUTSChain:
 
     def advance(self) -> None:
         """Run one step of the warmup, or one draw."""
-        # Pyro exposes the acceptance rate only as a private running mean m: that of draw n is n m_n - (n - 1) m_(n-1).
+        # Pyro exposes the acceptance rate only as a private running mean m. That of draw n is n m_n - (n - 1) m_(n-1).
         before, mean = self.num_evaluations, self.kernel._mean_accept_prob
         with self._use_rng_state():
             self.z = self.kernel.sample(self.z)
@@ -329,21 +332,23 @@ class NUTSChain:
         self.samples.append(self.parameters())
 
     def log_density(self) -> float:
-        """The log density of the current state, of the unconstrained parameters."""
+        """Return the log density of the current state, in the unconstrained parameters."""
         with torch.no_grad():
             return -float(self.model.potential(self.corpus, self.z))
 
     def parameters(self) -> dict[str, Tensor]:
-        """The current state as parameters, with tables as probabilities."""
+        """Return the current state as parameters, with tables as probabilities."""
         values = {name: self.z[to_site_name(name)].detach() for name in self.model.learned.names}
         return {k: biject_to(SIMPLEX)(v) if k in self.model.learned.tables else v for k, v in values.items()}
 
     def _potential(self, z: dict[str, Tensor]) -> Tensor:
+        """Evaluate the potential, and count the evaluation."""
         self.num_evaluations += 1
         return self.model.potential(self.corpus, z)
 
     @contextmanager
     def _use_rng_state(self) -> Iterator[None]:
+        """Use the random state of this chain in a block, and save it afterwards."""
         device = self.model.device
         torch.set_rng_state(self.rng_state[0])
         if device.type == "cuda":
@@ -353,12 +358,12 @@ class NUTSChain:
 
 
 def _get_rng_state(device: torch.device) -> list[Tensor]:
-    """The states of the random generators: of the CPU, and of the device if it is a GPU."""
+    """Return the states of the random generators: of the CPU, and of the device if it is a GPU."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def init_chain(model: ParameterModel, corpus: Batch, index: int) -> dict[str, Tensor]:
-    """The unconstrained start of a chain: near the parameters of the net for the first, a prior draw for the others.
+    """Draw the unconstrained start of a chain: near the parameters of the net for chain 0, else from the prior.
 
     Dispersed starts let R-hat detect chains that have not mixed (Gelman and Rubin 1992).
     """
@@ -376,14 +381,13 @@ def init_chain(model: ParameterModel, corpus: Batch, index: int) -> dict[str, Te
                 return z
     raise BNetError(
         f"chain {index}",
-        expected=f"a start with a finite density, among {MAX_INIT_TRIES} draws of the prior",
-        actual="none",
-        allowed="a smaller spread=, float64",
+        expected=f"a start with a finite density; {MAX_INIT_TRIES} draws from the prior have none",
+        hint="Use a smaller spread=, or a net in float64",
     )
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
-    """Fit by NUTS. The chains draw in turn, so all have the same number of draws after an interrupt.
+    """Fit by NUTS. The chains draw in turn, so after an interrupt all have the same number of draws.
 
     Under torchrun the chains are distributed over the ranks; each chain uses all sentences.
 
@@ -399,8 +403,8 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
     """
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
     if problem.batch is not None and problem.batch < len(corpus):
-        expected = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
-        raise BNetError("batch", expected=expected, actual=problem.batch, allowed="svi")
+        expected = f"None or all {len(corpus)} sentences, because NUTS requires the whole likelihood"
+        raise BNetError("batch", expected=expected, actual=problem.batch, hint="Use method='svi' for minibatches")
     chains, is_finished = _run_chains(problem, method)
     draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
     fields: dict[str, Any] = {"approximate": WARMUP_NOTE}
@@ -431,14 +435,14 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
                 stop = ranks.any(bool(interrupts))
                 bar.update()
                 bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
-            bar.refresh()  # a short fit shows its last state too
+            bar.refresh()  # so that a short fit also shows its last state
     return chains, done == steps
 
 
 def _gather_chains(
     chains: list[NUTSChain], count: int, ranks: DistributedContext
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, Tensor]]:
-    """Gather the draws and statistics of all chains, in the order of the chains, and the state of highest density."""
+    """Gather the draws and statistics of all chains in the order of the chains, and the state of highest density."""
     local: dict[int, Any] = {}
     for chain in chains:
         draws = {k: torch.stack([draw[k] for draw in chain.samples]).cpu() for k in (chain.samples or [{}])[0]}

@@ -1,8 +1,8 @@
-"""Training by gradient, text generation and forecasts: `train`, `generate` and `iterate`, for any declaration.
+"""Training by gradient descent, text generation and forecasts, for any declaration: `train`, `generate` and `iterate`.
 
-`configs` has the options, `trainer` the loss and one step, `loop` (`train`) all steps with evaluation and checkpoints.
-`incremental_decoding` computes one word at a time with a KV cache; `generate` chooses the words. `forecast` (`iterate`)
-continues series of real-valued words.
+`configs` contains the options, `trainer` the loss and one step, and `loop` (`train`) the loop over the steps with
+evaluation and checkpoints. `incremental_decoding` computes one word at a time with a KV cache, and `generate` chooses
+the words. `forecast` (`iterate`) continues series of real-valued words.
 """
 
 from bnet_transformer._core.distributed import single_process

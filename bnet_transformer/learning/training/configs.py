@@ -1,4 +1,4 @@
-"""Configs of a run: the optimizer and its schedule, early stopping, execution of a step, and the loop."""
+"""Configs of a run: the optimizer and its schedule, early stopping, the execution of a step, and the loop."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": to
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW and the schedule of its learning rate.
+    """The AdamW optimizer and the schedule of its learning rate.
 
     Args:
-        rate: The highest rate, 0.001 where it is None; with the schedule `"noam"` a factor, 1 where it is None.
-        schedule: `"constant"`, `"cosine"` (to 0 at the last step) or `"noam"`.
-        warmup: Steps in which the rate rises.
-        dim: The width of the states, for `"noam"`; None for that of the net.
+        rate: The peak learning rate, 0.001 by default. For the schedule `"noam"` it is a factor, 1 by default.
+        schedule: `"constant"`, `"cosine"` (decay to 0 at the last step) or `"noam"` (Vaswani et al. 2017).
+        warmup: The number of steps in which the learning rate rises linearly.
+        dim: The width of the hidden states, for the schedule `"noam"`; by default the width of the net.
         betas: The decay rates of the first and second moment.
-        eps: A term added to the denominator, which keeps the division finite.
-        weight_decay: The decay of matrices and tables; biases and gains do not decay.
-        clip: The greatest length of the gradient; None for any.
+        eps: A term that is added to the denominator for numerical stability.
+        weight_decay: The weight decay of matrices and tables. Biases and gains do not decay.
+        clip: The maximum norm of the gradient; None for no clipping.
 
     Raises:
         BNetError: If an option is out of range.
@@ -81,10 +81,10 @@ class EarlyStopping:
     """When training stops early.
 
     Args:
-        patience: Held-out losses that are not better than the best one after which training ends; the net of the best
-            one is the result. None for all steps. It needs `held_out`.
-        bound: The loss above which training stops with an error, as it does for a loss that is not finite; None for no
-            bound.
+        patience: The number of consecutive held-out losses without an improvement after which training stops. The
+            result is then the net with the lowest held-out loss. It requires `held_out`. None runs all steps.
+        bound: The maximum loss. Training stops with an error if the loss is above it or not finite. None for no
+            maximum.
 
     Raises:
         BNetError: If an option is out of range.
@@ -104,18 +104,26 @@ class EarlyStopping:
             set_frozen(self, bound=check_float("bound", self.bound))
 
     def is_valid(self, loss: float, grad_norm: float = 0.0) -> bool:
-        """True if training may continue after this loss and gradient norm."""
+        """Return True if training may continue after this loss and gradient norm.
+
+        Args:
+            loss: The loss of the step.
+            grad_norm: The norm of the gradient of the step.
+
+        Returns:
+            True if both are finite and the loss is at most `bound`.
+        """
         return math.isfinite(loss + grad_norm) and (self.bound is None or loss <= self.bound)
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a step is executed; results are equal up to rounding.
+    """How a step is executed. The results of all settings are equal up to rounding.
 
     Args:
-        precision: None for that of the net, or `"bfloat16"` for products in bfloat16. The name of the net's dtype is
-            accepted too.
-        compile: True compiles the net and its loss by torch.compile.
+        precision: `"bfloat16"` computes matrix products in bfloat16. None uses the dtype of the net; the name of this
+            dtype is also accepted.
+        compile: True compiles the net and its loss with `torch.compile`.
 
     Raises:
         BNetError: If an option has no such value.
@@ -135,7 +143,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The options of `train` that determine its losses, given the net and the data."""
+    """The options of `train` that, with the net and the data, determine the losses."""
 
     batch: int = 32
     smoothing: float = 0.0
@@ -148,7 +156,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         set_frozen(self, batch=check_int("batch", self.batch), smoothing=check_float("smoothing", self.smoothing))
         if not 0 <= self.smoothing < 1:
-            raise BNetError("smoothing", expected="a share below 1", actual=self.smoothing)
+            raise BNetError("smoothing", expected="a number of at least 0 and below 1", actual=self.smoothing)
         if self.words is not None:
             set_frozen(self, words=check_int("words", self.words))
         set_frozen(self, seed=check_seed(self.seed))
@@ -157,14 +165,14 @@ class TrainConfig:
                 raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", actual=getattr(self, option))
 
     def check(self, task: Task) -> None:
-        """Raise an error for an option that does not apply to the net."""
+        """Raise an error if an option does not apply to the net."""
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
-            raise BNetError("smoothing", expected="0, for a readout is real-valued", actual=self.smoothing)
+            raise BNetError("smoothing", expected="0, because a readout is real-valued", actual=self.smoothing)
         precision, dtype = self.execution.precision, task.network.dtype
         requested = PRECISIONS.get(precision or "")
         if requested not in (None, torch.bfloat16, dtype):
-            allowed = f"net.to({requested}), or precision='bfloat16'"
-            raise BNetError("precision", expected=f"that of the net, {dtype}", actual=precision, allowed=allowed)
+            hint = f"Convert the net with net.to({requested}), or use precision='bfloat16'"
+            raise BNetError("precision", expected=f"the dtype of the net, {dtype}", actual=precision, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ class LoopConfig:
     Args:
         every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a run.
         checkpoints: The folder of checkpoints; None for no checkpoints.
-        progress: True for a progress bar, False for none, None for one in a terminal.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
     """
 
     every: int | None = None
@@ -188,7 +196,7 @@ class LoopConfig:
 
     @property
     def shared_settings(self) -> tuple[object, ...]:
-        """The settings that all ranks must share, because they wait for each other at an evaluation."""
+        """The settings that must be equal on all ranks, because the ranks wait for each other at an evaluation."""
         return self.every, None if self.checkpoints is None else self.checkpoints.resume
 
     @property
@@ -197,18 +205,18 @@ class LoopConfig:
         return self.checkpoints is not None and self.checkpoints.create_path().exists()
 
     def is_evaluation_step(self, step: int, steps: int) -> bool:
-        """True if the run evaluates and saves after this step; always after the last step."""
+        """Return True if the run evaluates and saves after this step. The last step always does."""
         return step % (self.every or max(1, steps // 10)) == 0 or step == steps
 
     def progress_bar(self, ranks: DistributedContext, steps: int, initial: int, unit: str = "step") -> Any:
-        """The progress bar of a run; only the main process shows it."""
+        """Create the progress bar of a run. Only the main process shows it."""
         hide = True if not ranks.is_main_process or self.progress is False else False if self.progress else None
         return tqdm(total=steps, initial=initial, disable=hide, unit=unit, leave=False)
 
 
 @contextmanager
 def defer_interrupt() -> Iterator[list[int]]:
-    """Record Ctrl-C in the yielded list, so that the step finishes first; a second Ctrl-C interrupts at once."""
+    """Record Ctrl-C in the yielded list, so that the step finishes first. A second Ctrl-C interrupts immediately."""
     interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
@@ -227,7 +235,7 @@ def defer_interrupt() -> Iterator[list[int]]:
 
 
 def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
-    """The learning rate as a function of the step, counted from 1.
+    """Return the learning rate as a function of the step, counted from 1.
 
     >>> noam = create_schedule("noam", None, 400, 1000, 512)
     >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
@@ -237,7 +245,8 @@ def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim:
     if kind == "noam":  # Vaswani et al. 2017, equation 3
         if warmup < 1 or dim is None:
             actual = f"warmup={warmup}, dim={dim}"
-            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", actual=actual)
+            expected = "warmup= of at least 1 and the width of the hidden states, dim="
+            raise BNetError("schedule='noam'", expected=expected, actual=actual)
         return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
     def schedule(step: int) -> float:

@@ -1,4 +1,4 @@
-"""`iterate`: autoregressive forecasts of a net with real-valued words; `windows` of a series, to train it."""
+"""`iterate`: autoregressive forecasts of a net with real-valued words; `windows`: training data from a series."""
 
 from __future__ import annotations
 
@@ -39,25 +39,28 @@ def iterate(
 ) -> Tensor:
     """Forecast the next `steps` words after a window of real-valued words.
 
-    The output of each word predicts the word `ahead` positions later, so the last `ahead` outputs are new words; the
-    net reads them in the next pass.
+    The output of each word predicts the word `ahead` positions later. The last `ahead` outputs are therefore new words,
+    and the net reads them in the next pass.
 
     Args:
-        network: A net with one real-valued readout or state.
+        network: A net with one real-valued readout or hidden state.
         window: The first words, `[..., word, dim]`; leading dims are a batch. A net with two stacks reads the window in
-            one stack and continues in the other, from the last word of the window; a mapping from stack to words
-            gives both.
+            one stack and continues in the other, from the last word of the window. A mapping from stack to words
+            gives the words of both stacks.
         steps: The number of new words.
-        ahead: How many positions later the predicted word is; None for 1 in a causal net, and otherwise the number of
-            words of the window.
-        grow: True reads all words from the first, False as many of the last words as the window has; None for the
-            default of the net.
-        sample: True samples a Normal readout, False continues with its mean.
+        ahead: The number of positions between a word and the word that it predicts. By default 1 for a causal net, and
+            otherwise the number of words of the window.
+        grow: True reads all words from the first one. False reads as many of the last words as the window has. By
+            default only a net with two stacks in which no word reads a later one grows.
+        sample: True samples from a Normal readout, False uses its mean.
         seed: The seed of the samples.
-        module: A compiled module of this net in evaluation mode, if there is one already.
+        module: A compiled module of this net in evaluation mode, to reuse it; None compiles the net.
 
     Returns:
         The new words, `[..., steps, dim]`.
+
+    Raises:
+        BNetError: If an option is out of range, or the net cannot forecast words.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -69,18 +72,18 @@ def iterate(
     check_choice("sample", sample, (True, False))
     check_seed(seed)
     if seed and not sample:
-        raise BNetError("seed", expected="0: without sample=True nothing is drawn", actual=seed)
+        raise BNetError("seed", expected="0, because it is used only with sample=True", actual=seed)
     is_usable = isinstance(module, CompiledModule) and module.network is network and not module.training
     if module is not None and not is_usable:
-        expected = "net.module().eval() of this very net, or None"
+        expected = "None, or net.module().eval() of the same net"
         raise BNetError("module", expected=expected, actual=type(module).__name__)
     steps, output = check_int("steps", steps), find_forecast_output(network)
     if sample and output.spec.tpm.kind != "continuous":
-        raise BNetError("sample", expected="a net with a Normal readout", actual=f"the state {output.spec.group.name}",
-                        allowed="sample=False")  # fmt: skip
+        actual = f"{output.spec.group.name}, which has no distribution"
+        raise BNetError("sample", expected="a net with a Normal readout", actual=actual, hint="Use sample=False")
     x, dims = _read_window(output, window)
     num_read, size = x[output.stack].shape[1], math.prod((*dims, steps, *output.spec.shape))
-    # Twice: the forecast, and the check that it is finite.
+    # Factor 2: the forecast, and the check that it is finite.
     check_memory("steps", 2 * size * x[output.stack].element_size(), "fewer steps=")
     ahead, grow = output.resolve_ahead(num_read, ahead), output.should_grow(grow)
     longest = num_read + ahead * ((steps - 1) // ahead) if grow else num_read
@@ -101,15 +104,21 @@ def iterate(
 
 
 def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
-    """All windows of a series, and the words `ahead` positions later, both `[window, word, dim]`.
+    """Return all windows of a series, and the same windows `ahead` positions later.
 
-    The pair is data for `train`; `iterate` with the same `ahead` then continues the series. The default `ahead` of
-    `iterate` is 1 for a causal net, and otherwise `words`.
+    The pair is training data for `train`. `iterate` with the same `ahead` then continues the series. The default
+    `ahead` of `iterate` is 1 for a causal net, and otherwise `words`.
 
     Args:
-        series: The series, `[..., word, dim]`.
+        series: The series, `[..., word, dim]`; leading dims are several series.
         words: The number of words of a window.
-        ahead: How many positions later the target of a word is.
+        ahead: The number of positions between a word and its target.
+
+    Returns:
+        The windows and their targets, both `[window, word, dim]`.
+
+    Raises:
+        BNetError: If the series has fewer than `words + ahead` words.
 
     >>> x, y = windows([[0.0], [1.0], [2.0], [3.0]], words=2, ahead=1)
     >>> x.tolist(), y.tolist()
@@ -118,7 +127,7 @@ def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
     values = to_reals("series", series)
     words, ahead = check_int("words", words), check_int("ahead", ahead)
     if values.dim() < 2 or values.shape[-2] < words + ahead:
-        expected = f"[..., word, dim], at least {words + ahead} words: {words} and {ahead} further on"
+        expected = f"shape [..., word, dim] with at least {words + ahead} words: words={words} plus ahead={ahead}"
         raise BNetError("series", expected=expected, actual=f"shape {tuple(values.shape)}")
     cut = values.unfold(-2, words, 1).movedim(-1, -2)  # [..., window, word, dim]
     count = values.shape[-2] - words - ahead + 1
@@ -130,8 +139,8 @@ def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
 class ForecastOutput:
     """The output of a net that predicts words.
 
-    `spec` is the node, `stack` the stack that it continues, and `later_arrow` an arrow by which a word reads a later
-    one; None for a causal net.
+    `spec` is the node, and `stack` the stack that it continues. `later_arrow` is an arrow by which a word reads a later
+    word; it is None for a causal net.
     """
 
     task: Task
@@ -140,27 +149,27 @@ class ForecastOutput:
     later_arrow: str | None
 
     def resolve_ahead(self, num_read: int, requested: int | None) -> int:
-        """The number of positions between a word and the word that it predicts, if `num_read` words are read."""
+        """Return the number of positions between a word and the word that it predicts, for `num_read` input words."""
         pooled, name = self.spec.group.word_stack is None, self.spec.group.name
         if requested is None:
             return 1 if pooled or self.later_arrow is None else num_read
         if check_int("ahead", requested) > (1 if pooled else num_read):
-            expected = f"at most the {num_read} words of the window"
-            expected = f"1, for {name} is one for all words" if pooled else expected
+            expected = f"at most {num_read}, the number of words of the window"
+            expected = f"1, because {name} has one value for all words" if pooled else expected
             raise BNetError("ahead", expected=expected, actual=requested)
         return requested
 
     def should_grow(self, requested: bool | None) -> bool:
-        """True if all words from the first are read, not only as many as the window has."""
+        """Return True if all words from the first one are read, and not only as many as the window has."""
         check_choice("grow", requested, (True, False, None))
         if requested and self.later_arrow is not None and self.spec.group.word_stack is not None:
-            expected = "a net in which no word reads a later one"
-            raise BNetError("grow", expected=expected, actual=self.later_arrow, allowed="grow=False")
+            expected = "a net in which no word reads a later word"
+            raise BNetError("grow", expected=expected, actual=self.later_arrow, hint="Use grow=False")
         return len(self.task.stacks) > 1 and self.later_arrow is None if requested is None else requested
 
 
 def find_forecast_output(network: Network) -> ForecastOutput:
-    """Find the output that predicts words; raise an error that says why if there is none."""
+    """Find the output that predicts words; raise an error that names the reason if there is none."""
     network.check_single_dtype()
     check_has_words(network, "iterate")
     task = infer_task(network)
@@ -171,44 +180,44 @@ def find_forecast_output(network: Network) -> ForecastOutput:
     if stack is None:
         stack = group.stack if len(task.stacks) > 1 else task.stacks[0]
     if len(names) > 1 or group.plates or spec.tpm.kind == "discrete" or stack not in task.encoders:
-        expected = "a net with one real-valued readout, or state, that tells a word"
+        expected = "a net with one real-valued readout or hidden state that predicts a word"
         actual = ", ".join(f"{name} ({type(network.get_spec(name).tpm).__name__})" for name in names)
-        raise BNetError("iterate", expected=expected, actual=actual, allowed="generate, for words of a vocabulary")
+        hint = "Use generate for words of a vocabulary"
+        raise BNetError("iterate", expected=expected, actual=actual, hint=hint)
     needed = network.ancestral_specs(spec)
     _check_inputs(task, needed)
     if spec.shape != task.encoders[stack].spec.shape:
-        expected = f"words of shape {task.encoders[stack].spec.shape}, as are read"
+        expected = f"an output of shape {task.encoders[stack].spec.shape}, the shape of the words"
         raise BNetError("iterate", expected=expected, actual=f"{name} of shape {spec.shape}")
     if task.encoders[stack].spec not in needed:
-        raise BNetError("iterate", expected="an output that follows from the words", actual=name)
+        raise BNetError("iterate", expected="an output that depends on the words", actual=name)
     return ForecastOutput(task, spec, stack, find_noncausal_arrow(network, spec, stack))
 
 
 def _check_inputs(task: Task, specs: list[NodeSpec]) -> None:
-    """Raise an error for nodes whose value is unknown at new words: choices, words of a vocabulary, other inputs."""
+    """Raise an error for inputs and choices that have no value at new words."""
     word_inputs = {encoder.spec.group.index for encoder in task.encoders.values()}
     for spec in specs:
         name, tpm = spec.group.name, spec.tpm
         if tpm.kind == "input":
             if tpm.default is None and tpm.states is not None:
-                actual = f"{name}, one of {tpm.states} states"
-                raise BNetError("iterate", expected="words that are vectors", actual=actual, allowed="generate")
+                actual = f"{name}, which has {tpm.states} states"
+                raise BNetError("iterate", expected="words that are vectors", actual=actual, hint="Use generate")
             if tpm.default is None and spec.group.index not in word_inputs:
-                raise BNetError("iterate", expected="no given nodes but the words", actual=name)
+                raise BNetError("iterate", expected="a net with no given nodes other than the words", actual=name)
         elif tpm.is_random and spec is not specs[-1]:
-            expected = "no random choice beneath what is told"
-            raise BNetError("iterate", expected=expected, actual=name, allowed="combine='concat'")
+            expected = "a net in which the forecast does not depend on latent choices"
+            raise BNetError("iterate", expected=expected, actual=name, hint="Use a net with combine='concat'")
 
 
 def _read_window(output: ForecastOutput, window: object) -> tuple[dict[str, Tensor], tuple[int, ...]]:
-    """The words of every stack as `[batch, word, dim]`, and the leading dims of the batch."""
+    """Return the words of every stack as `[batch, word, dim]`, and the leading dims of the batch."""
     task, stack = output.task, output.stack
     other_stacks = [name for name in task.stacks if name != stack]
     given = split_by_stack("window", window, task.stacks, stack)
     for name in other_stacks:
         if name not in given:
-            actual = f"only {', '.join(given) or 'nothing'}"
-            raise BNetError("window", expected=f"words of stack {name!r}", actual=actual)
+            raise BNetError("window", expected=f"words of stack {name!r}; it is missing")
     vectors = {name: _to_vectors(output, name, value) for name, value in given.items()}
     if stack not in vectors:
         vectors[stack] = _get_start_word(output, vectors[other_stacks[0]])
@@ -228,28 +237,28 @@ def _to_vectors(output: ForecastOutput, stack: str, window: object) -> Tensor:
     shape, value = output.task.encoders[stack].spec.shape, to_reals(subject, window)
     rank = 1 + len(shape)
     if value.dim() < rank or tuple(value.shape[value.dim() - len(shape) :]) != shape or not value.numel():
-        expected = f"[..., word, {', '.join(map(str, shape))}], at least one word"
+        expected = f"shape [..., word, {', '.join(map(str, shape))}] with at least one word"
         raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
     if not bool(value.isfinite().all()):
         *row, word = (~value.isfinite())[..., None].flatten(value.dim() - len(shape)).any(-1).nonzero()[0].tolist()
         where = f" of the window {row if len(row) > 1 else row[0]}" if row else ""
-        raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}{where}")
+        raise BNetError(subject, expected="finite numbers", actual=f"a NaN or infinity at word {word}{where}")
     return value.to(output.task.network.device, output.task.network.dtype)
 
 
 def _get_start_word(output: ForecastOutput, window: Tensor) -> Tensor:
-    """The first word of the second stack: the last one of the window."""
+    """Return the first word of the second stack, which is the last word of the window."""
     shape = output.task.encoders[output.stack].spec.shape
     last = window.narrow(window.dim() - 1 - len(shape), -1, 1)
     if tuple(last.shape[last.dim() - len(shape) :]) != shape:
-        allowed = "a mapping from stack, with the words to begin with"
-        expected = f"words of shape {shape}, as those of stack {output.stack!r}"
-        raise BNetError("window", expected=expected, actual=f"shape {tuple(window.shape)}", allowed=allowed)
+        hint = "Pass a mapping from stack to words, which contains the first words of this stack"
+        expected = f"words of shape {shape}, as in stack {output.stack!r}"
+        raise BNetError("window", expected=expected, actual=f"shape {tuple(window.shape)}", hint=hint)
     return last
 
 
 def _predict_mean(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
-    """The means of the predicted words, `[batch, word, dim]`; one word for a readout without words."""
+    """Compute the means of the predicted words, `[batch, word, dim]`; one word for a readout without words."""
     name = output.spec.group.name
     words: Tensor = module(x, want=[name])[name]
     words = words.unsqueeze(1) if output.spec.group.word_stack is None else words
@@ -257,22 +266,22 @@ def _predict_mean(module: CompiledModule, output: ForecastOutput, x: Values) -> 
 
 
 def _sample_words(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
-    """The predicted words, sampled from their distributions, `[batch, word, dim]`."""
+    """Sample the predicted words from their distributions, `[batch, word, dim]`."""
     spec = output.spec
     state, _ = module.run(ExecutionRequest((spec.group.name,), x))
     context, parents = gather_parents(state, spec)
     distribution = spec.tpm.distribution(context, *parents)
-    dims = [len(x[output.stack]), *[1] * (state.layout.rank - 1)]  # no open choices: the batch leads
+    dims = [len(x[output.stack]), *[1] * (state.layout.rank - 1)]  # no enumerated choices: the batch dim is first
     dims[state.layout.word_dim] = 1 if spec.group.word_stack is None else x[output.stack].shape[1]
     words: Tensor = distribution.expand(torch.Size(dims)).sample()
     return words.reshape(dims[0], -1, *spec.shape)
 
 
 def _check_finite(forecast: Tensor) -> None:
-    """Raise an error if a forecast has a number that is not finite, with its first step and window."""
+    """Raise an error if a forecast contains a number that is not finite; it names the first such step and window."""
     off = ~forecast.reshape(*forecast.shape[:2], -1).isfinite().all(-1)
     if bool(off.any()):
         step = int(off.any(0).nonzero()[0])
-        actual = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
-        allowed = f"at most steps={step}" if step else None
-        raise BNetError("iterate", expected="a rollout of finite numbers", actual=actual, allowed=allowed)
+        actual = f"a NaN or infinity at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
+        hint = f"Use at most steps={step}" if step else None
+        raise BNetError("iterate", expected="a forecast of finite numbers", actual=actual, hint=hint)

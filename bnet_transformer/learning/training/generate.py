@@ -26,13 +26,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DECODING_METHODS = ("greedy", "beam", "sample")
-MIN_TEMPERATURE = 1e-37  # below it the likeliest word is certain in every dtype; above its inverse all words are equal
+MIN_TEMPERATURE = 1e-37  # below it the likeliest word has probability 1 in every dtype; above its inverse all are equal
 Sampler = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Generated:
-    """The new words after each prompt, without the stop word: ids, words, and their log probability (`scores`)."""
+    """The new words after each prompt, without the stop word.
+
+    Attributes:
+        ids: The ids of the new words of each prompt.
+        words: The new words of each prompt.
+        scores: The log probability of the new words of each prompt.
+    """
 
     ids: tuple[tuple[int, ...], ...]
     words: tuple[tuple[str, ...], ...]
@@ -40,7 +46,7 @@ class Generated:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The words of each row, joined by spaces."""
+        """The new words of each prompt, joined by spaces."""
         return tuple(" ".join(row) for row in self.words)
 
     def __len__(self) -> int:
@@ -50,7 +56,7 @@ class Generated:
         return "\n".join(self.texts)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each prompt: `text`, `words` (their number), `score`."""
+        """Return one row for each prompt, with the columns `text`, `words` (the number of new words) and `score`."""
         import pandas as pd
 
         return pd.DataFrame({"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores})
@@ -83,24 +89,25 @@ def generate(
 
     Args:
         network: A net whose readout predicts the next word.
-        prompt: Text, a list of ids, or an array; a list of these (strings are texts) is a batch. For a net with two
-            stacks the source sentences, or a mapping from stack to words; None to begin with `start`.
+        prompt: Text, a list of ids, or an array. A list of these is a batch; a list of strings is a batch of texts. For
+            a net with two stacks: the source sentences, or a mapping from stack to words. None begins with `start`.
         method: `"greedy"`, `"sample"` or `"beam"`.
         length: The maximum number of new words.
-        beams: The beam width, 4 by default.
+        beams: The beam width of beam search, 4 by default.
         penalty: The length penalty of beam search (Wu et al. 2016), 0.6 by default.
         temperature: The temperature of sampling, 1 by default.
-        top_k: Sample from the `top_k` likeliest words only.
-        top_p: Sample from the smallest set of likeliest words with a probability of at least `top_p` (nucleus).
-        start: A word before each prompt.
-        stop: The word that ends a row.
+        top_k: Sample only from the `top_k` likeliest words; None for all words.
+        top_p: Sample only from the smallest set of likeliest words with a total probability of at least `top_p`
+            (nucleus sampling); None for all words.
+        start: The word before each prompt. By default the start word of the model, if there is no prompt in its stack.
+        stop: The word that ends a row; by default no word does.
         seed: The seed of sampling.
 
     Returns:
         The new words of each prompt, and their log probability.
 
     Raises:
-        BNetError: If an option is out of range or of another method, or the net cannot generate.
+        BNetError: If an option is out of range or belongs to another method, or the net cannot generate.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -149,17 +156,17 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
         elif name == "penalty":
             check_float(name, value, minimum=0)
         elif check_float(name, value, above=0) > 1 and name == "top_p":
-            raise BNetError(name, expected="a share above 0, at most 1", actual=value)
+            raise BNetError(name, expected="a number above 0 and at most 1", actual=value)
         required = "beam" if name in ("beams", "penalty") else "sample"
         if method != required:
-            allowed = f"method={required!r}"
-            raise BNetError(name, expected=f"None: method={method!r} has no use for it", actual=value, allowed=allowed)
+            expected = f"None, because method={method!r} does not use it"
+            raise BNetError(name, expected=expected, actual=value, hint=f"Use method={required!r}")
 
 
 def _encode_prompts(
     task: Task, stack: str, prompt: object, length: int, start: object, stop: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
-    """The words of the other stacks as a batch with its mask, and the prompts of `stack`."""
+    """Return the words of the other stacks as a batch with its mask, and the prompts of `stack`."""
     other_stacks = [name for name in task.stacks if name != stack]
     prompts = {} if prompt is None else split_by_stack("prompt", prompt, task.stacks, stack)
     batches = {name: _to_batch(value) for name, value in prompts.items()}
@@ -170,12 +177,12 @@ def _encode_prompts(
     begin = [] if start is None else [encoder.id(start)]
     rows = [[*begin, *encoder.encode(row).tolist()] for row in batches.get(stack, [])] or [begin]
     if not rows[0]:
-        raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", actual="none")
+        raise BNetError("prompt", expected=f"first words for stack {stack!r}", hint="Pass words, or start=")
     rows = rows * batch if len(rows) == 1 else rows
     for name in other_stacks:
         if len(batches.get(name, [])) != batch or len(rows) != batch:
             actual = {name: len(batches.get(name, [])), stack: len(rows)}
-            raise BNetError("prompt", expected="as many sentences in every stack", actual=actual)
+            raise BNetError("prompt", expected="the same number of sentences in every stack", actual=actual)
     words = {name: [task.encoders[name].encode(row) for row in batches[name]] for name in other_stacks}
     for name in other_stacks:
         task.encoders[name].check_length(max(len(row) for row in words[name]))
@@ -190,7 +197,7 @@ def _encode_prompts(
 
 
 def _to_batch(value: object) -> Sequence[object]:
-    """One sentence as a batch of one; a batch as it is."""
+    """Return one sentence as a batch of one sentence, and a batch as it is."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, np.ndarray) or is_dense(value):
@@ -202,7 +209,7 @@ def _to_batch(value: object) -> Sequence[object]:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts `[batch, word]`, padded, their lengths, the maximum number of new words, and the stop word."""
+    """The padded prompts `[batch, word]`, their lengths, the maximum number of new words, and the stop word."""
 
     ids: Tensor
     lengths: Tensor
@@ -216,13 +223,13 @@ class Prompts:
 
     @property
     def max_length(self) -> int:
-        """The maximum length of a row, with its new words."""
+        """The maximum length of a row, including its new words."""
         return int(self.lengths.max()) + self.max_new_words
 
     def force_prompt_words(self, log_probs: Tensor, position: int) -> Tensor:
-        """Replace the distribution of words inside a prompt: the word of the prompt is certain; `[batch, ..., states]`.
+        """Set the probability of the prompt's word to 1 at a position inside a prompt; `[batch, ..., states]`.
 
-        Rows start to generate at the shortest prompt, so longer prompts are decoded as if their words were chosen.
+        All rows start to generate after the shortest prompt, so the words of longer prompts are forced choices.
         """
         inside = position < self.lengths
         if not bool(inside.any()):
@@ -234,14 +241,14 @@ class Prompts:
         return torch.where(inside.reshape(-1, *dims, 1), forced.reshape(len(forced), *dims, -1), log_probs)
 
     def is_stop_word(self, words: Tensor, position: int) -> Tensor:
-        """Whether the words chosen at a position are stop words that end their rows; those of a prompt do not."""
+        """Return which of the words chosen at a position are stop words that end their rows; prompt words are not."""
         if self.stop_id is None:
             return torch.zeros_like(words, dtype=torch.bool)
         return (words == self.stop_id) & (position >= self.lengths)
 
 
 def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sampler) -> tuple[list[list[int]], Tensor]:
-    """Choose words one by one with `sample_word`; return the new words of each row and their log probability."""
+    """Choose words one by one with `sample_word`. Return the new words of each row and their log probability."""
     batch = len(prompts.ids)
     score = torch.zeros(batch, dtype=decoder.log_probs.dtype, device=prompts.ids.device)
     done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
@@ -264,10 +271,10 @@ def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sam
 def beam_search(
     decoder: IncrementalDecoder, prompts: Prompts, beams: int, penalty: float
 ) -> tuple[list[list[int]], Tensor]:
-    """Beam search: the best new words of each row by `log P / ((5 + n) / 6)^penalty` of n words, and their `log P`."""
+    """Beam search: find the new words of each row with the best `log P / ((5 + n) / 6)^penalty`, and their `log P`."""
     # Wu et al. 2016, equation 14. log P only decreases with more words and the penalty only increases, so the score of
-    # a live beam is at most log P / penalty(max_new_words): if that is not above the best ended beam, the row is done.
-    # At the first step all beams of a row are equal, so only beam 0 has a finite score.
+    # a live beam is at most log P / penalty(max_new_words). If this bound does not exceed the best ended beam, the row
+    # is done. At the first step all beams of a row are equal, so only beam 0 has a finite score.
     batch, states = decoder.log_probs.shape
     decoder.repeat(beams)
     device, first = prompts.ids.device, prompts.min_length
@@ -319,7 +326,7 @@ def _length_penalty(n: Tensor, penalty: float) -> Tensor:
 
 
 def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
-    """The new words of each row, out of those chosen after the shortest prompt."""
+    """Select the new words of each row from the words chosen after the shortest prompt."""
     skip = (prompts.lengths - prompts.min_length).tolist()
     return [row[a : a + n] for row, a, n in zip(chosen.tolist(), skip, length.tolist(), strict=True)]
 
@@ -327,9 +334,9 @@ def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list
 def create_sampler(
     temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device
 ) -> Sampler:
-    """A function that samples a word from `P^(1/temperature)`, restricted by `top_k` and `top_p`."""
-    # Nucleus sampling (Holtzman et al. 2020): keep the smallest set of likeliest words with probability >= top_p, so a
-    # word is removed if the words before it already have top_p.
+    """Create a function that samples a word from `P^(1/temperature)`, restricted by `top_k` and `top_p`."""
+    # Nucleus sampling (Holtzman et al. 2020): keep the smallest set of likeliest words with probability >= top_p. So a
+    # word is removed if the words before it already have a total probability of top_p.
     temperature = min(max(temperature, MIN_TEMPERATURE), 1 / MIN_TEMPERATURE)
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -349,5 +356,5 @@ def create_sampler(
 
 
 def sample_greedily(log_probs: Tensor) -> Tensor:
-    """The likeliest word of each row."""
+    """Choose the likeliest word of each row."""
     return log_probs.argmax(-1)

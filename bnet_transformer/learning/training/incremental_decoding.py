@@ -1,10 +1,11 @@
-"""Incremental decoding: the readout of one new word after another, with a KV cache.
+"""Incremental decoding: compute the readout for one new word after another, with a KV cache.
 
-The cache follows from the declaration: it holds the node groups of the stack that a word reads at other words (k and v
-of attention). All other groups are computed for the new word only; those that no word of the stack decides, once.
+The declaration determines the cache: it contains the node groups of the stack that a word reads at other words (k and v
+of attention). Other groups that depend on the words are computed only for the new word; groups that do not depend on
+them are computed once.
 """
 # Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change.
-# A step computes the groups of one word from cached values, O(n) for attention, where a full pass takes O(n^2).
+# A step computes the groups of one word from cached values in O(n) for attention; a full pass takes O(n^2).
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Li
 
 @dataclass
 class DecodingState:
-    """The state of a step: the index of the word, its values, and the cache `[rows, ..., max_length, ...]` by group."""
+    """The state of a step: the word index, its values, and the cache `[rows, ..., max_length, ...]` of each group."""
 
     max_length: int
     word: int = 0
@@ -40,10 +41,10 @@ Reader = Callable[[DecodingState], Tensor]
 
 
 class IncrementalDecoder:
-    """Computes the readout of one new word after another, for a batch of rows.
+    """Computes the readout for one new word after another, for a batch of rows.
 
     The constructor runs the compiled net once on the prompts `[batch, word]`, which fills the cache. `log_probs`,
-    `[rows, states]`, are those of the word after the last one.
+    `[rows, states]`, are the log probabilities of the word after the last one.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class IncrementalDecoder:
             part.copy_(part.index_select(0, rows))
 
     def step(self, ids: Tensor) -> Tensor:
-        """Append a word, `ids` is `[rows]`; return the log probabilities of the next one, `[rows, states]`."""
+        """Append one word to each row (`ids`, `[rows]`); return the log probabilities of the next, `[rows, states]`."""
         if self._operations is None:
             self._operations = self._compile_operations()
         state = self.state
@@ -112,6 +113,7 @@ class IncrementalDecoder:
         return self.log_probs
 
     def _write_cache(self, index: int, value: Tensor, word: int) -> None:
+        """Write the values of a group to the cache, from position `word` on."""
         axis, caches = self.layout.word_dim, self.state.kv_cache
         if index not in caches:
             shape = list(value.shape)
@@ -122,7 +124,7 @@ class IncrementalDecoder:
     # The operations of a step.
 
     def _compile_operations(self) -> list[Operation]:
-        """The operations of a step, in topological order: one for each node group, or for all maps of one vector."""
+        """Create the operations of a step in topological order: one for each node group, or for all maps of one x."""
         done: set[int] = set()
         operations: list[Operation] = []
         for spec in self.per_word_specs:
@@ -143,9 +145,11 @@ class IncrementalDecoder:
         return operations
 
     def _create_cache_operation(self, index: int) -> Operation:
+        """Create the operation that writes the value of the new word to the cache."""
         return lambda state: self._write_cache(index, state.values[index], state.word)
 
     def _create_operation(self, spec: NodeSpec) -> Operation:
+        """Create the operation that computes the value of a node group for the new word."""
         index, tpm = spec.group.index, spec.tpm
         readers = [self._create_reader(parent) for parent in spec.parents]
         fast = self._fuse_attention(spec) or self._fuse_concat(spec)
@@ -173,17 +177,18 @@ class IncrementalDecoder:
         return operation
 
     def _growing_mask(self, parent: ParentSpec, word: int) -> Tensor:
-        """The mask of the words up to this one that are read, `[1, word + 1]`."""
+        """Return the mask of the words up to this one that are read, `[1, word + 1]`."""
         positions, reach = self.positions[None, : word + 1], parent.reach
         if reach.kind == "mask":
             return torch.tensor([reach.table[word][: word + 1]], device=positions.device)
         return self.full_mask[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, positions, word + 1)
 
     def _is_growing(self, parent: ParentSpec) -> bool:
+        """Return True if the parent ranges over words whose number grows with each step."""
         return WORD in parent.over and parent.index in self.per_word_indices
 
     def _create_reader(self, parent: ParentSpec) -> Reader:
-        """A function that returns the value in a slot, aligned with the values of the new word."""
+        """Create a function that returns the value of a parent, aligned with the values of the new word."""
         axis, index, reach = self.layout.word_dim, parent.index, parent.reach.kind
         if index not in self.per_word_indices:
             value = self._align_static(parent, self.static_values[index])
@@ -197,7 +202,7 @@ class IncrementalDecoder:
         return lambda s: self._align_plates(parent, s.kv_cache[index].narrow(axis, 0, s.word + 1).unsqueeze(axis))
 
     def _align_static(self, parent: ParentSpec, value: Tensor) -> Tensor:
-        """Align a value that no word of the stack decides: that of the first word, of all words, or without words."""
+        """Align a value that depends on no word of the stack: of the first word, of all words, or without words."""
         axis = self.layout.word_dim
         if parent.reach.kind == "first":
             value = value.narrow(axis, 0, 1)
@@ -206,13 +211,14 @@ class IncrementalDecoder:
         return self._align_plates(parent, value)
 
     def _align_plates(self, parent: ParentSpec, value: Tensor) -> Tensor:
+        """Move the plate dims over which a parent ranges to new dims after the layout."""
         for plate in reversed(parent.over):
             if plate != WORD:
                 value = value.unsqueeze(self.layout.rank).transpose(self.layout.axis(plate), self.layout.rank)
         return value
 
     def _static_read_indices(self, parent: ParentSpec) -> tuple[Tensor, Tensor]:
-        """The indices and the mask of the entries that are read, for a dim that does not grow."""
+        """Return the indices and the mask of the entries that are read, for a dim that does not grow."""
         if WORD not in parent.over:
             size = self.network.graph.plate_sizes[parent.over[-1]]
             return torch.arange(size, device=self.execution.device), self.full_mask.new_ones(size)
@@ -224,10 +230,11 @@ class IncrementalDecoder:
             mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, count)
         return torch.arange(count, device=self.execution.device), mask
 
-    # Fusions for TPMs of the package: a step has one word, so its time goes to launching small products; fewer and
-    # larger ones give the same numbers.
+    # Fusions for TPMs of the package: a step has one word, so launching small products dominates its time. Fewer and
+    # larger products give the same numbers.
 
     def _is_linear_map(self, spec: NodeSpec) -> bool:
+        """Return True for a linear map with fixed weights of a vector of the same word."""
         if not isinstance(spec.tpm, Linear | Affine) or spec.tpm.dim is not None or len(spec.parents) != 2:
             return False
         W, x = spec.parents
@@ -235,14 +242,14 @@ class IncrementalDecoder:
         return is_static and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
 
     def _find_sibling_maps(self, spec: NodeSpec) -> list[NodeSpec]:
-        """All linear maps of the same vector; none if the vector has plates."""
+        """Find all linear maps of the same vector; none if the vector has plates."""
         source = spec.parents[1].index
         if self.network.specs[source].group.plates:
             return []
         return [s for s in self.per_word_specs if self._is_linear_map(s) and s.parents[1].index == source]
 
     def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
-        """`[W_q W_k W_v] x` as one product; the weights are concatenated once."""
+        """Compute `[W_q W_k W_v] x` as one product. The weights are concatenated once."""
         weights, biases, sizes_by_plate = [], [], self.network.graph.plate_sizes
         for spec in specs:
             W = self.static_values[spec.parents[0].index]
@@ -267,7 +274,7 @@ class IncrementalDecoder:
         return operation
 
     def _fuse_attention(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
-        """`softmax(q k) v` over the words so far; None for attention with other options."""
+        """Compute `softmax(q k) v` over the words so far; None for attention with other options."""
         tpm = spec.tpm
         if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
             return None
@@ -291,7 +298,7 @@ class IncrementalDecoder:
         return value
 
     def _fuse_concat(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
-        """`W_o [a^1 a^2 ...]` as one product; the matrices are concatenated once. None for another TPM."""
+        """Compute `W_o [a^1 a^2 ...]` as one product. The matrices are concatenated once. None for another TPM."""
         tpm = spec.tpm
         if not isinstance(tpm, Concat) or not tpm.mapped or spec.group.plates:
             return None
@@ -310,23 +317,23 @@ class IncrementalDecoder:
 
 
 def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
-    """Find the readout that predicts the next word, and its stack; raise an error that says why if there is none."""
-    expected = "a net whose one readout tells the next word, so that words can be chosen one by one"
+    """Find the readout that predicts the next word, and its stack; raise an error with the reason if there is none."""
+    expected = "a net whose only readout predicts the next word"
     if task.next_word is not None and task.encoders[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
         stack, states = readout.group.word_stack, readout.tpm.states
         arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
         if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
-            raise BNetError("generate", expected=expected, actual=f"one that reads later words: {arrow}",
-                            allowed="mask='causal'")  # fmt: skip
+            actual = f"a net in which a word reads later words: {arrow}"
+            raise BNetError("generate", expected=expected, actual=actual, hint="Build the net with mask='causal'")
     names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
-    actual = f"the readouts {names}" if names else "no readout"
-    raise BNetError("generate", expected=expected, actual=actual, allowed="iterate, of a net whose words are vectors")
+    actual = f"the readouts {names}" if names else "a net without a readout"
+    raise BNetError("generate", expected=expected, actual=actual, hint="Use iterate if words are vectors")
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
-    """Pad words `[row, word]` to the length that a table requires: no earlier word reads the padding."""
+    """Pad words `[row, word]` to the length that a table requires; no earlier word reads the padding."""
     return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
 
 
@@ -337,21 +344,25 @@ def _check_incremental(
     for spec in per_word_specs:
         name = spec.group.name
         if spec.tpm.kind == "input" and not spec.tpm.is_index_valued:
-            raise BNetError(name, expected="words of a vocabulary, to choose from", actual="vectors that are given")
+            raise BNetError(name, expected="words of a vocabulary", actual="vectors", hint="Use iterate")
         for parent in spec.parents:
             read = specs[parent.index].group
             if parent.pick:
-                raise BNetError(name, expected="no choice that picks, word by word", actual=f"pick of {read.name}")
+                expected = "no node that picks a plate by a choice"
+                raise BNetError(name, expected=expected, actual=f"pick of {read.name}")
             is_other = parent.index not in per_word_indices and read.word_stack is not None
             kind = parent.reach.kind
             if is_other and not (kind == "first" or (kind == "every" and WORD in parent.over)):
-                expected = "every word of the other stack to be read, or its first"
+                expected = "to read all words of the other stack, or its first word"
                 raise BNetError(name, expected=expected, actual=f"{read.name} by reach {parent.reach}")
             if parent.reach.kind == "earlier" and not spec.tpm.can_read_empty:
-                raise BNetError(name, expected="a word to read for word 0", actual=f"{read.name} by reach earlier")
+                expected = "a parent that exists for word 0"
+                raise BNetError(name, expected=expected, actual=f"{read.name} with reach earlier")
     if sum(spec.tpm.kind == "input" for spec in per_word_specs) != 1:
-        raise BNetError("generate", expected=f"one given node over the words of {stack!r}", actual="several")
+        expected = f"one given node over the words of {stack!r}"
+        raise BNetError("generate", expected=expected, actual="several given nodes")
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
+    """Compute the log probabilities of the last word, `[rows, states]`."""
     return logits.reshape(len(logits), -1, logits.shape[-1])[:, -1].log_softmax(-1)

@@ -1,4 +1,4 @@
-"""`train`: the loop over minibatches, with held-out losses, early stopping, checkpoints and resume; and its result."""
+"""`train`: the loop over minibatches with held-out losses, early stopping, checkpoints and resume; and its result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,14 @@ N = TypeVar("N")  # a Network, or a BNet that holds one
 
 @dataclass(frozen=True)
 class Trained(Generic[N]):
-    """A trained net, its loss at each step, and the held-out loss at some: `(step, loss)`, steps counted from 1."""
+    """A trained net and its losses.
+
+    Attributes:
+        net: The trained net.
+        losses: The loss of each step.
+        held_out: The held-out losses, as pairs `(step, loss)`; steps are counted from 1.
+        steps: The number of steps.
+    """
 
     net: N
     losses: tuple[float, ...] = field(repr=False)
@@ -58,7 +65,7 @@ class Trained(Generic[N]):
     steps: int
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each step: `loss`, and `held_out` at the steps with an evaluation."""
+        """Return one row for each step: `loss`, and `held_out` at the steps with an evaluation."""
         import pandas as pd
 
         rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
@@ -66,6 +73,7 @@ class Trained(Generic[N]):
         return rows
 
     def _repr_html_(self) -> str:
+        """Return the net, the first and the last step, and the last ten evaluations, as HTML."""
         frame = self.to_dataframe()
         ends, measured = frame.index[:1].union(frame.index[-1:]), frame.index[frame["held_out"].notna()]
         table = frame.loc[ends.union(measured[-10:])].to_html(float_format="{:.4f}".format, na_rep="")
@@ -98,38 +106,39 @@ def train(
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Trained[N]:
-    """Train a net on the log probability of its readouts by AdamW; `net` itself does not change.
+    """Train a net on the log probability of its readouts with AdamW. `net` itself does not change.
 
     If the readout predicts the next word, the targets are the words themselves. Ctrl-C finishes the step, writes a
     checkpoint and raises KeyboardInterrupt. Under torchrun each process computes a shard of each batch.
 
     Args:
-        net: A net with a readout, or any net with a `loss`.
-        data: A list of sentences or pairs, an array `[sentence, word]`, a pair of arrays, a file of tokens (in windows
-            of `words`), or a function from the step to any of these, each a batch as it is.
-        steps: Steps in all; exactly one of `steps` and `epochs`.
-        epochs: How many times each example is in a batch.
-        batch: Examples of a step, over all processes.
-        loss: A function `loss(module, batch)` that returns a mean, instead of the negative log likelihood.
-        smoothing: The share of each label that is spread over all states.
+        net: A net with a readout, or any net if `loss` is set.
+        data: A list of sentences or pairs, an array `[sentence, word]`, a pair of arrays, a file of tokens (cut into
+            windows of `words`), or a function from the step to any of these, which returns one batch.
+        steps: The total number of steps. Set either `steps` or `epochs`.
+        epochs: The number of passes over the data.
+        batch: The number of examples of a step, over all processes.
+        loss: A function `loss(module, batch)` that returns a mean, which replaces the negative log likelihood.
+        smoothing: Label smoothing: the share of each label that is spread over all states, from 0 to below 1.
         optimizer: The optimizer and its schedule.
-        words: Words of a window, where data is one stream of tokens.
-        start: A word before each sentence, where next words are predicted.
-        stop: A word behind each sentence, where next words are predicted.
-        held_out: Data in the forms of `data`, for the held-out loss.
-        every: Steps from one held-out loss, and checkpoint, to the next; None for ten in a run.
-        early_stopping: When training ends before its steps.
-        checkpoints: The folder of checkpoints, and whether the run resumes from one; a path alone starts a new run.
-        execution: Precision and compilation of a step.
+        words: The number of words of a window, if the data is one stream of tokens.
+        start: A word before each sentence, for next-word prediction; None for no such word.
+        stop: A word after each sentence, for next-word prediction; None for no such word.
+        held_out: Data for the held-out loss, in the forms of `data`; None for no held-out loss.
+        every: The number of steps between two held-out losses (and checkpoints); None for ten in a run.
+        early_stopping: When training stops before its last step.
+        checkpoints: The folder of checkpoints, and whether the run resumes from one. A path starts a new run. None
+            writes no checkpoints.
+        execution: The precision and compilation of a step.
         seed: The seed of the order of examples and of dropout.
-        device: Where to train; None for where the net is.
-        progress: True for a progress bar, False for none, None for one in a terminal.
+        device: The device to train on; None for the device of the net.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
 
     Returns:
         The trained net, its losses and its held-out losses.
 
     Raises:
-        BNetError: If an option is out of range or does not apply to the net, or the loss diverged.
+        BNetError: If an option is out of range or does not apply to the net, or the loss diverges.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -151,7 +160,7 @@ def train(
     validation_batches = [] if validation is None else validation.in_order()
     patience = early_stopping.patience
     if patience is not None and not validation_batches:
-        raise BNetError("patience", expected="held_out= data to measure", actual="none")
+        raise BNetError("patience requires held-out data", hint="Pass held_out=")
     settings = get_resume_settings(config, reader, dataset, validation, loss, total)
     with (
         translate_memory_errors("train"),
@@ -176,27 +185,29 @@ def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Traine
     Args:
         net: The net that was trained, or one of the same declaration.
         folder: The folder of the checkpoint, or its file.
-        best: True for the parameters with the lowest held-out loss, False for those of the last step.
+        best: True for the parameters with the lowest held-out loss, False for the parameters of the last step.
 
     Returns:
         The net with the parameters of the checkpoint, and the losses up to it.
 
     Raises:
-        FileError: If there is no checkpoint of this net.
+        FileError: If the folder contains no checkpoint of this net.
+        BNetError: If `best` is True and the run had no early stopping.
     """
     network, path = as_network(net), as_path(folder)
     check_choice("best", best, (True, False))
     saved = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
     parameters = saved.get_tensors("best" if best else "net")
     if not parameters:
-        raise BNetError("best", expected="a checkpoint of a run with patience=", actual="one of a run without")
+        expected = "a checkpoint of a run with early_stopping=bt.EarlyStopping(patience=...)"
+        raise BNetError("best", expected=expected, hint="Use best=False")
     return _build_result(net, parameters, saved.losses, saved.held_out, saved.step)
 
 
 def _build_result(
     net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
-    """Create the result, with a net of the caller's type and the parameters on the devices of that net."""
+    """Create the result: a net of the caller's type, with the parameters on the devices of that net."""
     network = as_network(net)
     values = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
     trained = network.with_parameters(values)
@@ -205,32 +216,34 @@ def _build_result(
 
 
 def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int:
-    """The total number of steps."""
+    """Compute the total number of steps."""
     if (steps is None) == (epochs is None):
-        actual = f"steps={steps}, epochs={epochs}"
-        raise BNetError("steps", expected="steps= or epochs=, one of them", actual=actual)
+        raise BNetError("give either steps= or epochs=", actual=f"steps={steps}, epochs={epochs}")
     if steps is not None:
         return check_int("steps", steps)
     if dataset.epoch is None:
-        raise BNetError("epochs", expected="steps=, for a function of the step has no end", actual=epochs)
+        expected = "steps=, because data from a function of the step has no epochs"
+        raise BNetError("epochs", expected=expected, actual=epochs)
     return check_int("epochs", epochs) * dataset.epoch
 
 
 def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
     """Run the remaining steps."""
-    # Step n: gradient and loss at the parameters after n - 1 updates, then the update. A checkpoint of these parameters
-    # is written between the two, once their loss is known to be valid (`due`), so no checkpoint holds diverged ones.
+    # Step n computes the gradient and loss at the parameters after n - 1 updates, then updates them. A checkpoint of
+    # these parameters is written between the two, when their loss is known to be valid (`due`). So no checkpoint
+    # contains diverged parameters.
     path = None
     if loop.checkpoints is not None:
         path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
             trainer.restore(path, changeable=loop.checkpoints.changeable)
         if trainer.step > steps:
-            actual, allowed = f"{steps}", "training.load_checkpoint(net, folder), for the net of the checkpoint"
-            raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=actual, allowed=allowed)
+            hint = "Use bnet_transformer.learning.training.load_checkpoint to load the net of the checkpoint"
+            expected = f"at least {trainer.step}, the step of {path}"
+            raise BNetError("steps", expected=expected, actual=steps, hint=hint)
     trainer.ranks.barrier()
     bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
-    batch, due, stop = None, False, False  # due: a checkpoint waits for the loss of its parameters
+    batch, due, stop = None, False, False  # due: a checkpoint is to be written when the loss of its parameters is known
     with bar, defer_interrupt() as interrupts:
         while trainer.step < steps and not stop and not _should_stop_early(trainer):
             batch = dataset(trainer.step)
@@ -259,11 +272,11 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
 
 
 def _drain_losses(trainer: Trainer, path: Path | None, *, all: bool = False) -> bool:
-    """Read the finished losses, or `all`; raise an error for an invalid one. True if some process must stop."""
+    """Read the finished losses, or `all`; raise an error for an invalid one. Return True if a process must stop."""
     stop = False
     for loss, grad_norm, should_stop in trainer.drain_losses(all=all):
         if not trainer.config.early_stopping.is_valid(loss, grad_norm):
-            raise _divergence_error(trainer, f"loss {loss:g}, a gradient of length {grad_norm:g}", path)
+            raise _divergence_error(trainer, f"loss {loss:g} and gradient norm {grad_norm:g}", path)
         stop = stop or should_stop
     return stop
 
@@ -278,7 +291,7 @@ def _evaluate_held_out(trainer: Trainer, held_out: list[Batch]) -> None:
 
 
 def _should_stop_early(trainer: Trainer) -> bool:
-    """True after `patience` held-out losses without an improvement."""
+    """Return True after `patience` held-out losses without an improvement."""
     losses, patience = [loss for _, loss in trainer.held_out], trainer.config.early_stopping.patience
     if patience is None or not losses:
         return False
@@ -286,9 +299,9 @@ def _should_stop_early(trainer: Trainer) -> bool:
 
 
 def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:
-    """The error of an invalid loss, with the last checkpoint and the remedies."""
+    """Create the error of an invalid loss, with the last checkpoint and the remedies."""
     bound = trainer.config.early_stopping.bound
     expected = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
     rate = f"a rate= below {trainer.config.optimizer.highest_rate:g}"
-    remedies = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
+    remedies = f"{rate}, a longer warmup=, clip=1.0, or float32 instead of bfloat16"
     return divergence_error(len(trainer.losses) + 1, expected, received, remedies, path, trainer.saved_step)

@@ -1,4 +1,4 @@
-"""The loss of training, and the state of a run: one step, evaluation, checkpoints."""
+"""The loss of training, and the state of a run: one step, the evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Loss = Callable[[CompiledModule, Batch], Tensor]
 
 
 class TrainingLoss(nn.Module):
-    """The summed loss of a batch: over its observed words, or over its sentences for a loss function of the user."""
+    """The summed loss of a batch, over its observed words; for a loss function of the user, over its sentences."""
 
     def __init__(self, module: CompiledModule, task: Task, smoothing: float = 0.0, loss_fn: Loss | None = None) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class TrainingLoss(nn.Module):
         self.readout_names = tuple(readout.group.name for readout in task.readouts)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The summed loss, `[]`; divided by `count_terms` it is the mean."""
+        """Compute the summed loss, `[]`. Divided by `count_terms` it is the mean."""
         if self.loss_fn is not None:
             loss = self.loss_fn(self.module, batch)
             if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", actual=loss)
+                expected = "a function that returns the mean over the batch as a tensor of one number"
+                raise BNetError("loss", expected=expected, actual=loss)
             if torch.is_grad_enabled() and not loss.requires_grad:
-                expected = "a tensor that follows from parameters that training changes"
-                raise BNetError("loss", expected=expected, actual="one without a gradient")
+                raise BNetError("loss", expected="a tensor that depends on trainable parameters")
             return loss * len(batch)
         state, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
@@ -59,12 +59,12 @@ class TrainingLoss(nn.Module):
         return torch.stack(parts).sum()
 
     def count_terms(self, batch: Batch) -> int:
-        """The number of terms of the sum: observed words, or sentences for a loss function of the user."""
+        """Count the terms of the sum: observed words, or sentences for a loss function of the user."""
         return len(batch) if self.loss_fn is not None else batch.count
 
 
 def _negative_log_likelihood(state: ExecutionState, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
-    """`- sum log P(y)` of a readout over its observed words, `[]`."""
+    """Compute `- sum log P(y)` of a readout over its observed words, `[]`."""
     context, parents = gather_parents(state, readout)
     index = readout.group.index
     if readout.tpm.kind == "discrete":
@@ -82,7 +82,7 @@ def _negative_log_likelihood(state: ExecutionState, readout: NodeSpec, observed:
 
 
 class PreparedBatch(NamedTuple):
-    """The input of a step: this process's shard of a batch, the divisor of the summed loss, and the flag to stop."""
+    """The input of a step: the shard of a batch of this process, the divisor of the summed loss, and the stop flag."""
 
     batch: Batch
     divisor: Tensor
@@ -93,7 +93,7 @@ class Trainer:
     """A net in training: a copy of its parameters, the optimizer, and the losses so far.
 
     A step is `prepare_batch`, `compute_gradients`, `update_parameters`. None of them waits for the device, so the host
-    runs ahead of it; `drain_losses` reads the losses that are finished.
+    runs ahead of it. `drain_losses` reads the losses that are finished.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Trainer:
         self.training_loss = TrainingLoss(self.module, task, config.smoothing, loss)
         if config.execution.compile:
             self.training_loss.compile()
-        # A check depends on values, so a compiled loss would compile once with it and once without.
+        # A check depends on values, so `torch.compile` would compile a loss twice: with the check and without it.
         self.should_check_values = not (config.execution.compile and ranks.device.type == "cuda")
         self.ddp_module: nn.Module = self.training_loss
         if ranks.world_size > 1:
@@ -129,14 +129,15 @@ class Trainer:
             )
         self.trainable_parameters = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.trainable_parameters:
-            raise BNetError("net", expected="parameters that training changes", actual="none")
+            expected = "a net with trainable parameters"
+            raise BNetError("net", expected=expected, hint="Unfreeze parameters, or train another net")
         self.optimizer = create_optimizer(network, self.trainable_parameters, optimizer)
         dim = optimizer.dim or get_state_width(network)
         self.schedule = create_schedule(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
         self.is_stochastic = loss is not None or any(map(_is_stochastic, network.specs))
         self.step = 0  # the number of completed steps
         self.deferred_scalars = DeferredScalars.for_device(ranks.device)  # loss, gradient norm, stop flag of a step
-        self.losses: list[float] = []  # at least those of completed steps: a loss is known before its update
+        self.losses: list[float] = []  # at least the losses of completed steps: a loss is known before its update
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
         self.saved_step: int | None = None  # the step of the checkpoint on disk
@@ -144,12 +145,12 @@ class Trainer:
     def prepare_batch(self, batch: Batch, should_stop: bool = False) -> PreparedBatch:
         """Move this process's shard of a batch to the device, with the divisor of the summed loss.
 
-        The batch is checked here, on the host. `should_stop` is shared with the other processes.
+        The batch is checked here, on the host. The stop flag `should_stop` is shared with the other processes.
         """
         count, device = self.training_loss.count_terms(batch), self.ranks.device
         if not count:
-            raise BNetError("data", expected="something that is observed in every batch", actual="nothing")
-        # A loss of the user may pass any values. On a GPU a check waits for the device: only the first step has it.
+            raise BNetError("data", expected="at least one observed word in every batch")
+        # A loss of the user may pass any values. A check on a GPU waits for the device, so it is done only in step 0.
         self.module.check_values = self.should_check_values and (device.type == "cpu" or not self.step)
         if batch.mask is not None and self.training_loss.loss_fn is None:
             self.module.check_mask(self.training_loss.readout_names, batch.x, batch.mask)
@@ -159,7 +160,7 @@ class Trainer:
         return PreparedBatch(batch.to(device, self.network.dtype), *numbers)
 
     def compute_gradients(self, prepared: PreparedBatch) -> None:
-        """Compute the gradient of a batch, and clip it; no parameter changes."""
+        """Compute the gradient of a batch and clip it. The parameters do not change."""
         if self.is_stochastic:
             seed_rngs(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.ddp_module.training:
@@ -174,10 +175,11 @@ class Trainer:
         self.deferred_scalars.append(torch.stack([loss, grad_norm.double(), should_stop]))
 
     def update_parameters(self) -> None:
-        """Take a step of the optimizer along the gradient."""
+        """Take one step of the optimizer along the gradient."""
         rate, max_value = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
         if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > max_value:
-            raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", actual=rate)
+            expected = f"a learning rate whose step does not overflow {self.network.dtype}"
+            raise BNetError("rate", expected=expected, actual=rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -187,14 +189,14 @@ class Trainer:
     def drain_losses(self, *, all: bool = False) -> Iterator[tuple[float, float, bool]]:
         """Iterate over the loss, gradient norm and stop flag of the finished steps, oldest first.
 
-        `all` waits for the steps that are not finished.
+        `all` also waits for the steps that are not finished.
         """
         for loss, grad_norm, should_stop in self.deferred_scalars.pop_ready(all=all):
             yield loss, grad_norm, should_stop > 0
             self.losses.append(loss)
 
     def evaluate(self, batches: list[Batch]) -> float:
-        """The mean loss of held-out data, without dropout and label smoothing."""
+        """Compute the mean loss of held-out data, without dropout and label smoothing."""
         self.ddp_module.eval()
         with torch.no_grad():
             losses = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
@@ -202,14 +204,14 @@ class Trainer:
         return total / sum(map(self.training_loss.count_terms, batches))
 
     def _summed_loss(self, batch: Batch) -> Tensor:
-        """This process's part of the summed loss."""
+        """Compute this process's part of the summed loss."""
         is_mixed = self.config.execution.precision == "bfloat16"
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=is_mixed):
             loss: Tensor = self.ddp_module(batch)
         return loss
 
     def parameters(self) -> dict[str, Tensor]:
-        """The current parameters."""
+        """Return the current parameters."""
         return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
 
     def save(self, path: Path) -> None:
@@ -217,7 +219,7 @@ class Trainer:
         tensors = {f"net/{name}": value for name, value in self.parameters().items()}
         for name, value in self.trainable_parameters:
             state = self.optimizer.state.get(value)
-            if not state:  # the loss of the user does not depend on it
+            if not state:  # the loss of the user does not depend on this parameter
                 continue
             tensors[f"first/{name}"] = state["exp_avg"]
             tensors[f"second/{name}"] = state["exp_avg_sq"]
@@ -231,7 +233,7 @@ class Trainer:
         self.ranks.barrier()
 
     def restore(self, path: Path, *, changeable: Collection[str] = ()) -> None:
-        """Load the state of a checkpoint; the `changeable` settings may differ from those in it."""
+        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
         saved = checkpoint.read_checkpoint(path, self.network)
         checkpoint.check_settings(path, saved, self.settings, changeable)
         with torch.no_grad():
@@ -253,7 +255,7 @@ class Trainer:
 def get_resume_settings(
     config: TrainConfig, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
 ) -> dict[str, Any]:
-    """The settings that a resumed run must share with the run that wrote the checkpoint."""
+    """Return the settings that must be equal in a resumed run and in the run that wrote the checkpoint."""
     settings = {name: getattr(config, name) for name in ("batch", "smoothing", "words", "seed")}
     settings |= {**vars(config.optimizer), "precision": config.execution.precision, "data": data.digest()}
     settings |= {"start": reader.start, "stop": reader.stop}
@@ -263,18 +265,18 @@ def get_resume_settings(
 
 
 def _copy_with_layout(value: Tensor, like: Tensor) -> Tensor:
-    """A copy with the memory layout of a parameter, which the fused step of AdamW requires."""
+    """Copy a tensor to the memory layout of a parameter, which the fused step of AdamW requires."""
     return torch.empty_like(like, requires_grad=False).copy_(value)
 
 
 def _is_stochastic(spec: NodeSpec) -> bool:
-    """True if a node may draw random numbers in training; a TPM of another package may."""
+    """Return True if a node may draw random numbers in training; a TPM of another package may."""
     is_builtin = type(spec.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
     return not is_builtin or (isinstance(spec.tpm, Dropout) and spec.tpm.p > 0)
 
 
 def get_state_width(network: Network) -> int | None:
-    """The width of the states, for the Noam schedule: of the last stack whose state is a vector."""
+    """Return the width of the hidden states for the Noam schedule: of the last stack whose state is a vector."""
     for stack in reversed(network.declaration.stacks):
         for spec in reversed(network.specs):
             if spec.group.stack == stack.name and spec.group.role in stack.states and len(spec.shape) == 1:
@@ -285,8 +287,8 @@ def get_state_width(network: Network) -> int | None:
 def create_optimizer(
     network: Network, trainable_parameters: Sequence[tuple[str, nn.Parameter]], options: AdamW
 ) -> torch.optim.AdamW:
-    """Create a fused AdamW; matrices and tables decay, vectors (biases, gains) do not."""
-    # Decoupled weight decay (Loshchilov and Hutter 2019). A bias or gain has no scale that decay could regularise.
+    """Create a fused AdamW. Matrices and tables decay; vectors (biases, gains) do not."""
+    # Decoupled weight decay (Loshchilov and Hutter 2019). Biases and gains have no scale that decay could regularise.
     ranks = {f"{m.param_prefix}.{name}": len(p.shape) for m in network.specs for name, p in m.parameters.items()}
     matrices = [value for name, value in trainable_parameters if ranks[name] >= 2]
     vectors = [value for name, value in trainable_parameters if ranks[name] < 2]

@@ -1,4 +1,4 @@
-"""The model families: each file holds some as data, in its `FAMILIES`. To add one, add a value or a file."""
+"""The model families: each file contains some as data, in its `FAMILIES`. To add a family, add a value or a file."""
 
 import importlib
 import pkgutil
@@ -16,7 +16,7 @@ FAMILIES: dict[str, ModelFamily] = {family.name: family for family in sorted(_fa
 def register_family(family: ModelFamily) -> ModelFamily:
     """Register a model family, so that `from_pretrained` reads models of its `model_type`.
 
-    To register an equal family again changes nothing.
+    Registering an equal family again changes nothing.
 
     Args:
         family: The family; its name is the `model_type` of its configs.
@@ -25,18 +25,19 @@ def register_family(family: ModelFamily) -> ModelFamily:
         The family.
 
     Raises:
-        BNetError: Where another family has this name.
+        BNetError: If another family has this name.
     """
     if not isinstance(family, ModelFamily):
-        raise BNetError("register", expected="a Family", actual=family)
+        raise BNetError("family", expected="a ModelFamily", actual=family)
     if FAMILIES.get(family.name, family) != family:
-        raise BNetError("register", expected="a name that no other family has", actual=family.name)
+        raise BNetError("family", expected="a name that no other family has", actual=family.name)
     return FAMILIES.setdefault(family.name, family)
 
 
 def family_of(network: Network) -> ModelFamily:
-    """The model family of a pretrained net; refuses any other net."""
+    """Return the model family of a pretrained net; raise an error for any other net."""
     family = FAMILIES.get(network.declaration.name)
     if family is None:
-        raise BNetError("net", expected="a pretrained net of " + ", ".join(FAMILIES), actual=network.declaration.name)
+        expected, allowed = "a pretrained net", ", ".join(FAMILIES)
+        raise BNetError("net", expected=expected, actual=network.declaration.name, allowed=allowed)
     return family

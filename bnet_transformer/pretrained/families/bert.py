@@ -1,5 +1,7 @@
-"""BERT (Devlin et al. 2018), MiniLM among them: a post-norm encoder with segments and a norm of the embeddings; those
-made of it: RoBERTa, MPNet, ALBERT, DistilBERT."""
+"""BERT (Devlin et al. 2018), for example MiniLM: a post-norm encoder with segments and a norm of the embeddings.
+
+Families that are derived from it: RoBERTa, MPNet, ALBERT, DistilBERT.
+"""
 
 from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 from bnet_transformer.tpm import Buckets
@@ -50,7 +52,7 @@ BERT = ModelFamily(
     buffers=BUFFERS,
 )
 
-# Liu et al. 2019: positions count from 2, with heads of its own.
+# Liu et al. 2019: positions count from 2, and the readouts have other modules.
 ROBERTA = ModelFamily(
     name="roberta",
     prefix="roberta.",
@@ -90,7 +92,7 @@ MPNET = ModelFamily(
     first_position=2,
     transform="gelu",
     classifier=("class_dense", "tanh"),
-    unsupported={"relative_attention_num_buckets": 32},  # transformers computes 32 of them, whatever a config says
+    unsupported={"relative_attention_num_buckets": 32},  # transformers always computes 32 buckets
     buffers=BUFFERS,
     in_transformer_lens=False,
     relative_bias=Buckets(32, furthest=128),
@@ -138,7 +140,7 @@ ALBERT = ModelFamily(
     shared=True,
 )
 
-# Sanh et al. 2019: without segments and pooler, under other names.
+# Sanh et al. 2019: without segments and pooler, with other names.
 DISTILBERT = ModelFamily(
     name="distilbert",
     prefix="distilbert.",

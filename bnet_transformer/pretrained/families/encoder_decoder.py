@@ -1,7 +1,10 @@
-"""Encoders with decoders. BART (Lewis et al. 2020): post-norm, with learned positions that count from 2. Marian
-(Junczys-Dowmunt et al. 2018), the Opus translation models: BART with sinusoids and no norm of the words. T5 (Raffel et
-al. 2020), v1.1 and Flan among them: without positions, without biases and without a scale of the scores, which have a
-bias by distance; RMS norms before the sublayers."""
+"""Encoders with decoders: BART, Marian, T5.
+
+BART (Lewis et al. 2020) is post-norm, with learned positions that count from 2. Marian (Junczys-Dowmunt et al. 2018,
+the Opus translation models) is BART with sinusoidal positions and without a norm of the embeddings. T5 (Raffel et al.
+2020, also v1.1 and Flan) has no positions, no biases and no scale of the scores, which have a bias by distance, and it
+has RMS norms before the sublayers.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +34,7 @@ ALIASES = {
 
 
 def _list_bart_modules(stack: str, module: str) -> dict[str, str | WeightLocation]:
-    """The parts of a stack."""
+    """List the parts of a stack of BART or Marian."""
     modules = {
         "embed": "embed_tokens",
         "q": "layers.{t}.self_attn.q_proj",
@@ -72,7 +75,7 @@ BART = EncoderDecoderFamily(
         "logits": LOGITS,
     },
     positions="learned",
-    buffers=("shared.weight",),  # where each stack has a table of its own
+    buffers=("shared.weight",),  # unused if each stack has a separate table
     in_transformer_lens=False,
 )
 
@@ -104,7 +107,7 @@ FEED_FORWARD = "{stack}.block.{t}.layer.{last}"
 
 
 def _list_t5_modules(stack: str, module: str, last_sublayer: int) -> dict[str, str | WeightLocation]:
-    """The parts of a stack; its feed-forward map is the last of its sublayers."""
+    """List the parts of a stack of T5; the feed-forward map is the last of its sublayers."""
     table = f"{module}.block.0.layer.0.SelfAttention.relative_attention_bias"
     parts = {
         **{role: f"{SELF_ATTENTION}.SelfAttention.{role}" for role in "qkv"},
@@ -129,9 +132,10 @@ def _list_t5_modules(stack: str, module: str, last_sublayer: int) -> dict[str, s
 
 
 def _derive_t5_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that `T5Config` derives from others, where a config does not tell them.
+    """Return a config with the settings that `T5Config` derives from others.
 
-    Tables are tied whatever a config says, unless the weights hold others: what it says is whether logits are scaled.
+    Tables are tied for any `tie_word_embeddings`, unless the weights contain different tables. The setting only
+    determines whether logits are scaled.
     """
     projection = str(config.get("feed_forward_proj", "relu"))
     parts, slices = projection.split("-"), config.get("num_decoder_layers")
@@ -185,7 +189,7 @@ T5 = EncoderDecoderFamily(
     score=Dot(1.0),
     derive_settings=_derive_t5_settings,
     buffers=(
-        "shared.weight",  # where each stack has a table of its own
+        "shared.weight",  # unused if each stack has a separate table
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     ),
     in_transformer_lens=False,

@@ -1,5 +1,8 @@
-"""GPT-2 (Radford et al. 2019): a causal pre-norm stack whose maps lie transposed, q, k and v side by side; GPT-NeoX
-(Black et al. 2022), Pythia among them: attention and feed-forward map side by side, few features turned."""
+"""Causal pre-norm stacks: GPT-2 and GPT-NeoX.
+
+GPT-2 (Radford et al. 2019) stores its maps transposed, with q, k and v in one matrix. GPT-NeoX (Black et al. 2022, for
+example Pythia) computes attention and the feed-forward map in parallel, and rotates a part of the features.
+"""
 
 from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 

@@ -1,5 +1,7 @@
-"""Llama (Touvron et al. 2023): a causal pre-norm stack of RMS norms, rotary positions, grouped heads, gated maps; those
-made of it: Mistral, Qwen2."""
+"""Llama (Touvron et al. 2023): a causal pre-norm stack with RMS norms, rotary positions, grouped heads and gated maps.
+
+Families that are derived from it: Mistral, Qwen2.
+"""
 
 from dataclasses import replace
 
@@ -53,7 +55,7 @@ LLAMA = ModelFamily(
     biased={"map": "attention_bias", "mix": "attention_bias", "ffn": "mlp_bias"},
 )
 
-# Jiang et al. 2023: words read a window of the words before them.
+# Jiang et al. 2023: words attend to a sliding window of earlier words.
 MISTRAL = replace(
     LLAMA,
     name="mistral",

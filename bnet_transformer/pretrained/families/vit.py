@@ -1,4 +1,4 @@
-"""ViT (Dosovitskiy et al. 2020): a pre-norm encoder of images; a word is a patch, the first gathers the image."""
+"""ViT (Dosovitskiy et al. 2020): a pre-norm encoder of images. A word is a patch; the first word is the class token."""
 
 from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 
@@ -35,7 +35,7 @@ VIT = ModelFamily(
     norm="pre",
     unsupported={"pooler_act": "tanh"},
     biased={"map": "qkv_bias"},
-    buffers=("embeddings.mask_token",),  # which stands for patches that are hidden: here none is
+    buffers=("embeddings.mask_token",),  # for masked patches, which do not occur here
     in_transformer_lens=False,
     key_mapping={
         rf"{LAYER_PATTERN}attention\.attention\.query": r"layers.\1.attention.q_proj",
