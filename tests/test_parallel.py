@@ -239,5 +239,5 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
     assert {name: tuple(value.shape) for name, value in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
-    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # without the additions of Pyro's trace
+    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)\.$"):  # and not what Pyro's trace adds
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)
