@@ -71,6 +71,7 @@ NET_METHODS: dict[str, dict[str, Any]] = {
 }
 GROUND = {"x_1": "x_1_0", "y": "y_0"}
 SENTENCE_METHODS: dict[str, dict[str, Any]] = {
+    "labels": {"name": "y_0"},
     **{name: {key: GROUND.get(value, value) for key, value in args.items()} for name, args in STRUCTURE.items()},
     **{"attention": {"slice": 0}, "counterfactual": {"name": "y_0", "do": {"c": 1}}, "explain": {"question": "reads"}},
     **{"explore": {"path": "net.html"}, "graph": {}, "log_prob": {"evidence": {"y_0": 1}}, "posterior": {"name": "c"}},
