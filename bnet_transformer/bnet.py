@@ -368,7 +368,7 @@ class BNet(StructureQueries):
         slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
         count = sum(p.numel() for p in self.network.parameters.values())
         groups = len(self.network.graph.groups)
-        return f"<BNet {self.declaration.name}: {slices}{groups} families of nodes, {count:,} parameters>"
+        return f"<BNet {self.declaration.name}: {slices}{groups} node groups, {count:,} parameters>"
 
 
 def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
