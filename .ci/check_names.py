@@ -1,4 +1,4 @@
-"""Refuse everyday words in identifiers, class names that occur twice, and modules named by such a word.
+"""Report everyday words in identifiers, class names that occur twice, and modules named by such a word.
 
     python .ci/check_names.py            of the whole project
     python .ci/check_names.py FOLDER...  of these folders
@@ -50,7 +50,7 @@ def split_words(identifier: str) -> list[str]:
 
 
 def find_refused_words(identifier: str) -> list[str]:
-    """The words of an identifier that are refused; words that an allowed name covers are not."""
+    """The words of an identifier that are not allowed; words that an allowed name covers are not."""
     for allowed in ALLOWED:
         identifier = re.sub(rf"(?<![a-zA-Z]){allowed}(?![a-z])", "", identifier, flags=re.IGNORECASE)
     return [word for word in split_words(identifier) if word in WORDS]

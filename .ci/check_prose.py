@@ -1,4 +1,4 @@
-"""Refuse the phrases of `docs/style.md` in pages, docstrings, comments and messages; or count them.
+"""Report the phrases of `docs/style.md` in pages, docstrings, comments and messages; or count them.
 
     python .ci/check_prose.py            list them, with their lines
     python .ci/check_prose.py --count    count them and the words of check_names.py, by kind of text
@@ -65,7 +65,8 @@ def iter_python_texts(source: str, messages: bool) -> Iterator[tuple[str, int, s
             docstrings.add(id(constant))
             yield "docstrings", constant.lineno, blank(constant.value, _EXAMPLE)
     for node in ast.walk(tree):
-        if messages and isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if messages and is_text and " " in node.value:  # a string without a space is a key or a name
             yield "messages", node.lineno, node.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -97,7 +98,7 @@ def iter_phrases(root: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, s
 
 
 def count_words(root: Path, pattern: re.Pattern[str]) -> dict[str, int]:
-    """The number of refused words in identifiers and of refused phrases in each kind of text."""
+    """The number of listed words in identifiers and of listed phrases in each kind of text."""
     counts = Counter(kind for _, kind, _, _ in iter_phrases(root, pattern))
     for folder in FOLDERS:
         for path in (root / folder).rglob("*"):

@@ -700,7 +700,7 @@ class Sentence(StructureQueries):
 
         Args:
             path: The file to write.
-            detail: What the page shows at first: `"words"` (hidden states only) or `"nodes"` (the nodes of every
+            detail: What the page shows initially: `"words"` (hidden states only) or `"nodes"` (the nodes of every
                 slice). By default, as many nodes as are readable.
             posterior: The name or names of discrete nodes whose posteriors the page shows, in addition to those of
                 the selectors.

@@ -1,4 +1,4 @@
-"""The checks of names and of prose: the text that they refuse, and the text that they allow."""
+"""The checks of names and of prose: the text that they report, and the text that they allow."""
 
 import importlib.util
 from pathlib import Path

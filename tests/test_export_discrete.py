@@ -226,7 +226,7 @@ def test_labels_survive_bif() -> None:
     sentence = net.sentence(["the", "//"])
     tables, _ = model_to_tables(get_model(sentence))
     by_name = {table.name: table for table in tables}
-    assert by_name["c"].states == tuple(map(str, range(len(words))))  # heads are no words
+    assert by_name["c"].states == tuple(map(str, range(len(words))))  # heads are not words
     assert tuple(map(parse_label, by_name["y_0"].states)) == words
     bn = BIFReader(string=to_bif(get_model(sentence))).get_model()
     assert tuple(map(parse_label, bn.get_cpds("y_1").state_names["y_1"])) == words

@@ -242,7 +242,7 @@ def test_write_by_suffix(tmp_path: Path) -> None:
     assert (tmp_path / "a.bif").read_text() == to_bif(sentence.state.model)
     sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).draw(tmp_path / "b.bif")
     assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
-    for name in ("c.bif", "c.html"):  # a net is no sentence
+    for name in ("c.bif", "c.html"):  # a net is not a sentence
         with pytest.raises(bt.BNetError, match=r"allowed: \.dot, \.graphml, \.json, \.pdf"):
             sentence.net.draw(tmp_path / name)
     assert len(list(tmp_path.iterdir())) == 5

@@ -158,7 +158,7 @@ def test_its_values_are_the_references(name):
 
 @ALL
 def test_it_is_swept(name):
-    """Clean words in place of all words of the first states make the corrupt run equal to the clean one."""
+    """Clean words instead of all words of the first states make the corrupt run equal to the clean one."""
     _, corrupt, clean = make_case(name)
     at, node = find_states(corrupt), find_outcome(corrupt)
     result = bt.sweep(clean, corrupt, at=at, metric={node: 1}, over=("slice",))

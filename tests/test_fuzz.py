@@ -207,7 +207,7 @@ def read_lines(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Parser:
-    """A reader of files, valid files, whether they are JSON, and whether valid ones may be refused."""
+    """A reader of files, valid files, whether they are JSON, and whether valid ones may raise an error."""
 
     read: Callable[[Path], object]
     seeds: Callable[[], Sequence[bytes]]

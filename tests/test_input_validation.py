@@ -190,7 +190,7 @@ def find_fault(call: Callable[[], object], name: str) -> str | None:
 
 @pytest.fixture(autouse=True)
 def _check_state_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Check that a refused call leaves nets, sentences, random generators and the current folder unchanged."""
+    """Check that an error leaves nets, sentences, random generators and the current folder unchanged."""
     before = {name: value.clone() for name, value in get_net().parameters.items()}
     value, generator = get_sentence()["x_1_2"].clone(), torch.get_rng_state()
     monkeypatch.chdir(tmp_path)

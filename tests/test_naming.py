@@ -1,4 +1,4 @@
-"""Node names: formatting and parsing are inverse, bad roles are refused, reaches match their definitions."""
+"""Node names: formatting and parsing are inverse, bad roles raise errors, reaches match their definitions."""
 
 import keyword
 

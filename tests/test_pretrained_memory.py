@@ -1,4 +1,4 @@
-"""Models in memory, changed after they were built: read as they compute (transformers is the oracle), or refused."""
+"""Models in memory, changed after they were built: read as they compute (transformers is the oracle), or an error."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ ROTARY = ["llama", "mistral", "qwen2", "gpt_neox"]
 
 
 def read_or_refuse(model, sentence):
-    """Return whether a model in memory is refused; otherwise check that its logits are ours."""
+    """Return whether a model in memory raises an error; otherwise check that its logits are ours."""
     try:
         net = from_pretrained(model)
     except bt.BNetError:

@@ -19,7 +19,7 @@ TEXTS = ["the cat sat", "the dog sat"]
 
 
 class Stream(io.StringIO):
-    """A stream in place of stderr; a terminal, or not."""
+    """A stream instead of stderr; a terminal, or not."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__()

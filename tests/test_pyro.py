@@ -268,7 +268,7 @@ def test_what_handlers_bring_in_is_checked(name, value, in_data, message):
             assert model.data({name: value})[name].equal(raw)
     for kind, handler in (("condition", poutine.condition), ("do", poutine.do)):
         if kind == "do" and not isinstance(value, Tensor):
-            continue  # Pyro refuses it
+            continue  # Pyro raises an error
         with pytest.raises(bt.BNetError, match=f"{kind} on {name}: .*{message}"):
             handler(model, data={name: raw})(x)
     with pytest.raises(bt.BNetError, match=rf"y\['{name}'\]: "):

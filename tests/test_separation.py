@@ -85,7 +85,7 @@ def test_separators_and_cuts_are_minimal(plan, data):
 
 
 def test_cuts_need_as_many_words_as_it_takes():
-    """With more heads than words in the thinned graph, a slice is no bottleneck until words are added."""
+    """With more heads than words in the thinned graph, a slice is not a bottleneck until words are added."""
     template = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
     ground = GroundGraph(template, {"": 9})
     result = find_minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))

@@ -32,7 +32,7 @@ SYNCHRONISING = {
 
 
 class NoSynchronisation(TorchDispatchMode):
-    """Refuses every operation that synchronises the host with a GPU."""
+    """Raises an error for every operation that synchronises the host with a GPU."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")

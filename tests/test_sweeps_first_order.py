@@ -1,4 +1,4 @@
-"""First-order sweeps: the gradient of the metric, for every role; nodes without a gradient are refused."""
+"""First-order sweeps: the gradient of the metric, for every role; nodes without a gradient raise errors."""
 
 import pytest
 import torch

@@ -375,7 +375,7 @@ CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": Non
 
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
-    """Only nodes on a path from the first state to the last that avoids q and k are refused."""
+    """Only nodes on a path from the first state to the last that avoids q and k raise errors."""
     s = get_case(name).sentence
     stack = "enc" if role else ""
     start = "enc_" if role else ""

@@ -24,7 +24,7 @@ def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
         number = None if is_bool or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):
         number = None
-    if number is None or number < minimum or number.bit_length() > 1024:  # larger ones are no floats
+    if number is None or number < minimum or number.bit_length() > 1024:  # larger ones are not floats
         bound = "" if number is None or number < minimum else ", below 2^1024"
         raise BNetError(subject, expected=f"an integer of at least {minimum}{bound}", actual=value)
     return number

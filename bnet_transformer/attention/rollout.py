@@ -216,8 +216,8 @@ class Path:
     Attributes:
         words: The indices of the words, from the last state to the first.
         tokens: The tokens of these words.
-        probability: The probability of the path, summed over the states of the open choices.
-        choices: The most probable state of each open choice, given the path.
+        probability: The probability of the path, summed over the states of the latent choices.
+        choices: The most probable state of each latent choice, given the path.
         share: The posterior probability of these states, given the path.
     """
 
@@ -239,10 +239,10 @@ class Reads(Drawable):
 
     Attributes:
         matrix: The probability that output word i is computed from source word j, `[word, word]`.
-        attention: The attention TPM `P(j | i)` of each slice in each state of the open choices, averaged over heads
+        attention: The attention TPM `P(j | i)` of each slice in each state of the latent choices, averaged over heads
             unless one head is selected, `[state, slice, word, word]`.
-        weights: The probability of each state of the open choices, `[state]`.
-        choices: The states of the open choices by name, for each state.
+        weights: The probability of each state of the latent choices, `[state]`.
+        choices: The states of the latent choices by name, for each state.
         tokens: The tokens of the words.
         slices: The indices of the slices.
         residual: The probability that a step of the chain stays at its word.
@@ -273,7 +273,7 @@ class Reads(Drawable):
 
     @property
     def entropies(self) -> Tensor:
-        """The entropy in nats of each `attention` TPM, averaged over the open choices, `[slice, word]`.
+        """The entropy in nats of each `attention` TPM, averaged over the latent choices, `[slice, word]`.
 
         Heads are averaged before the entropy is computed. So it is at least the mean of `head_entropies`, because
         entropy is concave.
@@ -281,7 +281,7 @@ class Reads(Drawable):
         return torch.einsum("s,stn->tn", self.weights, torch.special.entr(self.attention).sum(-1))
 
     def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
-        """Find the most probable paths of words from a word of the last state, summed over the open choices.
+        """Find the most probable paths of words from a word of the last state, summed over the latent choices.
 
         The search is exact (A*).
 
@@ -434,7 +434,7 @@ def _describe_heads(
 
 
 def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
-    """Find the open choices on which the attention of some slices depends."""
+    """Find the latent choices on which the attention of some slices depends."""
     groups = [find_attention_spec(model, t, role).group for t in slices]
     if not has_ancestor_choices(model.network, {group.index for group in groups}):
         return []
@@ -444,7 +444,7 @@ def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | Non
 
 
 def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
-    """Return the open choices of the attention, their possible joint states `[S, choice]` and `P(state | e)`, `[S]`."""
+    """Return the latent choices of the attention, their joint states `[S, choice]` and `P(state | e)`, `[S]`."""
     choices = find_choices_read(query.model, slices, role)
     if not choices:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
@@ -465,7 +465,7 @@ def iter_attention_by_state(
 
     Args:
         query: The sentence. Given all its choices, attention does not depend on the evidence.
-        open_choices: The open choices on which the attention depends.
+        open_choices: The latent choices on which the attention depends.
         states: The states of the choices, `[S, choice]`.
         slices: The indices of the slices.
         role: The role with attention, if a slice has several.

@@ -150,7 +150,7 @@ def sentence_to_networkx(
         slices: The slices to include; None for all.
         words: The words to include; None for all.
         heads: The heads to include; None for all.
-        attention: True adds a `weight` to arrows of attention: `P(j | i)`, averaged over the posterior of the open
+        attention: True adds a `weight` to arrows of attention: `P(j | i)`, averaged over the posterior of the latent
             choices.
         min_weight: The minimum weight of an arrow; None for no minimum.
         limit: The maximum number of arrows; None for no limit.

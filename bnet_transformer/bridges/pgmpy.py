@@ -304,5 +304,5 @@ def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
 
 
 def _is_state(model: GroundModel, node: int, value: Tensor) -> bool:
-    """Return True for a state of a discrete random node; the matrix of an atom is no state."""
+    """Return True for a state of a discrete random node; the matrix of an atom is not a state."""
     return model.spec(node).tpm.kind == "discrete" and not value.is_floating_point()

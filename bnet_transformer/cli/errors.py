@@ -49,7 +49,7 @@ def exit_with_error(error: Exception, show_traceback: bool) -> Never:
 
 
 def print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line, in place of `warnings.showwarning`."""
+    """Print a warning as one line, instead of `warnings.showwarning`."""
     click.echo(f"Warning: {escape_control(' '.join(str(message).split()))}", err=True)
 
 

@@ -63,7 +63,7 @@ class TextExamples:
         return requested or ("words" if all(fits) and any(" " in text for text in self.texts) else "label")
 
     def build_pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
-        """Return pairs of a sentence and its observations; a number is an index if it is no label or word of the net.
+        """Return pairs of a sentence and its observations; a number that is not a label or a word is an index.
 
         Args:
             observed: "next", "words" or "label".
@@ -127,7 +127,7 @@ class RunOptions:
         return None
 
     def make_interrupt(self, *messages: str) -> Interrupted:
-        """The interrupt of a run; its message says how to resume it."""
+        """The interrupt of a run; its message contains how to resume it."""
         messages += () if self.checkpoint is None else (f"use --resume to continue from {self.checkpoint}",)
         return Interrupted(": ".join(filter(None, ["interrupted", "; ".join(messages)])))
 

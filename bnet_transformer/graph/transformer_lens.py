@@ -154,6 +154,6 @@ def _find_attention(template: TemplateGraph, stack: str, t: int) -> NodeGroup | 
 
 
 def _get_parent(template: TemplateGraph, group: NodeGroup, slot: str) -> int:
-    """The index of the parent in a slot of attention (q, k or v); -1 where there is none."""
+    """The index of the parent in a slot of attention (q, k or v); -1 without a parent."""
     edges = template.in_edges[group.index]
     return next((edge.parent for edge in edges if any(name.rstrip(".") == slot for name in edge.slots)), -1)

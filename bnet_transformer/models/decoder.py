@@ -60,7 +60,7 @@ def decoder(
         readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
             `Categorical` or `Normal`; or None. `"auto"` (default) is `"word"` if there is a vocabulary or features,
             else None.
-        pool: A readout of the sentence in place of each word: from its `"first"` or `"last"` word, or from the `"mean"`
+        pool: A readout of the sentence instead of each word: from its `"first"` or `"last"` word, or from the `"mean"`
             or `"sum"` of the words. None (default) for each word.
         transform: The activation s of a map `s(W x + b)` before the readout. None (default) for no map.
         tie: Whether embedding and readout share one table. Default True.

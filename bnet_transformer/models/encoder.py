@@ -60,7 +60,7 @@ def encoder(
             booleans `[word, word]`.
         readout: The readout `y`: `"word"` for a word of the vocabulary (or its vector) at each word, as in the masked
             language model of BERT; a `Categorical` or `Normal`; or None (default).
-        pool: A readout of the sentence in place of each word: from its `"first"` or `"last"` word, or from the `"mean"`
+        pool: A readout of the sentence instead of each word: from its `"first"` or `"last"` word, or from the `"mean"`
             or `"sum"` of the words. None (default) for each word.
         transform: The activation s of a map `s(W x + b)` before the readout. None (default) for no map.
         tie: Whether embedding and readout share one table. Default True.

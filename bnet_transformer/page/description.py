@@ -56,7 +56,7 @@ class PageOptions:
     """The options of the page. `slices` and `heads` limit the attention that it contains; the graph is complete.
 
     Args:
-        detail: What is unfolded at first: `"words"` nothing, `"nodes"` every slice; None for every slice of a small
+        detail: What is unfolded initially: `"words"` nothing, `"nodes"` every slice; None for every slice of a small
             sentence.
         posterior: Discrete nodes whose posteriors are shown, in addition to selectors.
         title: The title of the page; None for the words of the sentence.

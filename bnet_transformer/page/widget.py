@@ -27,7 +27,7 @@ class Widget(anywidget.AnyWidget):
     sentence is shown.
 
     Args:
-        sentence: The sentence that the page shows at first.
+        sentence: The sentence that the page shows initially.
         describe: Returns the description and the buffer of the page of a sentence.
         draw: Returns the SVG of a sentence.
 

@@ -95,7 +95,7 @@ def propagate_flow(attention: FloatArray, weights: FloatArray, word: int) -> tup
 
     Args:
         attention: `[choice, slice, i, j]`, the attention matrix of each slice, mixed with the residual connection.
-        weights: `[choice]`, the posterior probability of each joint state of the open choices.
+        weights: `[choice]`, the posterior probability of each joint state of the latent choices.
         word: The output word.
 
     Returns:

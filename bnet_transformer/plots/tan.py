@@ -15,7 +15,7 @@ from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, frame_cell, tick_label_width
 from bnet_transformer.plots.rollout import format_fraction
 
-MAX_TREE_WORDS = 40  # by default, arrows between at most so many words are drawn, such that all can be labelled
+MAX_TREE_WORDS = 40  # by default, arrows between at most this number of words are drawn, so that all can be labelled
 HIDDEN_PARENT = -2  # the parent of a word whose arrow is not drawn; the parent of a root is -1
 
 

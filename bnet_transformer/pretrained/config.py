@@ -44,7 +44,7 @@ def config_to_labels(config: Config) -> tuple[str, ...]:
 def check_single_label(config: Config, labels: tuple[str, ...]) -> None:
     """Raise an error for a readout of the sentence that does not choose one class.
 
-    A regression has no sigma, so it defines no distribution. Labels that do not exclude each other are no classes.
+    A regression has no sigma, so it defines no distribution. Labels that do not exclude each other are not classes.
     """
     kind = config.get("problem_type")
     if kind in (None, "single_label_classification") and len(labels) > 1:

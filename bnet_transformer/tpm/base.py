@@ -88,7 +88,7 @@ class Parameter:
     Args:
         shape: The shape for one node, without the node's plates.
         spread: The standard deviation of the initial normal distribution with mean 0. Default 1.
-        fill: The initial value in place of random numbers: one number, or nested tuples that broadcast to `shape`. None
+        fill: The initial value instead of random numbers: one number, or nested tuples that broadcast to `shape`. None
             (default) draws from the normal distribution. An entry of -inf is the logit of a probability of 0.
         learnable: Whether training changes the tensor. Default True.
 

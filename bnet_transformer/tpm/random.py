@@ -55,7 +55,7 @@ class Categorical(TPM):
             node of each word.
         affine: Whether a vector parent is mapped by `W x + theta`. False uses the vector, `[n]`, itself as logits.
             Default True.
-        labels: The names of the states, `n` different strings, which evidence can use in place of numbers. Default
+        labels: The names of the states, `n` different strings, which evidence can use instead of numbers. Default
             None.
 
     >>> Categorical(4).shape(), Categorical(3, probabilities=(0.5, 0.25, 0.25)).states

@@ -151,7 +151,7 @@ class Given(TPM):
 
     Args:
         size: The shape of a tensor: an integer, or a tuple of integers. Default `()`, one number.
-        states: The number of states, in place of `size`. None (default) for a tensor.
+        states: The number of states, instead of `size`. None (default) for a tensor.
         default: The state of all nodes if the sentence gives none, such as the segment 0. None (default): the sentence
             must give the states.
         image: The division of an image into the vectors of all words. None (default) for other inputs.
@@ -233,7 +233,7 @@ class Sinusoid(TPM):
     Args:
         dim: The width of the encoding.
         base: The base of the wavelengths. Default 10000.
-        halves: Whether all sines precede all cosines, in place of alternating. Default False.
+        halves: Whether all sines precede all cosines, instead of alternating. Default False.
         first: 1 numbers words and features from 1, so that the first feature is a cosine. Default 0.
         rounded: Whether the encoding is rounded to float32, as in a stored table. Default False.
 

@@ -370,7 +370,7 @@ class Symbols:
 
 
 def _set_read_index(symbol: Symbol, index: str) -> Symbol:
-    """The symbol with `index` in place of the word j."""
+    """The symbol with `index` instead of the word j."""
     return replace(symbol, word=index) if symbol.word == "j" else symbol
 
 

@@ -53,7 +53,7 @@ def collect_exports() -> dict[str, Any]:
 def iter_members(owner: type) -> Iterator[tuple[str, Any]]:
     """The public methods and properties of a class, and their functions.
 
-    Members that an exported base class has are left out, for they are documented there; those of other base classes
+    Members that an exported base class has are left out, because they are documented there; those of other base classes
     are members of this class for its users.
     """
     exported = [base for base in collect_exports().values() if inspect.isclass(base)]
@@ -131,7 +131,7 @@ def list_documented(obj: Any) -> list[str]:
 def find_undocumented(obj: Any) -> list[str]:
     """What a docstring lacks: its summary, arguments, or the section `Returns:`; and entries that name no argument.
 
-    The fields of a class are its arguments. A property needs no `Returns:`, for its summary says what it is.
+    The fields of a class are its arguments. A property needs no `Returns:`, because its summary describes it.
     """
     docstring = inspect.getdoc(obj) or ""
     if not docstring:

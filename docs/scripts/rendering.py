@@ -160,7 +160,7 @@ def _visit_block(self: Any, node: nodes.math_block) -> None:
 
 
 def _link_files(app: Sphinx, doctree: nodes.document) -> None:
-    """Links to folders, and to files that are no pages, lead to the repository where its address is known."""
+    """Links to folders, and to files that are not pages, lead to the repository where its address is known."""
     current = (ROOT / app.env.docname).parent
     links = list(doctree.findall(addnodes.download_reference))
     links += [link for link in doctree.findall(addnodes.pending_xref) if link["reftype"] == "myst"]

@@ -178,7 +178,7 @@ def _format_word_counts(model: GroundModel) -> str:
 
 @dataclass(frozen=True)
 class EnumeratedChoices:
-    """Open choices that depend on no value (a selector, atoms), and all their joint states, `[state, node]`.
+    """Latent choices that depend on no value (a selector, atoms), and all their joint states, `[state, node]`.
 
     Args:
         nodes: Ground ids of the choices.

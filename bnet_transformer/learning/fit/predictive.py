@@ -81,7 +81,7 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
 
 
 def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:
-    """Compute `E[y | x]` of a real-valued readout, `[sentence, word, dim]`; the open choices are summed out."""
+    """Compute `E[y | x]` of a real-valued readout, `[sentence, word, dim]`; the latent choices are summed out."""
     network, name = module.network, spec.group.name
     with torch.no_grad():
         enumerated = frozenset(open_choices)
