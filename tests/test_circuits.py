@@ -173,7 +173,7 @@ def rotate_words(text, shift):
 
 
 def set_choices(net, s):
-    """Return the sentence with every choice above its outcome set."""
+    """Return the sentence with every latent ancestor of its outcome set."""
     outcome = find_default_output(net.network)
     random = [spec for spec in net.network.specs if spec.tpm.kind == "discrete" and spec.group.name != outcome]
     return s.do({spec.group.name: 1 if spec.tpm.states is not None else 0 for spec in random}) if random else s

@@ -146,7 +146,7 @@ def test_separated_nodes_are_independent_in_the_numbers(name):
         if closed or counts["dependent"] < 2:
             try:
                 result = s.separated(x, y, observed, deterministic=True, verify=True)
-            except bt.BNetError:  # real readouts, and choices above the budget
+            except bt.BNetError:  # real readouts, and choices that exceed the budget
                 continue
             assert result.dependence == pytest.approx(0, abs=1e-9) or not result
             counts["dependent"] += result.dependence > 1e-6

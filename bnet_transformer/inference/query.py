@@ -56,7 +56,7 @@ class Query:
 
     @cached_property
     def choices(self) -> list[int]:
-        """The latent choices on which the nodes and the evidence depend, and all latent choices above those."""
+        """The latent choices on which the nodes and the evidence depend, with their latent ancestors."""
         nodes = [*self.nodes, *self.evidence]
         return reference.find_open_choices(self.model, nodes, self.fixed, include_ancestors=True)
 

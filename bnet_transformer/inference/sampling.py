@@ -1,7 +1,7 @@
 """Samples of all random nodes of a sentence, given its evidence.
 
-All samples are drawn at once, as the batch of a run. The choices above evidence are drawn from their joint posterior,
-and every other random node is drawn from its TPM, parents before children (ancestral sampling).
+All samples are drawn at once, as the batch of a run. The latent ancestors of the evidence are drawn from their joint
+posterior, and every other random node is drawn from its TPM, parents before children (ancestral sampling).
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
     choices = set(query.choices)
     target = replace(query, nodes=tuple(node for node in order if node in choices))
-    # Choices above evidence are sampled from their exact joint posterior. The other random nodes have no evidence below
-    # them. So, given its parents, such a node is independent of the evidence, and its posterior is its TPM (ancestral
-    # sampling).
+    # The latent ancestors of the evidence are sampled from their exact joint posterior. The other random nodes have no
+    # evidence among their descendants. So, given its parents, such a node is independent of the evidence, and its
+    # posterior is its TPM (ancestral sampling).
     if choices:
         samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
     module = with_sentence_scope(query.module)
@@ -121,13 +121,13 @@ def sample(query: Query, n: int, seed: int) -> Samples:
 
 
 def route_sample(query: Query, n: int) -> Route:
-    """The route of n samples: of the choices above the evidence, and of the other nodes."""
+    """The route of n samples: of the latent ancestors of the evidence, and of the other nodes."""
     question, query = f"{n} draws", query.without_input_evidence()
     target = replace(query, nodes=tuple(query.choices))
     if not target.nodes:
         route = Route(question, "compiled", "nothing is observed, so that every node is drawn from its TPM")
     elif _should_use_chain_rule(target):
-        reason = "the choices above the evidence are drawn one by one, each from its posterior given the earlier ones"
+        reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
         route = Route(question, "elimination", reason, choices=target.nodes)
     else:
         route = replace(with_cost(target, route_posterior(target)), question=question)
@@ -206,7 +206,7 @@ def _get_parameter_table(spec: NodeSpec) -> str:
 
 
 def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
-    """Samples of the choices above evidence, from their joint posterior."""
+    """Samples of the latent ancestors of the evidence, from their joint posterior."""
     probs = joint_posterior(query)
     states = torch.unravel_index(torch.multinomial(probs.flatten(), n, True, generator=generator), probs.shape)
     return dict(zip(query.nodes, states, strict=True))

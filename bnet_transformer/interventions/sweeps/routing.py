@@ -7,8 +7,8 @@ reported reason is the first rule that applies.
 | obstacle | cells that run one at a time |
 |---|---|
 | a continuous random ancestor of the metric without a value | all |
-| a latent choice above the metric that is not enumerated: it depends on values, or belongs to other words | all |
-| such a node or choice above the nodes whose values a cell patches | those cells |
+| a latent ancestor of the metric that is not enumerated: it depends on values, or belongs to other words | all |
+| such a node or choice, as an ancestor of the nodes that a cell patches | those cells |
 | nodes of one group set to states and to vectors | all |
 | recurrent words that the cell changes | those cells |
 | a word picked by a choice, or a row of attention set by `do`, in a group that the cell changes | those cells |
