@@ -174,8 +174,7 @@ class Select(TPM):
     """A tensor that a selector chooses: `P(W | c) = delta(W, W_c)`; deterministic.
 
     Parents: one or more discrete nodes. The TPM owns a learnable tensor for each of their joint states, in the
-        parameter
-    `values`, `[*states, *size]`. The value has shape `size`.
+    parameter `values`, `[*states, *size]`. The value has shape `size`.
 
     Args:
         size: The shape of the value: an integer, or a tuple of integers.
@@ -216,8 +215,7 @@ class Codebook(TPM):
     """A random choice among shared tensors, the atoms: `P(W = atom m | c) = theta[c, m]`; discrete.
 
     Parents: any number of discrete nodes, such as a head selector. The parameters are `logits`, `[*states, atoms]`,
-        with
-    `theta = softmax(logits)`, and the learnable `atoms`, `[atoms, *size]`. The state is the integer `m`; children
+    with `theta = softmax(logits)`, and the learnable `atoms`, `[atoms, *size]`. The state is the integer `m`; children
     receive the tensor of the atom, of shape `size`.
 
     Args:
