@@ -213,7 +213,7 @@ def gated() -> bt.BNet:
 
 
 def recurrent() -> bt.BNet:
-    """A recurrent net: each word reads the state of the word before."""
+    """A recurrent net: each word depends on the state of the previous word."""
     cell = bt.Node("h", Recurrent(3), ["x", bt.Arrow("h", "before")], plates=WORD, shape=(3,))
     stack = bt.Stack(
         [cell, bt.Node("x", tpm.Linear(4), ["h"], plates=WORD)],

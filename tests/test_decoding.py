@@ -160,7 +160,7 @@ def test_a_causal_table_is_causal(method):
     log_probs = [s.tpm(f"y_{i}").log_prob(torch.tensor(word)) for i, word in enumerate(result.ids[0], start=1)]
     assert result.scores[0] == pytest.approx(float(sum(log_probs)), abs=1e-9)
     pairs[0, 1] = True
-    with pytest.raises(bt.BNetError, match="reads later words"):
+    with pytest.raises(bt.BNetError, match="depends on later words"):
         bt.decoder(8, mask=pairs, **kwargs).generate([1, 2], length=2)
 
 
@@ -310,7 +310,7 @@ def test_a_prompt_may_be_only_the_start_word(net):
 
 SELECT = {"vocabulary": list("abc"), "mask": "causal", "observe": Categorical(3)}
 BAD = {
-    "reads later words": (lambda: bt.encoder(8, heads=2, slices=1, vocabulary=5, readout="word"), [1], {}, "causal"),
+    "later words": (lambda: bt.encoder(8, heads=2, slices=1, vocabulary=5, readout="word"), [1], {}, "causal"),
     "no readout": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None), [1], {}, "observe="),
     "pooled": (
         lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=Categorical(5), pool="last"),

@@ -154,7 +154,7 @@ BAD = {
     "nothing": (integrator, (None, 2), {}, "window: expected real numbers; got None"),
     "NaN": (integrator, (vectors(2, 3, 4).log(), 2), {}, "NaN or infinity at word 0 of the window 0"),
     "far ahead": (integrator, (vectors(3, 4), 2), {"ahead": 4}, "ahead: expected at most 3, the number of words"),
-    "grows": (integrator, (vectors(3, 4), 2), {"grow": True}, "no word reads a later word; got .*every"),
+    "grows": (integrator, (vectors(3, 4), 2), {"grow": True}, "no word depends on a later word; got .*every"),
     "pooled": (
         lambda: forecaster(pool="mean"),
         (vectors(3, 4), 2),

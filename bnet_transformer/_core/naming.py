@@ -113,7 +113,7 @@ class Reach:
             - `"causal"`: j <= i;
             - `"earlier"`: j < i;
             - `"before"`: j = i - 1;
-            - `"rest"`: j = i, except that the first word reads no word;
+            - `"rest"`: j = i, except that the first word depends on no word;
             - `"first"`, `"last"`: the first or the last word of the parent;
             - `"window"`: |i - j| <= `width`;
             - `"recent"`: 0 <= i - j <= `width`;
@@ -145,22 +145,22 @@ class Reach:
 
     @property
     def is_single(self) -> bool:
-        """True if each word reads at most one word, so that the slot holds a single value and not a collection."""
+        """True if each word depends on at most one word, so that the slot holds a single value and not a collection."""
         return self.kind in ("same", "before", "rest", "first", "last")
 
     @property
     def is_positionwise(self) -> bool:
-        """True if no word reads another word."""
+        """True if no word depends on another word."""
         return self.kind in ("same", "rest")
 
     @property
     def is_strictly_causal(self) -> bool:
-        """True if each word reads only earlier words."""
+        """True if each word depends only on earlier words."""
         return self.kind in ("before", "earlier") or (self.kind == "mask" and self._is_lower_triangular(0))
 
     @property
     def is_causal(self) -> bool:
-        """True if no word reads a later word."""
+        """True if no word depends on a later word."""
         kinds = ("same", "before", "rest", "earlier", "causal", "recent")
         return self.kind in kinds or (self.kind == "mask" and self._is_lower_triangular(1))
 
@@ -215,7 +215,7 @@ class Reach:
         return WORD_RANGES[self.kind](i, parents, self.width)
 
     def first_empty_row(self, children: int, parents: int) -> int | None:
-        """The first word of the child that reads no word.
+        """The first word of the child that depends on no word.
 
         Except for a mask, it is computed without the table of all pairs.
 
@@ -224,7 +224,7 @@ class Reach:
             parents: The number of words of the parent.
 
         Returns:
-            The index of the word; None if every word reads at least one word.
+            The index of the word; None if every word depends on at least one word.
 
         >>> Reach("earlier").first_empty_row(3, 3), Reach("window", 1).first_empty_row(9, 4)
         (0, 5)
@@ -278,7 +278,7 @@ class Reach:
         return all(not cell for i, row in enumerate(self.table) for cell in row[i + diagonal :])
 
 
-# For word i of the child, m words of the parent and a width: the first word that is read and the word after the last.
+# For word i of the child, m words of the parent and a width: the first word of the reach and the word after the last.
 WORD_RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
     "same": lambda i, m, width: (i, i + 1),
     "every": lambda i, m, width: (0 * i, 0 * i + m),

@@ -201,7 +201,7 @@ def _prepare_attention_inputs(
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
-    """Whether, without padding, every word reads every word, or reads the words up to itself (no mask is needed)."""
+    """Whether, without padding, every word depends on every word, or on the words up to itself (no mask is needed)."""
     reaches = {_get_reach_kind(state, parent) for parent in spec.parents if WORD in parent.over}
     is_unpadded = not state.present
     return is_unpadded and reaches == {"every"}, is_unpadded and reaches == {"causal"}

@@ -30,7 +30,7 @@ def compute_fused(
 ) -> Tensor | None:
     """The value of a node by a fused operation; None if there is none.
 
-    No mask is needed if `is_full` (every word reads every word) or `is_causal` (every word reads those up to itself).
+    No mask is needed if `is_full` (every word depends on every word) or `is_causal` (on the words up to itself).
     """
     tpm = spec.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
@@ -138,7 +138,7 @@ def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tens
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of a softmax attention: q, k, v `[*leading, word, feature]`; mask None if every word reads all words.
+    """The inputs of a softmax attention: q, k, v `[*leading, word, feature]`; mask None if no pair is masked.
 
     The bias `[*leading, word, word read]` is added to the scores.
     """

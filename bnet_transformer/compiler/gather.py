@@ -122,7 +122,7 @@ def _zero_out_of_reach(
 def _select_words(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
 ) -> Tensor:
-    """The value of a parent at the words that are read: aligned with the child's words, or in a collection dim."""
+    """The value of a parent at the words of its reach: aligned with the child's words, or in a collection dim."""
     axis = state.layout.word_dim
     n = value.shape[axis]
     match parent.reach.kind:
@@ -132,7 +132,7 @@ def _select_words(
             return value.narrow(axis, 0, 1)
         case "last":
             return _select_last_word(state, value, stack)
-        case "before" | "rest":  # the first word reads zero; word i reads word i - 1 ("before") or word i ("rest")
+        case "before" | "rest":  # the first word receives zero; word i receives word i - 1 ("before") or i ("rest")
             back = int(parent.reach.kind == "before")
             value = zero_padding(state, stack, value) if back else value
             value = value.expand(*value.shape[:axis], state.word_counts[stack], *value.shape[axis + 1 :])
@@ -178,7 +178,7 @@ def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tenso
 def _get_indices_and_mask(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, word: int | None
 ) -> tuple[Tensor, Tensor]:
-    """The indices of the entries of a collection, and the mask of those that each word reads."""
+    """The indices of the entries of a collection, and the mask of those on which each word depends."""
     network = state.network
     if WORD not in parent.over:
         size = network.graph.plate_sizes[parent.over[-1]]
@@ -206,9 +206,9 @@ def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack
 
 
 def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
-    """The padding that reads no word. It reads all words instead, because the softmax of an empty row is NaN.
+    """The padding that depends on no word. It depends on all words instead, because the softmax of an empty row is NaN.
 
-    No value depends on them, since no word reads padding.
+    No value depends on them, because no word depends on padding.
     """
     is_fully_masked = ~mask.any(-1, keepdim=True)
     if spec.group.word_stack not in state.present:
@@ -219,7 +219,7 @@ def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tens
 
 
 def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int) -> Tensor:
-    """The mask `[n, m]` of the words that each word reads."""
+    """The mask `[n, m]` of the words on which each word depends."""
     if parent.reach.kind == "mask":
         table = state.reach_tables.get(parent.reach)
         return torch.tensor(parent.reach.table, device=state.device) if table is None else table.to(state.device)

@@ -234,7 +234,7 @@ def _check_masked_reach(state: ExecutionState, spec: NodeSpec, parent: ParentSpe
     """Raise an error if a mask leaves a word without words to read along one reach."""
     child_stack = spec.group.word_stack
     if parent.reach.kind == "every" or (child_stack == stack and parent.reach.kind in ("causal", "window", "recent")):
-        return  # each sentence has a word, and each word reads itself
+        return  # each sentence has a word, and each word depends on itself
     present = state.present[stack]
     if not is_readable(present):
         return

@@ -368,7 +368,7 @@ class FlopCounter:
             item = parent_dims[find_position(parent)]
             dims |= item.dims
             if item.is_collected and all(parent is not other for other in product.over):
-                dims |= {WORD}  # each word reads different entries
+                dims |= {WORD}  # each word has different entries
         axes = []
         for parent in product.over:
             words = self.sizes.network.specs[spec.parents[find_position(parent)].index].group.word_stack

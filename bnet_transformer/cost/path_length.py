@@ -124,7 +124,7 @@ _SHIFT_KINDS = ("every", "causal", "earlier", "before", "window", "recent", "sam
 
 
 def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
-    """The path length if a word reads all words, or the words up to a distance before and after it.
+    """The path length if a word depends on all words, or the words up to a distance before and after it.
 
     Hops of at most s words cover a distance of n - 1 in ceil((n - 1) / s) steps; the slower direction is decisive.
     """
@@ -189,7 +189,7 @@ def count_sequential_steps(network: Network, stack: str, n: int) -> tuple[int, s
 
 
 def _longest_chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
-    """The longest chain of words in a component that reads itself at earlier words.
+    """The longest chain of words in a component that depends on itself at earlier words.
 
     A component is strongly connected. If every arrow can join a word to itself or to the next, a cycle can step to the
     next word, so the chain has all n words. Otherwise it is the longest path in the DAG of (node, word).

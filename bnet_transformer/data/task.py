@@ -11,7 +11,7 @@ from bnet_transformer.errors import BNetError
 
 
 def is_backward(reach: Reach) -> bool:
-    """True if no word reads a later word; tables and reaches of width 0 are included."""
+    """True if no word depends on a later word; tables and reaches of width 0 are included."""
     return reach.is_causal or reach.kind == "first" or reach == Reach("window", 0)
 
 

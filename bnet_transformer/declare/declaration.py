@@ -46,9 +46,9 @@ class Arrow:
 
     Args:
         role: The role of the parent: a role of the same stack or outside the stacks, or `"stack.role"`.
-        reach: The words of the parent that each word reads: `"same"` (default), `"every"`, `"causal"`, `"earlier"`,
-            `"before"`, `"rest"`, `"first"`, `"last"`, a `Reach`, a table of booleans `[word, word of the parent]`, or
-            None for every word.
+        reach: The words of the parent on which each word depends: `"same"` (default), `"every"`, `"causal"`,
+            `"earlier"`, `"before"`, `"rest"`, `"first"`, `"last"`, a `Reach`, a table of booleans
+            `[word, word of the parent]`, or None for every word.
         slice: The slice of the parent: `"same"`, `"next"` (the state that this slice computes), `"first"`, `"last"` or
             a number. None (default) is `"same"` within a stack and `"last"` otherwise.
         pick: For each plate of the parent that a discrete node indexes, the role of that node. With

@@ -36,7 +36,7 @@ class ParentSpec:
     Attributes:
         slot: The name of the slot.
         index: The index of the parent's group.
-        reach: The words of the parent that each word reads.
+        reach: The words of the parent on which each word depends.
         pick: The plates of the parent that a discrete node indexes, with the index of the group of that node.
         over: The axes of a collection; empty for a single parent.
     """

@@ -97,7 +97,7 @@ class Notation:
         return self._add_number(reach, r"\mathcal{M}", ("i",))
 
     def mask_superscript(self, reach: Reach) -> tuple[str, ...]:
-        """The superscript of the mask of a reach; empty if every word is read."""
+        """The superscript of the mask of a reach; empty if every word has an arrow."""
         match reach.kind:
             case "every":
                 return ()

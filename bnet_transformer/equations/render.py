@@ -99,7 +99,7 @@ class SharedEquation:
         """The symbols of the equation in one form."""
         group, tpm, shape = self.representative.group, self.representative.tpm, self.representative.shape
         is_matrix = form in ("row", "column")
-        # One matrix equation is valid for all words if each word reads the same parents in the same way.
+        # One matrix equation is valid for all words if each word depends on the same parents in the same way.
         is_per_word = any(map(self._is_per_word, self.representative.parents))
         is_full_matrix = is_matrix and group.word_stack is not None and not is_per_word
         discrete = tpm.kind == "discrete"
@@ -182,7 +182,7 @@ class SharedEquation:
         return symbols
 
     def _build_slot(self, idx: int, form: str, is_full_matrix: bool) -> SlotSymbols:
-        """The symbols of one slot: its parent, the words that are read, and their number."""
+        """The symbols of one slot: its parent, the words of the collection, and their number."""
         parent, network = self.representative.parents[idx], self.network
         spec = network.specs[parent.index]
         group, discrete = spec.group, _is_discrete(spec)
@@ -224,7 +224,7 @@ class SharedEquation:
         )
 
     def _describe_reach(self, reach: Reach, group: NodeGroup) -> tuple[str, str, str]:
-        """The words that are read: a subscript (`k_.` for all), a condition on j, and the number of words."""
+        """The words of the collection: a subscript (`k_.` for all), a condition on j, and the number of words."""
         stack, width = group.word_stack or "", reach.width
         count = self.notation.word_count(stack)
         match reach.kind:

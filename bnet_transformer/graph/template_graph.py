@@ -57,7 +57,7 @@ class EdgeTemplate:
     Args:
         parent: The index of the parent group.
         child: The index of the child group.
-        reaches: The reaches by which the child reads words of the parent; an arrow exists if one of them
+        reaches: The reaches by which the child depends on words of the parent; an arrow exists if one of them
             contains it.
         slots: The slots of the child's TPM that the parent fills.
     """

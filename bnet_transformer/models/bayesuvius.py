@@ -68,7 +68,7 @@ def bayesuvius(
         per: The scope of the selector: one draw for the `"corpus"`, each `"sentence"` (default), each `"slice"`, or
             each `"word"`.
         residual: Whether the state x is added to the output of attention. Default False.
-        mask: The words that each word reads: None (default) for every word, `"causal"`, a `Reach`, or a table of
+        mask: The words to which each word attends: None (default) for every word, `"causal"`, a `Reach`, or a table of
             booleans `[word, word]`.
         scale: The factor of the scores `q_i . k_j`. Default 1; None for `1/sqrt(key_dim)`.
         key_dim: The width of queries and keys. None (default) for `dim`.

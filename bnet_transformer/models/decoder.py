@@ -55,7 +55,7 @@ def decoder(
             `"tanh"`, `"sigmoid"` or `"identity"`.
         bias: Whether linear maps and norms have a bias. Default True.
         dropout: The probability with which training sets an entry to zero, from 0 to below 1. Default 0.1.
-        mask: The words that each word reads: `"causal"` (default), None for every word, a `Reach`, or a table of
+        mask: The words to which each word attends: `"causal"` (default), None for every word, a `Reach`, or a table of
             booleans `[word, word]`.
         readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
             `Categorical` or `Normal`; or None. `"auto"` (default) is `"word"` if there is a vocabulary or features,

@@ -56,7 +56,7 @@ def encoder(
             `"tanh"`, `"sigmoid"` or `"identity"`.
         bias: Whether linear maps and norms have a bias. Default True.
         dropout: The probability with which training sets an entry to zero, from 0 to below 1. Default 0.1.
-        mask: The words that each word reads: None (default) for every word, `"causal"`, a `Reach`, or a table of
+        mask: The words to which each word attends: None (default) for every word, `"causal"`, a `Reach`, or a table of
             booleans `[word, word]`.
         readout: The readout `y`: `"word"` for a word of the vocabulary (or its vector) at each word, as in the masked
             language model of BERT; a `Categorical` or `Normal`; or None (default).

@@ -83,7 +83,7 @@ def encoder_decoder(
     >>> import bnet_transformer as bt
     >>> net = bt.encoder_decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
     >>> s = net.sentence({"enc": "the cat sat", "dec": "the cat"})
-    >>> s.attention(0, role="dec_cross_a").shape                # [head, word, word that is read]
+    >>> s.attention(0, role="dec_cross_a").shape                # [head, word, attended word]
     torch.Size([2, 2, 3])
     """
     builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)

@@ -5,7 +5,7 @@
     lstm    input_i = sigmoid(W x_i + U x'_(i-1) + b); forget_i and output_i likewise; candidate_i with tanh
             cell_i = forget_i * cell_(i-1) + input_i * candidate_i          x'_i = output_i * tanh(cell_i)
 
-Word i reads the word before it, and so depends on all earlier words; the first word reads zeros. torch calls `x'` h.
+Word i depends on the previous word, and so on all earlier words; the first word receives zeros. torch calls `x'` h.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def volume_preserving(
         dim: The width of a word, which is a vector; at least 2.
         slices: The number of slices (L). Default 2.
         blocks: The number of blocks of triangular steps in each slice (n_blocks). Default 1.
-        attention: The form of attention, `"skew"` (default) or `"arbitrary"`. None for no attention: then no word reads
-            another, and with `slices=1` the net is the volume-preserving feed-forward network.
+        attention: The form of attention, `"skew"` (default) or `"arbitrary"`. None for no attention: no word then
+            depends on another, and with `slices=1` the net is the volume-preserving feed-forward network.
         activation: The activation of the triangular steps that are not linear. Default `"tanh"`.
         spread: The standard deviation of the initial weights. Default 0.3; training is unstable for much larger
             values.

@@ -65,7 +65,7 @@ class GroundModel:
 def find_slot_parents(
     model: GroundModel, spec: NodeSpec, index: tuple[int, ...], parent: ParentSpec, states: Mapping[int, Tensor]
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The ground parents in one slot of a node: the shape of the collection, the ids, and the words that are read.
+    """The ground parents in one slot of a node: the shape of the collection, the ids, and the words of the collection.
 
     The id -1 is a missing word, whose value is zero (or state 0): the word before the first one, or a word out of reach
     that a selector picks (with probability zero).

@@ -80,7 +80,7 @@ class _ScoredAttention(TPM):
         return self.attention_slots()[1 if self.over == "keys" else 0]
 
     def _check_parents(self, parents: tuple[Parent, ...]) -> Parent:
-        """The parent whose words are read; raises an error if the parents cannot be scored."""
+        """The parent with the attended words; raises an error if the parents cannot be scored."""
         query, key, *extra = self.attention_parents(parents)
         read = key if self.over == "keys" else query
         check_single_axis(read)
@@ -116,7 +116,7 @@ class _ScoredAttention(TPM):
 class Attention(_ScoredAttention):
     """Attention: `x'_i = sum_j P(j | i) v_j` with `P(j | i) = softmax_j(score(q_i, k_j))`; deterministic.
 
-    Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each word that is read; the values `v.`, `[d_v]`
+    Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each attended word; the values `v.`, `[d_v]`
     for each of these words; the matrix `A` if the score is `Bilinear`; the table `b` if there is a bias; the state `x`,
     `[d_v]`, if there is a residual. To mix the states themselves, use them as the parent in the slot `v.` too. The
     value has shape `[d_v]`.
@@ -237,12 +237,12 @@ class Attention(_ScoredAttention):
 @final
 @dataclass(frozen=True)
 class Read(_ScoredAttention):
-    """The word that is read, as a random variable `j`: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
+    """The attended word, as a random variable `j`: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
 
     The states are the words of the sentence. If a child picks word `j` of the values
     (`Arrow("v", "every", pick={"word": "j"})`), attention is *marginal*: `x'_i = v_j` with probability `P(j | i)`.
 
-    Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each word that is read; the matrix `A` if the
+    Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each attended word; the matrix `A` if the
     score is `Bilinear`; the table `b` if there is a bias.
 
     Args:

@@ -244,7 +244,7 @@ class Concat(TPM):
 class Pool(TPM):
     """The mean or the sum of the vectors of a collection: `1/n sum_j x_j`, or `sum_j x_j`; deterministic.
 
-    Parent: the collection `x.`, `[d]` for each word that is read (or each entry of one plate). The value has shape
+    Parent: the collection `x.`, `[d]` for each word of the collection (or each entry of one plate). The value has shape
         `[d]`.
 
     Args:
@@ -288,7 +288,7 @@ def pool_latex(reduction: str, s: Symbols, slot: str, letter: str = "a") -> str:
     x = s.of(slot, letter)
     if s.form in ("word", "einstein") or s.index_letters(slot) != "j":
         return f"{factor}{s.sum(slot)} {x}"
-    if s.slot(slot).mask:  # not all words are read
+    if s.slot(slot).mask:  # some words have no arrow
         s.require_form("word")
     one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
     if s.is_full_matrix:

@@ -217,7 +217,7 @@ class Score(CheckedDataclass, abc.ABC):
 
         Args:
             self_parent: The description of the parent of the node's own word.
-            read_parent: The description of the collection of words that are read.
+            read_parent: The description of the collection of attended words.
             *extra: The descriptions of the parents in `extra_slots`.
 
         Returns:
@@ -233,7 +233,7 @@ class Score(CheckedDataclass, abc.ABC):
 
         Args:
             s: The symbols of the node and its parents.
-            query: The slot of the query. The slot with a dot at the end is the collection that is read.
+            query: The slot of the query. The slot with a dot at the end is the collection of attended words.
             key: The slot of the key.
 
         Returns:
@@ -402,7 +402,7 @@ class Normaliser(CheckedDataclass):
     """The map from scores to weights.
 
     Args:
-        kind: `"softmax"` (default) over the words that are read: the weights are the distribution `P(j | i)`.
+        kind: `"softmax"` (default) over the attended words: the weights are the distribution `P(j | i)`.
             `"sigmoid"` of each score, or `"none"`, which uses the scores as weights; these are not distributions.
 
     >>> Normaliser().normalise(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
@@ -416,7 +416,7 @@ class Normaliser(CheckedDataclass):
 
         Args:
             scores: The scores, `[..., m]`.
-            mask: True for the words that are read, `[..., m]`.
+            mask: True for the attended words, `[..., m]`.
 
         Returns:
             The weights, `[..., m]`; words outside the mask have weight 0.
@@ -446,7 +446,7 @@ class Bias(CheckedDataclass, abc.ABC):
         Args:
             b: The table, `[..., width]`.
             i: The index of the node's own word, `[...]`.
-            j: The indices of the words that are read, `[..., m]`.
+            j: The indices of the attended words, `[..., m]`.
             from_key: Whether word i is the key and the words j are the queries. Default False.
 
         Returns:
@@ -481,7 +481,7 @@ class Bias(CheckedDataclass, abc.ABC):
 
         Args:
             s: The symbols of the node and its parents.
-            read: The slot of the words that are read.
+            read: The slot of the attended words.
             from_key: Whether the node's own word is the key. Default False.
 
         Returns:

@@ -137,7 +137,7 @@ class SlotSymbols:
         over: The letters of the indices of a collection; empty for a single parent.
         condition: The words of the collection that are read, such as `j \\le i`.
         count: The number of these words.
-        mask: The superscript of the mask; empty if all words are read.
+        mask: The superscript of the mask; empty if all words have an arrow.
     """
 
     name: str
@@ -253,9 +253,9 @@ class Symbols:
         return "".join(self.slot(slot).over)
 
     def mask(self, slot: str, letter: str = "M") -> str:
-        r"""The mask of a collection in the requested form, such as `M^{\mathrm{causal}}`; empty if all words are read.
+        r"""The mask of a collection in the requested form, such as `M^{\mathrm{causal}}`; empty if no word is masked.
 
-        The mask `M` is 0 if word i reads word j, else -oo; the mask `B` is 1 or 0.
+        The mask `M` is 0 if word i attends to word j, else -oo; the mask `B` is 1 or 0.
         """
         filled = self.slot(slot)
         if not filled.mask:

@@ -176,7 +176,7 @@ def build_role_cells(examples: Examples, at: str, over: object) -> PatchCells:
 
 
 def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]]:
-    """The groups whose rows of attention can be set, by the role of the word that is read: `j`, `dec_cross_j`."""
+    """The groups whose rows of attention can be set, by the role of the attended word: `j`, `dec_cross_j`."""
     by_role: dict[str, list[NodeGroup]] = {}
     for spec in model.network.specs:
         if spec.has_word_attention and spec.tpm.kind == "deterministic":
@@ -354,7 +354,7 @@ def _number_cells(
     Args:
         axes: The axes along which cells are separate.
         grid: For each node group, the index of its nodes along each axis, `[node]` each.
-        num_words: If given, the number of positions along the axis of the words that are read.
+        num_words: If given, the number of positions along the axis of the attended words.
 
     Returns:
         The positions along each axis, and for each node group the cell of each node, `[node]`.

@@ -4,8 +4,8 @@ A row is computed if it descends from a patched node and leads to an outcome. Bo
 of a group, `[cell, word]` and `[word]`, which are propagated along the reach of the arrows.
 
 The updated values of a group have the layout `[example, *plates, row, *shape]`, as if the rows were the words of one
-long sentence. A wordwise TPM, in which a word reads only itself, computes only these rows. A TPM that reads other words
-receives the full sentence of each cell, `[cell, example, *plates, word, *shape]`; values that no cell changes are
+long sentence. A wordwise TPM, in which a word depends only on itself, computes only these rows. A TPM that uses other
+words receives the full sentence of each cell, `[cell, example, *plates, word, *shape]`; values that no cell changes are
 shared.
 """
 
@@ -210,7 +210,7 @@ class SparseUpdate:
 
 
 def is_wordwise(network: Network, spec: NodeSpec) -> bool:
-    """True if each word of a group reads only the same word of its parents, and parents without words."""
+    """True if each word of a group depends only on the same word of its parents, and parents without words."""
     for parent in spec.parents:
         words = network.specs[parent.index].group.word_stack
         if WORD in parent.over or (words is not None and parent.reach.kind != "same"):

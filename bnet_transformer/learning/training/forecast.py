@@ -51,7 +51,7 @@ def iterate(
         ahead: The number of positions between a word and the word that it predicts. By default 1 for a causal net, and
             otherwise the number of words of the window.
         grow: True reads all words from the first one. False reads as many of the last words as the window has. By
-            default only a net with two stacks in which no word reads a later one grows.
+            default only a net with two stacks in which no word depends on a later one grows.
         sample: True samples from a Normal readout, False uses its mean.
         seed: The seed of the samples.
         module: A compiled module of this net in evaluation mode, to reuse it; None compiles the net.
@@ -139,8 +139,8 @@ def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
 class ForecastOutput:
     """The output of a net that predicts words.
 
-    `spec` is the node, and `stack` the stack that it continues. `later_arrow` is an arrow by which a word reads a later
-    word; it is None for a causal net.
+    `spec` is the node, and `stack` the stack that it continues. `later_arrow` is an arrow by which a word depends on
+    a later word; it is None for a causal net.
     """
 
     task: Task
@@ -163,7 +163,7 @@ class ForecastOutput:
         """Return True if all words from the first one are read, and not only as many as the window has."""
         check_choice("grow", requested, (True, False, None))
         if requested and self.later_arrow is not None and self.spec.group.word_stack is not None:
-            expected = "a net in which no word reads a later word"
+            expected = "a net in which no word depends on a later word"
             raise BNetError("grow", expected=expected, actual=self.later_arrow, hint="Use grow=False")
         return len(self.task.stacks) > 1 and self.later_arrow is None if requested is None else requested
 

@@ -1,8 +1,8 @@
 """Incremental decoding: compute the readout for one new word after another, with a KV cache.
 
-The declaration determines the cache: it contains the node groups of the stack that a word reads at other words (k and v
-of attention). Other groups that depend on the words are computed only for the new word; groups that do not depend on
-them are computed once.
+The declaration determines the cache: it contains the node groups of the stack on which a word depends at other words (k
+and v of attention). Other groups that depend on the words are computed only for the new word; groups that do not depend
+on them are computed once.
 """
 # Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change.
 # A step computes the groups of one word from cached values in O(n) for attention; a full pass takes O(n^2).
@@ -325,7 +325,7 @@ def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
         stack, states = readout.group.word_stack, readout.tpm.states
         arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
         if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
-            actual = f"a net in which a word reads later words: {arrow}"
+            actual = f"a net in which a word depends on later words: {arrow}"
             raise BNetError("generate", expected=expected, actual=actual, hint="Build the net with mask='causal'")
     names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
     actual = f"the readouts {names}" if names else "a net without a readout"
@@ -333,7 +333,7 @@ def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
-    """Pad words `[row, word]` to the length that a table requires; no earlier word reads the padding."""
+    """Pad words `[row, word]` to the length that a table requires; no earlier word depends on the padding."""
     return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
 
 
