@@ -448,7 +448,7 @@ def test_unused_weights_are_named(tmp_path):
     model = init_model("BertForSequenceClassification", BERT, torch.float32)
     model.save_pretrained(tmp_path)
     set_config(tmp_path, architectures=["BertModel"])
-    with pytest.warns(UserWarning, match=r"no node reads 2 of its weights: classifier.bias, classifier.weight"):
+    with pytest.warns(UserWarning, match=r"no node uses 2 of its weights: classifier.bias, classifier.weight"):
         from_pretrained(tmp_path)
     set_config(tmp_path, architectures=["BertForQuestionAnswering"])
     assert "y" not in from_pretrained(tmp_path, readout=None).network.graph.by_stem

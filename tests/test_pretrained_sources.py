@@ -158,7 +158,7 @@ def test_labels_name_the_states_in_their_order():
 
 def test_a_model_with_two_heads_keeps_its_words():
     model = init_model("GPT2DoubleHeadsModel", GPT2)
-    with pytest.warns(UserWarning, match="no node reads 2 of its weights: multiple_choice_head"):
+    with pytest.warns(UserWarning, match="no node uses 2 of its weights: multiple_choice_head"):
         net = from_pretrained(model)
     close(compute_logits(net), model(IDS).logits.detach())
     assert net.sentence(IDS[0]).posterior("y_4").shape == (13,)

@@ -76,7 +76,7 @@ CASES_WITH_WORDS = [case_ for case_ in CASES if case_.text is not None]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
 
 
-# Roles that are swept: one of every kind of TPM, axes and words read, and of nets with choices of every kind.
+# Roles that are swept: one of every kind of TPM, axes and attended words, and of nets with choices of every kind.
 ROLES = {
     "chapter": ("x", "W_q", "q"),
     "chapter, two slices": ("v",),

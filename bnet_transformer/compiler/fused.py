@@ -44,7 +44,7 @@ def compute_fused(
         and all(x.shape[-3] == 1 for x in parents)
         and context.word is context.read_indices["z."]
     ):
-        # All words read the same words (those that are not masked), so one Cayley transform suffices.
+        # All words depend on the same words (those that are not masked), so one Cayley transform suffices.
         mask = None if is_full else context.mask["z."].any(-2, keepdim=True)
         return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
     return None
@@ -130,7 +130,7 @@ def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
 
 
 def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
-    """True for softmax attention over words with scaled dot products, if all words read the same keys."""
+    """True for softmax attention over words with scaled dot products, if all words use the same keys."""
     plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
     plain = plain and tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,) and parents[1].dim() >= 4
     return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has separate keys or values

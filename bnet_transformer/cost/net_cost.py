@@ -82,7 +82,7 @@ class SliceCost:
             previous one.
         steps_order: The order of growth of `steps`.
         longest_path: The maximum path length between two words, in hops (Vaswani et al. 2017, table 1). None if no word
-            reads another, or if its computation requires a table of more than 4096 rows.
+            depends on another, or if its computation requires a table of more than 4096 rows.
         longest_path_order: The order of growth of `longest_path`; "unknown" if the table would be too large.
         dense_parameters: The number of parameters of the dense maps.
         dense_flops: The FLOPs of the dense maps.

@@ -52,7 +52,7 @@ class Arrow:
         slice: The slice of the parent: `"same"`, `"next"` (the state that this slice computes), `"first"`, `"last"` or
             a number. None (default) is `"same"` within a stack and `"last"` otherwise.
         pick: For each plate of the parent that a discrete node indexes, the role of that node. With
-            `pick={"head": "c"}` the node reads head c of the parent, and `c` becomes a parent too. Default: none.
+            `pick={"head": "c"}` the node receives head c of the parent, and `c` becomes a parent too. Default: none.
 
     >>> import bnet_transformer as bt
     >>> bt.Arrow("k", "causal"), bt.Arrow("x", slice="last", pick={"head": "c"})

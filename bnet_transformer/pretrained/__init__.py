@@ -139,7 +139,7 @@ def _find_source(source: object, tokenizer: object) -> ModelSource:
 
 
 def source_to_net(source: ModelSource, readout: str | None) -> BNet:
-    """Build the net of a source; warn of weights that no node reads."""
+    """Build the net of a source; warn of weights that no node uses."""
     family = _get_family(source)
     options = family.config_to_options(source.config, source.architecture, readout)
     if source.is_sentence_encoder and readout == "auto" and not has_readout_weights(family, source.weights):
@@ -166,7 +166,7 @@ def source_to_net(source: ModelSource, readout: str | None) -> BNet:
         raise FileError(source.origin, expected="a valid model", actual=str(error.faults[0])) from error
     if unused and readout is not None:
         names = ", ".join(unused[:6]) + (", …" if len(unused) > 6 else "")
-        warnings.warn(f"{source.origin}: no node reads {len(unused)} of its weights: {names}", stacklevel=3)
+        warnings.warn(f"{source.origin}: no node uses {len(unused)} of its weights: {names}", stacklevel=3)
     return BNet(replace(network, default_dtype=network.dtype, tokenizer=tokenizer))
 
 

@@ -183,7 +183,7 @@ def locate_bias(location: WeightLocation) -> tuple[list[str], WeightLocation]:
 def weights_to_parameters(
     network: Network, family: ModelFamily, weights: StateDict, tied_keys: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Map the weights to the parameters of a net, as views; also return the keys that no node reads.
+    """Map the weights to the parameters of a net, as views; also return the keys that no node uses.
 
     Args:
         network: The net.
@@ -224,7 +224,7 @@ def weights_to_parameters(
 
 
 def _check_unused_keys(family: ModelFamily, weights: StateDict, index: Mapping[str, str], used: set[str]) -> list[str]:
-    """Return the keys that no node reads; raise an error for keys in the slices or in a module that is read.
+    """Return the keys that no node uses; raise an error for keys in the slices or in a module that is read.
 
     Such a weight would change what the model computes, so the weights belong to another family.
     """

@@ -190,7 +190,7 @@ def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
 
 
 def _retained_reaches(spec: NodeSpec) -> RetainedParents:
-    """The groups (values and residual), with their reaches, that an attention node reads also if its row is set."""
+    """The groups (values and residual), with their reaches, that an attention node uses also if its row is set."""
     assert isinstance(spec.tpm, Attention)
     retained: dict[int, tuple[Reach, ...]] = {}
     for parent in spec.parents:

@@ -144,7 +144,7 @@ def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
 def expected_attention(
     model: GroundModel, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:
-    """The words that a node reads, and `P(j | i, evidence)`, its attention averaged over the posterior of choices."""
+    """The words to which a node attends, and `P(j | i, evidence)`, its attention averaged over the choices."""
     fixed = get_fixed(model, evidence)
     choices = find_open_choices(model, [*attention_parents(model, node), *evidence], fixed, include_ancestors=True)
     words: list[int] = []

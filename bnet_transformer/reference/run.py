@@ -98,7 +98,7 @@ class ReferenceRun:
         return log_prob
 
     def attention(self, node: int) -> tuple[list[int], Tensor] | None:
-        """The words that a node reads, and `P(j | i)` over them; None if its TPM has no such distribution."""
+        """The words to which a node attends, and `P(j | i)` over them; None if its TPM has no such distribution."""
         spec, index = locate_node(self.model, node)
         if node in self.model.attention_rows:
             parent = next(parent for parent in spec.parents if parent.slot == "v.")

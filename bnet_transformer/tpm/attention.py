@@ -183,7 +183,7 @@ class Attention(_ScoredAttention):
             The mix, `[..., d_v]`.
         """
         v = parents[2]
-        if v.dim() > 2 and v.shape[-3] == 1 and weights.dim() >= v.dim() - 1:  # all words read the same values
+        if v.dim() > 2 and v.shape[-3] == 1 and weights.dim() >= v.dim() - 1:  # all words use the same values
             mix = weights @ v.squeeze(-3)
         else:
             mix = torch.einsum("...m,...md->...d", weights, v)

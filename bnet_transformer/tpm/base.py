@@ -5,7 +5,7 @@ on these properties of their arguments, and on no others:
 
 - A slot named `x` holds the value of one parent: `[..., *shape]`.
 - A slot named `k.` holds a collection, such as the keys of all words. The axis of the collection precedes the shape:
-  `[..., m, *shape]`. The mask `context.mask["k."]` (`[..., m]`) is true for the members that the node reads.
+  `[..., m, *shape]`. The mask `context.mask["k."]` (`[..., m]`) is true for the members on which the node depends.
 - A last slot named `*x` holds any number of parents.
 - A parameter is `context["name"]`, `[..., *shape]`; the leading dims contain the node's own plates.
 - Leading dims broadcast, so `torch.einsum("...oi,...i->...o", W, x)` is correct for one node and for a batch.
@@ -154,7 +154,7 @@ class EvalContext:
         parameters: The parameters of the TPM by name, `[..., *shape]`. Default: none.
         word: The index of the node's word, from 0: one integer, or `[..., word]`. Default 0.
         read_indices: For each slot of a collection of words, the indices of these words, `[..., m]`. Default: none.
-        mask: For each slot of a collection of words, `[..., m]`: true for the words that the node reads. Default: none.
+        mask: For each slot of a collection of words, `[..., m]`: true for the words on which it depends. Default: none.
         training: Whether the net is in training mode, in which dropout is active. Default False.
         dtype: The floating type of values that a TPM computes without parents and parameters. Default float32.
         rotary: A cache of the cosines and sines of rotary positions, which all slices share. Default: empty.

@@ -36,7 +36,7 @@ class HeadSite:
 
     Args:
         spec: The group of the heads.
-        side_inputs: The groups that do not depend on the heads, and that needed descendants of the heads read.
+        side_inputs: The groups that do not depend on the heads, and that needed descendants of the heads use.
         plate_sizes: The sizes of the plates of heads.
     """
 

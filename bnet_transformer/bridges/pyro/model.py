@@ -323,8 +323,8 @@ class PyroModel:
             if spec.group.index not in by_group:
                 raise BNetError(label, expected=f"observations in y[{name!r}]; they are missing")
             if self.network.graph.out_edges[spec.group.index]:
-                expected = "a readout, which no node reads"
-                raise BNetError(label, expected=expected, actual="a node group that others read")
+                expected = "a readout, which has no children"
+                raise BNetError(label, expected=expected, actual="a node group with children")
             batch_shape = _get_batch_shape(state, spec, batch)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != batch_shape:
                 actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value

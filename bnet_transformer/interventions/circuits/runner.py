@@ -1,9 +1,9 @@
 """Evaluation of many circuits on the same examples in one batch, from the first group that changes to the outcomes.
 
-Along a retained arrow a node reads the value of its parent in the run of the circuit; along any other arrow it reads
+Along a retained arrow a node uses the value of its parent in the run of the circuit; along any other arrow it uses
 the value in the corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit,
 arrow]` marks the retained arrows into a node group. A node that reads all words can then read a different collection in
-each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words read the same collection. It
+each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words use the same collection. It
 is also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
 """
 
@@ -322,7 +322,7 @@ class CircuitRunner:
             index, parent_word = parent.index, single_words.get(parent.index)
             is_aligned = parent.reach.kind == "same" and parent_word == word
             if parent_word is not None and not is_aligned and index in values and merged[index].shape[axis] == 1:
-                # Only one word is computed. The other words get corrupt values, which no needed node reads.
+                # Only one word is computed. The other words get corrupt values, which no needed node uses.
                 value, corrupt_value = merged[index], self.corrupt.values[index]
                 count = self.clean.word_counts[self.clean.network.specs[index].group.word_stack or ""]
                 batch_shape = torch.broadcast_shapes(value.shape[:axis], corrupt_value.shape[:axis])

@@ -47,7 +47,7 @@ ARROW_SEPARATOR = " -> "
 class Circuit:
     """The result of `circuit`: the arrows that the search retains.
 
-    Along a retained arrow a node reads its parent in the run of the circuit, along other arrows in the corrupt run. The
+    Along a retained arrow a node uses its parent in the run of the circuit, along other arrows in the corrupt run. The
     search removes *edges*: single ground arrows, or all arrows that `over` joins. Draw a circuit with
     `s.draw(path, highlight=circuit)`, or `only=circuit.graph`.
 
@@ -167,7 +167,7 @@ def circuit(
 ) -> Circuit:
     """Find a small set of arrows that preserves a metric, by greedy removal (ACDC, Conmy et al. 2023).
 
-    A circuit H runs the clean sentence: along an arrow of H a node reads the value of its parent in this run, along any
+    A circuit H runs the clean sentence: along an arrow of H a node uses the value of its parent in this run, along any
     other arrow the value in the corrupt run. An edge is removed if that increases the mean over the examples of
     `|metric(H) - metric(clean)|` by less than `threshold`.
 

@@ -163,7 +163,7 @@ def _compute_matrices(parameters: list[Tensor]) -> Tensor:
 
 
 def find_selectors(network: Network) -> list[NodeSpec]:
-    """Find the selectors: the choices without parents that other nodes read."""
+    """Find the selectors: the choices without parents."""
     return [spec for spec in network.choices if not spec.parents]
 
 

@@ -171,7 +171,7 @@ class Fit(Generic[N]):
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """The names of the selectors of heads: the choices without parents that other nodes read."""
+        """The names of the selectors of heads: the choices without parents."""
         return tuple(spec.group.name for spec in find_selectors(self.network))
 
     @property
@@ -295,7 +295,7 @@ class Fit(Generic[N]):
         Args:
             data: The sentences, in the forms of `fit`; observations are ignored. For a net without words: the values of
                 its given nodes by column, or None if it has no inputs.
-            readout: The readout; by default the first that no other node reads.
+            readout: The readout; by default the first without children.
 
         Returns:
             `P(y | x)` of a discrete readout, `[sentence, word, state]`, or the mean of a real-valued readout,
@@ -340,7 +340,7 @@ class Fit(Generic[N]):
             statistics: A mapping from name to a function of the observed values that returns a number. By default the
                 share of each state, or the mean, variance and kurtosis of a real-valued readout.
             draws: The number of replicated data sets, 100 by default.
-            readout: The readout to check; by default the first observed one that no other node reads.
+            readout: The readout to check; by default the first observed one without children.
 
         Returns:
             The statistics of the data and of the replicated data, with posterior predictive p-values.
@@ -434,7 +434,7 @@ class Fit(Generic[N]):
         return selectors[name]
 
     def _find_readout(self, name: str | None, corpus: Batch | None = None) -> NodeSpec:
-        """Return the readout of this name that the corpus observes; by default the first that no other node reads."""
+        """Return the readout of this name that the corpus observes; by default the first without children."""
         readouts, reads = infer_fit_task(self.network).readouts, self.network.graph.out_edges
         candidates = {m.group.name: m for m in readouts if corpus is None or m.group.name in corpus.evidence}
         if name is not None and (not isinstance(name, str) or name not in candidates):
