@@ -101,11 +101,12 @@ class Sentence(StructureQueries):
 
         Returns:
             A tensor `[*states, *shape]`. `shape` is the shape of the node; before it is one dimension for each latent
-            choice (a discrete node that is neither observed nor set) on which the node depends, `c` first.
+            choice (a discrete node that is neither observed nor set) on which the node depends, `c` first. The value of
+            a latent choice itself is the list of its states, `[n]`: its distribution is `tpm` or `posterior`.
 
         Raises:
             UnknownNameError: The graph has no such node.
-            UnsupportedError: The node is random: use `tpm` or `posterior`.
+            EvidenceError: The node is random and continuous, and not observed: use `tpm`.
         """
         return self.state.evaluator.value(self.ground.id(name))
 
@@ -596,7 +597,7 @@ class Sentence(StructureQueries):
         min_weight: float | None = None,
         limit: int | None = MAX_ARROWS,
     ) -> nx.DiGraph:
-        """The ground graph as a networkx graph; role, slice, head, word, kind, ... are attributes of its nodes.
+        """The ground graph as a networkx graph; its nodes have attributes such as role, slice, head, word and kind.
 
         Args:
             weights: Whether selectors and weights are included.

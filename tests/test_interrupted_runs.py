@@ -161,8 +161,7 @@ def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
         bt.train(make_scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
     assert bt.train(make_scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == full.losses
     with pytest.raises(
-        bt.BNetError,
-        match="declaration: expected a declaration that can be hashed, to identify its checkpoints; got an object of type lock",
+        bt.BNetError, match=r"declaration: expected a declaration that can be hashed, .*got an object of type lock"
     ):
         bt.train(make_scaled(unhashable), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
 

@@ -176,11 +176,14 @@ class Bad(TPM):
     def parameters(self, *parents):
         return {"p": (4,)} if self.wrong == "parameters" else {}
 
+    def priors(self):
+        return {"unknown": 1.0} if self.wrong == "priors" else {}
+
     def value(self, context, *parents):
         return {"sum": parents[0].sum(-1), "nothing": None}.get(self.wrong, parents[0])
 
 
-@pytest.mark.parametrize("wrong", ["raises", "none", "list", "number", "parameters"])
+@pytest.mark.parametrize("wrong", ["raises", "none", "list", "number", "parameters", "priors"])
 def test_mistakes_in_user_defined_tpms_are_reported(wrong):
     with pytest.raises(bt.DeclarationError, match="a_0, Bad: expected"):
         build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))

@@ -30,7 +30,10 @@ NO_DIMS: Dims = frozenset()
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial with integer coefficients: `terms` maps a monomial (symbols, repeated by power) to a coefficient.
+    """A polynomial with integer coefficients.
+
+    Args:
+        terms: The coefficient of each monomial; a monomial is a tuple of symbols, repeated by their power.
 
     >>> p = Polynomial({("n", "n"): 3, ("n",): 2})
     >>> print(p, p(10))

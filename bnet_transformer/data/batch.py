@@ -31,7 +31,14 @@ class Evidence:
     observed: Tensor | None = None
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Evidence:
-        """The evidence with a function applied to each of its tensors."""
+        """The evidence with a function applied to each of its tensors.
+
+        Args:
+            fn: A function from a tensor to a tensor.
+
+        Returns:
+            The new evidence.
+        """
         return Evidence(fn(self.value), None if self.observed is None else fn(self.observed))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
-from bnet_transformer._core.checks import check_mapping, check_names
+from bnet_transformer._core.checks import check_float, check_mapping, check_names
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
@@ -451,6 +451,12 @@ def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Sh
         raise BNetError(name, expected="a shape, a tuple of integers", actual=shape)
     if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
         raise BNetError(name, expected="parameters, a mapping from names to Parameter", actual=parameters)
+    priors = tpm.priors()
+    if not isinstance(priors, Mapping) or not priors.keys() <= parameters.keys():
+        expected = f"priors, a mapping from names of parameters ({', '.join(parameters)}) to concentrations"
+        raise BNetError(name, expected=expected, actual=priors)
+    for key, concentration in priors.items():
+        check_float(f"{name}, prior of {key}", concentration, above=0)
     return shape, parameters
 
 

@@ -23,6 +23,7 @@ from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
 from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption, arrow_colour, make_arrow
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.inference.selection import parse_slices
+from bnet_transformer.tpm import Given
 
 WORDLESS_BOX_GAP = 28.0  # between the boxes of a row in a net without words
 MAX_FULL_SLICES = 3  # a folded net with at most this many slices is drawn in full ...
@@ -51,9 +52,10 @@ def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[s
     `boxes` maps the name of a node to the name of its box. A frame is drawn around each box.
     """
     groups = {name: network.graph.by_name[_group_name(attrs)] for name, attrs in graph.nodes(data=True)}
-    # States and inputs over words show their token.
+    # States and inputs over words show their token; an input with a default, such as a segment, has its own values.
     per_word = [spec for spec in network.specs if spec.group.word_stack is not None and not spec.group.plates]
-    with_token = {spec.group.name for spec in per_word if network.is_state(spec.group) or spec.tpm.kind == "input"}
+    inputs = {spec.group.name for spec in per_word if isinstance(spec.tpm, Given) and spec.tpm.default is None}
+    with_token = inputs | {spec.group.name for spec in per_word if network.is_state(spec.group)}
     boxes_by_name = {}
     for name, attrs in graph.nodes(data=True):
         index, word, token = attrs["index"], attrs["word"], attrs["token"] if groups[name].name in with_token else None

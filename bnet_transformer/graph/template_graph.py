@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bnet_transformer._core.naming import Reach, join_name, join_stem, split_name
-from bnet_transformer.errors import UnknownNameError, unknown_name_error
+from bnet_transformer.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,9 @@ class TemplateGraph:
         except (KeyError, TypeError):
             group = self.find_group_of_node(name)
             if group is None:
-                raise unknown_name_error("node group", name, self.by_name) from None
+                from bnet_transformer.graph.transformer_lens import unknown_node_error
+
+                raise unknown_node_error("node group", name, self.by_name, self) from None
             hint = f"Pass the group of this node, {group.name!r}"
             raise UnknownNameError(
                 "node group", expected="the name of a group", actual=f"the node {name!r}", hint=hint

@@ -97,7 +97,7 @@ def fit(
         learn: The names of the parameters to learn; None for all parameters on which a readout depends.
         missing: True treats a word whose numbers are all NaN as not observed.
         budget: The maximum number of joint states of the choices of a sentence that are summed.
-        every: The number of steps between two evaluations (and checkpoints); None for ten in a fit.
+        every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a fit.
         checkpoints: The folder of checkpoints, and whether the fit resumes from one. A path starts a new fit. None
             writes no checkpoints. NUTS has no checkpoints.
         seed: The seed of restarts, minibatches and draws.
