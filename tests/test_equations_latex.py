@@ -229,7 +229,7 @@ def test_labels_and_vocabulary_stay_out(form: str) -> None:
 def list_variants() -> list[tuple[str, bt.BNet]]:
     """Return the cases, and the chapter's net with every position of the selector, codebook and mask."""
     result = [(case.name, case.net) for case in CASES]
-    real, categorical = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", prior=0.5, affine=False)
+    real, categorical = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", affine=False)
     masks = (None, "causal", bt.Reach("window", 1))
     settings = itertools.product(("corpus", "sentence", "slice", "word"), (None, (2, 3, 1)), masks)
     for k, (per, atoms, mask) in enumerate(settings):

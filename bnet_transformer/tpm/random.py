@@ -105,6 +105,8 @@ class Categorical(TPM):
             if len(parent.shape) != 1 or (not self.affine and parent.shape != (self.n,)):
                 expected = "a vector" if self.affine else f"a vector of {self.n} logits"
                 raise BNetError(parent.name, expected=expected, actual=parent.form)
+        if vectors and not self.affine and self.prior is not None:
+            raise BNetError("Categorical: a prior requires learnable logits, which affine=False omits")
         if self.probabilities is not None and parents:
             raise BNetError(parents[0].name, expected="no parent, because `probabilities` are those of a root")
         return ()
