@@ -6,14 +6,20 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
 
 INVISIBLE_CHARACTERS = re.compile(
     r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 )
 
 
-NOT_GIVEN: Any = ...  # no value: the message has no "got"
+class NotGiven(Enum):
+    """The type of `NOT_GIVEN`; its member stays the same object when an error is pickled."""
+
+    NOT_GIVEN = "not given"
+
+
+NOT_GIVEN = NotGiven.NOT_GIVEN  # no value: the message has no "got"
 
 
 class BNetError(ValueError):
@@ -24,7 +30,7 @@ class BNetError(ValueError):
     Attributes:
         subject: The argument, node or file; if `expected` is None, the whole first sentence of the message.
         expected: The valid input, as a noun phrase.
-        actual: The invalid value, or a description of it; if it is not given, the message has no "got".
+        actual: The invalid value, or a description of it; `NOT_GIVEN` if the message has no "got".
         allowed: The valid values, or near matches.
         hint: What to do, as a sentence without its full stop.
 
