@@ -1,5 +1,6 @@
 """Fits by MAP and EM: their invariants, oracles, errors, and resumed runs."""
 
+import dataclasses
 import math
 import os
 import signal
@@ -524,5 +525,14 @@ def test_a_readout_of_states_has_the_prior_that_its_tpm_declares(observe, method
     change = FitObjective(network, learned, 100).log_prior(sets) - FitObjective(network, learned, 100).log_prior(flat)
     expected = prior.log_prob(logits.softmax(-1)) - prior.log_prob(torch.full((3,), 1 / 3))
     torch.testing.assert_close(change[0], expected, rtol=1e-4, atol=1e-3)
-    with pytest.raises(bt.BNetError, match=r"the prior of y.logits.*method='em' or 'map'"):
+    with pytest.raises(bt.BNetError, match=r"prior of y.logits: expected method='em' or 'map', .*; got method='svi'"):
         bt.fit(nets[1], data, method="svi", spread=1.0, progress=False)
+    small, flat_prior = (
+        bt.bayesuvius(4, heads=2, mask="causal", vocabulary=["a", "b", "c"], observe=observe(3, prior=prior))
+        for prior in (0.5, 1.0)
+    )
+    with pytest.raises(bt.BNetError, match=r"prior of y.logits: expected a concentration of at least 1.*; got 0.5"):
+        bt.fit(small, data, method=method, progress=False)
+    learned = [name for name in small.network.learnable if name != "y.logits"]
+    bt.fit(small, data, method=dataclasses.replace(method, steps=1), learn=learned, progress=False)  # the advice
+    bt.fit(flat_prior, data, method=bt.SVI(steps=1), spread=1.0, progress=False)  # as without a prior

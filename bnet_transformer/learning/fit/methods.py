@@ -240,13 +240,17 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
 def _check_tables(objective: FitObjective, method: Method) -> None:
     """Raise an error if the density of the prior of a table has no maximum, or is 0 at the table's zeros.
 
-    The prior of logits with a vector parent needs a point method: the others sample tables and weights only.
+    Dirichlet priors of logits with a vector parent require a point method: the others sample only tables and weights.
     """
     for name, concentration in objective.learned.logits.items():
-        if not method.is_point or concentration < 1:
-            expected = "a concentration of at least 1, and method='em' or 'map': the node has a vector parent"
-            hint = f"Use method='map', or learn= without {name}"
-            raise BNetError(f"the prior of {name}", expected=expected, actual=concentration, hint=hint)
+        if not method.is_point and concentration != 1:
+            expected = "method='em' or 'map', because the node has a vector parent"
+            actual, hint = f"method={method.name!r}, prior={concentration:g}", f"Or leave {name} out of learn="
+            raise BNetError(f"prior of {name}", expected=expected, actual=actual, hint=hint)
+        if concentration < 1:
+            expected = "a concentration of at least 1; below 1 the posterior density has no maximum"
+            hint = f"Use a larger prior=, or leave {name} out of learn="
+            raise BNetError(f"prior of {name}", expected=expected, actual=concentration, hint=hint)
     for name, concentration in objective.learned.tables.items():
         is_flat = concentration == 1.0
         if not (method.is_point and is_flat) and bool(objective.network.parameters[name].isneginf().any()):
