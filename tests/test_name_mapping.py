@@ -312,3 +312,11 @@ def test_the_error_for_a_hook_names_the_node():
     ):
         with pytest.raises(bt.UnknownNameError, match=hint):
             s[hook]
+    hook, user = "blocks.0.attn.hook_pattern", sentences[2]
+    with pytest.raises(bt.UnknownNameError, match=r"s.attention\(0\), do\(state_1_0=Attend\(row\)\), or at='state_j'"):
+        user[hook]
+    assert bt.sweep(user, user.net.sentence(x=torch.ones(2, 4)), at="state_j", metric=lambda state_2_0: state_2_0[:, 0])
+    both = bt.encoder_decoder(8, heads=2, slices=1).sentence({"enc": torch.ones(2, 8), "dec": torch.ones(2, 8)})
+    with pytest.raises(bt.UnknownNameError, match=r"s.attention\(0, role='enc_a'\), .* at='enc_j' .* at='dec_j'"):
+        both[hook]
+    assert both.attention(0, role="enc_a").shape == (2, 2, 2)

@@ -83,6 +83,12 @@ such as x_0_0. To set all of them: do(x_0=...), or at=['x_0'] in a sweep.
     return UnknownNameError(subject, expected="a name of this net", actual=repr(name), hint=hint)
 
 
+def get_attention_name(group: NodeGroup) -> str:
+    """The name of the rows of attention of a group in sweeps: `j`, `dec_cross_j`."""
+    role = "j" if group.role in ("a", "x") else f"{group.role.removesuffix('_a')}_j"
+    return join_stem(group.stack, role)
+
+
 def _describe_hook(template: TemplateGraph, match: re.Match[str]) -> str:
     """The nodes that a hook holds, in a sentence without its full stop."""
     point, t = match["point"], None if match["t"] is None else int(match["t"])
@@ -111,8 +117,10 @@ def _describe_group(template: TemplateGraph, role: str, group: NodeGroup) -> str
     axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
     names, first = "_".join([group.name, *axes]), join_name(group.name, [0] * len(axes))
     if role == "j":
-        step = group.step or 0
-        return f"P(j | i) of {names} here: s.attention({step}), do({first}=Attend(row)), or at='j' in a sweep"
+        attentions = [other for other in template.groups if other.step == group.step and _has_queries(template, other)]
+        option, at = "" if len(attentions) == 1 else f", role={group.stem!r}", get_attention_name(group)
+        query = f"s.attention({group.step or 0}{option})"
+        return f"P(j | i) of {names} here: {query}, do({first}=Attend(row)), or at={at!r} in a sweep"
     every = f", such as {first}. To set all of them: do({group.name}=...), or at=['{group.name}'] in a sweep"
     return f"{names} here" + (every if axes else "")
 
@@ -148,9 +156,14 @@ def _find_attention(template: TemplateGraph, stack: str, t: int) -> NodeGroup | 
     for group in template.groups:
         if (group.stack, group.step) == (stack, t):
             keys = _get_parent(template, group, "k")
-            if _get_parent(template, group, "q") >= 0 and keys >= 0 and template.groups[keys].word_stack == stack:
+            if _has_queries(template, group) and keys >= 0 and template.groups[keys].word_stack == stack:
                 return group
     return None
+
+
+def _has_queries(template: TemplateGraph, group: NodeGroup) -> bool:
+    """Whether a group is attention: it has a parent in the slot q."""
+    return _get_parent(template, group, "q") >= 0
 
 
 def _get_parent(template: TemplateGraph, group: NodeGroup, slot: str) -> int:

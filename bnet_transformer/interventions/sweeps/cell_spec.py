@@ -21,7 +21,7 @@ from bnet_transformer._core.naming import SLICE, WORD, split_name
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.graph.transformer_lens import unknown_node_error
+from bnet_transformer.graph.transformer_lens import get_attention_name, unknown_node_error
 from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
@@ -180,9 +180,7 @@ def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]
     by_role: dict[str, list[NodeGroup]] = {}
     for spec in model.network.specs:
         if spec.has_word_attention and spec.tpm.kind == "deterministic":
-            group = spec.group
-            role = {"a": "j", "x": "j"}.get(group.role, f"{group.role.removesuffix('_a')}_j")
-            by_role.setdefault(f"{group.stack}_{role}" if group.stack else role, []).append(group)
+            by_role.setdefault(get_attention_name(spec.group), []).append(spec.group)
     return {name: tuple(groups) for name, groups in by_role.items()}
 
 
