@@ -171,10 +171,12 @@ class Bad(TPM):
     def shape(self, *parents):
         if self.wrong == "raises":
             raise ValueError("not enough values to unpack")
+        if self.wrong == "refuses":
+            raise bt.BNetError("the width is odd")
         return {"none": None, "list": [4], "number": 4}.get(self.wrong, parents[0].shape)
 
     def parameters(self, *parents):
-        return {"p": (4,)} if self.wrong == "parameters" else {}
+        return {"parameters": {"p": (4,)}, "no mapping": 3}.get(self.wrong, {})
 
     def priors(self):
         return {"unknown": 1.0} if self.wrong == "priors" else {}
@@ -183,7 +185,9 @@ class Bad(TPM):
         return {"sum": parents[0].sum(-1), "nothing": None}.get(self.wrong, parents[0])
 
 
-@pytest.mark.parametrize("wrong", ["raises", "none", "list", "number", "parameters", "priors"])
+@pytest.mark.parametrize(
+    "wrong", ["raises", "refuses", "none", "list", "number", "parameters", "no mapping", "priors"]
+)
 def test_mistakes_in_user_defined_tpms_are_reported(wrong):
     with pytest.raises(bt.DeclarationError, match="a_0, Bad: expected"):
         build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))

@@ -411,7 +411,7 @@ def _build_specs(
             actual = "" if error.actual is NOT_GIVEN else format_value(error.actual)
             is_parent = any(error.subject == parent.name for parent in tpm_parents)
             part = f"parent {error.subject}" if is_parent else error.subject
-            faults.append(DeclarationFault(template.name, error.expected or "a valid TPM", actual, part))
+            faults.append(DeclarationFault(template.name, error.expected or "", actual, part))
             continue
         has_word_states = node.tpm.kind == "discrete" and node.tpm.states is None
         if has_word_states and not any(WORD in parent.over for parent in parents):
@@ -441,19 +441,20 @@ def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Sh
         raise BNetError(name, expected="kind input, deterministic, discrete or continuous", actual=tpm.kind)
     try:
         shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
-    except BNetError:
-        raise
     except Exception as error:
+        if isinstance(error, BNetError) and error.expected is not None:
+            raise
         description = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
         expected = f"a TPM for the parents {description}" if parents else "a TPM for no parents"
         raise BNetError(name, expected=expected, actual=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
         raise BNetError(name, expected="a shape, a tuple of integers", actual=shape)
-    if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
+    if not isinstance(parameters, Mapping) or not all(isinstance(p, Parameter) for p in parameters.values()):
         raise BNetError(name, expected="parameters, a mapping from names to Parameter", actual=parameters)
     priors = tpm.priors()
     if not isinstance(priors, Mapping) or not priors.keys() <= parameters.keys():
-        expected = f"priors, a mapping from names of parameters ({', '.join(parameters)}) to concentrations"
+        names = ", ".join(parameters) or "there are no parameters"
+        expected = f"priors, a mapping from names of parameters ({names}) to concentrations"
         raise BNetError(name, expected=expected, actual=priors)
     for key, concentration in priors.items():
         check_float(f"{name}, prior of {key}", concentration, above=0)
