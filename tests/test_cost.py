@@ -459,7 +459,7 @@ def test_bad_input_is_refused():
     net = bt.encoder_decoder(4, heads=2, slices=1)
     for words, options, message in [
         (0, {}, "words: expected an integer of at least 1; got 0"),
-        ({"enc": 3}, {}, "no number for stack 'dec'"),
+        ({"enc": 3}, {}, "words of stack 'dec': expected a number of words. Pass a number for each of the stacks"),
         ({"enc": 3, "dec": 2, "den": 1}, {}, "near matches are"),
         ({"enc": 3, "dec": 0}, {}, "words of 'dec'"),
         (3, {"batch": 0}, "batch: expected"),

@@ -265,7 +265,7 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
         to_pgmpy(two_words, limit=44)
     with pytest.raises(bt.BudgetError, match="at most 50 entries in all tables; got 51 in 3 tables"):
         to_pgmpy(two_words, limit=50)
-    with pytest.raises(bt.BudgetError, match=r"at most 9 runs, .*; got 10 runs. Raise runs=10"):
+    with pytest.raises(bt.BudgetError, match=r"at most 9 runs, .*; got 10 runs. Pass runs=10"):
         to_pgmpy(two_words, runs=9)
     for bad in (0, -1, 2.5, None, "9"):
         with pytest.raises(bt.BNetError, match="limit"):

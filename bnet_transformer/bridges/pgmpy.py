@@ -245,7 +245,7 @@ def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: i
     if count > budget:
         expected = f"at most {budget:,} runs, one for each joint state of a variable's parents"
         actual = f"{_format_count(count)} runs"
-        raise BudgetError("discrete part", expected=expected, actual=actual, hint=f"Raise runs={count}")
+        raise BudgetError("discrete part", expected=expected, actual=actual, hint=f"Pass runs={count}")
 
 
 def _format_count(count: int) -> str:

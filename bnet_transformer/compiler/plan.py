@@ -380,7 +380,8 @@ def _find_cross_word_error(
         return None
     name = network.specs[index].group.name
     count = "" if word_counts is None else f" ({_describe_joint_states(network, computed, enumerated, word_counts)})"
-    reason = f"{network.specs[reader].group.name} depends on {name} at several words{count}"
+    source = "itself" if reader == index else name
+    reason = f"{network.specs[reader].group.name} depends on {source} at several words{count}"
     return StructureError(
         f"cannot eliminate {name} exactly in a batch: {reason}",
         node=name,

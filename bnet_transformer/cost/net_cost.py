@@ -275,7 +275,9 @@ def _check_words(network: Network, words: object) -> dict[str, int]:
             raise unknown_name_error("stack", name, stacks)
     for name in stacks:
         if name not in words:
-            raise BNetError(f"words: there is no number for stack {name!r}; the stacks are {', '.join(stacks)}")
+            subject = f"words of stack {name!r}" if name else "words"
+            hint = f"Pass a number for each of the stacks {', '.join(map(repr, stacks))}" if name else "Pass an integer"
+            raise BNetError(subject, expected="a number of words", hint=hint)
     return {name: check_int(f"words of {name!r}", words[name]) for name in stacks}
 
 

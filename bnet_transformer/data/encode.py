@@ -157,7 +157,8 @@ def _encode_stack(
     name, encoder = format_sentence_label(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
-            raise BNetError(f"x: the words of this net are ids, not vectors ({name})")
+            expected, hint = "None, because the words of this net are ids", "Pass ids or text as the sentence"
+            raise BNetError(f"x of stack {stack!r}" if stack else "x", expected=expected, hint=hint)
         if words is not None and encoder.spec.tpm.image is not None:
             raise BNetError(f"{name}: pass an image [channel, row, column] or its words as vectors (x=), not both")
         value = encoder.encode_vectors(x, "x").to(network.dtype)

@@ -64,7 +64,9 @@ def shrink(
     if callable(boxes):
         naming = boxes
     else:
-        mapping = check_mapping("boxes", boxes if boxes is not None else "None")
+        if not isinstance(boxes, Mapping):
+            raise BNetError("boxes", expected="a mapping from names, or a function of a name", actual=boxes)
+        mapping = check_mapping("boxes", boxes)
         for name in mapping:
             ground.parse_name(name)
         naming = lambda name: mapping.get(name, name)  # noqa: E731

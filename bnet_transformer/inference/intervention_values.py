@@ -17,8 +17,9 @@ from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.data.encode import encode_value, suggest_do
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import GroundGraph, NodeGroup
+from bnet_transformer.graph import GroundGraph
 from bnet_transformer.graph.transformer_lens import unknown_node_error
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
@@ -147,7 +148,7 @@ def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[i
     for pattern, value in values.items():
         for node in match_nodes(ground, pattern):
             if node in result:
-                raise EvidenceError(f"do: {ground.name(node)} has two values, one of them by {pattern!r}")
+                raise EvidenceError(f"do: {pattern!r} sets {ground.name(node)}, which has another value already")
             result[node] = value
     return result
 
@@ -185,7 +186,7 @@ class RelativeValues:
             current = self._get_current_value(node)
             return current + sample_noise(self.model.ground.name(node), value, current)
         group, index = self.model.ground.unravel_index(node)
-        check_has_words(group, self.model.ground.name(node))
+        check_has_words(self.model.spec(node), self.model.ground.name(node))
         first = node - index[-1]
         if first not in self._means:
             words = range(self.model.ground.word_counts[group.word_stack or ""])
@@ -208,12 +209,11 @@ def sample_noise(name: str, noise: Noise, value: Tensor) -> Tensor:
     return noise.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
 
 
-def check_has_words(group: NodeGroup, name: str) -> None:
+def check_has_words(spec: NodeSpec, name: str) -> None:
     """Raise an error for the mean over words of a node without words."""
-    if group.word_stack is None:
-        raise EvidenceError(
-            f"{name}: Mean() is the mean over words, and {name} has no words", hint="Use Mean(sentences)"
-        )
+    if spec.group.word_stack is None:
+        hint = None if spec.tpm.is_index_valued else "Use Mean(sentences)"
+        raise EvidenceError(f"{name}: Mean() is the mean over words, and {name} has no words", hint=hint)
 
 
 def _has_node_values(value: object) -> bool:

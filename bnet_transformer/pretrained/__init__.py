@@ -101,7 +101,8 @@ def from_pretrained(
         given = [name for name, value in options.items() if value is not None]
         given += ["readout"] if readout != "auto" else []
         if given:
-            raise BNetError(f"from_pretrained('tiny') does not accept {given[0]}=")
+            refused = ", ".join(f"{name}=" for name in given)
+            raise BNetError(f"from_pretrained('tiny') does not accept {refused}", hint="Convert the net with to(...)")
         return bnet.load_net(TINY_FILE)
     source = getattr(source, "_orig_mod", source)  # unwrap torch.compile
     model = _find_source(source, tokenizer)

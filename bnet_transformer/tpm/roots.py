@@ -170,12 +170,14 @@ class Given(TPM):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.states is not None and self.size != ():
-            raise BNetError("Given", expected="either size or states=, not both")
+            actual = f"size={self.size} and states={self.states}"
+            raise BNetError("Given", expected="either size or states=, not both", actual=actual)
         if self.image is not None and self.size != (self.image.features,):
             expected = f"a size of {self.image.features}, the number of features of a patch"
             raise BNetError("Given", expected=expected, actual=self.size)
         if self.default is not None and self.default >= (self.states or 0):
-            raise BNetError("default of Given", expected="a state below states=", actual=self.default)
+            expected = "None, because states= is not given" if self.states is None else f"a state below {self.states}"
+            raise BNetError("default of Given", expected=expected, actual=self.default)
 
     @property
     def is_index_valued(self) -> bool:

@@ -90,13 +90,15 @@ def check_handled_sites(network: Network, sites: frozenset[str], observed: froze
         if name in sites:
             handled[handler].add(name)
         elif name in network.graph.by_name:
-            kind = "set by do=" if network.get_spec(name).tpm.is_random else "deterministic"
+            is_set = network.get_spec(name).tpm.is_random
+            kind = "a node that do= sets" if is_set else "a deterministic node"
+            hint = f"Leave {name} out of do=" if is_set else f"Use model(x, do={{{name!r}: ...}}) to set the node"
             raise BNetError(
                 f"{handler} on {name}",
                 expected="a random site of the model",
-                actual=f"a {kind} node, for which Pyro would silently ignore the value",
+                actual=f"{kind}, for which Pyro would silently ignore the value",
                 allowed=", ".join(sorted(sites)),
-                hint=f"Use model(x, do={{{name!r}: ...}}) to set the node",
+                hint=hint,
             )
         # A name that is not a node of the net may be a site of a model around this one.
         elif (owner := network.graph.find_group_of_node(name)) is not None:
@@ -122,7 +124,7 @@ def check_type(subject: str, spec: NodeSpec, value: object, dtype: torch.dtype) 
         expected = "integers, which are states" if discrete else "real numbers"
         raise BNetError(subject, expected=expected, actual=f"{value.dtype}")
     if not discrete and value.dtype != dtype:
-        hint = f"Convert the net with net.to({value.dtype}), or {subject} to {dtype}"
+        hint = f"Convert the net with net.to({value.dtype}), or the value to {dtype}"
         raise BNetError(subject, expected=f"{dtype}, the dtype of the net", actual=f"{value.dtype}", hint=hint)
     return value
 

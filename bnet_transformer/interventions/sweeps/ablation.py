@@ -88,7 +88,7 @@ class Ablation:
         spec, ground = run.specs[group], run.examples.model.ground
         names = [ground.name(offset + int(node)) for node in nodes]
         if isinstance(self.intervention, Mean):
-            check_has_words(spec.group, names[0])
+            check_has_words(spec, names[0])
             base = base.mean(run.base.layout.word_dim, keepdim=True)
         values = gather_nodes(run, group, base, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
         if isinstance(self.intervention, Noise):

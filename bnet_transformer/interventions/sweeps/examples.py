@@ -131,7 +131,7 @@ def parse_examples(subject: str, sentences: object) -> Examples:
     items: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
     states = [state for item in items if (state := get_sentence_state(item)) is not None]
     if not states or len(states) < len(items):
-        actual = next((item for item in items if get_sentence_state(item) is None), "none")
+        actual = next((item for item in items if get_sentence_state(item) is None), items)
         raise BNetError(subject, expected="a Sentence, or a list of sentences", actual=actual)
     first = states[0]
     for k, item in enumerate(states):
@@ -355,7 +355,7 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:
     """The metric `log P(node = state)`, or the difference of two."""
     if len(mapping) != 1:
-        hint = "For several nodes use a function: lambda y_0, y_1: ..."
+        hint = "For several nodes pass a function with their names as parameters"
         raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", hint=hint)
     ((name, value),) = mapping.items()
     model = examples.model

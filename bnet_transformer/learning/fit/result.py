@@ -20,6 +20,7 @@ from bnet_transformer._core.checks import check_fraction, check_int
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
@@ -470,10 +471,11 @@ class Fit(Generic[N]):
             except (BudgetError, UnsupportedError) as error:
                 if not self.choices:
                     raise
+                reason = error.reason if isinstance(error, StructureError) else f"{error.subject} exceeds the budget"
                 raise UnsupportedError(
                     "this query",
                     expected="the training data, because the fit has choices='sampled' and other sentences have no "
-                    f"table of choices; elimination is not possible ({error.subject})",
+                    f"table of choices; elimination is not possible: {reason}",
                     hint="Use f.choices, P(c | x, y) of the training data; f.check(data); f.to_arviz(); or fit a net "
                     "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
                 ) from error

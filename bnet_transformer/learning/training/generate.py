@@ -177,7 +177,8 @@ def _encode_prompts(
     begin = [] if start is None else [encoder.id(start)]
     rows = [[*begin, *encoder.encode(row).tolist()] for row in batches.get(stack, [])] or [begin]
     if not rows[0]:
-        raise BNetError("prompt", expected=f"first words for stack {stack!r}", hint="Pass words, or start=")
+        subject = f"prompt of stack {stack!r}" if stack else "prompt"
+        raise BNetError(subject, expected="at least one word", hint="Pass words, or start=")
     rows = rows * batch if len(rows) == 1 else rows
     for name in other_stacks:
         if len(batches.get(name, [])) != batch or len(rows) != batch:
