@@ -259,7 +259,8 @@ def test_a_large_sentence_is_drawn_as_something_to_read(tmp_path):
     picture = s.picture()
     assert len(picture.boxes) == 128 * 13 and 0 < len(picture.arrows) <= 300
     num_shown, total = (
-        int(n.replace(",", "")) for n in re.search(r"([\d,]+) strongest of ([\d,]+) reads", picture.caption).groups()
+        int(n.replace(",", ""))
+        for n in re.search(r"Showing ([\d,]+) of ([\d,]+) reads: the strongest of each", picture.caption).groups()
     )
     assert total == 12 * 128 * 128 and num_shown == len(picture.arrows)
     assert "Mean over 12 heads" in picture.caption and "1,664 of 87,233 nodes" in picture.caption

@@ -129,9 +129,11 @@ def _select_edges(
     if limit is not None and len(edges) > limit:
         raise _edge_limit_error(edges, attentions, limit, can_filter)
     selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
-    caption = f"Showing the {len(edges):,} strongest of {total:,} reads"
-    if min_weight is not None and top is None:
-        caption = f"Showing {len(edges):,} of {total:,} reads"
+    caption = f"Showing {len(edges):,} of {total:,} reads"
+    if top is not None:
+        caption = f"Showing the {len(edges):,} strongest of {total:,} reads"
+    elif min_weight is None:
+        caption += ": the strongest of each word, and other strong ones"
     threshold = f" (P(j | i) ≥ {min_weight:.2g})" if min_weight else ""
     return selected, caption + threshold if len(edges) < total else ""
 
