@@ -93,7 +93,7 @@ def _describe_hook(template: TemplateGraph, match: re.Match[str]) -> str:
     """The nodes that a hook holds, in a sentence without its full stop."""
     point, t = match["point"], None if match["t"] is None else int(match["t"])
     for alias, hook in HOOK_ALIASES.items():
-        point = hook if point == alias else re.sub(rf"\.{alias}$", f".{hook}", point)
+        point = re.sub(rf"(^|\.){re.escape(alias)}$", rf"\g<1>{hook}", point)
     if t is not None:
         point = f"blocks.{{t}}.{point}"
     only_stack = STACK_BLOCKS.get(match["blocks"] or "")
@@ -101,9 +101,8 @@ def _describe_hook(template: TemplateGraph, match: re.Match[str]) -> str:
     matches: list[tuple[str, NodeGroup]] = []
     for stack in stacks:
         hooks = POST_NORM_HOOKS if _is_post_norm(template, stack) else PRE_NORM_HOOKS
-        for role in (role for role, points in hooks.items() if point in points):
-            group = _find_group(template, stack, role, t)
-            matches += [] if group is None else [(role, group)]
+        groups = ((role, _find_group(template, stack, role, t)) for role, points in hooks.items() if point in points)
+        matches += [(role, group) for role, group in groups if group is not None]
     if not matches:
         depth = max((template.slices[stack] for stack in stacks), default=0)
         if t is not None and t >= depth:

@@ -82,30 +82,29 @@ def import_entry(path: str) -> Any:
 
 def iter_public_objects() -> Iterator[tuple[str, Any]]:
     """Each public function, class, method and property once: its name and the class or function."""
-    classes, roots = collect_classes(), collect_exports()
     objects: dict[str, Any] = {}
-    for name, obj in roots.items():
-        if not inspect.ismodule(obj) and not any(obj is known for known in objects.values()):
-            objects[name] = obj
-            objects |= _select_new_members(name, obj, objects)
-    returned = [word for obj in objects.values() for word in _find_returned(obj)]
-    for name in dict.fromkeys(returned):
-        if name in classes and not any(classes[name] is known for known in objects.values()):
-            objects |= {name: classes[name]} | _select_new_members(name, classes[name], objects)
+
+    def add(name: str, obj: Any) -> None:
+        if any(obj is known for known in objects.values()):
+            return
+        objects[name] = obj
+        for key, member in iter_members(obj) if inspect.isclass(obj) else ():
+            add(f"{name}.{key}", member)
+
+    for name, obj in collect_exports().items():
+        if not inspect.ismodule(obj):
+            add(name, obj)
+    classes = collect_classes()
+    for name in [name for obj in objects.values() for name in _find_returned(obj)]:
+        if name in classes:
+            add(name, classes[name])
     yield from objects.items()
-
-
-def _select_new_members(name: str, obj: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """The members of a class, without those that it shares with a known class."""
-    members = iter_members(obj) if inspect.isclass(obj) else ()
-    return {f"{name}.{key}": value for key, value in members if not any(value is other for other in known.values())}
 
 
 def _find_returned(obj: Any) -> list[str]:
     """The identifiers in the annotation of what a function returns."""
-    return (
-        [] if inspect.isclass(obj) else re.findall(r"\w+", str(getattr(obj, "__annotations__", {}).get("return", "")))
-    )
+    annotations = {} if inspect.isclass(obj) else getattr(obj, "__annotations__", {})
+    return re.findall(r"\w+", str(annotations.get("return", "")))
 
 
 def list_arguments(obj: Any) -> list[str]:

@@ -81,7 +81,8 @@ def fit(
     """Fit the parameters of a net with latent choices to sentences and observations. `net` itself does not change.
 
     All methods share one objective, the exact log evidence plus the log prior. The prior is Dirichlet on the tables if
-    the net has a `prior`, and Normal with standard deviation `spread` on the weights. With several restarts and no
+    the net has a `prior`, and Normal with standard deviation `spread` on the weights. MAP and EM also use the Dirichlet
+    prior of a discrete node with a vector parent, such as a readout with `prior`. With several restarts and no
     `held_out` data, 10% of `data` is held out to choose the best restart, which then continues on all sentences for 25%
     more steps. Ctrl-C returns the best result so far. Under torchrun each process computes a shard of each batch.
 
