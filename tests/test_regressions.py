@@ -185,9 +185,7 @@ class Bad(TPM):
         return {"sum": parents[0].sum(-1), "nothing": None}.get(self.wrong, parents[0])
 
 
-@pytest.mark.parametrize(
-    "wrong", ["raises", "refuses", "none", "list", "number", "parameters", "no mapping", "priors"]
-)
+@pytest.mark.parametrize("wrong", ["raises", "refuses", "none", "list", "number", "parameters", "no mapping", "priors"])
 def test_mistakes_in_user_defined_tpms_are_reported(wrong):
     with pytest.raises(bt.DeclarationError, match="a_0, Bad: expected"):
         build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))

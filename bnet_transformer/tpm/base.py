@@ -416,8 +416,9 @@ class TPM(CheckedDataclass, abc.ABC):
 
         `bt.fit` adds the log density of the prior to its objective; the parameter must have the name `logits`. If the
         node has a vector parent, the rows are not its probabilities themselves: MAP and EM use the prior, and SVI and
-        NUTS raise an error unless `alpha` is 1. The Pyro model (`net.pyro()`) samples the rows at the site `theta_<node>`
-        (`theta_<node>_<name>` for a parameter of another name), and their logarithms replace the parameter.
+        NUTS raise an error unless `alpha` is 1. The Pyro model (`net.pyro()`) samples the rows at the site
+        `theta_<node>` (`theta_<node>_<name>` for a parameter of another name), and their logarithms replace the
+        parameter.
 
         Returns:
             For each parameter with a prior, the concentration `alpha > 0` of all its rows.
