@@ -287,6 +287,10 @@ UNFIT: list[tuple[Callable[[], object], str]] = [
     (lambda: tpm.Given(4, states=3), r"not both; got size=\(4,\) and states=3"),
     (lambda: bt.bayesuvius(...), "dim: .*; got Ellipsis"),
     (lambda: get_sentence().graph(limit=10), "arrows"),
+    (
+        lambda: get_sentence().minimal_cut("x_0_0", "y_0", limit=3),
+        "at most 3 arrows; got [0-9]+ arrows between 3 words",
+    ),
     (lambda: get_sentence().graph(words="dog"), "word: "),
     (lambda: get_net().replace({"W_q_0.values": torch.zeros(2)}), "W_q_0.values of shape"),
     (lambda: get_net().to(torch.int32), "to: "),

@@ -475,7 +475,8 @@ def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limi
     on_path = np.zeros(len(ground), dtype=bool)
     on_path[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
     if (arrows := ground.count_arrows(selection)) > limit:
-        actual, hint = f"{arrows} for {word_count} words", "Raise limit= for a slower search"
+        actual = f"{arrows} arrows between {sum(map(len, words_of_stack.values()))} words"
+        hint = "Raise limit= for a slower search"
         raise BudgetError("minimal_cut", expected=f"at most {limit} arrows", actual=actual, hint=hint)
     graph = nx.DiGraph()
     for _, sources, targets in ground.arrows(selection):
