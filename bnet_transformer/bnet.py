@@ -84,7 +84,8 @@ class BNet(StructureQueries):
             The new net.
 
         Raises:
-            DeclarationError: A name is unknown, or a tensor has another shape than the parameter.
+            UnknownNameError: A name is unknown.
+            DeclarationError: A tensor has another shape than the parameter, or invalid numbers.
         """
         values = check_mapping("parameters", parameters).items()
         copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}

@@ -144,7 +144,7 @@ class Sentence(StructureQueries):
         node = self.ground.id(name)
         kind = self.state.model.spec(node).tpm.kind
         if kind != "discrete":
-            raise BNetError(name, expected="a discrete node", actual=f"a {kind} one")
+            raise BNetError(name, expected="a discrete node", actual=f"a node of kind {kind!r}")
         return self.state.labels(node) or tuple(map(str, range(self.state.model.count_states(node))))
 
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:

@@ -46,7 +46,8 @@ class ReferenceRun:
             return self.model.inputs[spec.group.name][index]
         if spec.tpm.is_random:
             name = self.model.ground.name(node)
-            raise EvidenceError(f"{name}: the node is random and has no state")
+            hint = f"Use tpm({name!r}) for its distribution, or observe or set it"
+            raise EvidenceError(f"{name}: the node is random and has no value", hint=hint)
         value = (
             self._mix_by_row(node)
             if node in self.model.attention_rows
