@@ -191,6 +191,13 @@ def test_mistakes_in_user_defined_tpms_are_reported(wrong):
         build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a"))
 
 
+def test_a_prior_without_logits_is_reported():
+    with pytest.raises(
+        bt.DeclarationError, match=r"y, prior: expected None, because affine=False omits the logits; got 0.5"
+    ):
+        bt.bayesuvius(3, observe=bt.tpm.Categorical(3, prior=0.5, affine=False))
+
+
 @pytest.mark.parametrize("wrong", ["sum", "nothing"])
 def test_a_value_of_another_shape_is_named(wrong):
     s = build(bt.Node("a", Bad(wrong), ["x"], W), make_linear("x", "a")).sentence("a")

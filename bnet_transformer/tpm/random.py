@@ -106,7 +106,7 @@ class Categorical(TPM):
                 expected = "a vector" if self.affine else f"a vector of {self.n} logits"
                 raise BNetError(parent.name, expected=expected, actual=parent.form)
         if vectors and not self.affine and self.prior is not None:
-            raise BNetError("Categorical: a prior requires learnable logits, which affine=False omits")
+            raise BNetError("prior", expected="None, because affine=False omits the logits", actual=self.prior)
         if self.probabilities is not None and parents:
             raise BNetError(parents[0].name, expected="no parent, because `probabilities` are those of a root")
         return ()
