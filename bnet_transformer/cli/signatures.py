@@ -25,6 +25,7 @@ Count = int  # in an annotation: an integer of at least 1
 SHORT_OPTIONS = {"file": "-f", "model": "-m", "out": "-o"}
 METAVARS = {"model": "MODEL", "out": "FILE", "do": "NAME=VALUE", "given": "NAME=VALUE", "input": "NAME=VALUE"}
 ARGS_SECTION_PATTERN = re.compile(r"^ *Args:\n(?P<args>.*?)(?=^ *\w+:\n|^ *>>>|\Z)", re.MULTILINE | re.DOTALL)
+STATED_DEFAULT = re.compile(r" Default \S+?\.?$")  # the command line shows defaults as [default: X]
 ARG_PATTERN = re.compile(r"^    (?P<name>\w+): (?P<help>.*(?:\n     +.*)*)", re.MULTILINE)
 
 
@@ -97,7 +98,8 @@ class SignatureParameter:
             settings: dict[str, Any] = {"nargs": -1, "metavar": "[SENTENCE]..."} if is_multiple else {}
             return click.Argument([self.name], type=kind, **settings)
         name = self.name.rstrip("_").replace("_", "-")
-        attrs: dict[str, Any] = {"help": self.help.replace("{formats}", ", ".join(formats)), "default": None}
+        text = STATED_DEFAULT.sub("", self.help).replace("{formats}", ", ".join(formats))
+        attrs: dict[str, Any] = {"help": text, "default": None}
         if kind is bool:
             is_on_off = self.default is True or "None" in self.annotation
             attrs |= {"is_flag": True, "default": False if is_command and not is_on_off else None}
@@ -197,7 +199,11 @@ class ApiOptions:
             known = read_source_signature(self.file, name) | known
         prefix, defaults = self.help_prefix, self.defaults
         parameters = [known[name] for name in self.only or known]
-        return [replace(p, default=defaults.get(p.name, p.default), help=(prefix + p.help).strip()) for p in parameters]
+        helps = [prefix + p.help[:1].lower() + p.help[1:] if prefix else p.help for p in parameters]
+        return [
+            replace(p, default=defaults.get(p.name, p.default), help=text.strip())
+            for p, text in zip(parameters, helps, strict=True)
+        ]
 
 
 class SignatureCommand(click.Command):
