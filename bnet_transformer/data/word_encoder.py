@@ -82,7 +82,9 @@ class WordEncoder:
             return self.encode_vectors(sentence) if words is None else self._make_vectors(words)
         ids = to_integers(self.name, sentence) if words is None else torch.tensor([self.id(word) for word in words])
         if ids.dim() != 1:
-            raise BNetError(self.name, expected="a text, a list of words, or ids", actual=sentence)
+            hint = "Use net.batch for several sentences" if ids.dim() == 2 else None
+            actual = f"ids of shape {tuple(ids.shape)}"
+            raise BNetError(self.name, expected="a text, a list of words, or ids", actual=actual, hint=hint)
         if not len(ids):
             raise BNetError(self.name, expected="at least one word", actual=sentence)
         low, high = int(ids.min()), int(ids.max())
