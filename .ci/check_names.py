@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 EVERYDAY = """
@@ -121,15 +121,26 @@ def read_code(path: Path) -> str:
     return "\n".join(line for cell in cells for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
 
 
+def list_code_files(root: Path, folders: Iterable[str]) -> list[Path]:
+    """The Python and JavaScript files and the notebooks in folders of a checkout."""
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*"))]
+    return [p for p in paths if p.suffix in (".py", ".js", ".ipynb") and ".ipynb_checkpoints" not in p.parts]
+
+
+def iter_refused_names(path: Path, root: Path = Path()) -> Iterator[tuple[int, str]]:
+    """The identifiers of a file of a checkout that contain a word of the list, with their lines."""
+    code = read_code(path)
+    names = iter_javascript_names(code) if path.suffix == ".js" else iter_defined_names(ast.parse(code))
+    allowed = ALLOWED_IN.get(path.as_posix().removeprefix(f"{root.as_posix()}/"), ())
+    return ((line, name) for line, name in names if name not in allowed and find_refused_words(name))
+
+
 def check_file(path: Path) -> Iterator[str]:
     """The faults of the names in a file, one line each."""
     stem = "" if path.suffix == ".ipynb" else path.stem.removeprefix("test_")
     for word in find_refused_words(stem):
         yield f"{path}: module named by {word!r}"
-    code = read_code(path)
-    names = iter_javascript_names(code) if path.suffix == ".js" else iter_defined_names(ast.parse(code))
-    allowed = ALLOWED_IN.get(path.as_posix(), ())
-    for line, name in sorted(entry for entry in set(names) if entry[1] not in allowed):
+    for line, name in sorted(set(iter_refused_names(path))):
         for word in find_refused_words(name):
             yield f"{path}:{line}: {word!r} in {name}"
 
@@ -148,13 +159,7 @@ def find_repeated_classes(package: Path) -> Iterator[str]:
 
 def main(folders: list[str]) -> int:
     """Print every fault, and how many there are; the exit status is 1 if there is one."""
-    paths = [
-        path
-        for folder in folders
-        for path in sorted(Path(folder).rglob("*"))
-        if path.suffix in (".py", ".js", ".ipynb") and ".ipynb_checkpoints" not in path.parts
-    ]
-    faults = [fault for path in paths for fault in check_file(path)]
+    faults = [fault for path in list_code_files(Path(), folders) for fault in check_file(path)]
     faults += find_repeated_classes(Path("bnet_transformer"))
     if faults:
         print(*faults, f"{len(faults)} names to change", sep="\n")

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from check_names import ALLOWED_IN, FOLDERS, find_refused_words, iter_defined_names, iter_javascript_names, read_code
+from check_names import FOLDERS, iter_refused_names, list_code_files
 
 ROOT = Path(__file__).resolve().parents[1]
 STYLE = Path("docs/style.md")
@@ -100,16 +100,7 @@ def iter_phrases(root: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, s
 def count_words(root: Path, pattern: re.Pattern[str]) -> dict[str, int]:
     """The number of listed words in identifiers and of listed phrases in each kind of text."""
     counts = Counter(kind for _, kind, _, _ in iter_phrases(root, pattern))
-    for folder in FOLDERS:
-        for path in (root / folder).rglob("*"):
-            if path.suffix in (".py", ".ipynb"):
-                names = iter_defined_names(ast.parse(read_code(path)))
-            elif path.suffix == ".js":
-                names = iter_javascript_names(path.read_text("utf-8"))
-            else:
-                continue
-            allowed = ALLOWED_IN.get(path.relative_to(root).as_posix(), set())
-            counts["identifiers"] += sum(bool(find_refused_words(name)) for _, name in names if name not in allowed)
+    counts["identifiers"] = sum(1 for path in list_code_files(root, FOLDERS) for _ in iter_refused_names(path, root))
     return {kind: counts[kind] for kind in KINDS}
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 INVISIBLE_CHARACTERS = re.compile(
     r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
@@ -65,6 +66,11 @@ class BNetError(ValueError):
         message += "" if actual is NOT_GIVEN else f"; got {format_value(actual)}"
         message += f"; allowed: {allowed}" if allowed else ""
         super().__init__(f"{message}. {hint}." if hint else message)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The message after its subject, as keyword arguments that create the error for another subject or type."""
+        return {"expected": self.expected, "actual": self.actual, "allowed": self.allowed, "hint": self.hint}
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickle, (type(self), self.args, self.__dict__)

@@ -49,6 +49,10 @@ class StructureError(UnsupportedError):
         self.reason = reason or message
         self.remedy = remedy
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        return super().parts | {"node": self.node, "reason": self.reason, "remedy": self.remedy}
+
 
 @dataclass(frozen=True)
 class Fold:

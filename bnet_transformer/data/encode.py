@@ -370,7 +370,7 @@ def _to_finite_tensor(name: str, value: object, dtype: torch.dtype, error: type[
     try:
         tensor = to_reals(name, value).to(dtype)
     except BNetError as problem:
-        raise error(name, expected=problem.expected, actual=problem.actual, hint=problem.hint) from problem
+        raise error(name, **problem.parts) from problem
     if not bool(tensor.isfinite().all()):
         raise error(name, expected="finite numbers", actual="NaN or infinity")
     return tensor

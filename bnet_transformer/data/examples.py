@@ -214,13 +214,7 @@ def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Ex
 
 def add_row_number(error: BNetError, subject: str, k: int) -> BNetError:
     """The same error with the number of the row."""
-    return type(error)(
-        f"{subject}[{k}], {error.subject}",
-        expected=error.expected,
-        actual=error.actual,
-        allowed=error.allowed,
-        hint=error.hint,
-    )
+    return type(error)(f"{subject}[{k}], {error.subject}", **error.parts)
 
 
 def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool = False) -> Batch:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from bnet_transformer._core.naming import Reach, join_name, join_stem, split_name
 from bnet_transformer.errors import UnknownNameError
+from bnet_transformer.graph.transformer_lens import unknown_node_error
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,6 @@ class TemplateGraph:
         except (KeyError, TypeError):
             group = self.find_group_of_node(name)
             if group is None:
-                from bnet_transformer.graph.transformer_lens import unknown_node_error
-
                 raise unknown_node_error("node group", name, self.by_name, self) from None
             hint = f"Pass the group of this node, {group.name!r}"
             raise UnknownNameError(

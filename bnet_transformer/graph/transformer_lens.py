@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from bnet_transformer._core.naming import WORD, join_name, join_stem
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
-from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
+
+if TYPE_CHECKING:
+    from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
 
 FIRST_STATE, NEXT_STATE = "first x", "next x"
 # Role -> the hooks of a TransformerBridge (TransformerLens 4.3) that hold it; `to_lens` returns the first.

@@ -167,9 +167,7 @@ def digest_network(network: Network) -> str:
         return compute_digest(network.declaration)
     except BNetError as error:
         expected = "a declaration that can be hashed, to identify its checkpoints"
-        raise BNetError(
-            "declaration", expected=expected, actual=error.actual, allowed=error.allowed, hint=error.hint
-        ) from error
+        raise BNetError("declaration", **error.parts | {"expected": expected}) from error
 
 
 def _check_network(location: str, network: Network, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -131,10 +131,10 @@ def fit(
     try:
         fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
     except (BudgetError, UnsupportedError) as error:
-        alternative = ALTERNATIVES.get(error.hint or error.allowed or "")
+        alternative = ALTERNATIVES.get(error.hint or "")
         if alternative is None:
             raise
-        raise type(error)(error.subject, expected=error.expected, actual=error.actual, hint=alternative) from error
+        raise type(error)(error.subject, **error.parts | {"hint": alternative}) from error
     fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
     return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 

@@ -531,6 +531,4 @@ def _load_network(source: Path, content: Tensor, trust: bool | str | Collection[
         try:
             return io.load(path, trust=trust)
         except FileError as error:
-            raise FileError(
-                str(source), expected=error.expected, actual=error.actual, allowed=error.allowed, hint=error.hint
-            ) from error
+            raise FileError(str(source), **error.parts) from error
