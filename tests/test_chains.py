@@ -14,7 +14,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, chain, log_evidence, posterior
 from bnet_transformer.inference.chain import chain_log_partition
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.tpm import Categorical, Given, Normal, Select
+from bnet_transformer.tpm import Attention, Categorical, Embed, Given, Linear, Normal, Select, Weight
 from tests.cases import close, get_case
 
 D = torch.float64
@@ -187,6 +187,66 @@ def test_the_first_impossible_word_is_named():
     for query in (s.log_prob, lambda evidence: s.posterior("c_0_4", evidence)):
         with pytest.raises(bt.EvidenceError, match=r"e_0_2.*given the evidence before it"):
             query({**possible, "e_0_2": 0, "e_0_4": 0})
+
+
+def make_language_net(seed: int = 0) -> bt.BNet:
+    """A causal net that predicts the next word, with a head for each word that a chain selects."""
+    heads = ["head", "word"]
+    nodes = [
+        *(bt.Node(f"W_{role}", Weight((4, 4)), plates=["head"]) for role in "qkv"),
+        *(bt.Node(role, Linear(), [f"W_{role}", "x"], plates=heads) for role in "qkv"),
+        bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], plates=WORD),
+        bt.Node(
+            "x",
+            Attention(),
+            [bt.Arrow("q", pick={"head": "c"}), *(bt.Arrow(role, "causal", pick={"head": "c"}) for role in "kv")],
+            plates=WORD,
+        ),
+    ]
+    prologue = [bt.Node("token", Given(states=3), plates=WORD), bt.Node("x", Embed(4), ["token"], plates=WORD)]
+    readout = bt.Node("y", Categorical(3), ["x"], plates=WORD)
+    stack = bt.Stack(nodes, prologue, [readout], vocabulary=("a", "b", "c"))
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)]), seed=seed).to(D)
+    torch.manual_seed(seed)
+    return net.replace({name: value + torch.randn_like(value) for name, value in net.parameters.items()})
+
+
+def test_generated_words_have_the_probabilities_of_the_sentence():
+    """Greedy decoding, beams and the score of a row, against posteriors and the evidence of sentences."""
+    net = make_language_net()
+    prompts = ["a b", "c a b"]
+    result = net.generate(prompts, length=3)
+    for prompt, words, score in zip(prompts, result.words, result.scores, strict=True):
+        known, total = prompt.split(), 0.0
+        for word in words:
+            s = net.sentence(" ".join(known)).observe({f"y_{i}": w for i, w in enumerate(known[1:])})
+            probs = s.posterior(f"y_{len(known) - 1}")
+            assert word == "abc"[int(probs.argmax())]
+            known, total = [*known, word], total + float(probs.max().log())
+        assert score == pytest.approx(total)
+    beam = net.generate(prompts, length=3, method="beam", beams=27, penalty=0.0)
+    for prompt, row, score in zip(prompts, beam.words, beam.scores, strict=True):
+        texts = [[*prompt.split(), *words] for words in itertools.product("abc", repeat=3)]
+        logs = [_log_prob_of_words(net, text) - _log_prob_of_words(net, prompt.split()) for text in texts]
+        assert max(logs) == pytest.approx(score) and list(row) == texts[logs.index(max(logs))][len(prompt.split()) :]
+
+
+def _log_prob_of_words(net: bt.BNet, words: list[str]) -> float:
+    """`log P` of all words but the first."""
+    return float(net.sentence(" ".join(words)).log_prob({f"y_{i}": word for i, word in enumerate(words[1:])}))
+
+
+def test_training_maximises_the_evidence():
+    """The loss of a step is minus the log evidence per word; and it falls."""
+    net, data = make_language_net(), ["a b c a b", "c a b", "b c a b c a"]
+    run = bt.train(net, data, steps=40, optimizer=bt.AdamW(rate=0.03), batch=3, progress=False)
+    words = sum(len(text.split()) - 1 for text in data)
+    first = -sum(_log_prob_of_words(net, text.split()) for text in data) / words
+    assert run.losses[0] == pytest.approx(first) and run.losses[-1] < 0.7 * first
+    last = -sum(_log_prob_of_words(run.net, text.split()) for text in data) / words
+    assert last == pytest.approx(run.losses[-1], abs=0.1)
+    with pytest.raises(bt.BNetError, match="smoothing"):
+        bt.train(net, data, steps=1, smoothing=0.1)
 
 
 def test_a_chain_past_the_budget_names_its_choices():
