@@ -165,7 +165,8 @@ def test_a_causal_table_is_causal(method):
 
 
 def test_errors_of_generate_do_not_mention_training():
-    for net in (bt.bayesuvius(4, heads=2, per="corpus", **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
+    shared = bt.bayesuvius(4, heads=2, per="corpus", **SELECT)
+    for net in (shared, bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
         with pytest.raises(bt.BNetError) as error:
             net.generate([1])
         assert "train" not in str(error.value) and "fit" not in str(error.value)
