@@ -62,7 +62,7 @@ class Table(TPM):
     >>> Table([[0.5, 0.5], [0.5, 0.6]])
     Traceback (most recent call last):
     ...
-    bnet_transformer.errors.BNetError: table, row (1): expected probabilities with the sum 1; got [0.5, 0.6], sum 1.1
+    bnet_transformer.errors.BNetError: probabilities, row (1): expected numbers that sum to 1; got [0.5, 0.6], sum 1.1
     """
 
     probabilities: tuple[Any, ...]
@@ -76,15 +76,15 @@ class Table(TPM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        table = _to_array("table", self.probabilities)
-        _check_rows("table", table)
+        table = _to_array("probabilities", self.probabilities)
+        check_rows("probabilities", table)
         set_frozen(self, probabilities=to_tuples(table.tolist()))
         if self.initial is not None:
             initial = _to_array("initial", self.initial)
             if initial.shape[-1] != table.shape[-1]:
                 expected = f"{table.shape[-1]} states on the last axis, as the table"
                 raise BNetError("initial", expected=expected, actual=f"shape {initial.shape}")
-            _check_rows("initial", initial)
+            check_rows("initial", initial)
             set_frozen(self, initial=to_tuples(initial.tolist()))
         if self.labels is not None:
             set_frozen(self, labels=check_labels(self.labels, table.shape[-1]))
@@ -217,7 +217,7 @@ class Table(TPM):
         return len(row)
 
     def shape(self, *parents: Parent) -> Shape:
-        _check_axes("table", self.probabilities, parents)
+        _check_axes("probabilities", self.probabilities, parents)
         others = [parent for parent in parents if not parent.is_optional]
         if self.initial is not None:
             if len(others) == len(parents):
@@ -275,11 +275,12 @@ def _to_array(subject: str, values: object) -> NDArray[np.float64]:
     if callable(values):
         raise BNetError(subject, expected="an array", actual="a function", hint="Use Table.from_function")
     try:
-        array = to_numpy(copy_to_tensor(values).double())
+        tensor = copy_to_tensor(values)
+        array = to_numpy(tensor.double() if not tensor.is_complex() else tensor)
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "an array of probabilities [*states of the parents, states]"
         raise BNetError(subject, expected=expected, actual=values) from error
-    if array.ndim == 0 or not array.size:
+    if array.ndim == 0 or not array.size or np.iscomplexobj(array):
         raise BNetError(subject, expected="an array of probabilities with at least one state", actual=values)
     return array
 
@@ -289,7 +290,7 @@ def _is_dataframe(value: object) -> bool:
     return hasattr(value, "columns") and hasattr(value, "index") and hasattr(value, "to_numpy")
 
 
-def _check_rows(subject: str, table: NDArray[np.float64], names: Sequence[Sequence[int | str]] | None = None) -> None:
+def check_rows(subject: str, table: NDArray[np.float64], names: Sequence[Sequence[int | str]] | None = None) -> None:
     """Raise an error for a row that is no distribution; it names the joint state of the parents."""
     is_valid = (table >= 0).all(-1) & (np.abs(table.sum(-1) - 1) <= SUM_TOLERANCE)  # False for NaN
     if is_valid.all():
@@ -299,9 +300,9 @@ def _check_rows(subject: str, table: NDArray[np.float64], names: Sequence[Sequen
     row = table[index]
     location = f"{subject}, row {_format_joint_state(states)}" if states else subject
     actual = f"{row.tolist()}, sum {row.sum():.9g}" if len(row) <= 6 else f"a row with the sum {row.sum():.9g}"
-    if (row < 0).any():
-        actual = f"{row.min():g} in the row"
-    raise BNetError(location, expected="probabilities with the sum 1", actual=actual)
+    if not (row >= 0).all():
+        raise BNetError(location, expected="numbers from 0 to 1", actual=row.tolist())
+    raise BNetError(location, expected="numbers that sum to 1", actual=actual)
 
 
 def _check_axes(subject: str, table: tuple[Any, ...], parents: Sequence[Parent]) -> None:
@@ -367,7 +368,7 @@ def _stack_rows(
     """The table of rows by the joint state of the parents, `[*states of the parents, n]`; checks that they sum to 1."""
     table = np.stack([rows[joint_state] for joint_state in itertools.product(*names)])
     table = table.reshape(*map(len, names), -1)
-    _check_rows("table", table, names)
+    check_rows("probabilities", table, names)
     return table
 
 
