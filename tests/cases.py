@@ -431,6 +431,19 @@ def sprinkler() -> bt.BNet:
     return bt.BNet(bt.Declaration(nodes=nodes, name="sprinkler"))
 
 
+def chest_clinic() -> bt.BNet:
+    """A part of the chest clinic by tables with given numbers, one of them a function of its parents."""
+    yes = ("no", "yes")
+    nodes = [
+        bt.Node("smoke", tpm.Table((0.5, 0.5), yes)),
+        bt.Node("lung", tpm.Table(((0.99, 0.01), (0.9, 0.1)), yes, learnable=True, prior=2.0), ["smoke"]),
+        bt.Node("tub", tpm.Table((0.95, 0.05), yes)),
+        bt.Node("either", tpm.Table.from_function(max, (2, 2), labels=yes), ["tub", "lung"]),
+        bt.Node("xray", tpm.Table(((0.95, 0.05), (0.02, 0.98)), yes, learnable=True), ["either"]),
+    ]
+    return bt.BNet(bt.Declaration(nodes=nodes, name="chest clinic"))
+
+
 def sites() -> bt.BNet:
     """A mixture without words: a plate of choices below a choice, and a real readout of each."""
     plates = ["site"]
@@ -586,6 +599,7 @@ CASES: tuple[Case, ...] = (
         {"dec_y_0": "chat"},
     ),
     Case("sprinkler", sprinkler, None, {"wet": 1}),
+    Case("chest clinic", chest_clinic, None, {"xray": 1}),
     Case("sites", sites, None, {"y_1": (0.3, -0.4)}),
     Case("hidden states", hidden_states, None, {"y_0": 1, "y_2": 2}),
     Case("no slices", no_slices, evidence={"y_1": 1}),

@@ -344,7 +344,7 @@ def intervene(s: bt.Sentence) -> bt.Sentence:
     return done
 
 
-@pytest.mark.parametrize("case", make_params(("sprinkler", "hidden states", *LARGE)), **IDS)
+@pytest.mark.parametrize("case", make_params(("sprinkler", "chest clinic", "hidden states", *LARGE)), **IDS)
 def test_after_surgery_on_some_nodes_probabilities_are_sums_and_not_by_the_reference(case, forbid_reference):
     done = intervene(case.sentence)
     s = done.observe({k: v for k, v in case.evidence.items() if done.ground.id(k) not in done.state.model.do})
