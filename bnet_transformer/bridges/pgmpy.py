@@ -382,8 +382,8 @@ def _plan_tables(
     def find_discrete_parents(node: int) -> tuple[int, ...]:
         """The discrete random nodes on which the distribution of a node depends: its parents first, in their order."""
         slots = {parent.index: -k for k, parent in enumerate(reversed(model.spec(node).parents))}
-        found = find_open_choices(model, parents(model, node), fixed)
-        return tuple(sorted(found, key=lambda choice: (slots.get(ground.group_of(choice).index, 1), choice)))
+        choices = find_open_choices(model, parents(model, node), fixed)
+        return tuple(sorted(choices, key=lambda choice: (slots.get(ground.group_of(choice).index, 1), choice)))
 
     plans = [
         _TablePlan(n, ground.name(n), _get_state_names(model, n), () if n in set_states else find_discrete_parents(n))

@@ -218,14 +218,14 @@ class Table(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         _check_axes("probabilities", self.probabilities, parents)
-        others = [parent for parent in parents if not parent.is_optional]
+        required = [parent for parent in parents if not parent.is_optional]
         if self.initial is not None:
-            if len(others) == len(parents):
-                raise BNetError("initial", expected="None, because no parent is at the word before or after")
-            _check_axes("initial", self.initial, others)
-        elif len(others) < len(parents):
+            if len(required) == len(parents):
+                raise BNetError("initial", expected="None, because every word has all parents")
+            _check_axes("initial", self.initial, required)
+        elif len(required) < len(parents):
             names = " or ".join(parent.name for parent in parents if parent.is_optional)
-            shape = (*map(check_discrete, others), self.states)
+            shape = (*map(check_discrete, required), self.states)
             raise BNetError("initial", expected=f"a table of shape {shape}, for words without {names}")
         return ()
 
