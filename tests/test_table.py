@@ -132,6 +132,30 @@ def test_a_hidden_markov_model_is_a_sum_over_its_paths(tables):
         assert r"\pi" in net.equations().latex
 
 
+def test_words_without_input_nodes_are_counted():
+    """A mixture at each word, without a given node: EM counts the words of sentences, and not their padding."""
+    prior, emission = np.array([0.3, 0.7]), np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]])
+    nodes = [
+        bt.Node("z", Table(prior, learnable=True), plates=["word"]),
+        bt.Node("y", Table(emission), ["z"], plates=["word"]),
+    ]
+    net = bt.BNet(bt.Declaration([bt.Stack(prologue=nodes)])).to(D)
+    rows = [("a b c", [0, 1, 2]), ("a b", [1, 1])]
+    fitted = bt.fit(net, rows, method=bt.EM(steps=1), progress=False)
+    y = np.array([0, 1, 2, 1, 1])
+    posterior = prior[:, None] * emission[:, y]
+    np.testing.assert_allclose(fitted.theta["z"], (posterior / posterior.sum(0)).mean(1), atol=1e-10)
+    start = bt.fit(net, rows, method=bt.EM(steps=1), learn=["z.logits"], progress=False)
+    expected = [float(start.net.sentence(t).log_prob({f"y_{i}": k for i, k in enumerate(ys)})) for t, ys in rows]
+    numbers = [(len(t.split()) * [0], ys) for t, ys in rows]
+    np.testing.assert_allclose(start.log_likelihood(numbers), expected, atol=1e-10)
+    batch = net.batch(["a b c", [7, 8]])
+    assert batch.x[""].shape == (2, 3) and net.module()(batch.x, batch.mask).shape[-2:] == (3, 3)  # [word, state]
+    for empty in ("", [], 3):
+        with pytest.raises(bt.BNetError, match="sentence"):
+            bt.fit(net, [(empty, [0])], progress=False)
+
+
 def test_the_initial_table_keeps_the_axes_of_other_parents():
     table = Table(np.full((2, 3, 2), 0.5), initial=[[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]])
     before, other = Parent("c", states=2, is_optional=True), Parent("d", states=3)

@@ -355,7 +355,8 @@ class Network:
         if fill is None or value.is_meta or dtype != torch.float64 or value.dtype == dtype:
             return value
         declared = torch.as_tensor(fill, dtype=dtype, device=value.device).expand(value.shape)
-        return declared.clone() if torch.equal(declared.to(value.dtype), value) else value
+        is_declared = torch.equal(declared.to(value.dtype), value)
+        return declared.clone(memory_format=torch.contiguous_format) if is_declared else value
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
         """The parameters of one group.
