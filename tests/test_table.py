@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from pgmpy.factors.discrete import TabularCPD
 from pgmpy.inference import VariableElimination
 from pgmpy.models import DiscreteBayesianNetwork
@@ -64,6 +65,37 @@ def test_the_sprinkler_is_asked_set_and_sampled():
     samples = s.sample(4000, seed=0)
     assert float(samples["wet"].double().mean()) == pytest.approx(full[..., 1].sum(), abs=0.03)
     assert not bool(((samples["sprinkler"] == 0) & (samples["rain"] == 0) & (samples["wet"] == 1)).any())
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=15, derandomize=True)
+def test_random_networks_are_those_of_sums_and_of_pgmpy(seed):
+    """Random parents, sizes, functions and zeros; evidence that is possible."""
+    rng = np.random.default_rng(seed)
+    sizes, parents, tables = rng.integers(1, 4, 5).tolist(), [], []
+    for k, n in enumerate(sizes):
+        parents.append([int(i) for i in rng.permutation(k)[: rng.integers(0, 3)]])
+        shape = [sizes[i] for i in parents[k]]
+        if parents[k] and rng.random() < 0.3:
+            tables.append(Table.from_function(lambda *states, n=n: sum(states) % n, shape, states=n))
+        else:
+            weights = rng.random((*shape, n)) * (rng.random((*shape, n)) < 0.7) + 1e-3 * np.eye(n)[rng.integers(n)]
+            tables.append(Table(weights / weights.sum(-1, keepdims=True)))
+    roles = "abcde"
+    nodes = [bt.Node(roles[k], tables[k], [roles[i] for i in parents[k]]) for k in rng.permutation(5)]
+    s = bt.BNet(bt.Declaration(nodes=nodes)).to(D).sentence()
+    operands = [part for k in range(5) for part in (np.asarray(tables[k].probabilities), [*parents[k], k])]
+    full = np.einsum(*operands, range(5))
+    observed = np.unravel_index(rng.choice(full.size, p=full.ravel() / full.sum()), full.shape)[3:]
+    evidence = {"d": int(observed[0]), "e": int(observed[1])}
+    mass = full[..., observed[0], observed[1]]
+    assert float(s.log_prob(evidence)) == pytest.approx(math.log(mass.sum()), abs=1e-10)
+    oracle = VariableElimination(s.to_pgmpy())
+    for axis, name in enumerate("abc"):
+        expected = mass.sum(tuple({0, 1, 2} - {axis})) / mass.sum()
+        np.testing.assert_allclose(s.posterior(name, evidence), expected, atol=1e-10)
+        labels = {key: str(value) for key, value in evidence.items()}
+        np.testing.assert_allclose(oracle.query([name], labels, show_progress=False).values, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "tex", "json", "bif", "html"])
