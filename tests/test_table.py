@@ -188,6 +188,38 @@ def test_words_without_input_nodes_are_counted():
             bt.fit(net, [(empty, [0])], progress=False)
 
 
+def test_a_hidden_markov_model_is_fitted_by_the_counts_of_its_paths():
+    """Baum-Welch: one step from sums over all paths; with a prior, sentences of several lengths, no input node."""
+    rng = np.random.default_rng(3)
+    initial, transition, emission = (
+        rng.dirichlet(np.ones(2)),
+        rng.dirichlet(np.ones(2), 2),
+        rng.dirichlet(np.ones(3), 2),
+    )
+    z = Table(transition, initial=initial, learnable=True, prior=1.5)
+    nodes = [bt.Node("z", z, [bt.Arrow("z", "before")], plates=["word"])]
+    stack = bt.Stack(nodes, epilogue=[bt.Node("y", Table(emission, learnable=True), ["z"], plates=["word"])])
+    rows = [("a b c d", [0, 2, 1, 2]), ("a", [1]), ("a b c", [2, 2, 0])]
+    counts = {"z_0": np.full((2, 2), 0.5), "z_0.initial": np.full(2, 0.5), "y": np.zeros((2, 3))}
+    for _, y in rows:
+        paths = list(itertools.product(range(2), repeat=len(y)))
+        joint_probs = np.array([
+            initial[path[0]] * np.prod([transition[pair] for pair in itertools.pairwise(path)])
+            * np.prod([emission[pair] for pair in zip(path, y, strict=True)])
+            for path in paths
+        ])  # fmt: skip
+        for path, p in zip(paths, joint_probs / joint_probs.sum(), strict=True):
+            counts["z_0.initial"][path[0]] += p
+            for pair in itertools.pairwise(path):
+                counts["z_0"][pair] += p
+            for pair in zip(path, y, strict=True):
+                counts["y"][pair] += p
+    net = bt.BNet(bt.Declaration([stack])).to(D)
+    theta = bt.fit(net, rows, method=bt.EM(steps=1), progress=False).theta
+    for name, count in counts.items():
+        np.testing.assert_allclose(theta[name], count / count.sum(-1, keepdims=True), atol=1e-10)
+
+
 def test_the_initial_table_keeps_the_axes_of_other_parents():
     table = Table(np.full((2, 3, 2), 0.5), initial=[[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]])
     before, other = Parent("c", states=2, is_optional=True), Parent("d", states=3)
