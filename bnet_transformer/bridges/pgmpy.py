@@ -237,7 +237,7 @@ def pgmpy_to_declaration(
         values = values / np.where(is_rounded, sums, 1)
         check_rows(f"variable {variable}", values, [states[name] for name in order[1:]])
         try:
-            tpm = Table(values, _to_labels(states[variable]), learnable=learnable)  # type: ignore[arg-type]
+            tpm = Table(values, _to_labels(states[variable]), learnable=learnable)
         except BNetError as error:
             raise BNetError(f"variable {variable}, {error.subject}", **error.parts) from error
         nodes.append(Node(role_of[variable], tpm, [role_of[name] for name in order[1:]]))

@@ -65,9 +65,9 @@ class Table(TPM):
     bnet_transformer.errors.BNetError: probabilities, row (1): expected numbers that sum to 1; got [0.5, 0.6], sum 1.1
     """
 
-    probabilities: tuple[Any, ...]
-    labels: tuple[str, ...] | None = None
-    initial: tuple[Any, ...] | None = None
+    probabilities: Any  # an array; stored as nested tuples of floats, which are hashable
+    labels: Sequence[str] | None = None
+    initial: Any = None
     learnable: Annotated[bool, check_bool] = False
     prior: Annotated[float | None, optional(check_positive)] = None
     kind: ClassVar[Kind] = "discrete"
@@ -140,7 +140,7 @@ class Table(TPM):
         for joint_state in itertools.product(*names):
             row = _result_to_row(joint_state, function(*joint_state), n, labels)
             n, rows[joint_state] = len(row), row
-        return cls(_stack_rows(rows, names), labels, initial, learnable, prior)  # type: ignore[arg-type]
+        return cls(_stack_rows(rows, names), labels, initial, learnable, prior)
 
     @classmethod
     def from_dataframe(
@@ -207,7 +207,7 @@ class Table(TPM):
         for key in itertools.product(*names):
             if key not in rows:
                 raise BNetError(f"row {_format_joint_state(key)}", expected="one row of the frame", actual="no row")
-        return cls(_stack_rows(rows, names), labels, initial, learnable, prior)  # type: ignore[arg-type]
+        return cls(_stack_rows(rows, names), labels, initial, learnable, prior)
 
     @property
     def states(self) -> int | None:
