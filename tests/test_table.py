@@ -263,6 +263,7 @@ def test_a_function_gives_states_labels_or_probabilities():
         (lambda a, b: [0.5, 0.25, 0.25], {"states": 2}, r"\(no, 0\).*2 prob"),
         (lambda a, b: [0.5, 0.5 + (a == "yes") * b], {}, r"\(yes, 1\).*sum to 1.*sum 2"),
         (lambda a, b: [[1.0]], {}, r"\(no, 0\)"),
+        (lambda a, b: [[1.0], 1.0], {}, r"\(no, 0\)"),
     ],
 )
 def test_an_invalid_result_names_the_states_of_the_parents(function, options, match):
@@ -289,6 +290,8 @@ def test_a_data_frame_is_a_cross_table():
     numbers = pd.crosstab([data["sprinkler"], data["rain"]], data["wet"], normalize="index")
     numbered = Table.from_dataframe(numbers, (2, 2))
     assert numbered.probabilities == table.probabilities and numbered.labels is None
+    by_bool = pd.crosstab([data["sprinkler"] == 1, data["rain"] == 1], data["wet"] == 1, normalize="index")
+    assert Table.from_dataframe(by_bool, (2, 2)) == numbered
     root = Table.from_dataframe(pd.DataFrame({"a": [0.25], "b": [0.75]}))
     assert root == Table((0.25, 0.75), ("a", "b"))
     for bad, match in (

@@ -46,6 +46,7 @@ MAX_TABLE_ENTRIES = 10_000_000  # in all tables together
 MAX_TABLE_DIMS = 64  # the limit of numpy, and so of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
 ROW_SUM_TOLERANCE = 0.01  # of pgmpy's `check_model`; published tables are often rounded
+EXACT_SUM_TOLERANCE = 1e-9  # rows whose sum is nearer to 1 stay as they are
 ESCAPED_STATES = "property states escaped ;"  # in the block "network" of a BIF file: labels by `format_state_name`
 
 
@@ -219,28 +220,14 @@ def pgmpy_to_declaration(
         if set(table.variables[1:]) != set(network.get_parents(variable)):
             expected = f"a table with the parents {sorted(map(str, network.get_parents(variable)))}"
             raise BNetError(f"variable {variable}", expected=expected, actual=sorted(map(str, table.variables[1:])))
-    role_of = _find_roles([*tables], roles)
-    nodes = []
+    role_of, nodes = _find_roles([*tables], roles), []
     for variable, table in tables.items():
-        order = [variable, *table.variables[1:]]
-        states = {name: list(tables[name].state_names[name]) for name in order}
-        values = np.asarray(table.values, dtype=np.float64)
-        for axis, name in enumerate(order):
-            given = list(table.state_names[name])
-            if len(given) != len(states[name]) or set(given) != set(states[name]):
-                expected = f"the states {states[name]} of its parent {name}"
-                raise BNetError(f"variable {variable}", expected=expected, actual=given)
-            values = values.take([given.index(state) for state in states[name]], axis)
-        values = np.moveaxis(values, 0, -1)
-        sums = values.sum(-1, keepdims=True)
-        is_rounded = (np.abs(sums - 1) > 1e-9) & (np.abs(sums - 1) <= ROW_SUM_TOLERANCE)
-        values = values / np.where(is_rounded, sums, 1)
-        check_rows(f"variable {variable}", values, [states[name] for name in order[1:]])
+        probabilities = _read_probabilities(variable, tables)
         try:
-            tpm = Table(values, _to_labels(states[variable]), learnable=learnable)
+            tpm = Table(probabilities, _to_labels(table.state_names[variable]), learnable=learnable)
         except BNetError as error:
             raise BNetError(f"variable {variable}, {error.subject}", **error.parts) from error
-        nodes.append(Node(role_of[variable], tpm, [role_of[name] for name in order[1:]]))
+        nodes.append(Node(role_of[variable], tpm, [role_of[name] for name in table.variables[1:]]))
     return Declaration(nodes=nodes, name=str(network.name or "net"))
 
 
@@ -279,6 +266,24 @@ def bif_to_declaration(path: str | os.PathLike[str], *, roles: Roles = None, lea
             reader.variable_states = {name: list(map(parse_state_name, labels)) for name, labels in states}
         network = reader.get_model()
     return pgmpy_to_declaration(network, roles=roles, learnable=learnable)
+
+
+def _read_probabilities(variable: Hashable, tables: Mapping[Hashable, TabularCPD]) -> NDArray[np.float64]:
+    """The table of a variable, `[*states of the parents, states]`, with all states in the order of their variable."""
+    table = tables[variable]
+    values = np.asarray(table.values, dtype=np.float64)
+    states = [list(tables[name].state_names[name]) for name in table.variables]
+    for axis, (name, names) in enumerate(zip(table.variables, states, strict=True)):
+        given = list(table.state_names[name])
+        if len(given) != len(names) or set(given) != set(names):
+            raise BNetError(f"variable {variable}", expected=f"the states {names} of its parent {name}", actual=given)
+        values = values.take([given.index(state) for state in names], axis)
+    values = np.moveaxis(values, 0, -1)
+    sums = values.sum(-1, keepdims=True)
+    is_rounded = (np.abs(sums - 1) > EXACT_SUM_TOLERANCE) & (np.abs(sums - 1) <= ROW_SUM_TOLERANCE)
+    values = values / np.where(is_rounded, sums, 1)
+    check_rows(f"variable {variable}", values, states[1:])
+    return values
 
 
 def _check_import_options(roles: object, learnable: object) -> None:

@@ -184,14 +184,13 @@ class Table(TPM):
         if not _is_dataframe(frame):
             raise BNetError("frame", expected="a pandas DataFrame", actual=frame)
         names, columns = _check_parents(parents), list(frame.columns)
-        is_numbered = labels is None and sorted(map(str, columns)) == sorted(map(str, range(len(columns))))
-        if not is_numbered:
+        if labels is not None or set(columns) != set(range(len(columns))):
             labels = check_labels(columns if labels is None else labels, len(columns))
         order: list[Any] = list(range(len(columns))) if labels is None else list(labels)
         if set(order) != set(columns):
             raise BNetError("columns of the frame", expected=f"the states {order}", actual=columns)
         try:
-            values = frame[order].to_numpy(dtype=float)
+            values = frame.to_numpy(dtype=float)[:, [columns.index(state) for state in order]]
         except (TypeError, ValueError) as error:
             raise BNetError("frame", expected="a column of probabilities for each state", actual=f"{error}") from error
         keys = [key if isinstance(key, tuple) else (key,) for key in frame.index] if names else [()] * len(frame)
@@ -340,9 +339,11 @@ def _result_to_row(
     state: object = result
     if isinstance(result, str):
         state = labels.index(result) if labels is not None and result in labels else None
-    elif isinstance(result, bool | np.bool_) or not np.ndim(result):  # type: ignore[arg-type]
+    elif isinstance(result, bool | np.bool_):
+        state = int(result)
+    elif not isinstance(result, Sequence) and not getattr(result, "ndim", 0):
         try:
-            state = int(result) if isinstance(result, bool | np.bool_) else operator.index(result)  # type: ignore[arg-type]
+            state = operator.index(result)  # type: ignore[arg-type]
         except TypeError:
             state = None
     else:
