@@ -24,7 +24,7 @@ from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.inference import Route, Samples, SentenceState
+from bnet_transformer.inference import RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
 from bnet_transformer.inference.selection import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
@@ -298,6 +298,86 @@ class Sentence(StructureQueries):
         result = inference.sample(query, count, start)
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
         return replace(result, labels={name: names for name, names in labels.items() if names is not None})
+
+    def most_probable(
+        self,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        count: int = 1,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> RankedStates:
+        """The most probable explanation: the most probable joint states of all latent choices, given the evidence.
+
+        On a chain of choices along the words, this is the path of the Viterbi algorithm. The explained nodes are the
+        discrete nodes that have children and are neither observed nor set, also those on which the evidence does not
+        depend. Discrete nodes without children are readouts: they are summed out, unless they are observed. To
+        explain readouts too, or only some choices, use `marginal_map`.
+
+        Args:
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            count: The number of joint states, in the order of their probability.
+            budget: The maximum number of joint states that are computed together.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The joint states, at most `count`, with `log P(states, evidence)` in `log_probs` and
+            `P(states | evidence)` in `shares`. `bt.plot` draws them over the words.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> best = s.most_probable({"y_2": 1}, count=5)
+        >>> best.nodes, best.states.shape, best.log_probs.shape, best["c_0"].shape
+        (('c_0_0', 'c_0_1', 'c_0_2'), torch.Size([5, 3]), torch.Size([5]), torch.Size([5, 3]))
+        """
+        query = self.state.with_evidence(evidence).query((), budget, atol)
+        query = replace(query, nodes=tuple(inference.find_explained_nodes(query)))
+        return inference.compute_ranked_states(self.state, query, check_int("count", count))
+
+    def marginal_map(
+        self,
+        nodes: str | Sequence[str],
+        evidence: Mapping[str, object] | None = None,
+        *,
+        count: int = 1,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> RankedStates:
+        """Marginal MAP: the most probable joint states of some discrete nodes; all other nodes are summed out before.
+
+        In general this is not the part of the most probable explanation (`most_probable`) that belongs to these nodes,
+        and the joint states are not those of the separate posteriors.
+
+        Args:
+            nodes: Discrete nodes: a name, a node group (`"c_0"`), a role (`"c"`) or a pattern (`"c_*_2"`), or a list of
+                these. Observed nodes keep their state.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            count: The number of joint states, in the order of their probability.
+            budget: The maximum number of joint states that are computed together.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The joint states, at most `count`, with `log P(states, evidence)` in `log_probs` and
+            `P(states | evidence)` in `shares`.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> best = s.marginal_map(["c_0_0", "y_0"], {"y_2": 1}, count=9)
+        >>> best.states.shape, round(float(best.shares.sum()), 5)
+        (torch.Size([9, 2]), 1.0)
+        """
+        query = self.state.marginal_map_query(nodes, evidence, budget, atol)
+        return inference.compute_ranked_states(self.state, query, check_int("count", count))
 
     def log_prob(
         self,

@@ -5,8 +5,8 @@ In the order in which data flows: `selection` parses slices, words and heads, an
 into tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` computes values, TPMs and attention.
 For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them.
 `deferred_readout` computes the likelihood of a readout without its mean. `joint_posterior` adds conditioning and
-enumeration, and `sampling` draws samples from the results. `dependence` measures how strongly nodes depend on each
-other.
+enumeration, `sampling` draws samples from the results, and `ranked_states` finds the most probable joint states.
+`dependence` measures how strongly nodes depend on each other.
 """
 
 from bnet_transformer.data import Evidence as Evidence
@@ -17,6 +17,12 @@ from bnet_transformer.inference.joint_posterior import (
     joint_posterior as joint_posterior,
 )
 from bnet_transformer.inference.node_evaluator import NodeEvaluator as NodeEvaluator
+from bnet_transformer.inference.ranked_states import (
+    GroupStates as GroupStates,
+    RankedStates as RankedStates,
+    compute_ranked_states as compute_ranked_states,
+    find_explained_nodes as find_explained_nodes,
+)
 from bnet_transformer.inference.routing import PerformanceWarning as PerformanceWarning, Route as Route
 from bnet_transformer.inference.sampling import Samples as Samples, sample as sample
 from bnet_transformer.inference.sentence_state import SentenceState as SentenceState

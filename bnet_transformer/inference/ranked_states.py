@@ -1,0 +1,238 @@
+"""The most probable joint states of nodes given the evidence: the most probable explanation, and marginal MAP.
+
+The most probable explanation (MPE) of evidence e is `argmax_c P(c, e)` over the joint states c of all latent choices
+(Pearl 1988, Probabilistic Reasoning in Intelligent Systems, section 5.3). Marginal MAP maximises over some nodes only
+and sums over the others before: `argmax_a sum_b P(a, b, e)`. Its result is in general not a part of the MPE. Both are
+returned with the k best joint states (Nilsson 1998).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.memory import check_memory
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.inference.joint_posterior import check_nodes, joint_log_evidence, joint_log_probs
+from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.sentence_state import SentenceState
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNKNOWN_STATE = -1
+
+
+@dataclass(frozen=True)
+class GroupStates:
+    """The states of one node group in each of the k best joint states.
+
+    Attributes:
+        name: The name of the node group, such as `c_0`.
+        nodes: The names of its nodes, in the order of the flattened `states`.
+        states: The states, `[k, *plates, word]`. Observed and set nodes have their own state; -1 is the state of a node
+            that was not requested, or that is set to a vector.
+        is_explained: True for the nodes over whose states the probability was maximised, `[*plates, word]`.
+        num_states: The number of states of each node.
+        labels: The labels of the states; None for states without labels.
+        stack: The stack whose words the nodes have; None for nodes without words.
+    """
+
+    name: str
+    nodes: tuple[str, ...] = field(repr=False)
+    states: Tensor = field(repr=False)
+    is_explained: Tensor = field(repr=False)
+    num_states: int
+    labels: tuple[str, ...] | None = field(default=None, repr=False)
+    stack: str | None = None
+
+    def format_state(self, state: int) -> str:
+        """The label of a state, or its number."""
+        return str(state) if self.labels is None else self.labels[state]
+
+
+@dataclass(frozen=True)
+class RankedStates:
+    """The k most probable joint states of some nodes given the evidence, the most probable one first.
+
+    `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. The order of
+    equally probable joint states is the same in each call.
+
+    Attributes:
+        nodes: The names of the nodes over whose states the probability was maximised.
+        states: Their states, `[k, node]`.
+        log_probs: `log P(states, evidence)` of each joint state, `[k]`: a log density if an observed node is
+            continuous. Nodes that are neither in `nodes` nor observed are summed out.
+        log_evidence: `log P(evidence)`.
+        groups: The states by node group, with those of observed and set nodes.
+        tokens: The tokens of the words of each stack.
+    """
+
+    nodes: tuple[str, ...] = field(repr=False)
+    states: Tensor
+    log_probs: Tensor
+    log_evidence: float
+    groups: tuple[GroupStates, ...] = field(repr=False)
+    tokens: Mapping[str, tuple[str, ...]] = field(repr=False)
+
+    def __len__(self) -> int:
+        """The number k of joint states."""
+        return len(self.log_probs)
+
+    @property
+    def log_shares(self) -> Tensor:
+        """`log P(states | evidence)` of each joint state, `[k]`."""
+        return self.log_probs - self.log_evidence
+
+    @property
+    def shares(self) -> Tensor:
+        """The posterior probability `P(states | evidence)` of each joint state, `[k]`."""
+        return self.log_shares.exp()
+
+    @cached_property
+    def _position_of(self) -> dict[str, tuple[GroupStates, int]]:
+        """The group of each node, and its index in the flattened states."""
+        return {name: (group, k) for group in self.groups for k, name in enumerate(group.nodes)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The states of a node or of a node group.
+
+        Args:
+            name: The name of a node, such as `"c_0_2"`, or of a node group, such as `"c_0"`.
+
+        Returns:
+            The state `[k]` of the node, or the states `[k, *plates, word]` of the nodes of the group, where observed
+            and set nodes have their own state, and -1 is the state of a node that was not requested or is set to a
+            vector.
+
+        Raises:
+            UnknownNameError: The result has no such node or group.
+        """
+        if isinstance(name, str) and name in self._position_of:
+            group, index = self._position_of[name]
+            return group.states.flatten(1)[:, index]
+        by_name = {group.name: group for group in self.groups}
+        if not isinstance(name, str) or name not in by_name:
+            raise unknown_name_error("node", name, [*by_name, *self.nodes])
+        return by_name[name].states
+
+    def labels(self, name: str) -> list[str]:
+        """The labels of the states of a node, one for each of the k joint states.
+
+        Args:
+            name: The name of a node.
+
+        Returns:
+            k labels; numerals for states without labels.
+        """
+        states = self[name].tolist()
+        if name not in self._position_of:
+            raise unknown_name_error("node", name, self.nodes)
+        return [self._position_of[name][0].format_state(state) for state in states]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each joint state: `log_prob`, `share`, and the label of each node's state."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {"log_prob": to_numpy(self.log_probs), "share": to_numpy(self.shares)}
+        columns |= {name: self.labels(name) for name in self.nodes}
+        return pd.DataFrame(columns, index=pd.RangeIndex(1, len(self) + 1, name="rank"))
+
+    def _repr_html_(self) -> str:
+        """The joint states as an HTML table."""
+        title = f"<p>The {len(self)} most probable joint states of {len(self.nodes):,} nodes: {escape(self.nodes[0])}"
+        return f"{title}{', …' if len(self.nodes) > 1 else ''}</p>{self.to_dataframe().head(10).to_html(max_cols=20)}"
+
+
+def find_explained_nodes(query: Query) -> list[int]:
+    """The latent choices of a sentence: its discrete nodes that have children and are neither observed nor set.
+
+    A discrete node without children is a readout. Without evidence on it, its probabilities sum to 1.
+    """
+    model = query.model
+    graph = model.network.graph
+    choices = [s.group for s in model.network.specs if s.tpm.kind == "discrete" and graph.out_edges[s.group.index]]
+    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist()]
+    nodes = [node for node in nodes if node not in model.do and node not in query.fixed]
+    if not nodes:
+        raise BNetError(
+            "most probable explanation",
+            expected="a sentence with latent choices, which are neither observed nor set",
+            actual="no latent choice",
+            hint="For the most probable states of readouts, use marginal_map(nodes)",
+        )
+    return nodes
+
+
+def compute_ranked_states(state: SentenceState, query: Query, count: int) -> RankedStates:
+    """The `count` most probable joint states of the nodes of a query.
+
+    Raises:
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    model = query.model
+    query = query.without_input_evidence()
+    log_evidence = float(joint_log_evidence(replace(query, nodes=())))
+    nodes = tuple(node for node in query.nodes if node not in query.fixed)
+    possible = math.prod(map(model.count_states, nodes))
+    check_memory("count", 8 * min(count, possible) * (len(nodes) + 1), "a smaller count=")
+    states, log_probs = find_most_probable(replace(query, nodes=nodes), min(count, possible))
+    return RankedStates(
+        tuple(map(model.ground.name, nodes)),
+        states,
+        log_probs,
+        log_evidence,
+        tuple(_build_group_states(state, query, nodes, states)),
+        dict(state.tokens),
+    )
+
+
+def find_most_probable(query: Query, count: int) -> tuple[Tensor, Tensor]:
+    """The most probable joint states `[k, node]` of the nodes of a query, and `log P(states, evidence)`, `[k]`."""
+    if not query.nodes:
+        return torch.zeros(1, 0, dtype=torch.long), joint_log_evidence(query)[None]
+    check_nodes(query)
+    logs = joint_log_probs(query)
+    log_probs, order = torch.sort(logs.flatten(), descending=True, stable=True)
+    log_probs, order = log_probs[:count], order[:count][log_probs[:count] > -math.inf]
+    return torch.stack(torch.unravel_index(order, logs.shape), 1), log_probs[: len(order)]
+
+
+def _build_group_states(
+    state: SentenceState, query: Query, nodes: Sequence[int], states: Tensor
+) -> list[GroupStates]:
+    """The states by node group, in the order of the net, with those of observed and set nodes."""
+    model, ground = query.model, query.model.ground
+    columns = dict(zip(nodes, states.unbind(1), strict=True))
+    known = {node: value for node, value in {**query.fixed, **model.do}.items() if not value.is_floating_point()}
+    groups = []
+    for index in sorted({ground.group_of(node).index for node in nodes}):
+        spec = model.network.specs[index]
+        members = ground.select_nodes(spec.group).tolist()
+        table = torch.full((len(states), len(members)), UNKNOWN_STATE)
+        for k, node in enumerate(members):
+            value = columns.get(node, known.get(node))
+            if value is not None:
+                table[:, k] = value
+        shape = ground.shapes[index]
+        is_explained = torch.tensor([node in columns for node in members]).reshape(shape)
+        groups.append(
+            GroupStates(
+                spec.group.name,
+                tuple(ground.iter_names(spec.group)),
+                table.reshape(len(states), *shape),
+                is_explained,
+                model.count_states(members[0]),
+                state.labels(members[0]),
+                spec.group.word_stack,
+            )
+        )
+    return groups
