@@ -337,7 +337,7 @@ class Sentence(StructureQueries):
         """
         query = self.state.with_evidence(evidence).query((), budget, atol)
         query = replace(query, nodes=tuple(inference.find_explained_nodes(query)))
-        return inference.compute_ranked_states(self.state, query, check_int("count", count))
+        return inference.compute_ranked_states(self.state, query, check_int("count", count), "most_probable")
 
     def marginal_map(
         self,
@@ -377,7 +377,7 @@ class Sentence(StructureQueries):
         (torch.Size([9, 2]), 1.0)
         """
         query = self.state.marginal_map_query(nodes, evidence, budget, atol)
-        return inference.compute_ranked_states(self.state, query, check_int("count", count))
+        return inference.compute_ranked_states(self.state, query, check_int("count", count), "marginal_map")
 
     def log_prob(
         self,

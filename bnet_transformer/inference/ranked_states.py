@@ -54,6 +54,11 @@ class GroupStates:
     labels: tuple[str, ...] | None = field(default=None, repr=False)
     stack: str | None = None
 
+    @property
+    def flat_states(self) -> Tensor:
+        """The states, `[k, node]`."""
+        return self.states.reshape(len(self.states), -1)
+
     def format_state(self, state: int) -> str:
         """The label of a state, or its number."""
         return str(state) if self.labels is None else self.labels[state]
@@ -74,6 +79,7 @@ class RankedStates:
         log_evidence: `log P(evidence)`.
         groups: The states by node group, with those of observed and set nodes.
         tokens: The tokens of the words of each stack.
+        method: `"most_probable"` or `"marginal_map"`.
     """
 
     nodes: tuple[str, ...] = field(repr=False)
@@ -82,6 +88,7 @@ class RankedStates:
     log_evidence: float
     groups: tuple[GroupStates, ...] = field(repr=False)
     tokens: Mapping[str, tuple[str, ...]] = field(repr=False)
+    method: str = "most_probable"
 
     def __len__(self) -> int:
         """The number k of joint states."""
@@ -118,7 +125,7 @@ class RankedStates:
         """
         if isinstance(name, str) and name in self._position_of:
             group, index = self._position_of[name]
-            return group.states.flatten(1)[:, index]
+            return group.flat_states[:, index]
         by_name = {group.name: group for group in self.groups}
         if not isinstance(name, str) or name not in by_name:
             raise unknown_name_error("node", name, [*by_name, *self.nodes])
@@ -172,8 +179,14 @@ def find_explained_nodes(query: Query) -> list[int]:
     return nodes
 
 
-def compute_ranked_states(state: SentenceState, query: Query, count: int) -> RankedStates:
+def compute_ranked_states(state: SentenceState, query: Query, count: int, method: str) -> RankedStates:
     """The `count` most probable joint states of the nodes of a query.
+
+    Args:
+        state: The sentence, for labels and tokens.
+        query: The nodes, the evidence and the limits.
+        count: The maximum number of joint states.
+        method: `"most_probable"` or `"marginal_map"`.
 
     Raises:
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
@@ -192,6 +205,7 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int) -> Ran
         log_evidence,
         tuple(_build_group_states(state, query, nodes, states)),
         dict(state.tokens),
+        method,
     )
 
 
