@@ -24,7 +24,7 @@ from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.inference import RankedStates, Route, Samples, SentenceState
+from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
 from bnet_transformer.inference.selection import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
@@ -259,6 +259,42 @@ class Sentence(StructureQueries):
         """
         query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.evaluator).to(self.state.network.log_dtype)
+
+    def posteriors(
+        self,
+        group: str,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> GroupPosterior:
+        """The posterior `P(node | evidence)` of each node of a discrete node group, such as the choices of all words.
+
+        On a chain of choices along the words, this is the smoothing of a hidden Markov model. One elimination computes
+        all posteriors, if elimination applies.
+
+        Args:
+            group: The name of a discrete node group, such as `"c_0"`.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states (see `posterior`).
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The posteriors: `probabilities` is a tensor `[*plates, word, state]`. `bt.plot` draws them over the words.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> s.posteriors("c_0", {"y_2": 1}).probabilities.shape
+        torch.Size([3, 3])
+        """
+        return inference.compute_group_posterior(
+            self.state, self.state.with_evidence(evidence).query((), budget, atol), group
+        )
 
     def sample(
         self,

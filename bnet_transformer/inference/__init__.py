@@ -5,12 +5,16 @@ In the order in which data flows: `selection` parses slices, words and heads, an
 into tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` computes values, TPMs and attention.
 For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them.
 `deferred_readout` computes the likelihood of a readout without its mean. `joint_posterior` adds conditioning and
-enumeration, `sampling` draws samples from the results, and `ranked_states` finds the most probable joint states.
+enumeration, `group_posterior` computes the posteriors of all nodes of a group, `sampling` draws samples from the results, and `ranked_states` finds the most probable joint states.
 `dependence` measures how strongly nodes depend on each other.
 """
 
 from bnet_transformer.data import Evidence as Evidence
 from bnet_transformer.inference.elimination import log_evidence as log_evidence, posterior as posterior
+from bnet_transformer.inference.group_posterior import (
+    GroupPosterior as GroupPosterior,
+    compute_group_posterior as compute_group_posterior,
+)
 from bnet_transformer.inference.joint_posterior import (
     arrow_weights as arrow_weights,
     joint_log_evidence as joint_log_evidence,

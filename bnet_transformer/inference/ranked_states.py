@@ -220,9 +220,7 @@ def find_most_probable(query: Query, count: int) -> tuple[Tensor, Tensor]:
     return torch.stack(torch.unravel_index(order, logs.shape), 1), log_probs[: len(order)]
 
 
-def _build_group_states(
-    state: SentenceState, query: Query, nodes: Sequence[int], states: Tensor
-) -> list[GroupStates]:
+def _build_group_states(state: SentenceState, query: Query, nodes: Sequence[int], states: Tensor) -> list[GroupStates]:
     """The states by node group, in the order of the net, with those of observed and set nodes."""
     model, ground = query.model, query.model.ground
     columns = dict(zip(nodes, states.unbind(1), strict=True))

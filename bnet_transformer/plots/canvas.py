@@ -19,7 +19,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_r
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from bnet_transformer._core.files import as_path, atomic_write
@@ -277,6 +277,12 @@ class Canvas:
         style: dict[str, Any] = {"fontsize": size, "fontfamily": fonts, "parse_math": False, "usetex": False}
         axis = ax.xaxis if axis_name == "x" else ax.yaxis
         axis.set_ticks(ticks, labels=[texts[k] for k in ticks], color=self.colours["ink"], **style, **rotation)
+
+    def set_index_ticks(self, ax: Axes) -> None:
+        """Label the x axis with the numbers of some columns, where the words of a long sentence do not fit."""
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.tick_params(axis="x", length=3, labelrotation=0)
 
     def add_text(self, ax: Axes, x: float, y: float, text: object, **style: Any) -> None:
         """Draw a text at data coordinates."""

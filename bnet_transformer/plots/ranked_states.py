@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from bnet_transformer._core.checks import check_int
@@ -99,7 +98,9 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
     _write_probabilities(canvas, panels[0], result, blocks[0], count)
     _add_state_legend(canvas, panels[0], unlabelled)
     name = "most probable explanation" if result.method == "most_probable" else "marginal MAP"
-    canvas.set_title(f"{name[:1].upper()}{name[1:]}" + (f", the {count} best" if count > 1 else ""), is_above_legend=True)
+    canvas.set_title(
+        f"{name[:1].upper()}{name[1:]}" + (f", the {count} best" if count > 1 else ""), is_above_legend=True
+    )
     canvas.add_note("Faded: the same state as in the best joint state." if count > 1 else "")
     rows = [row for block in blocks for row in block.rows]
     is_fixed = any(bool((~row.is_explained & (row.states != BLANK)).any()) for row in rows)
@@ -283,8 +284,7 @@ def _label_axes(canvas: Canvas, ax: Axes, block: Block, count: int, size: tuple[
         canvas.set_tick_labels(ax, "x", block.columns, size[0])
         canvas.set_axis_labels(ax, block.column_name)
     else:
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        ax.tick_params(axis="x", length=3)
+        canvas.set_index_ticks(ax)
         canvas.set_axis_labels(ax, f"number of the {block.column_name}")
 
 
@@ -303,7 +303,9 @@ def _write_probabilities(canvas: Canvas, ax: Axes, result: RankedStates, block: 
         for rank, text in enumerate(texts[:count]):
             y = rank * block.pitch
             ax.annotate(text, (1.0, y), va="center_baseline", color=canvas.colours["ink"], **style)
-    canvas.add_note("log P: log probability of the states and the evidence. Share: posterior probability of the states.")
+    canvas.add_note(
+        "log P: log probability of the states and the evidence. Share: posterior probability of the states."
+    )
 
 
 def _add_state_legend(canvas: Canvas, ax: Axes, groups: Sequence[GroupStates]) -> None:

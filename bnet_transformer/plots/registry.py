@@ -18,7 +18,7 @@ from bnet_transformer.attention.heads.head_roles import Roles
 from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference import RankedStates, Samples
+from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
@@ -50,6 +50,7 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     CorpusTan: tan.plot_corpus_tan,
     Counterfactual: distributions.plot_counterfactual,
     Samples: distributions.plot_samples,
+    GroupPosterior: distributions.plot_group_posterior,
     RankedStates: ranked_states.plot_ranked_states,
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
