@@ -494,8 +494,8 @@ class Sentence(StructureQueries):
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
-                `"log_prob"`, `"sample"`, `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or
-                `"draw"`.
+                `"posteriors"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`, `"counterfactual"`,
+                `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
             *arguments: The arguments of that method.
             **options: The keyword arguments of that method.
 

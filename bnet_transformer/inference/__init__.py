@@ -5,8 +5,8 @@ In the order in which data flows: `selection` parses slices, words and heads, an
 into tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` computes values, TPMs and attention.
 For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them.
 `deferred_readout` computes the likelihood of a readout without its mean. `joint_posterior` adds conditioning and
-enumeration, `group_posterior` computes the posteriors of all nodes of a group, `sampling` draws samples from the results, and `ranked_states` finds the most probable joint states.
-`dependence` measures how strongly nodes depend on each other.
+enumeration. From these results, `group_posterior` computes the posteriors of all nodes of a group, `ranked_states` the
+most probable joint states, and `sampling` samples. `dependence` measures how strongly nodes depend on each other.
 """
 
 from bnet_transformer.data import Evidence as Evidence

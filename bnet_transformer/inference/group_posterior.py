@@ -19,6 +19,7 @@ from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.query import Query, build_request_arguments, group_evidence
 from bnet_transformer.inference.routing import find_single_target_fault
 from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import check_discrete_node
 
 if TYPE_CHECKING:
@@ -82,15 +83,20 @@ def compute_group_posterior(state: SentenceState, query: Query, name: str) -> Gr
         EvidenceError: The evidence is impossible.
     """
     model, ground = query.model, query.model.ground
-    group = ground.template.get_group(name)
-    nodes = ground.select_nodes(group).tolist()
-    check_discrete_node(model, next((node for node in nodes if node not in model.do), nodes[0]))
+    group, nodes = ground.template.get_group(name), find_group_nodes(model, name)
     probs = _compute_probabilities(query.without_input_evidence(), group, nodes)
     state_labels = state.labels(nodes[0])
     labels = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
         labels["word"] = state.tokens[group.word_stack]
     return GroupPosterior(name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels)
+
+
+def find_group_nodes(model: GroundModel, name: str) -> list[int]:
+    """The nodes of a discrete node group; an error if the group is not discrete, or if all its nodes are set."""
+    nodes: list[int] = model.ground.select_nodes(model.ground.template.get_group(name)).tolist()
+    check_discrete_node(model, next((node for node in nodes if node not in model.do), nodes[0]))
+    return nodes
 
 
 def _compute_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int]) -> Tensor:

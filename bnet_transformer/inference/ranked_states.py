@@ -23,6 +23,7 @@ from bnet_transformer._core.memory import check_memory
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference.joint_posterior import check_nodes, joint_log_evidence, joint_log_probs
 from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.routing import Route, route_joint, route_log_evidence, with_cost
 from bnet_transformer.inference.sentence_state import SentenceState
 
 if TYPE_CHECKING:
@@ -207,6 +208,15 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
         dict(state.tokens),
         method,
     )
+
+
+def route_ranked_states(query: Query, question: str) -> Route:
+    """The route of the most probable joint states of the nodes of a query."""
+    query = query.without_input_evidence()
+    query = replace(query, nodes=tuple(node for node in query.nodes if node not in query.fixed))
+    check_nodes(query)
+    route = route_joint(query) if query.nodes else route_log_evidence(query)
+    return replace(with_cost(query, route), question=f"{question} of {query.format_nodes()}")
 
 
 def find_most_probable(query: Query, count: int) -> tuple[Tensor, Tensor]:

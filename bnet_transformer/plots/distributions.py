@@ -18,7 +18,6 @@ from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps
 from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
 
-
 MAX_WORD_LABELS = 60  # with more words than this, the columns of a heat map have numbers
 
 

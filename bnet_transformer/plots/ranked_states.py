@@ -254,7 +254,7 @@ def _cell_colour(canvas: Canvas, row: CellRow, cell: int, state: int, is_faded: 
 
 
 def state_colour(canvas: Canvas, state: int, count: int) -> str:
-    """The colour of a state: a hue of its own for up to 8 states, with a second lightness for 16, else a scale."""
+    """The colour of a state: different hues for up to 8 states, with a second lightness for 16, else a scale."""
     hues = canvas.head_colours
     if count <= 2 * len(hues):
         colour = hues[state % len(hues)]
@@ -265,7 +265,7 @@ def state_colour(canvas: Canvas, state: int, count: int) -> str:
 
 def _mix(colour: str, other: str, share: float) -> str:
     """A colour with a share of another one."""
-    return to_hex(tuple((1 - share) * a + share * b for a, b in zip(to_rgb(colour), to_rgb(other), strict=True)))
+    return to_hex((1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(other)))  # type: ignore[arg-type]
 
 
 # labels
