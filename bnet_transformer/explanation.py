@@ -147,8 +147,8 @@ def _explain_posteriors(state: SentenceState, bound: BoundArguments) -> Route:
 def _explain_most_probable(state: SentenceState, bound: BoundArguments) -> Route:
     """The route of `most_probable`."""
     check_int("count", bound.count)
-    query = _build_query(state, bound)
-    return route_ranked_states(replace(query, nodes=tuple(find_explained_nodes(query))), "most probable explanation")
+    query = _build_query(state, bound, find_explained_nodes(state.model))
+    return route_ranked_states(query, "most probable explanation")
 
 
 def _explain_marginal_map(state: SentenceState, bound: BoundArguments) -> Route:

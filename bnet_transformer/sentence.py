@@ -371,8 +371,8 @@ class Sentence(StructureQueries):
         >>> best.nodes, best.states.shape, best.log_probs.shape, best["c_0"].shape
         (('c_0_0', 'c_0_1', 'c_0_2'), torch.Size([5, 3]), torch.Size([5]), torch.Size([5, 3]))
         """
-        query = self.state.with_evidence(evidence).query((), budget, atol)
-        query = replace(query, nodes=tuple(inference.find_explained_nodes(query)))
+        nodes = inference.find_explained_nodes(self.state.model)
+        query = self.state.with_evidence(evidence).query(nodes, budget, atol)
         return inference.compute_ranked_states(self.state, query, check_int("count", count), "most_probable")
 
     def marginal_map(

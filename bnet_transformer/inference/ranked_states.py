@@ -9,7 +9,7 @@ returned with the k best joint states (Nilsson 1998).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -25,6 +25,7 @@ from bnet_transformer.inference.joint_posterior import check_nodes, joint_log_ev
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.routing import Route, route_joint, route_log_evidence, with_cost
 from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference import GroundModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,25 +157,23 @@ class RankedStates:
 
     def _repr_html_(self) -> str:
         """The joint states as an HTML table."""
-        title = f"<p>The {len(self)} most probable joint states of {len(self.nodes):,} nodes: {escape(self.nodes[0])}"
-        return f"{title}{', …' if len(self.nodes) > 1 else ''}</p>{self.to_dataframe().head(10).to_html(max_cols=20)}"
+        names = ", ".join([*self.nodes[:3], *(["…"] if len(self.nodes) > 3 else [])])
+        title = f"The {len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
+        return f"<p>{escape(title)}</p>{self.to_dataframe().head(10).to_html(max_cols=20)}"
 
 
-def find_explained_nodes(query: Query) -> list[int]:
-    """The latent choices of a sentence: its discrete nodes that have children and are neither observed nor set.
+def find_explained_nodes(model: GroundModel) -> list[int]:
+    """The nodes of a most probable explanation: the discrete nodes that have children and are not set.
 
     A discrete node without children is a readout. Without evidence on it, its probabilities sum to 1.
     """
-    model = query.model
     graph = model.network.graph
     choices = [s.group for s in model.network.specs if s.tpm.kind == "discrete" and graph.out_edges[s.group.index]]
-    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist()]
-    nodes = [node for node in nodes if node not in model.do and node not in query.fixed]
+    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist() if node not in model.do]
     if not nodes:
         raise BNetError(
             "most probable explanation",
-            expected="a sentence with latent choices, which are neither observed nor set",
-            actual="no latent choice",
+            expected="a sentence with latent choices: discrete nodes that have children and are not set by do",
             hint="For the most probable states of readouts, use marginal_map(nodes)",
         )
     return nodes
@@ -185,7 +184,7 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
 
     Args:
         state: The sentence, for labels and tokens.
-        query: The nodes, the evidence and the limits.
+        query: The nodes, the evidence and the limits; observed nodes keep their state.
         count: The maximum number of joint states.
         method: `"most_probable"` or `"marginal_map"`.
 
@@ -204,7 +203,7 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
         states,
         log_probs,
         log_evidence,
-        tuple(_build_group_states(state, query, nodes, states)),
+        tuple(_build_group_states(state, query, dict(zip(nodes, states.unbind(1), strict=True)), len(states))),
         dict(state.tokens),
         method,
     )
@@ -230,31 +229,30 @@ def find_most_probable(query: Query, count: int) -> tuple[Tensor, Tensor]:
     return torch.stack(torch.unravel_index(order, logs.shape), 1), log_probs[: len(order)]
 
 
-def _build_group_states(state: SentenceState, query: Query, nodes: Sequence[int], states: Tensor) -> list[GroupStates]:
-    """The states by node group, in the order of the net, with those of observed and set nodes."""
+def _build_group_states(
+    state: SentenceState, query: Query, columns: Mapping[int, Tensor], count: int
+) -> Iterator[GroupStates]:
+    """The states of the groups of the requested nodes, in the order of the net.
+
+    Args:
+        state: The sentence.
+        query: The query with all requested nodes, also observed ones.
+        columns: The states `[k]` of each explained node.
+        count: The number k of joint states.
+    """
     model, ground = query.model, query.model.ground
-    columns = dict(zip(nodes, states.unbind(1), strict=True))
     known = {node: value for node, value in {**query.fixed, **model.do}.items() if not value.is_floating_point()}
-    groups = []
-    for index in sorted({ground.group_of(node).index for node in nodes}):
-        spec = model.network.specs[index]
-        members = ground.select_nodes(spec.group).tolist()
-        table = torch.full((len(states), len(members)), UNKNOWN_STATE)
-        for k, node in enumerate(members):
-            value = columns.get(node, known.get(node))
-            if value is not None:
-                table[:, k] = value
-        shape = ground.shapes[index]
-        is_explained = torch.tensor([node in columns for node in members]).reshape(shape)
-        groups.append(
-            GroupStates(
-                spec.group.name,
-                tuple(ground.iter_names(spec.group)),
-                table.reshape(len(states), *shape),
-                is_explained,
-                model.count_states(members[0]),
-                state.labels(members[0]),
-                spec.group.word_stack,
-            )
+    for index in sorted({ground.group_of(node).index for node in query.nodes}):
+        group, shape = model.network.specs[index].group, ground.shapes[index]
+        nodes = ground.select_nodes(group).tolist()
+        unknown = torch.tensor(UNKNOWN_STATE)
+        states = [columns.get(node, known.get(node, unknown)).cpu().expand(count) for node in nodes]
+        yield GroupStates(
+            group.name,
+            tuple(ground.iter_names(group)),
+            torch.stack(states, 1).reshape(count, *shape),
+            torch.tensor([node in columns for node in nodes]).reshape(shape),
+            model.count_states(nodes[0]),
+            state.labels(nodes[0]),
+            group.word_stack,
         )
-    return groups

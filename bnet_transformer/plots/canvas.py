@@ -292,7 +292,8 @@ class Canvas:
 
     def add_legend(self, ax: Axes, **options: Any) -> None:
         """Draw the legend of a panel."""
-        ax.legend(frameon=False, fontsize=SMALL_FONT_SIZE, labelcolor=self.colours["ink"], handlelength=1.6, **options)
+        options = {"frameon": False, "fontsize": SMALL_FONT_SIZE, "handlelength": 1.6, **options}
+        ax.legend(labelcolor=self.colours["ink"], **options)
 
     def style_curve_axes(self, ax: Axes, x: str, y: str, num_ticks: int) -> None:
         """Label the axes of curves, with integer ticks along x and faint horizontal lines."""

@@ -81,7 +81,10 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
     blocks = blocks or [_build_node_block(result)]
     heights = [count * block.pitch - (block.pitch > 1) for block in blocks]
     unit = min(0.22, MAX_HEIGHT / sum(heights))
-    size = width + left + NUMBERS_WIDTH, unit * sum(heights) + 0.9 * len(blocks) + 0.6
+    # More space than the texts need, because a saved file has no empty margins.
+    labels_height = sum(0.5 + tick_label_width(block.columns) for block in blocks)
+    legend_height = 0.06 * min(2 * len(canvas.head_colours), max(group.num_states for group in result.groups))
+    size = width + left + NUMBERS_WIDTH, unit * sum(heights) + labels_height + legend_height + 0.6
     panels = canvas.add_panels(len(blocks), 1, *size, height_ratios=heights)
     unlabelled: list[GroupStates] = []
     for ax, block, height in zip(panels, blocks, heights, strict=True):
@@ -318,9 +321,10 @@ def _add_state_legend(canvas: Canvas, ax: Axes, groups: Sequence[GroupStates]) -
         return
     named = {group.labels for group in groups if group.num_states == count}
     labels = next(iter(named)) if len(named) == 1 else None
-    texts = [f"state {k}" if labels is None else f"{k} = {format_token(labels[k])}" for k in range(count)]
+    texts = [f"state {k}" if labels is None else f"{k} = {labels[k]}" for k in range(count)]
+    texts, fonts = canvas.format_texts(texts, 30)
     patches = [Patch(color=state_colour(canvas, k, count), label=text) for k, text in enumerate(texts)]
     width = max(text_width(text, SMALL_FONT_SIZE) for text in texts) + 30
     columns = max(1, min(count, int(72 * (PAGE_WIDTH - NUMBERS_WIDTH - 0.5) / width)))
     style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "columnspacing": 1.2}
-    canvas.add_legend(ax, handles=patches, ncols=columns, **style)
+    canvas.add_legend(ax, handles=patches, ncols=columns, prop={"family": fonts, "size": SMALL_FONT_SIZE}, **style)
