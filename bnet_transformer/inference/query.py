@@ -110,16 +110,19 @@ def group_evidence(
     return {name: Evidence(value, None if bool(mask.all()) else mask) for name, (value, mask) in groups.items()}
 
 
-def group_interventions(model: GroundModel, relevant: Collection[int] | None = None) -> dict[str, Any]:
+def group_interventions(
+    model: GroundModel, relevant: Collection[int] | None = None, states: Mapping[int, Tensor] | None = None
+) -> dict[str, Any]:
     """The set nodes as `do` (whole groups), `patched` (some nodes of a group) and `attention_rows`.
 
     Args:
         model: The ground model.
         relevant: The groups that matter; all by default.
+        states: The states `[row]` of each node in the rows of a batch; they override the set values.
     """
     full: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (value, mask) in group_values(model, model.do, relevant).items():
+    for name, (value, mask) in group_values(model, model.do, relevant, states).items():
         if bool(mask.all()) and model.network.get_spec(name).tpm.kind != "input":
             full[name] = value
         else:
@@ -228,7 +231,8 @@ def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterat
 
 def _count_elements(model: GroundModel, index: int) -> int:
     """The number of elements of a group for one state: its values, its logits, and the words that it attends to."""
-    spec, words = model.network.specs[index], max(model.ground.word_counts.values(), default=1)
+    spec = model.network.specs[index]
+    words = max(model.ground.word_counts.values(), default=1) if spec.word_parents else 0
     states = model.network.count_states(index, model.ground.word_counts) if spec.tpm.kind == "discrete" else 0
     return math.prod(model.ground.shapes[index]) * (max(math.prod(spec.shape), states) + words)
 
