@@ -353,7 +353,7 @@ class Sentence(StructureQueries):
         Args:
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             count: The number of joint states, in the order of their probability.
-            budget: The maximum number of joint states that are computed together.
+            budget: The maximum number of joint states of choices that occur together in the elimination.
             atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
@@ -394,7 +394,7 @@ class Sentence(StructureQueries):
                 these. Observed nodes keep their state.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             count: The number of joint states, in the order of their probability.
-            budget: The maximum number of joint states that are computed together.
+            budget: The maximum number of joint states of choices that occur together in the elimination.
             atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:

@@ -23,7 +23,15 @@ PUBLIC_NAMES = {
     "figures": ["Picture"],
     "graph": ["Quotient", "Separation", "Trail"],
     "inference": [
-        *("Evidence", "GroupPosterior", "GroupStates", "PerformanceWarning", "RankedStates", "Samples", "SentenceState"),
+        *(
+            "Evidence",
+            "GroupPosterior",
+            "GroupStates",
+            "PerformanceWarning",
+            "RankedStates",
+            "Samples",
+            "SentenceState",
+        ),
         *("log_evidence", "posterior"),
     ],
     "interventions": ["Attend", "Mean", "Noise", "Zero"],

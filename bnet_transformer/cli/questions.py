@@ -99,7 +99,11 @@ def most_probable(query: SentenceQuery, options: dict[str, Any], output: TableOu
     def answer(s: Sentence) -> CommandResult:
         result = s.most_probable(**options) if names is None else s.marginal_map(names, **options)
         labels = {name: result.labels(name) for name in result.nodes}
-        document: dict[str, Any] = {"nodes": result.nodes, "states": result.states, "labels": [*zip(*labels.values(), strict=True)]}
+        document: dict[str, Any] = {
+            "nodes": result.nodes,
+            "states": result.states,
+            "labels": [*zip(*labels.values(), strict=True)],
+        }
         document |= {"log_probs": result.log_probs, "shares": result.shares, "log_evidence": result.log_evidence}
         table = result.to_dataframe().reset_index()
         states = _make_table([{"node": name, **dict(enumerate(row, 1))} for name, row in labels.items()])

@@ -21,9 +21,10 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.inference.joint_posterior import check_nodes, joint_log_evidence, joint_log_probs
+from bnet_transformer.inference.factor_graph import format_nodes
+from bnet_transformer.inference.joint_posterior import find_marginal_map, joint_log_evidence, route_marginal_map
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.routing import Route, route_joint, route_log_evidence, with_cost
+from bnet_transformer.inference.routing import Route, route_log_evidence, with_cost
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import GroundModel
 
@@ -70,8 +71,8 @@ class GroupStates:
 class RankedStates:
     """The k most probable joint states of some nodes given the evidence, the most probable one first.
 
-    `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. The order of
-    equally probable joint states is the same in each call.
+    `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. Of equally
+    probable joint states, the one with smaller states is first.
 
     Attributes:
         nodes: The names of the nodes over whose states the probability was maximised.
@@ -191,19 +192,22 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
     Raises:
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
-    model = query.model
-    query = query.without_input_evidence()
-    log_evidence = float(joint_log_evidence(replace(query, nodes=())))
-    nodes = tuple(node for node in query.nodes if node not in query.fixed)
-    possible = math.prod(map(model.count_states, nodes))
-    check_memory("count", 8 * min(count, possible) * (len(nodes) + 1), "a smaller count=")
-    states, log_probs = find_most_probable(replace(query, nodes=nodes), min(count, possible))
+    model, maximised = query.model, _without_observed_nodes(query)
+    log_evidence = joint_log_evidence(replace(maximised, nodes=()))
+    sizes = [model.count_states(node) for node in maximised.nodes]
+    count = min(count, math.prod(sizes))
+    check_memory("count", 16 * count * sum(sizes), "a smaller count=")
+    if maximised.nodes:
+        nodes, states, log_probs = find_marginal_map(maximised, count)
+    else:
+        nodes, states, log_probs = [], torch.zeros(1, 0, dtype=torch.long), log_evidence[None]
+    columns = dict(zip(nodes, states.unbind(1), strict=True))
     return RankedStates(
         tuple(map(model.ground.name, nodes)),
         states,
         log_probs,
-        log_evidence,
-        tuple(_build_group_states(state, query, dict(zip(nodes, states.unbind(1), strict=True)), len(states))),
+        float(log_evidence),
+        tuple(_build_group_states(state, query, columns, len(states))),
         dict(state.tokens),
         method,
     )
@@ -211,22 +215,15 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
 
 def route_ranked_states(query: Query, question: str) -> Route:
     """The route of the most probable joint states of the nodes of a query."""
+    query = _without_observed_nodes(query)
+    route = route_marginal_map(query) if query.nodes else with_cost(query, route_log_evidence(query))
+    return replace(route, question=f"{question} of {format_nodes(query.model, query.nodes) or 'no node'}")
+
+
+def _without_observed_nodes(query: Query) -> Query:
+    """The query without requested nodes whose state is observed, and without evidence on inputs."""
     query = query.without_input_evidence()
-    query = replace(query, nodes=tuple(node for node in query.nodes if node not in query.fixed))
-    check_nodes(query)
-    route = route_joint(query) if query.nodes else route_log_evidence(query)
-    return replace(with_cost(query, route), question=f"{question} of {query.format_nodes()}")
-
-
-def find_most_probable(query: Query, count: int) -> tuple[Tensor, Tensor]:
-    """The most probable joint states `[k, node]` of the nodes of a query, and `log P(states, evidence)`, `[k]`."""
-    if not query.nodes:
-        return torch.zeros(1, 0, dtype=torch.long), joint_log_evidence(query)[None]
-    check_nodes(query)
-    logs = joint_log_probs(query)
-    log_probs, order = torch.sort(logs.flatten(), descending=True, stable=True)
-    log_probs, order = log_probs[:count], order[:count][log_probs[:count] > -math.inf]
-    return torch.stack(torch.unravel_index(order, logs.shape), 1), log_probs[: len(order)]
+    return replace(query, nodes=tuple(node for node in query.nodes if node not in query.fixed))
 
 
 def _build_group_states(
