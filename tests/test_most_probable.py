@@ -149,9 +149,9 @@ def test_labels_are_those_of_the_states():
 
 
 def test_impossible_evidence_names_the_node(chain):
-    with pytest.raises(bt.EvidenceError, match="^b: "):
+    with pytest.raises(bt.EvidenceError, match=r"^b: "):
         chain.sentence().most_probable({"a": 1, "b": 2})
-    with pytest.raises(bt.EvidenceError, match="^b: "):
+    with pytest.raises(bt.EvidenceError, match=r"^b: "):
         chain.sentence().marginal_map("a", {"a": 1, "b": 2})
 
 
