@@ -367,8 +367,10 @@ def find_best_states(
         states[step.variable] = step.states[at]
         position = tuple(states[other] for other in step.scope)
         ranks |= _split_ranks(step.merges, step.ranks[at], position)
-    terms = [np.broadcast_to(table.values[tuple(states[v] for v in table.scope)], (possible,)) for table in tables]
-    logs = np.array([math.fsum(row) for row in zip(*terms, strict=True)])  # its rounding does not depend on the order
+    terms = np.zeros((possible, len(tables)))
+    for k, table in enumerate(tables):
+        terms[:, k] = table.values[tuple(states[variable] for variable in table.scope)]
+    logs = np.array([math.fsum(row) for row in terms])  # its rounding does not depend on the order of the terms
     rank = np.lexsort([*(states[variable] for variable in sorted(states, reverse=True)), -logs])
     return {variable: state[rank] for variable, state in states.items()}, logs[rank]
 

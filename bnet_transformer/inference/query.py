@@ -224,7 +224,8 @@ def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterat
         groups: The groups whose values or distributions are computed; their ancestors count as well.
     """
     indices = set(groups)
-    largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
+    counts = (_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
+    largest = max(counts, default=1)
     size = max(1, MAX_CHUNK_ELEMENTS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 

@@ -244,7 +244,7 @@ class JointPlan:
 
 def plan_joint(query: Query) -> JointPlan | Fault:
     """The cheapest exact plan for the joint states of a query, or why the compiled net cannot compute it."""
-    graph, conditioning = build_factor_graph(query), _plan_conditioning(query)
+    graph, conditioning = build_factor_graph(query), plan_conditioning(query)
     plans = [] if isinstance(conditioning, Fault) else [conditioning]
     if isinstance(graph, FactorGraph):
         order = graph.order
@@ -261,58 +261,54 @@ def plan_joint(query: Query) -> JointPlan | Fault:
     return min(plans, key=lambda plan: plan.cost)
 
 
-def _plan_conditioning(query: Query) -> JointPlan | Fault:
+def plan_conditioning(query: Query) -> JointPlan | Fault:
     """The plan in which joint states of as few choices as possible are a batch, and the others are eliminated in it."""
-    supports = find_supports(query)
-    given, choices = query.without_target_evidence(), query.without_target_evidence().choices
-
-    def find_fault(nodes: Sequence[int]) -> Fault | None:
-        return find_elimination_fault(_condition(given, choices, nodes), None, nodes)
-
+    given, supports = query.without_target_evidence(), find_supports(query)
+    nodes = tuple(query.nodes)
+    conditioned = _condition(given, nodes)
+    if not isinstance(conditioned, Query):
+        nodes = tuple(dict.fromkeys([*query.nodes, *given.choices]))
+        conditioned = _condition(given, nodes)
+    if not isinstance(conditioned, Query):
+        return conditioned
     # The last groups first: no value depends on several words of the choices of a last slice with word-wise readouts,
     # so that they are summed word by word in each joint state of the choices of the lower slices.
-    nodes = tuple(query.nodes)
-    if find_fault(nodes) is not None:
-        nodes = tuple(dict.fromkeys([*query.nodes, *choices]))
-        fault = find_fault(nodes)
-        if fault is not None:
-            return fault
-        for index in sorted(group_nodes(query.model, choices), reverse=True):
-            fewer = tuple(
-                node for node in nodes if node in query.nodes or query.model.ground.group_of(node).index != index
-            )
-            if len(fewer) < len(nodes) and find_fault(fewer) is None:
-                nodes = fewer
-    conditioned = _condition(given, choices, nodes)
+    removable = set(nodes) - set(query.nodes)
+    for _, members in sorted(group_nodes(query.model, removable).items(), reverse=True):
+        fewer = tuple(node for node in nodes if node in query.nodes or node not in members)
+        attempt = _condition(given, fewer)
+        if isinstance(attempt, Query):
+            nodes, conditioned = fewer, attempt
     problem = find_elimination_problem(conditioned, None, nodes)
     assert isinstance(problem, EliminationProblem)
-    rows = math.prod(len(supports[node]) for node in nodes)
-    algorithm = "enumeration" if set(choices) <= set(nodes) != set(query.nodes) else "conditioning"
-    specs, words, excess = query.model.network.specs, query.model.ground.word_counts, None
+    rows, excess = math.prod(len(supports[node]) for node in nodes), None
     if rows > query.budget:
         excess = excess_error(f"at most {query.budget} joint states of {format_nodes(query.model, nodes)}", rows)
+    network, words = query.model.network, query.model.ground.word_counts
     for index, above in problem.ancestor_choices.items():
-        count = math.prod(query.model.network.count_states(i, words) for i in above)
+        count = math.prod(network.count_states(i, words) for i in above)
         if count > query.budget and excess is None:
-            names = ", ".join(specs[i].group.name for i in above)
-            excess = excess_error(
-                f"at most {query.budget} joint states of {names} for {specs[index].group.name}", count
-            )
-    return JointPlan(
-        algorithm, rows, rows, 0, _count_flops(conditioned, problem, rows), nodes, conditioned, None, excess
-    )
+            names = ", ".join(network.specs[i].group.name for i in above)
+            expected = f"at most {query.budget} joint states of {names} for {network.specs[index].group.name}"
+            excess = excess_error(expected, count)
+    flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
+    algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
+    return JointPlan(algorithm, rows, rows, 0, flops, nodes, conditioned, None, excess)
 
 
-def _condition(query: Query, choices: Sequence[int], nodes: Sequence[int]) -> Query:
-    """The query that each row of a batch solves in which some nodes have states, with barren choices at state 0."""
+def _condition(query: Query, nodes: Sequence[int]) -> Query | Fault:
+    """The query that each row of a batch solves in which some nodes have states, or why elimination cannot solve it."""
     evidence = {node: value for node, value in query.evidence.items() if node not in nodes}
-    index_of = query.model.ground.group_of
-    summed = {index_of(node).index for node in choices} - {index_of(node).index for node in nodes}
-    latent = [n for i in summed for n in query.model.ground.select_nodes(query.model.network.specs[i].group).tolist()]
-    model = query.model
-    if len(nodes) > len(query.nodes):
-        model = prune_barren_choices(model, {*choices, *latent, *nodes, *query.evidence})
-    return replace(query, evidence=evidence, model=model)
+    conditioned = replace(query, evidence=evidence)
+    if find_elimination_fault(conditioned, None, nodes) is None:
+        return conditioned
+    # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be summed.
+    latent = set(query.choices) - set(nodes)
+    groups = [query.model.network.specs[index].group for index in group_nodes(query.model, latent)]
+    members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
+    model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
+    conditioned = replace(conditioned, model=model)
+    return find_elimination_fault(conditioned, None, nodes) or conditioned
 
 
 REFERENCE_REASON = "the compiled net cannot compute it, so that nodes are evaluated one by one"
