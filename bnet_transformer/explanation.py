@@ -18,7 +18,7 @@ from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.group_posterior import find_group_nodes
+from bnet_transformer.inference.group_posterior import find_factor_graph, find_group_nodes
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention
 from bnet_transformer.inference.node_evaluator import NodeQuery
 from bnet_transformer.inference.query import Query
@@ -31,6 +31,7 @@ from bnet_transformer.inference.routing import (
     route_posterior,
     route_reference,
     with_cost,
+    with_factor_graph,
 )
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
@@ -136,12 +137,16 @@ def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
 
 def _explain_posteriors(state: SentenceState, bound: BoundArguments) -> Route:
     """The route of `posteriors`: one elimination for all nodes of the group, or the route of each node."""
-    query = _build_query(state, bound, find_group_nodes(state.model, bound.group)[:1]).without_input_evidence()
-    fault = find_single_target_fault(query)
-    question = f"posteriors of the nodes of {bound.group}"
-    if fault is None:
-        return with_cost(query, Route(question, "elimination", ELIMINATION_REASON))
-    return replace(with_cost(query, route_posterior(query)), question=f"{question}, one by one")
+    nodes = [node for node in find_group_nodes(state.model, bound.group) if node not in state.model.do]
+    query = _build_query(state, bound, nodes).without_input_evidence()
+    first, question = replace(query, nodes=tuple(nodes[:1])), f"posteriors of the nodes of {bound.group}"
+    if find_single_target_fault(first) is None:
+        return with_cost(first, Route(question, "elimination", ELIMINATION_REASON))
+    graph = find_factor_graph(query)
+    if graph is None:
+        return replace(with_cost(first, route_posterior(first)), question=f"{question}, one by one")
+    reason = "one elimination, and one pass back, compute the posteriors of all choices"
+    return with_factor_graph(Route(question, "variable elimination", reason), graph, graph.full_order)
 
 
 def _explain_most_probable(state: SentenceState, bound: BoundArguments) -> Route:

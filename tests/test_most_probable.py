@@ -56,7 +56,7 @@ def check_ranked_states(result, s, count):
     close(result.shares, (result.log_probs - total).exp())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(SMALL_CASES), st.integers(1, 70), st.booleans(), st.data())
 def test_the_most_probable_states_are_those_of_all_joint_states(case, count, has_evidence, data):
     s = case.sentence.observe(case.evidence) if has_evidence else case.sentence
@@ -74,7 +74,7 @@ def test_the_most_probable_states_are_those_of_all_joint_states(case, count, has
     check_ranked_states(result, s, count)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(SMALL_CASES), st.integers(1, 20), st.data())
 def test_marginal_map_sums_over_the_other_nodes_before(case, count, data):
     s = case.sentence
@@ -153,6 +153,8 @@ def test_impossible_evidence_names_the_node(chain):
         chain.sentence().most_probable({"a": 1, "b": 2})
     with pytest.raises(bt.EvidenceError, match=r"^b: "):
         chain.sentence().marginal_map("a", {"a": 1, "b": 2})
+    with pytest.raises(bt.EvidenceError, match=r"^b: "):
+        chain.sentence().posteriors("a", {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,24 @@ def test_posteriors_are_those_of_each_node(name, group):
     close(torch.tensor(result.to_dataframe()[list(result.labels_along(-1))].to_numpy()), flat)
 
 
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SMALL_CASES), st.data())
+def test_posteriors_of_a_group_in_any_evidence(case, data):
+    """With an observed or a set node of the group, and vectors as evidence on a choice."""
+    s = case.sentence.observe(case.evidence)
+    nodes = [s.ground.name(node) for node in find_explained_nodes(s.state.model)]
+    name = data.draw(st.sampled_from(nodes))
+    change = data.draw(st.sampled_from(["none", "state", "vector"]))
+    children = s.children(name)
+    if change == "vector" and "Select" in type(s.state.model.spec(s.ground.id(children[0])).tpm).__name__:
+        s = s.observe({children[0]: s.do({name: 0})[children[0]].detach()})
+    s = s.observe({name: 0}) if change == "state" else s
+    group = s.ground.group_of(s.ground.id(data.draw(st.sampled_from(nodes))))
+    result = s.posteriors(group.name).probabilities
+    for node, probs in zip(s.ground.iter_names(group), result.reshape(-1, result.shape[-1]), strict=True):
+        close(probs, s.posterior(node))
+
+
 def test_posteriors_of_set_nodes_are_their_states():
     s = get_case("hidden Markov").sentence.do(z_0_1=1)
     assert s.posteriors("z_0", {"y_2": (0.5, -0.4)}).probabilities[1].tolist() == [0, 1]
@@ -213,6 +233,8 @@ def test_routes_name_the_algorithm():
     assert s.explain("most_probable", case.evidence, count=3).is_exact
     assert "z_0_0" in str(s.explain("marginal_map", "z_0", case.evidence))
     assert get_case("word").sentence.explain("posteriors", "c_0", {"y_0": 1}).algorithm == "elimination"
+    route = get_case("word, two slices").sentence.explain("posteriors", "c_0", {"y_0": 1})
+    assert (route.algorithm, len(route.order)) == ("variable elimination", 4)
     with pytest.raises(bt.BNetError, match="count"):
         s.explain("most_probable", count=0)
 

@@ -279,6 +279,45 @@ def draw_states(
     return total, states
 
 
+def compute_marginals(
+    tables: Iterable[LogTable], order: EliminationOrder, sizes: Sequence[int]
+) -> tuple[float, dict[int, Array]]:
+    """The marginal of each variable in the normalised product of tables, by one elimination and one pass back.
+
+    Args:
+        tables: The log tables of the product.
+        order: An order of all variables.
+        sizes: The number of states of each variable.
+
+    Returns:
+        The log of the sum of the product, and the probabilities of the states of each variable, `[state]`. The
+        probabilities have no meaning if the sum is zero.
+    """
+    remaining, joints = sum_out(tables, order.variables, sizes)
+    total = sum(float(table.values) for table in remaining)
+    position = {variable: k for k, variable in enumerate(order.variables)}
+    cliques: dict[int, tuple[tuple[int, ...], Array]] = {}  # the scope and the probabilities of each joint table
+    marginals: dict[int, Array] = {}
+    # In reverse order, the joint table of a variable is its conditional distribution given the other variables of the
+    # scope (see `draw_states`). These are in the scope of the one among them that is eliminated first, because the
+    # table without the variable was added to that scope, so that their joint distribution is known (Lauritzen and
+    # Spiegelhalter 1988; the scopes are the cliques of a junction tree).
+    for variable, joint in reversed(joints) if total > -math.inf else ():
+        axis = joint.scope.index(variable)
+        logs = joint.values - joint.values.max(axis, keepdims=True, initial=-1e300)
+        probs = np.exp(logs)
+        with np.errstate(invalid="ignore"):
+            probs = np.nan_to_num(probs / probs.sum(axis, keepdims=True))
+        others = joint.scope[:axis] + joint.scope[axis + 1 :]
+        if others:
+            scope, parent = cliques[min(others, key=position.__getitem__)]
+            summed = tuple(k for k, other in enumerate(scope) if other not in others)
+            probs = probs * np.expand_dims(parent.sum(summed), axis)
+        cliques[variable] = joint.scope, probs
+        marginals[variable] = probs.sum(tuple(k for k in range(probs.ndim) if k != axis))
+    return total, marginals
+
+
 @dataclass(frozen=True, eq=False)
 class RankedTable:
     """The k largest sums over the eliminated variables, in each state of a scope.
