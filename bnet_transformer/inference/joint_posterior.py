@@ -175,6 +175,32 @@ def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None
     raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
 
 
+def node_posteriors(query: Query) -> dict[int, Tensor]:
+    """`P(node | evidence)` of each requested node by itself, `[state]` in float64, by ground id.
+
+    Args:
+        query: The nodes, the evidence and the sentence.
+
+    Returns:
+        The posteriors. If variable elimination applies, one pass in each direction computes all of them.
+
+    Raises:
+        BudgetError: The number of joint states exceeds the budget; the error contains it.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    query = query.without_input_evidence()
+    single = [replace(query, nodes=(node,)) for node in query.nodes]
+    if single and route_posterior(single[0]).algorithm == "variable elimination":
+        graph = build_factor_graph(query)
+        if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+            marginals = graph.compute_marginals()
+            if marginals is None:
+                joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
+            else:
+                return {node: marginals[node] for node in query.nodes}
+    return {node: joint_posterior(part) for node, part in zip(query.nodes, single, strict=True)}
+
+
 def find_most_probable(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
     """The most probable joint states of all latent choices given the evidence: the most probable explanation, k best.
 

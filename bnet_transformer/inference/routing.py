@@ -244,21 +244,15 @@ class JointPlan:
 
 def plan_joint(query: Query) -> JointPlan | Fault:
     """The cheapest exact plan for the joint states of a query, or why the compiled net cannot compute it."""
-    graph, conditioning = build_factor_graph(query), plan_conditioning(query)
-    plans = [] if isinstance(conditioning, Fault) else [conditioning]
-    if isinstance(graph, FactorGraph):
-        order = graph.order
-        excess, flops = graph.find_excess(order), graph.count_flops()
-        plans.append(
-            JointPlan(
-                "variable elimination", order.states, graph.rows, order.entries, flops, (), graph.query, graph, excess
-            )
-        )
-    elif isinstance(graph, BudgetError):
-        plans = [plan if plan.excess is None else replace(plan, excess=graph) for plan in plans]
-    if not plans:
-        return graph if not isinstance(graph, BudgetError | FactorGraph) else conditioning  # type: ignore[return-value]
-    return min(plans, key=lambda plan: plan.cost)
+    graph, plan = build_factor_graph(query), plan_conditioning(query)
+    if isinstance(graph, BudgetError):  # then all joint states exceed the budget too, and the scope is the reason
+        return replace(plan, excess=graph) if isinstance(plan, JointPlan) and plan.excess is not None else plan
+    if not isinstance(graph, FactorGraph):
+        return plan if isinstance(plan, JointPlan) else graph
+    order, rows, flops = graph.order, graph.rows, graph.count_flops()
+    excess, name = graph.find_excess(order), "variable elimination"
+    other = JointPlan(name, order.states, rows, order.entries, flops, (), graph.query, graph, excess)
+    return min(plan, other, key=lambda plan: plan.cost) if isinstance(plan, JointPlan) else other
 
 
 def plan_conditioning(query: Query) -> JointPlan | Fault:
@@ -354,8 +348,8 @@ def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> R
         plans.append(plan_joint(query))
         return plans[0] if isinstance(plans[0], Fault) else None
 
-    joint_rules = Rule("variable elimination", "", find_joint_fault), Rule("reference", REFERENCE_REASON)
-    route, model = choose_route(question, [*rules, *joint_rules], query), query.model
+    joint_rule = Rule("variable elimination", "", find_joint_fault)
+    route, model = choose_route(question, [*rules, joint_rule, Rule("reference", REFERENCE_REASON)], query), query.model
     if route.algorithm == "reference":
         choices = tuple(query.choices)
         states = math.prod(model.count_states(node) for node in dict.fromkeys([*query.nodes, *choices]))
