@@ -279,10 +279,10 @@ def plan_conditioning(query: Query) -> JointPlan | Fault:
     if rows > query.budget:
         excess = excess_error(f"at most {query.budget} joint states of {format_nodes(query.model, nodes)}", rows)
     network, words = query.model.network, query.model.ground.word_counts
-    for index, above in problem.ancestor_choices.items():
-        count = math.prod(network.count_states(i, words) for i in above)
+    for index, scope in problem.scopes:
+        count = math.prod(network.count_states(i, words) for i in scope)
         if count > query.budget and excess is None:
-            names = ", ".join(network.specs[i].group.name for i in above)
+            names = ", ".join(network.specs[i].group.name for i in scope)
             expected = f"at most {query.budget} joint states of {names} for {network.specs[index].group.name}"
             excess = excess_error(expected, count)
     flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
@@ -313,7 +313,10 @@ JOINT_REASONS = {
     "summed out",
     "enumeration": "all joint states of the choices fit in batches of the compiled net",
 }
-ELIMINATION_REASON = "each value depends on the choices of one word at most, so that choices are summed out one by one"
+ELIMINATION_REASON = (
+    "each value depends on the choices of one word, or of two neighbouring words of a chain, so that choices are "
+    "summed out one by one, and chains word by word"
+)
 POSTERIOR_RULES: Sequence[Rule[Query]] = (
     Rule(
         "compiled",
@@ -426,9 +429,9 @@ def with_cost(query: Query, route: Route) -> Route:
     problem = find_elimination_problem(query, next(iter(query.nodes), None))
     assert isinstance(problem, EliminationProblem)
     network, words = query.model.network, query.model.ground.word_counts
-    for index, above in problem.ancestor_choices.items():
-        check_elimination_budget(network, index, above, words, query.budget)
-    counts = [math.prod(network.count_states(i, words) for i in above) for above in problem.ancestor_choices.values()]
+    for index, scope in problem.scopes:
+        check_elimination_budget(network, index, scope, words, query.budget)
+    counts = [math.prod(network.count_states(i, words) for i in scope) for _, scope in problem.scopes]
     return replace(route, states=max(counts, default=1), flops=_count_flops(query, problem, 1))
 
 
@@ -439,5 +442,5 @@ def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int |
     outputs = tuple(dict.fromkeys([*problem.outputs, *names]))
     closed = {*find_set_groups(query.model)[0], *problem.fixed}
     known = frozenset(network.graph.get_group(name).index for name in closed)
-    plan = query.module.plan(outputs, known, problem.enumerated)
+    plan = query.module.plan(outputs, known, problem.enumerated, has_chains=True)
     return count_plan_flops(network, plan, words, known, batch)
