@@ -363,7 +363,7 @@ def test_choices_of_the_last_slice_are_summed_word_by_word():
 
 def test_over_budget_the_costliest_scope_is_named():
     s = hidden_chain(30)
-    nodes = [s.ground.id(name) for name in ("c_0_3", "c_0_20")]
+    nodes = [s.ground.id(name) for name in ("c_0_3", "c_0_12", "c_0_20")]
     with pytest.raises(bt.BudgetError, match=r"at most 20 joint states of c_0_\d+, .*got 64\. Raise budget="):
         find_marginal_map(s.state.query(nodes, budget=20), 1)
     assert build_factor_graph(s.state.query(nodes, budget=64)).find_excess() is None
