@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+MAX_TIES = 256  # equal products that are compared at the end of a ranked list
 MAX_FILL_VARIABLES = 128  # variables up to which minimum fill, which is slower, is tried as well
 
 
@@ -178,7 +179,7 @@ def logsumexp(values: Array, axis: int) -> Array:
     return result
 
 
-class _Buckets:
+class _TableBuckets:
     """Tables by the variables of their scopes."""
 
     def __init__(self, tables: Iterable[LogTable]) -> None:
@@ -201,7 +202,7 @@ class _Buckets:
         return [self.tables.pop(key) for key in keys if key in self.tables]
 
 
-def _join_scopes(tables: Iterable[LogTable], *variables: int) -> tuple[int, ...]:
+def _join_scopes(tables: Iterable[LogTable | RankedTable], *variables: int) -> tuple[int, ...]:
     """The union of the scopes of some tables and further variables, in increasing order."""
     return tuple(sorted({*variables}.union(*(table.scope for table in tables))))
 
@@ -219,7 +220,7 @@ def sum_out(
     Returns:
         The tables that remain, and for each variable the joint table from which it was summed out.
     """
-    buckets, joints = _Buckets(tables), list[tuple[int, LogTable]]()
+    buckets, joints = _TableBuckets(tables), list[tuple[int, LogTable]]()
     for variable in order:
         merged = buckets.pop(variable)
         scope = _join_scopes(merged, variable)
@@ -282,7 +283,7 @@ def draw_states(
 def compute_marginals(
     tables: Iterable[LogTable], order: EliminationOrder, sizes: Sequence[int]
 ) -> tuple[float, dict[int, Array]]:
-    """The marginal of each variable in the normalised product of tables, by one elimination and one pass back.
+    """The marginals of all variables under the normalised product of tables, in two passes.
 
     Args:
         tables: The log tables of the product.
@@ -290,32 +291,36 @@ def compute_marginals(
         sizes: The number of states of each variable.
 
     Returns:
-        The log of the sum of the product, and the probabilities of the states of each variable, `[state]`. The
-        probabilities have no meaning if the sum is zero.
+        The log of the sum of the product, and the log probabilities of each variable, `[state]`. They have no meaning
+        if the sum is zero.
     """
     remaining, joints = sum_out(tables, order.variables, sizes)
     total = sum(float(table.values) for table in remaining)
     position = {variable: k for k, variable in enumerate(order.variables)}
-    cliques: dict[int, tuple[tuple[int, ...], Array]] = {}  # the scope and the probabilities of each joint table
+    beliefs: dict[int, LogTable] = {}
     marginals: dict[int, Array] = {}
-    # In reverse order, the joint table of a variable is its conditional distribution given the other variables of the
-    # scope (see `draw_states`). These are in the scope of the one among them that is eliminated first, because the
-    # table without the variable was added to that scope, so that their joint distribution is known (Lauritzen and
-    # Spiegelhalter 1988; the scopes are the cliques of a junction tree).
+    # P(v | separator) of the joint table of v, times P(separator), a marginal of the table that contains v's message.
+    # This calibrates the tree of buckets (Koller and Friedman 2009, section 10.3).
     for variable, joint in reversed(joints) if total > -math.inf else ():
-        axis = joint.scope.index(variable)
-        logs = joint.values - joint.values.max(axis, keepdims=True, initial=-1e300)
-        probs = np.exp(logs)
-        with np.errstate(invalid="ignore"):
-            probs = np.nan_to_num(probs / probs.sum(axis, keepdims=True))
-        others = joint.scope[:axis] + joint.scope[axis + 1 :]
-        if others:
-            scope, parent = cliques[min(others, key=position.__getitem__)]
-            summed = tuple(k for k, other in enumerate(scope) if other not in others)
-            probs = probs * np.expand_dims(parent.sum(summed), axis)
-        cliques[variable] = joint.scope, probs
-        marginals[variable] = probs.sum(tuple(k for k in range(probs.ndim) if k != axis))
+        axis, separator = joint.scope.index(variable), tuple(other for other in joint.scope if other != variable)
+        message = np.expand_dims(logsumexp(joint.values, axis), axis)
+        conditional = np.where(np.isfinite(message), joint.values - np.where(np.isfinite(message), message, 0), -np.inf)
+        context = LogTable((), np.zeros(()))
+        if separator:
+            context = _marginalise(beliefs[min(separator, key=position.__getitem__)], separator)
+        beliefs[variable] = LogTable(joint.scope, conditional + _align(context, joint.scope))
+        marginals[variable] = _marginalise(beliefs[variable], (variable,)).values
     return total, marginals
+
+
+def _marginalise(table: LogTable, scope: Sequence[int]) -> LogTable:
+    """The sum of a log table over all variables except those of a scope."""
+    axes = tuple(k for k, variable in enumerate(table.scope) if variable not in scope)
+    shape = [size for k, size in enumerate(table.values.shape) if k not in axes]
+    flat = (
+        np.moveaxis(table.values, axes, range(-len(axes), 0)).reshape(*shape, -1) if axes else table.values[..., None]
+    )
+    return LogTable(tuple(scope), logsumexp(flat, -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,10 +365,7 @@ class _Maximisation:
 def find_best_states(
     tables: Sequence[LogTable], order: EliminationOrder, sizes: Sequence[int], count: int
 ) -> tuple[dict[int, Indices], Array]:
-    """The joint states of the largest products, by elimination with ranked lists of k entries instead of maxima.
-
-    Lists with addition and selection of the k largest are a semiring, so that the algorithm is that of the sum (Nilsson
-    1998, An efficient algorithm for finding the M most probable configurations).
+    """The joint states of the largest products of tables.
 
     Args:
         tables: The log tables of the product.
@@ -375,7 +377,22 @@ def find_best_states(
         The states of each variable, `[k]`, from the largest product, and the logs of the products, `[k]`; k is smaller
         than `count` if there are fewer possible joint states. Of equal products, the smaller states come first.
     """
-    buckets = _Buckets(_round_to_grid(tables))
+    length, longest = count + 1, count + MAX_TIES
+    states, logs = _find_ranked_states(tables, order, sizes, length)
+    # If the products after the last one are equal to it, the list is extended to find those with the smallest states.
+    while len(logs) == length < longest and logs[-1] == logs[count - 1]:
+        length = min(2 * length, longest)
+        states, logs = _find_ranked_states(tables, order, sizes, length)
+    return {variable: state[:count] for variable, state in states.items()}, logs[:count]
+
+
+def _find_ranked_states(
+    tables: Sequence[LogTable], order: EliminationOrder, sizes: Sequence[int], count: int
+) -> tuple[dict[int, Indices], Array]:
+    """The joint states of the largest products, by elimination with ranked lists of k entries instead of maxima."""
+    # Lists with addition and selection of the k largest are a semiring, so that the algorithm is that of the sum
+    # (Nilsson 1998, An efficient algorithm for finding the M most probable configurations).
+    buckets = _TableBuckets(_round_to_grid(tables))
     ranked: dict[int, list[RankedTable]] = {}  # by each variable of their scope, or -1 for an empty scope
     steps = list[_Maximisation]()
     for variable in order.variables:
@@ -384,7 +401,7 @@ def find_best_states(
             for other in item.scope:
                 if other != variable:
                     ranked[other].remove(item)
-        scope = tuple(sorted({variable}.union(*(item.scope for item in [*merged, *lists]))))
+        scope = _join_scopes([*merged, *lists], variable)
         values, merges = _merge_lists(lists, scope, sizes, count)
         values = values + _add_aligned(merged, scope, sizes)[..., None]
         axis = scope.index(variable)

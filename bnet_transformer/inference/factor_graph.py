@@ -33,6 +33,7 @@ from bnet_transformer.inference.contraction import (
     EliminationOrder,
     LogTable,
     compute_joint_table,
+    compute_marginals,
     draw_states,
     find_best_states,
     find_constrained_order,
@@ -123,9 +124,10 @@ class FactorGraph:
 
     def get_scope(self, batch: FactorBatch, k: int) -> tuple[int, ...]:
         """The scope of factor k of a batch: its parents and itself, without variables of a single possible state."""
-        own = self.positions.get(batch.nodes[k])
-        is_open = own is not None and self.sizes[own] > 1
-        return tuple(sorted({*batch.parents[k], own})) if own is not None and is_open else batch.parents[k]
+        variable = self.positions.get(batch.nodes[k])
+        if variable is None or self.sizes[variable] == 1:
+            return batch.parents[k]
+        return tuple(sorted({*batch.parents[k], variable}))
 
     @cached_property
     def scopes(self) -> list[tuple[int, ...]]:
@@ -192,8 +194,20 @@ class FactorGraph:
         """`log P(nodes, evidence)` of the requested nodes, `[*states]`: -inf for states that the evidence excludes."""
         supports = [self.supports[k] for k in self.retained]
         table = compute_joint_table(self.tables, self.order, self.sizes, self.retained) if self.is_possible else ()
-        values = torch.as_tensor(np.array(table)) if self.is_possible else torch.zeros([len(s) for s in supports])
+        values = torch.as_tensor(np.array(table)) if self.is_possible else torch.zeros([*map(len, supports)])
         return scatter_possible(self.query.model, self.query.nodes, supports, values)
+
+    def compute_marginals(self) -> dict[int, Tensor] | None:
+        """`P(node | evidence)` of each variable, `[state]` by ground id; None if the evidence is impossible."""
+        total, logs = compute_marginals(self.tables, self.full_order, self.sizes)
+        if total == -math.inf:
+            return None
+        marginals = {}
+        for k, node in enumerate(self.variables):
+            probs = torch.zeros(self.query.model.count_states(node), dtype=torch.float64)
+            probs[list(self.supports[k])] = torch.from_numpy(np.exp(logs[k])) if k in logs else 1.0
+            marginals[node] = probs / probs.sum()
+        return marginals
 
     def draw(self, n: int, generator: torch.Generator) -> dict[int, Tensor] | None:
         """Samples of all variables from their joint posterior, `[sample]` by ground id; None if it does not exist."""
@@ -248,13 +262,10 @@ class FactorGraph:
             if not is_latent[k]:
                 tables.append(LogTable(parents, observed[index, column]))
                 continue
-            own = self.positions[node]
-            values = latent[index, column][..., list(self.supports[own])]  # [*states of the parents, state]
-            if len(self.supports[own]) == 1:
-                tables.append(LogTable(parents, values[..., 0]))
-                continue
-            scope = self.get_scope(batch, k)
-            tables.append(LogTable(scope, np.moveaxis(values, -1, scope.index(own))))
+            variable, scope = self.positions[node], self.get_scope(batch, k)
+            values = latent[index, column][..., list(self.supports[variable])]  # [*states of the parents, state]
+            values = np.moveaxis(values, -1, scope.index(variable)) if variable in scope else values[..., 0]
+            tables.append(LogTable(scope, values))
         for table in tables:
             if np.isnan(table.values).any():
                 call.raise_nan_error(batch.nodes)
@@ -421,11 +432,11 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
             marks = arrived[index].reshape(-1, arrived[index].shape[-1])
             marks = marks[np.array(nodes) - int(model.ground.offsets[index])]
             is_parent = _unpack_lanes(marks, len(variables))
-        own = np.array([len(supports.get(node, (0,))) for node in nodes])
-        counts = is_parent @ np.log(np.maximum(sizes, 1)) + np.log(np.maximum(own, 1))
+        node_sizes = np.array([len(supports.get(node, (0,))) for node in nodes])
+        counts = is_parent @ np.log(np.maximum(sizes, 1)) + np.log(np.maximum(node_sizes, 1))
         largest = int(counts.argmax())
         scope = np.flatnonzero(is_parent[largest]).tolist()
-        states = math.prod([int(sizes[k]) for k in scope]) * int(own[largest])
+        states = math.prod([int(sizes[k]) for k in scope]) * int(node_sizes[largest])
         if states > query.budget:
             joint = sorted({variables[k] for k in scope} | ({nodes[largest]} & supports.keys()))
             factor = model.ground.name(nodes[largest])

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference import elimination
-from bnet_transformer.inference.contraction import compute_marginals
-from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.joint_posterior import node_posteriors
 from bnet_transformer.inference.query import Query, build_request_arguments, group_evidence
 from bnet_transformer.inference.routing import find_single_target_fault
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -111,7 +108,7 @@ def _compute_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int])
         probs = elimination.posterior(query.module, group.name, evidence, **arguments, **limits)[0].double()
         return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
     table = torch.zeros(len(nodes), model.count_states(nodes[0]), dtype=torch.float64)
-    posteriors = _compute_marginals(replace(query, nodes=tuple(node for node in nodes if node not in model.do)))
+    posteriors = node_posteriors(replace(query, nodes=tuple(node for node in nodes if node not in model.do)))
     for row, node in zip(table, nodes, strict=True):
         if node in posteriors:
             row.copy_(posteriors[node])
@@ -120,28 +117,3 @@ def _compute_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int])
         else:
             row[model.do[node]] = 1.0
     return table.reshape(*model.ground.shapes[group.index], -1)
-
-
-def _compute_marginals(query: Query) -> dict[int, Tensor]:
-    """`P(node | evidence)` of each requested node: on the factor graph if its tables fit, else one by one."""
-    graph = find_factor_graph(query)
-    if graph is None:
-        return {node: joint_posterior(replace(query, nodes=(node,))) for node in query.nodes}
-    total, marginals = compute_marginals(graph.tables, graph.full_order, graph.sizes)
-    if total == -math.inf:
-        joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
-        raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
-    result = {}
-    for node in query.nodes:
-        k = graph.positions[node]
-        result[node] = torch.zeros(query.model.count_states(node), dtype=torch.float64)
-        # A variable with one possible state is in no scope.
-        result[node][list(graph.supports[k])] = torch.from_numpy(marginals[k]) if k in marginals else 1.0
-    return result
-
-
-def find_factor_graph(query: Query) -> FactorGraph | None:
-    """The factor graph for the marginals of the nodes of a query; None if they are computed one by one."""
-    graph = build_factor_graph(query)
-    fits = isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None
-    return graph if isinstance(graph, FactorGraph) and fits else None

@@ -101,7 +101,8 @@ def joint_log_evidence(query: Query) -> Tensor:
     if route.algorithm == "elimination":
         evidence = group_evidence(query.model, query.evidence)
         arguments = build_request_arguments(query.model)
-        logs = elimination.log_evidence(query.module, evidence, **arguments, budget=query.budget, atol=query.atol)
+        arguments |= {"budget": query.budget, "atol": query.atol, "dtype": torch.float64}
+        logs = elimination.log_evidence(query.module, evidence, **arguments)
         return logs.detach()[0].double()
 
     def log_prob_of_first(count: int) -> Tensor:
@@ -173,6 +174,32 @@ def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None
     choices = [node for node in query.choices if node in known]
     reference.log_joint(ReferenceRun(query.model, known), choices, query.evidence, query.atol)
     raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
+
+
+def node_posteriors(query: Query) -> dict[int, Tensor]:
+    """`P(node | evidence)` of each requested node by itself, `[state]` in float64, by ground id.
+
+    Args:
+        query: The nodes, the evidence and the sentence.
+
+    Returns:
+        The posteriors. If variable elimination applies, one pass in each direction computes all of them.
+
+    Raises:
+        BudgetError: The number of joint states exceeds the budget; the error contains it.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    query = query.without_input_evidence()
+    single = [replace(query, nodes=(node,)) for node in query.nodes]
+    if single and route_posterior(single[0]).algorithm == "variable elimination":
+        graph = build_factor_graph(query)
+        if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+            marginals = graph.compute_marginals()
+            if marginals is None:
+                joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
+            else:
+                return {node: marginals[node] for node in query.nodes}
+    return {node: joint_posterior(part) for node, part in zip(query.nodes, single, strict=True)}
 
 
 def find_most_probable(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:

@@ -244,21 +244,15 @@ class JointPlan:
 
 def plan_joint(query: Query) -> JointPlan | Fault:
     """The cheapest exact plan for the joint states of a query, or why the compiled net cannot compute it."""
-    graph, conditioning = build_factor_graph(query), plan_conditioning(query)
-    plans = [] if isinstance(conditioning, Fault) else [conditioning]
-    if isinstance(graph, FactorGraph):
-        order = graph.order
-        excess, flops = graph.find_excess(order), graph.count_flops()
-        plans.append(
-            JointPlan(
-                "variable elimination", order.states, graph.rows, order.entries, flops, (), graph.query, graph, excess
-            )
-        )
-    elif isinstance(graph, BudgetError):
-        plans = [plan if plan.excess is None else replace(plan, excess=graph) for plan in plans]
-    if not plans:
-        return graph if not isinstance(graph, BudgetError | FactorGraph) else conditioning  # type: ignore[return-value]
-    return min(plans, key=lambda plan: plan.cost)
+    graph, plan = build_factor_graph(query), plan_conditioning(query)
+    if isinstance(graph, BudgetError):  # then all joint states exceed the budget too, and the scope is the reason
+        return replace(plan, excess=graph) if isinstance(plan, JointPlan) and plan.excess is not None else plan
+    if not isinstance(graph, FactorGraph):
+        return plan if isinstance(plan, JointPlan) else graph
+    order, rows, flops = graph.order, graph.rows, graph.count_flops()
+    excess, name = graph.find_excess(order), "variable elimination"
+    other = JointPlan(name, order.states, rows, order.entries, flops, (), graph.query, graph, excess)
+    return min(plan, other, key=lambda plan: plan.cost) if isinstance(plan, JointPlan) else other
 
 
 def plan_conditioning(query: Query) -> JointPlan | Fault:
@@ -285,10 +279,10 @@ def plan_conditioning(query: Query) -> JointPlan | Fault:
     if rows > query.budget:
         excess = excess_error(f"at most {query.budget} joint states of {format_nodes(query.model, nodes)}", rows)
     network, words = query.model.network, query.model.ground.word_counts
-    for index, above in problem.ancestor_choices.items():
-        count = math.prod(network.count_states(i, words) for i in above)
+    for index, scope in problem.scopes:
+        count = math.prod(network.count_states(i, words) for i in scope)
         if count > query.budget and excess is None:
-            names = ", ".join(network.specs[i].group.name for i in above)
+            names = ", ".join(network.specs[i].group.name for i in scope)
             expected = f"at most {query.budget} joint states of {names} for {network.specs[index].group.name}"
             excess = excess_error(expected, count)
     flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
@@ -319,7 +313,10 @@ JOINT_REASONS = {
     "summed out",
     "enumeration": "all joint states of the choices fit in batches of the compiled net",
 }
-ELIMINATION_REASON = "each value depends on the choices of one word at most, so that choices are summed out one by one"
+ELIMINATION_REASON = (
+    "each value depends on the choices of one word, or of two neighbouring words of a chain, so that choices are "
+    "summed out one by one, and chains word by word"
+)
 POSTERIOR_RULES: Sequence[Rule[Query]] = (
     Rule(
         "compiled",
@@ -354,8 +351,8 @@ def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> R
         plans.append(plan_joint(query))
         return plans[0] if isinstance(plans[0], Fault) else None
 
-    joint_rules = Rule("variable elimination", "", find_joint_fault), Rule("reference", REFERENCE_REASON)
-    route, model = choose_route(question, [*rules, *joint_rules], query), query.model
+    joint_rule = Rule("variable elimination", "", find_joint_fault)
+    route, model = choose_route(question, [*rules, joint_rule, Rule("reference", REFERENCE_REASON)], query), query.model
     if route.algorithm == "reference":
         choices = tuple(query.choices)
         states = math.prod(model.count_states(node) for node in dict.fromkeys([*query.nodes, *choices]))
@@ -432,9 +429,9 @@ def with_cost(query: Query, route: Route) -> Route:
     problem = find_elimination_problem(query, next(iter(query.nodes), None))
     assert isinstance(problem, EliminationProblem)
     network, words = query.model.network, query.model.ground.word_counts
-    for index, above in problem.ancestor_choices.items():
-        check_elimination_budget(network, index, above, words, query.budget)
-    counts = [math.prod(network.count_states(i, words) for i in above) for above in problem.ancestor_choices.values()]
+    for index, scope in problem.scopes:
+        check_elimination_budget(network, index, scope, words, query.budget)
+    counts = [math.prod(network.count_states(i, words) for i in scope) for _, scope in problem.scopes]
     return replace(route, states=max(counts, default=1), flops=_count_flops(query, problem, 1))
 
 
@@ -445,5 +442,5 @@ def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int |
     outputs = tuple(dict.fromkeys([*problem.outputs, *names]))
     closed = {*find_set_groups(query.model)[0], *problem.fixed}
     known = frozenset(network.graph.get_group(name).index for name in closed)
-    plan = query.module.plan(outputs, known, problem.enumerated)
+    plan = query.module.plan(outputs, known, problem.enumerated, has_chains=True)
     return count_plan_flops(network, plan, words, known, batch)

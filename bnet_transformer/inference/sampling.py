@@ -111,12 +111,12 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     # evidence among their descendants. So, given its parents, such a node is independent of the evidence, and its
     # posterior is its TPM (ancestral sampling).
     graph = _find_factor_graph(target)
-    drawn = None if graph is None else graph.draw(n, generator)
-    if drawn is None:
+    choice_samples = None if graph is None else graph.draw(n, generator)
+    if choice_samples is None:
         joint_log_evidence(query)  # raises an error for impossible evidence
-        if choices:
-            drawn = (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
-    samples |= drawn or {}
+        sample_choices = _sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint
+        choice_samples = sample_choices(target, n, generator) if choices else {}
+    samples |= choice_samples
     module = with_sentence_scope(query.module)
     for nodes, fault in _iter_ancestral_batches(target, order):
         if fault is None:
