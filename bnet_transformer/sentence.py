@@ -387,7 +387,8 @@ class Sentence(StructureQueries):
         """Marginal MAP: the most probable joint states of some discrete nodes; all other nodes are summed out before.
 
         In general this is not the part of the most probable explanation (`most_probable`) that belongs to these nodes,
-        and the joint states are not those of the separate posteriors.
+        and the joint states are not those of the separate posteriors. It can also be much more expensive, because the
+        sums, which come first, can connect all requested nodes.
 
         Args:
             nodes: Discrete nodes: a name, a node group (`"c_0"`), a role (`"c"`) or a pattern (`"c_*_2"`), or a list of

@@ -159,7 +159,7 @@ class RankedStates:
     def _repr_html_(self) -> str:
         """The joint states as an HTML table."""
         names = ", ".join([*self.nodes[:3], *(["…"] if len(self.nodes) > 3 else [])])
-        title = f"The {len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
+        title = f"{len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
         return f"<p>{escape(title)}</p>{self.to_dataframe().head(10).to_html(max_cols=20)}"
 
 
