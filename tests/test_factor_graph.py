@@ -32,7 +32,7 @@ from bnet_transformer.inference.joint_posterior import (
 )
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.routing import JointPlan, plan_conditioning, route_joint
-from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Select
+from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Pool, Select
 from tests.cases import close, jitter
 
 D = torch.float64
@@ -58,13 +58,20 @@ def with_zeros(net: bt.BNet, pick: random.Random, share: float = 0.3) -> bt.BNet
 def chain(pick: random.Random) -> bt.BNet:
     """A chain, or several that interact, along the words; a readout of the word's states."""
     arrows = lambda *roles: [bt.Arrow(role, "before") for role in roles]  # noqa: E731
-    kind = pick.choice(["first order", "second order", "product", "with x"])
+    kind = pick.choice(["first order", "second order", "product", "with x", "all earlier words"])
     if kind == "product":
         nodes = [
             bt.Node("c", Categorical(2), arrows("c"), WORD),
             bt.Node("d", Categorical(3), [*arrows("d"), *(["c"] if pick.random() < 0.5 else [])], WORD),
         ]
         return build_net(nodes, [bt.Node("y", Categorical(2), ["c", "d"], WORD)])
+    if kind == "all earlier words":
+        nodes = [
+            bt.Node("e", Select(2), ["c"], WORD, shape=(2,)),
+            bt.Node("p", Pool("sum"), [bt.Arrow("e", "earlier")], WORD, shape=(2,)),
+            bt.Node("c", Categorical(3), [*(arrows("c") if pick.random() < 0.5 else []), "p"], WORD),
+        ]
+        return build_net(nodes, [bt.Node("y", Categorical(2), ["e"], WORD)])
     nodes = [bt.Node("c", Categorical(3), [*arrows("c"), *(["x"] if kind == "with x" else [])], WORD)]
     if kind == "second order":
         nodes = [
@@ -88,7 +95,7 @@ def windows(pick: random.Random) -> bt.BNet:
     ]
     small = isinstance(weight, Select) and not reads
     readout = pick.choice([Categorical(2), Normal(0.8)])
-    return build_net(nodes, [bt.Node("y", readout, ["x"], WORD)], slices=pick.choice([1, 2]) if small else 1)
+    return build_net(nodes, [bt.Node("y", readout, ["x"], WORD)], slices=pick.choice([1, 2, 2, 3]) if small else 1)
 
 
 def plates(pick: random.Random) -> bt.BNet:
