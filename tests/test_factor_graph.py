@@ -387,6 +387,33 @@ def test_over_budget_the_costliest_scope_is_named():
             call({f"y_{i}": 0 for i in range(24)}, budget=80)
 
 
+def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
+    """Three chains that meet in a readout have 8^2 pairs of joint states, but no scope has more than 2^4."""
+    roles = ["a", "b", "c"]
+    nodes = [bt.Node(role, Categorical(2), [bt.Arrow(role, "before")], WORD) for role in roles]
+    s = build_net(nodes, [bt.Node("y", Categorical(2), roles, WORD)]).sentence(torch.zeros(6, 2, dtype=D))
+    evidence = {f"y_{i}": i % 2 for i in range(6)}
+    assert s.explain("log_prob", evidence).algorithm == "elimination"
+    route = s.explain("log_prob", evidence, budget=16)
+    assert (route.algorithm, route.states) == ("variable elimination", 16)
+    close(s.log_prob(evidence, budget=16), s.log_prob(evidence))
+
+
+def test_a_value_of_no_state_is_impossible():
+    pick = random.Random(0)
+    nodes = [
+        bt.Node("W", Codebook(2, (2, 2)), [], WORD),
+        bt.Node("v", Linear(), ["W", "x"], WORD),
+        bt.Node("x", Attention(), ["x", bt.Arrow("x", "every"), bt.Arrow("v", "every")], WORD),
+    ]
+    s = with_zeros(build_net(nodes, [bt.Node("y", Categorical(2), ["x"], WORD)]), pick).sentence("a b")
+    for call in (s.log_prob, lambda e: s.posterior("W_0_1", e), lambda e: s.sample(2, e)):
+        with pytest.raises(bt.EvidenceError, match=r"W_0_0: .*probability zero"):
+            call({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)})
+    with pytest.raises(bt.EvidenceError, match="W_0_0"):
+        find_most_probable(s.observe({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)}).state.query(), 2)
+
+
 def test_marginal_map_sums_first():
     s = hidden_chain(12, states=3)
     nodes = tuple(s.ground.id(f"c_0_{i}") for i in (7, 2, 3))
