@@ -13,6 +13,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, chain, log_evidence, posterior
 from bnet_transformer.inference.chain import chain_log_partition
+from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Attention, Categorical, Embed, Given, Linear, Normal, Select, Weight
 from tests.cases import close, get_case
@@ -179,8 +180,8 @@ def test_the_first_impossible_word_is_named():
     nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD), bt.Node("e", Categorical(2), ["c"], WORD)]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
     zero = -math.inf
-    stay = torch.tensor([[0.0, 0.0], [zero, 0.0]], dtype=D)
-    net = net.replace({"c_0.logits": stay, "e_0.logits": torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)})
+    absorbing = torch.tensor([[0.0, 0.0], [zero, 0.0]], dtype=D)
+    net = net.replace({"c_0.logits": absorbing, "e_0.logits": torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)})
     s = net.sentence(x=torch.zeros(5, 1, dtype=D))
     possible = {"e_0_0": 0, "e_0_1": 1, "e_0_3": 1}
     assert float(s.log_prob(possible)) < 0
@@ -247,6 +248,27 @@ def test_training_maximises_the_evidence():
     assert last == pytest.approx(run.losses[-1], abs=0.1)
     with pytest.raises(bt.BNetError, match="smoothing"):
         bt.train(net, data, steps=1, smoothing=0.1)
+
+
+def test_heads_of_a_chain_are_aligned_and_used_as_in_its_stationary_distribution():
+    """Two draws that differ in the order of the states: transitions in both dims, initial table, and means."""
+    net = switching_net(3, sigma=0.5)
+    names, order = ["c_0.logits", "c_0.initial", "m_0.values"], torch.tensor([2, 0, 1])
+    torch.manual_seed(0)
+    y = torch.randint(3, (4, 6, 1)) + 0.2 * torch.randn(4, 6, 1, dtype=D)
+    readouts = infer_fit_task(net.network).readouts
+    objective = FitObjective(net.network, select_learnable(net.network, readouts, names, 1.0), 2**16)
+    draw = {name: net.parameters[name].softmax(-1) if "c_0" in name else net.parameters[name] for name in names}
+    other = {name: value[order] for name, value in draw.items()}
+    other["c_0.logits"] = other["c_0.logits"][:, order]
+    samples = {name: torch.stack([draw[name], other[name]])[None] for name in names}
+    batch = read_batch(net.network, (torch.zeros(4, 6, 1, dtype=D), y))
+    aligned, selectors = align_heads(objective, batch, samples, torch.tensor([[0.0, -1.0]]))
+    assert selectors == ("c_0",)
+    for name in names:
+        close(aligned[name][0, 1], draw[name])
+    usage = bt.fit(net, (torch.zeros(4, 6, 1, dtype=D), y), method=bt.EM(steps=1), learn=names[:1], progress=False)
+    close(usage.pi @ usage.theta["c_0"], usage.pi)
 
 
 def test_a_chain_past_the_budget_names_its_choices():
