@@ -11,7 +11,7 @@ same h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,15 +22,18 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import (
     AttentionInputs,
+    WordPick,
     apply_maps,
     attend_with_weights,
     build_attention_inputs,
     compute_fused,
     expand_table,
     is_scaled_dot_product,
+    is_softmax_dot_product,
 )
 from bnet_transformer.compiler.gather import (
     build_context,
+    find_word_picks,
     gather_parents,
     get_initial_value,
     get_known_value,
@@ -100,10 +103,10 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
         return known
     if isinstance(spec.tpm, Select) and (dims := _find_state_dims(state, spec)):
         return expand_table(state.parameters[f"{spec.param_prefix}.values"], dims, state.layout.rank)
-    context, parents = gather_parents(state, spec)
-    if index in state.attention_weights:
-        return pad_dims(state, spec, _compute_with_attention(state, spec, context, parents))
-    return pad_dims(state, spec, evaluate_tpm(state, spec, context, parents))
+    picks = find_word_picks(state, spec) if is_softmax_dot_product(spec) else {}
+    context, parents = gather_parents(state, spec, unpicked=picks)
+    compute = _compute_with_attention if index in state.attention_weights else evaluate_tpm
+    return pad_dims(state, spec, compute(state, spec, context, parents, picks))
 
 
 def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
@@ -118,12 +121,12 @@ def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
 
 
 def _compute_with_attention(
-    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
+    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor], picks: Mapping[str, WordPick]
 ) -> Tensor:
     """The value of a group; its `P(j | i)` is stored in `state.attention_weights`. Fused attention computes both."""
     tpm = spec.tpm
-    if isinstance(tpm, Attention) and is_scaled_dot_product(tpm, spec, parents):
-        weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents))
+    if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
+        weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents, picks))
         value = mix + parents[-1] if tpm.residual else mix
     else:
         attention = tpm.attention_weights(context, *parents)
@@ -135,10 +138,19 @@ def _compute_with_attention(
     return value
 
 
-def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]) -> Tensor:
-    """The value of a TPM from its parents, by a fused operation if there is one."""
+def evaluate_tpm(
+    state: ExecutionState,
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: list[Tensor],
+    picks: Mapping[str, WordPick] | None = None,
+) -> Tensor:
+    """The value of a TPM from its parents, by a fused operation if there is one.
+
+    `picks` are the entries that each word picks from collections of which the parents contain all entries.
+    """
     is_full, is_causal = _is_full_or_causal(state, spec)
-    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal)
+    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
     if value is not None:
         return value
     value = spec.tpm.value(context, *parents)
@@ -192,12 +204,16 @@ def gather_attention_inputs(
 
 
 def _prepare_attention_inputs(
-    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
+    state: ExecutionState,
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: list[Tensor],
+    picks: Mapping[str, WordPick] | None = None,
 ) -> AttentionInputs:
     """The inputs of a softmax attention, from its parents."""
     assert isinstance(spec.tpm, Attention)
     is_full, is_causal = _is_full_or_causal(state, spec)
-    return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal)
+    return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:

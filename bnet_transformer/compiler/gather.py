@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState
+from bnet_transformer.compiler.fused import WordPick
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.tpm import EvalContext
@@ -57,13 +58,16 @@ def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     return state.layout.pad_dims(value, len(spec.shape))
 
 
-def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
+def gather_parents(
+    state: ExecutionState, spec: NodeSpec, word: int | None = None, *, unpicked: Collection[str] = ()
+) -> tuple[EvalContext, list[Tensor]]:
     """The context of a TPM and the value in each of its slots, aligned with its words.
 
     Args:
         state: The run.
         spec: The node group.
         word: The word of a scan; None for all words at once.
+        unpicked: Slots whose value keeps the plates of selectors that differ between words (see `find_word_picks`).
 
     Returns:
         The context, and for each slot a value `[*layout, *collected, *shape]`.
@@ -86,6 +90,8 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         if stack is not None and WORD not in dict(parent.pick):
             value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
         for plate, selector in parent.pick:
+            if parent.slot in unpicked and _differs_between_words(state, selector):
+                continue
             value = _pick_entry(state, value, state.layout.axis(plate), selector, word)
             if plate == WORD:
                 value = _zero_out_of_reach(state, spec, parent, value, selector)
@@ -97,6 +103,27 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         parents.append(value)
     context = build_context(state, spec, read_indices, mask, word)
     return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
+
+
+def find_word_picks(state: ExecutionState, spec: NodeSpec) -> dict[str, WordPick]:
+    """The collections of words, by slot, of which each word of a group picks an entry, because a selector differs.
+
+    Picking the entries first would copy the collection for each word: `[word, word read, feature]`.
+    """
+    picks: dict[str, WordPick] = {}
+    for parent in spec.parents:
+        for plate, selector in parent.pick if parent.over == (WORD,) else ():
+            if _differs_between_words(state, selector):
+                axis, size = state.layout.axis(plate), state.network.graph.plate_sizes[plate]
+                earlier = picks.get(parent.slot, WordPick((), torch.zeros_like(state.values[selector]), 1))
+                entry = earlier.entry * size + state.values[selector]
+                picks[parent.slot] = WordPick((*earlier.axes, axis), entry, earlier.count * size)
+    return picks
+
+
+def _differs_between_words(state: ExecutionState, selector: int) -> bool:
+    """True if a selector has given states that differ between words (the states of an enumerated one do not)."""
+    return state.values[selector].shape[state.layout.word_dim] > 1
 
 
 def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
