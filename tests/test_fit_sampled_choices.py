@@ -48,14 +48,14 @@ NETS = {
 LOGITS = {"b": "b_0.logits", "c": "c_0.logits"}
 
 
-def parent_state(name: str, states: dict[str, list[int]], word: int, length: int) -> tuple[int, ...]:
-    """The state of the discrete parent of c at a word, by hand; state 0 where the reach finds no word."""
+def parent_state(name: str, states: dict[str, list[int]], word: int, length: int) -> tuple[int, ...] | None:
+    """The state of the discrete parent of c at a word, by hand; None where the reach finds no word."""
     if name.startswith("before"):
-        return (states["c"][word - 1],) if word else (0,)
+        return (states["c"][word - 1],) if word else None
     if name.startswith("x"):
         return ()
     if name == "rest" and not word:
-        return (0,)
+        return None
     return (states["b"][{"same": word, "first": 0, "last": length - 1, "rest": word}[name]],)
 
 
@@ -70,7 +70,9 @@ def enumerate_log_prob(name: str, net: bt.BNet, x: torch.Tensor, y: torch.Tensor
         for i in range(length):
             if "b" in states:
                 total = total + store["b_0.logits"].log_softmax(-1)[states["b"][i]]
-            logits = store["c_0.logits"][parent_state(name, states, i, length)] if "c_0.logits" in store else x[i]
+            parent = parent_state(name, states, i, length)
+            table = store.get("c_0.logits", x)
+            logits = store["c_0.initial"] if parent is None else table[parent] if table is not x else x[i]
             if "c_0.weight" in store:
                 logits = logits + store["c_0.weight"] @ x[i]
             total = total + logits.log_softmax(-1)[states["c"][i]] + readout[states["c"][i], y[i]]
@@ -127,9 +129,10 @@ def test_a_markov_table_is_found_again_from_its_chain():
     torch.manual_seed(0)
     c = torch.zeros(80, 8, dtype=torch.long)
     for i in range(8):
-        c[:, i] = torch.multinomial(table[c[:, i - 1] if i else torch.zeros(80, dtype=torch.long)], 1)[:, 0]
+        c[:, i] = torch.multinomial(table[c[:, i - 1]], 1)[:, 0] if i else torch.randint(2, (80,))
     y = torch.multinomial(shown[c].reshape(-1, 3), 1).reshape(80, 8)
-    net = true.replace({"y.logits": shown.log(), "c_0.logits": torch.zeros(2, 2).double()})
+    zeros = {"c_0.logits": torch.zeros(2, 2).double(), "c_0.initial": torch.zeros(2).double()}
+    net = true.replace({"y.logits": shown.log(), **zeros})
     options = {"method": "svi", "choices": "sampled", "learn": ["c_0.logits"], "progress": False}
     f = flat_options.fit(net, (torch.zeros(80, 8, 2).double(), y), steps=250, rate=0.15, **options)
     torch.testing.assert_close(f.theta["c_0"], table, atol=0.08, rtol=0)

@@ -54,6 +54,7 @@ def test_reach_matrices_against_their_definition(kind):
         "causal": lambda i, j: j <= i,
         "earlier": lambda i, j: j < i,
         "before": lambda i, j: j == i - 1,
+        "after": lambda i, j: j == i + 1,
         "rest": lambda i, j: i == j and i > 0,
         "first": lambda i, j: j == 0,
         "last": lambda i, j: j == 3,

@@ -305,7 +305,7 @@ def test_the_shape_of_a_discrete_node_is_known():
     stack = bt.Stack([bt.Node("z", Categorical(3), [before], WORD)], [bt.Node("x", Given(2), plates=WORD)])
     net = jitter(bt.BNet(bt.Declaration([stack])), 1.0).to(torch.float64)
     table = net.parameters["z_0.logits"].softmax(-1)
-    probs = table[0]  # state 0 precedes the first word
+    probs = net.parameters["z_0.initial"].softmax(-1)
     for i in range(4):
         torch.testing.assert_close(net.sentence("a b c d").posterior(f"z_0_{i}"), probs)
         probs = probs @ table

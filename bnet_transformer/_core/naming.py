@@ -113,6 +113,7 @@ class Reach:
             - `"causal"`: j <= i;
             - `"earlier"`: j < i;
             - `"before"`: j = i - 1;
+            - `"after"`: j = i + 1;
             - `"rest"`: j = i, except that the first word depends on no word;
             - `"first"`, `"last"`: the first or the last word of the parent;
             - `"window"`: |i - j| <= `width`;
@@ -146,7 +147,12 @@ class Reach:
     @property
     def is_single(self) -> bool:
         """True if each word depends on at most one word, so that the slot holds a single value and not a collection."""
-        return self.kind in ("same", "before", "rest", "first", "last")
+        return self.kind in ("same", "before", "after", "rest", "first", "last")
+
+    @property
+    def is_optional(self) -> bool:
+        """True if a word may have no word to read, although the slot holds a single value: it then receives zero."""
+        return self.kind in ("before", "after", "rest")
 
     @property
     def is_positionwise(self) -> bool:
@@ -235,6 +241,8 @@ class Reach:
             return int(empty[0]) if len(empty) else None
         if self.kind in ("earlier", "before", "rest"):
             return 0
+        if self.kind == "after":
+            return max(0, parents - 1) if children >= parents else None
         first_empty = parents + self.width
         return first_empty if self.kind in KINDS_WITH_WIDTH and first_empty < children else None
 
@@ -285,6 +293,7 @@ WORD_RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
     "causal": lambda i, m, width: (0 * i, i + 1),
     "earlier": lambda i, m, width: (0 * i, i),
     "before": lambda i, m, width: (i - 1, i),
+    "after": lambda i, m, width: (i + 1, i + 2),
     "rest": lambda i, m, width: (i + (i == 0), i + 1),
     "first": lambda i, m, width: (0 * i, 0 * i + 1),
     "last": lambda i, m, width: (0 * i + m - 1, 0 * i + m),

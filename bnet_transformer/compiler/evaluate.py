@@ -37,6 +37,7 @@ from bnet_transformer.compiler.gather import (
     gather_parents,
     get_initial_value,
     get_known_value,
+    get_missing_mask,
     get_present_mask,
     pad_dims,
 )
@@ -241,7 +242,9 @@ class Scan:
         self.state, self.axis = state, state.layout.word_dim
         self.specs = {index: state.network.specs[index] for index in component}
         self.num_words = state.word_counts[self.specs[component[0]].group.word_stack or ""]
-        self.positions = state.arange(self.num_words).split(1)
+        # Lists over words are in the order of the computation, which is that of the sentence or its reverse.
+        self.is_backward = component[0] in state.network.graph.backward
+        self.positions = self.split_by_word(state.arange(self.num_words), 0)
         self.known_values = {
             index: value for index in component if (value := get_known_value(state, index)) is not None
         }
@@ -264,9 +267,10 @@ class Scan:
                 step(word)
         return {index: self.get_value(index) for index in self.specs if index not in released}
 
-    def split_by_word(self, value: Tensor) -> Sequence[Tensor]:
+    def split_by_word(self, value: Tensor, axis: int | None = None) -> Sequence[Tensor]:
         """A value at each word; one tensor for all words if it does not depend on the word."""
-        parts: list[Tensor] = list(value.split(1, self.axis))
+        parts: list[Tensor] = list(value.split(1, self.axis if axis is None else axis))
+        parts = parts[::-1] if self.is_backward else parts
         return parts if len(parts) == self.num_words else parts * self.num_words
 
     def get_value(self, index: int) -> Tensor:
@@ -279,7 +283,7 @@ class Scan:
         if len(shapes) > 1:
             shape = broadcast_shapes(*shapes)
             parts = [part.expand(shape) for part in parts]
-        return torch.cat(list(parts), self.axis)
+        return torch.cat(list(parts)[::-1] if self.is_backward else list(parts), self.axis)
 
     def append_value(self, index: int, word: int, value: Tensor) -> None:
         """Append the value of a group at a word, or the value to which the word is set."""
@@ -309,7 +313,12 @@ class Scan:
             return lambda word: self.append_value(index, word, self.evaluate_word(spec, word))
         reads = [self.make_reader(parent) for parent in spec.parents]
         context = build_context(self.state, spec)
-        contexts = [replace(context, word=position, rotary={}) for position in self.positions]
+        optional = [k for k, described in enumerate(spec.tpm_parents) if described.is_optional]
+        missing = {k: self.split_by_word(get_missing_mask(self.state, spec.parents[k])) for k in optional}
+        contexts = [
+            replace(context, word=position, rotary={}, missing={k: masks[step] for k, masks in missing.items()})
+            for step, position in enumerate(self.positions)
+        ]
         pad_dims = self.state.layout.pad_dims
         return lambda word: self.append_value(
             index, word, pad_dims(tpm.value(contexts[word], *(read(word) for read in reads)), event_dim)
@@ -322,11 +331,12 @@ class Scan:
             for index in {parent.index, *selectors} & self.values_by_word.keys():
                 if self.values_by_word[index]:
                     self.state.values[index] = self.pad_to_length(index)
-        context, parents = gather_parents(self.state, spec, word)
+        position = self.num_words - 1 - word if self.is_backward else word
+        context, parents = gather_parents(self.state, spec, position)
         return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
 
     def pad_to_length(self, index: int) -> Tensor:
-        """The value of a group at all words, with zeros at later words; causal reaches never read these zeros."""
+        """The value of a group at all words, with zeros at words that are not computed yet, and that are never read."""
         if index in self.known_values:
             return self.known_values[index]
         computed = self.values_by_word[index]
@@ -334,7 +344,7 @@ class Scan:
 
     def is_single(self, parent: ParentSpec) -> bool:
         """True for a parent of which one entry is read: at the same word, at the previous word, or without words."""
-        return parent.reach.kind in ("same", "before") and not parent.over and not parent.pick
+        return parent.reach.kind in ("same", "before", "after") and not parent.over and not parent.pick
 
     def make_reader(self, parent: ParentSpec) -> WordReader:
         """The function from a word to the value of one slot."""
@@ -346,12 +356,21 @@ class Scan:
         if parent.reach.kind == "same":
             return lambda word: parts[word]
         initial = torch.zeros_like(parts[0]) if parts else get_initial_value(self.state, parent)
+        step = 1 if (parent.reach.kind == "after") != self.is_backward else -1
+        inside = range(self.num_words)
         present = get_present_mask(self.state, self.state.network.specs[parent.index].group.word_stack)
         if present is None:
-            return lambda word: parts[word - 1] if word else initial
+            return lambda word: parts[word + step] if word + step in inside else initial
         event_dim = initial.dim() - present.dim()
         present_by_word = [mask.reshape(*mask.shape, *[1] * event_dim) for mask in self.split_by_word(present)]
-        return lambda word: torch.where(present_by_word[word - 1], parts[word - 1], initial) if word else initial
+
+        def read(word: int) -> Tensor:
+            neighbour = word + step
+            return (
+                torch.where(present_by_word[neighbour], parts[neighbour], initial) if neighbour in inside else initial
+            )
+
+        return read
 
     # Recurrent maps W x + U h + b of the same x and h (the gates of an LSTM) are computed as one product: W x + b is
     # not recurrent, so it is one matrix product over all words; only U h is computed in the loop.
@@ -378,7 +397,7 @@ class Scan:
         if not isinstance(spec.tpm, Recur) or spec.group.plates:
             return False
         x, h = spec.parents
-        inside = x.index not in self.values_by_word and h.index in self.values_by_word and h.reach.kind == "before"
+        inside = x.index not in self.values_by_word and h.index in self.values_by_word and h.reach.kind != "same"
         return inside and self.is_single(x) and self.is_single(h)
 
     def build_fused_step(self, specs: Sequence[NodeSpec]) -> WordStep:

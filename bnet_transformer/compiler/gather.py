@@ -23,7 +23,8 @@ def move_to_device(
     device = _choose_device(state, context, parents)
     read_indices = {slot: value.to(device) for slot, value in context.read_indices.items()}
     mask = {slot: value.to(device) for slot, value in context.mask.items()}
-    context = replace(context, word=context.word.to(device), read_indices=read_indices, mask=mask)
+    missing = {k: value.to(device) for k, value in context.missing.items()}
+    context = replace(context, word=context.word.to(device), read_indices=read_indices, mask=mask, missing=missing)
     return context, [parent.to(device) for parent in parents]
 
 
@@ -77,8 +78,9 @@ def gather_parents(
     """
     read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
+    missing: dict[int, Tensor] = {}
     parents = []
-    for parent in spec.parents:
+    for k, parent in enumerate(spec.parents):
         value = state.values.get(parent.index)
         if value is None:  # its value was released, as no later component reads it
             value = get_known_value(state, parent.index)
@@ -100,8 +102,10 @@ def gather_parents(
                 value = value.unsqueeze(state.layout.rank).transpose(state.layout.axis(plate), state.layout.rank)
         if parent.over:
             read_indices[parent.slot], mask[parent.slot] = _get_indices_and_mask(state, spec, parent, word)
+        if spec.tpm_parents[k].is_optional:
+            missing[k] = get_missing_mask(state, parent, word)
         parents.append(value)
-    context = build_context(state, spec, read_indices, mask, word)
+    context = build_context(state, spec, read_indices, mask, missing, word)
     return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
 
 
@@ -159,16 +163,38 @@ def _select_words(
             return value.narrow(axis, 0, 1)
         case "last":
             return _select_last_word(state, value, stack)
-        case "before" | "rest":  # the first word receives zero; word i receives word i - 1 ("before") or i ("rest")
-            back = int(parent.reach.kind == "before")
-            value = zero_padding(state, stack, value) if back else value
+        case "rest":  # the first word receives zero
             value = value.expand(*value.shape[:axis], state.word_counts[stack], *value.shape[axis + 1 :])
             zero = torch.zeros_like(value.narrow(axis, 0, 1))
             if word is not None:
-                return value.narrow(axis, word - back, 1) if word else zero
-            return torch.cat([zero, value.narrow(axis, 1 - back, state.word_counts[stack] - 1)], axis)
+                return value.narrow(axis, word, 1) if word else zero
+            return torch.cat([zero, value.narrow(axis, 1, state.word_counts[stack] - 1)], axis)
+        case "before" | "after":
+            count = state.word_counts[stack]
+            value = zero_padding(state, stack, value)
+            value = value.expand(*value.shape[:axis], count, *value.shape[axis + 1 :])
+            zero = torch.zeros_like(value.narrow(axis, 0, 1))
+            is_before = parent.reach.kind == "before"
+            if word is not None:
+                neighbour = word - 1 if is_before else word + 1
+                return value.narrow(axis, neighbour, 1) if 0 <= neighbour < count else zero
+            neighbours = value.narrow(axis, 0 if is_before else 1, count - 1)
+            return torch.cat([zero, neighbours] if is_before else [neighbours, zero], axis)
         case _:
             return value.unsqueeze(axis)
+
+
+def get_missing_mask(state: ExecutionState, parent: ParentSpec, word: int | None = None) -> Tensor:
+    """The words without an optional parent, in the layout: `[*layout]` with the dims of batch and word."""
+    layout, stack = state.layout, state.network.specs[parent.index].group.word_stack or ""
+    n, step = state.word_counts[stack], {"before": -1, "after": 1}.get(parent.reach.kind, 0)
+    neighbour = state.arange(n) + step
+    inside = (neighbour >= 0) & (neighbour < n) if step else neighbour > 0  # "rest": the first word has no parent
+    missing = ~inside.reshape(*[1] * (layout.rank - 1), n)
+    present = get_present_mask(state, stack) if step else None
+    if present is not None:
+        missing = missing | ~present.index_select(layout.word_dim, neighbour.clamp(0, n - 1))
+    return missing if word is None else missing.narrow(layout.word_dim, word, 1)
 
 
 def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
@@ -279,6 +305,7 @@ def build_context(
     spec: NodeSpec,
     read_indices: Mapping[str, Tensor] | None = None,
     mask: Mapping[str, Tensor] | None = None,
+    missing: Mapping[int, Tensor] | None = None,
     word: int | None = None,
 ) -> EvalContext:
     """The context of a group: its parameters in the layout, its positions, and the indices and masks of the caller."""
@@ -299,4 +326,6 @@ def build_context(
     else:
         positions = state.arange(1 if group.word_stack is None else state.word_counts[group.word_stack])
     rotary = state.rotary if word is None else {}
-    return EvalContext(parameters, positions, read_indices or {}, mask or {}, state.training, state.dtype, rotary)
+    return EvalContext(
+        parameters, positions, read_indices or {}, mask or {}, state.training, state.dtype, rotary, missing or {}
+    )

@@ -120,7 +120,7 @@ def longest_path(graph: SliceGraph, n: int) -> tuple[int | None, str]:
     return _longest_table_path(graph, n), ""
 
 
-_SHIFT_KINDS = ("every", "causal", "earlier", "before", "window", "recent", "same")
+_SHIFT_KINDS = ("every", "causal", "earlier", "before", "after", "window", "recent", "same")
 
 
 def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
@@ -130,7 +130,7 @@ def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
     """
     backward: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
     behind = max(backward.get(reach.kind, reach.width) for reach in reaches)
-    forward = {"every": math.inf, "recent": 0}
+    forward = {"every": math.inf, "recent": 0, "after": 1}
     ahead = max(forward.get(reach.kind, reach.width) for reach in reaches)
     slowest = min(step for step in (behind, ahead) if step)
     if n == 1:
@@ -194,7 +194,7 @@ def _longest_chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
     A component is strongly connected. If every arrow can join a word to itself or to the next, a cycle can step to the
     next word, so the chain has all n words. Otherwise it is the longest path in the DAG of (node, word).
     """
-    if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
+    if all(reach.kind in ("same", "before", "earlier", "causal", "after") for _, _, reach in reaches):
         return n
     graph = nx.DiGraph()
     for parent, child, reach in reaches:

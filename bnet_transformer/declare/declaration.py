@@ -47,7 +47,7 @@ class Arrow:
     Args:
         role: The role of the parent: a role of the same stack or outside the stacks, or `"stack.role"`.
         reach: The words of the parent on which each word depends: `"same"` (default), `"every"`, `"causal"`,
-            `"earlier"`, `"before"`, `"rest"`, `"first"`, `"last"`, a `Reach`, a table of booleans
+            `"earlier"`, `"before"`, `"after"`, `"rest"`, `"first"`, `"last"`, a `Reach`, a table of booleans
             `[word, word of the parent]`, or None for every word.
         slice: The slice of the parent: `"same"`, `"next"` (the state that this slice computes), `"first"`, `"last"` or
             a number. None (default) is `"same"` within a stack and `"last"` otherwise.

@@ -27,6 +27,7 @@ from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
 MAX_GROUPS = 50_000
+LOGIT_PARAMETERS = ("logits", "initial")  # the parameters of discrete TPMs with rows that are logits of their states
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class NodeSpec:
     def learnable(self) -> bool:
         """True if training changes one of the parameters."""
         return any(parameter.learnable for parameter in self.parameters.values())
+
+    @cached_property
+    def priors(self) -> Mapping[str, float]:
+        """The concentration of the Dirichlet prior of each table of logits; `initial` has the prior of `logits`."""
+        priors = dict(self.tpm.priors())
+        if "logits" in priors and "initial" in self.parameters:
+            priors.setdefault("initial", priors["logits"])
+        return priors
 
     @cached_property
     def word_parents(self) -> tuple[ParentSpec, ...]:
@@ -145,9 +154,11 @@ class Network:
     def logit_names(self) -> frozenset[str]:
         """The names of the logits of discrete nodes, in which -inf is a probability of 0."""
         return frozenset(
-            f"{spec.param_prefix}.logits"
+            f"{spec.param_prefix}.{name}"
             for spec in self.specs
-            if spec.tpm.kind == "discrete" and "logits" in spec.parameters
+            if spec.tpm.kind == "discrete"
+            for name in LOGIT_PARAMETERS
+            if name in spec.parameters
         )
 
     @property
@@ -181,7 +192,7 @@ class Network:
         """The names of the logits of nodes without vector parents: their rows are log probabilities."""
         conditional = {m.param_prefix for m in self.specs if any(parent.states is None for parent in m.tpm_parents)}
         return tuple(
-            name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in conditional
+            name for name in self.shapes if name in self.logit_names and name.rpartition(".")[0] not in conditional
         )
 
     def count_states(self, index: int, word_counts: Mapping[str, int]) -> int:
@@ -485,7 +496,8 @@ def _describe_parents(
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in spec.over)
         states = (tpm.states or 0) if tpm.is_index_valued else None
         stack_reach = (parent.word_stack or "", spec.reach) if WORD in spec.over else None
-        tpm_parents.append(Parent(parent.name, shape, states, over, stack_reach))
+        is_optional = parent.word_stack is not None and spec.reach.is_optional and WORD not in dict(spec.pick)
+        tpm_parents.append(Parent(parent.name, shape, states, over, stack_reach, is_optional))
     return tpm_parents
 
 

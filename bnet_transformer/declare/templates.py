@@ -317,7 +317,7 @@ def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[
             if ordered is None:
                 names = [template.name for template in component]
                 shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
-                expected = "no cycle, except one that goes to an earlier word of the stack in each turn"
+                expected = "no cycle, except one that goes to an earlier (or to a later) word of the stack in each turn"
                 faults.append(DeclarationFault(names[0], expected, f"the cycle {shown}"))
             component = ordered or component
         components.append(component)
@@ -336,17 +336,20 @@ def _sort_component(component: list[NodeTemplate]) -> list[NodeTemplate] | None:
     """The order of the nodes of a recurrent component within one word; None if a word would depend on itself."""
     import networkx as nx
 
-    # Words are computed one after another. Strictly causal arrows read only words that are already computed, so only
-    # the other arrows determine the order of the nodes of one word.
+    # Words are computed one after another: from the first to the last, or, if arrows read the word after, from the last
+    # to the first. Arrows that read only words that are already computed need no order, so only the other arrows
+    # determine the order of the nodes of one word.
     graph = nx.DiGraph()
     graph.add_nodes_from(component)
-    for child in component:
-        for parent, reach, _ in _iter_parents(child):
-            if parent in graph:
-                if child.word_stack is None or child.word_stack != parent.word_stack or not reach.is_causal:
-                    return None
-                if not reach.is_strictly_causal:
-                    graph.add_edge(parent, child)
+    inner = [(p, child, reach) for child in component for p, reach, _ in _iter_parents(child) if p in graph]
+    is_backward = any(reach.kind == "after" for _, _, reach in inner)
+    for parent, child, reach in inner:
+        if child.word_stack is None or child.word_stack != parent.word_stack:
+            return None
+        if not (reach.kind in ("after", "same", "rest") if is_backward else reach.is_causal):
+            return None
+        if not (reach.kind == "after" or reach.is_strictly_causal):
+            graph.add_edge(parent, child)
     if not nx.is_directed_acyclic_graph(graph):
         return None
     return list(nx.lexicographical_topological_sort(graph, key=component.index))

@@ -211,7 +211,12 @@ def _describe_first_words(network: Network, notation: Notation) -> list[str]:
 
 
 def _describe_initial_values(network: Network, notation: Notation) -> list[str]:
-    """The value of the word before the first word, for roles in which it is read."""
-    read = {parent.index for m in network.specs for parent in m.parents if parent.reach.kind == "before"}
-    roles = dict.fromkeys(network.graph.groups[k].role for k in sorted(read))
-    return [f"{Symbol(*notation.role_letter(role), word='-1')} = 0" for role in roles]
+    """The value of the word before the first word, and after the last word, for roles in which it is read."""
+    read = {
+        (parent.index, {"before": "-1", "after": "n"}[parent.reach.kind])
+        for m in network.specs
+        for parent, described in zip(m.parents, m.tpm_parents, strict=True)
+        if parent.reach.kind in ("before", "after") and not ("initial" in m.parameters and described.states is not None)
+    }
+    roles = dict.fromkeys((network.graph.groups[k].role, word) for k, word in sorted(read))
+    return [f"{Symbol(*notation.role_letter(role), word=word)} = 0" for role, word in roles]

@@ -26,7 +26,7 @@ from bnet_transformer.tpm.symbols import (
     add_scripts,
 )
 
-READ_INDICES = {"same": "i", "rest": "i", "before": "i-1", "first": "0"}
+READ_INDICES = {"same": "i", "rest": "i", "before": "i-1", "after": "i+1", "first": "0"}
 
 
 def equations(network: Network, form: str = "word") -> Equations:
@@ -144,7 +144,7 @@ class SharedEquation:
         specs = self.network.specs
         parent_spec = specs[parent.index]
         is_picked = any(axis == WORD or specs[k].group.word_stack is not None for axis, k in parent.pick)
-        is_shifted = parent.reach.kind in ("before", "rest", "first", "last") or _is_discrete(parent_spec)
+        is_shifted = parent.reach.kind in ("before", "after", "rest", "first", "last") or _is_discrete(parent_spec)
         return is_picked or (parent_spec.group.word_stack is not None and is_shifted)
 
     def _build_symbol(
@@ -221,6 +221,7 @@ class SharedEquation:
             condition,
             r" \cdot ".join([*sizes, count] if WORD in parent.over else sizes),
             self.notation.mask_superscript(parent.reach) if WORD in parent.over else (),
+            self.representative.tpm_parents[idx].is_optional,
         )
 
     def _describe_reach(self, reach: Reach, group: NodeGroup) -> tuple[str, str, str]:

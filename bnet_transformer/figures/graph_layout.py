@@ -34,6 +34,7 @@ REACH_TEXTS = {
     "causal": "words j ≤ i",
     "earlier": "words j < i",
     "before": "word i − 1",
+    "after": "word i + 1",
     "rest": "its own word, except for the first word",
     "first": "the first word",
     "last": "the last word",

@@ -147,6 +147,17 @@ class TemplateGraph:
         in_cycle = {index for component in self.components if len(component) > 1 for index in component}
         return frozenset(in_cycle | {edge.child for edge in self.edges if edge.child == edge.parent})
 
+    @cached_property
+    def backward(self) -> frozenset[int]:
+        """The recurrent groups that are computed from the last word to the first: their component reads later words."""
+        component_of = {index: k for k, component in enumerate(self.components) for index in component}
+        backward_components = {
+            component_of[edge.child]
+            for edge in self.edges
+            if component_of[edge.child] == component_of[edge.parent] and any(r.kind == "after" for r in edge.reaches)
+        }
+        return frozenset(index for k in backward_components for index in self.components[k])
+
     def ancestors(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
         """The ancestors of some groups; one of `groups` is included only if it is an ancestor of another.
 

@@ -53,7 +53,7 @@ def markov_blanket(ground: GroundGraph, node: int) -> list[int]:
 
 
 def topological_order(ground: GroundGraph) -> Ids:
-    """All nodes, parents before children; the nodes of a recurrent component are in the order of words."""
+    """All nodes, parents before children; the nodes of a recurrent component are in the order of its computation."""
     parts: list[Ids] = []
     for component in ground.template.components:
         groups = [ground.template.groups[index] for index in component]
@@ -62,7 +62,9 @@ def topological_order(ground: GroundGraph) -> Ids:
             parts.append(ground.select_nodes(groups[0]))
             continue
         stack = groups[0].word_stack or ""
-        for i in range(ground.word_counts[stack]):
+        is_backward = groups[0].index in ground.template.backward
+        order = range(ground.word_counts[stack])
+        for i in reversed(order) if is_backward else order:
             word = NodeSelection(words={stack: [i]})
             parts.extend(ground.select_nodes(group, word) for group in groups)
     return np.concatenate(parts)

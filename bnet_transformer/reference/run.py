@@ -117,9 +117,9 @@ class ReferenceRun:
         self, spec: NodeSpec, index: tuple[int, ...], slots: tuple[str, ...] | None = None
     ) -> tuple[EvalContext, *tuple[Tensor, ...]]:
         """The arguments of a node's TPM: the context, and the value in each slot; slots not in `slots` are empty."""
-        read_indices, mask, arguments = {}, {}, []
+        read_indices, mask, missing, arguments = {}, {}, dict[int, Tensor](), []
         device = self.model.network.device
-        for parent in spec.parents:
+        for k, parent in enumerate(spec.parents):
             if slots is not None and parent.slot not in slots:
                 arguments.append(torch.zeros(0))
                 continue
@@ -131,6 +131,8 @@ class ReferenceRun:
                 dtype=torch.long if parent_spec.tpm.is_index_valued else self.model.network.dtype,
                 device=device,
             )
+            if spec.tpm_parents[k].is_optional:
+                missing[k] = torch.tensor(ids == [-1], device=device)
             padded = [zero if value is None else value for value in values]
             arguments.append(
                 torch.stack(padded or [zero])[: len(padded)].reshape(*shape, *zero.shape) if shape else padded[0]
@@ -139,7 +141,7 @@ class ReferenceRun:
                 indices = words if WORD in parent.over else list(range(shape[-1]))
                 read_indices[parent.slot] = torch.tensor(indices, device=device)
                 mask[parent.slot] = torch.ones(len(indices), dtype=torch.bool, device=device)
-        return (self._make_context(spec, index, read_indices, mask), *arguments)
+        return (self._make_context(spec, index, read_indices, mask, missing), *arguments)
 
     def _make_context(
         self,
@@ -147,9 +149,12 @@ class ReferenceRun:
         index: tuple[int, ...],
         read_indices: Mapping[str, Tensor] | None = None,
         mask: Mapping[str, Tensor] | None = None,
+        missing: Mapping[int, Tensor] | None = None,
     ) -> EvalContext:
         """The context of a node: its parameters, its word, and what the caller passes."""
         plates = index[: len(spec.group.plates)]
         parameters = {name: value[plates] for name, value in self.model.network.get_parameters(spec).items()}
         word = torch.tensor(index[-1] if spec.group.word_stack is not None else 0, device=self.model.network.device)
-        return EvalContext(parameters, word, read_indices or {}, mask or {}, dtype=self.model.network.dtype)
+        return EvalContext(
+            parameters, word, read_indices or {}, mask or {}, dtype=self.model.network.dtype, missing=missing or {}
+        )

@@ -61,6 +61,8 @@ class Parent:
         over: The axes of a collection with their sizes, such as `("head", 4)`. The size of `"word"` is None because the
             sentence decides it. Empty (default) for a single parent.
         stack_reach: For a collection of words, their stack and the reach of the arrow; otherwise None (default).
+        is_optional: True if some words have no such parent: the reach is `"before"`, `"after"` or `"rest"`, and the
+            word is the first or the last. `EvalContext.missing` shows which words these are. Default False.
 
     >>> Parent("k", (8,), over=(("word", None),)).form
     'shape (8,) over every word'
@@ -71,6 +73,7 @@ class Parent:
     states: int | None = None
     over: tuple[tuple[str, int | None], ...] = ()
     stack_reach: tuple[str, Reach] | None = None
+    is_optional: bool = False
 
     @property
     def form(self) -> str:
@@ -158,6 +161,8 @@ class EvalContext:
         training: Whether the net is in training mode, in which dropout is active. Default False.
         dtype: The floating type of values that a TPM computes without parents and parameters. Default float32.
         rotary: A cache of the cosines and sines of rotary positions, which all slices share. Default: empty.
+        missing: For each optional parent (`Parent.is_optional`), by its position among the parents, `[..., word]`: true
+            for words without this parent. Its value is then zero, or state 0. Default: none.
 
     >>> EvalContext({"bias": torch.zeros(3)})["bias"].shape
     torch.Size([3])
@@ -170,6 +175,7 @@ class EvalContext:
     training: bool = False
     dtype: torch.dtype = torch.float32
     rotary: dict[Any, Any] = field(default_factory=dict, compare=False)
+    missing: Mapping[int, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         """The parameter of that name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 from typing import Annotated, ClassVar, final
 
@@ -45,12 +46,17 @@ class Categorical(TPM):
     parents the node is a root, such as a head selector. With `pool` the one parent is the collection `x.` of all words.
     The value is an integer state from 0 to n - 1; a logit of -inf is a probability of 0.
 
+    A discrete parent at the word before (reach `"before"`) or after (`"after"`) makes the nodes of the words a Markov
+    chain. The first word of the chain has no such parent. Its table is the second parameter `initial`, with the states
+    of the other discrete parents: `[*states of the other d, n]`.
+
     Args:
         n: The number of states.
         probabilities: For a node without parents, its `n` probabilities, which sum to 1. None (default): the logits of
             a root start at 0, which is the uniform distribution; those of a table start at random.
         learnable: Whether training changes the parameters. None (default): True, unless `probabilities` are given.
-        prior: The concentration of a symmetric Dirichlet prior on each row of the table. None (default) for no prior.
+        prior: The concentration of a symmetric Dirichlet prior on each row of `theta` and of `initial`. None (default)
+            for no prior.
         pool: `"mean"` or `"sum"` of the vectors of a sentence, for one node `y` of the sentence. None (default) for a
             node of each word.
         affine: Whether a vector parent is mapped by `W x + theta`. False uses the vector, `[n]`, itself as logits.
@@ -62,6 +68,8 @@ class Categorical(TPM):
     ((), 3)
     >>> {name: p.shape for name, p in Categorical(5).parameters(Parent("c", states=2), Parent("x", (8,))).items()}
     {'logits': (2, 5), 'weight': (5, 8)}
+    >>> {name: p.shape for name, p in Categorical(3).parameters(Parent("c", states=3, is_optional=True)).items()}
+    {'logits': (3, 3), 'initial': (3,)}
     """
 
     n: Annotated[int, named("Categorical states", check_int)]
@@ -121,6 +129,7 @@ class Categorical(TPM):
             return {}
         learnable, fill = bool(self.learnable), None if table and not vectors else 0.0
         parameters = {"logits": Parameter((*table, self.n), 0.5, fill, learnable)}
+        parameters |= initial_parameter(parents, self.n, learnable=learnable)
         for width in vectors:
             parameters["weight"] = Parameter((self.n, width), width**-0.5, learnable=learnable)
         return parameters
@@ -130,13 +139,12 @@ class Categorical(TPM):
         return tuple(Product((x,), (self.n, *x.shape), has_parameter=True) for x in vectors)
 
     def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        discrete = [parent for parent in parents if not parent.is_floating_point()]
         vectors = [parent for parent in parents if parent.is_floating_point()]
         if self.pool:
             vectors = [pool_words(self.pool, vectors[0], context.mask["x."])]
         if vectors and not self.affine:
             return vectors[0]
-        scores = lookup(context["logits"], discrete)
+        scores = lookup_logits(context, parents)
         if vectors:
             scores = scores + torch.einsum("...nd,...d->...n", context["weight"], vectors[0])
         return scores
@@ -145,6 +153,13 @@ class Categorical(TPM):
         s.define(_state_range_latex(s.state, self.n))
         vectors = [slot for slot in s.slot_indices() if not s.slot(slot).is_discrete]
         states = [str(s.of(slot)) for slot in s.slot_indices() if s.slot(slot).is_discrete]
+        optional = [slot for slot in s.slot_indices() if s.slot(slot).is_optional and s.slot(slot).is_discrete]
+        if optional:
+            row = s.parameter("b" if vectors else r"\theta", *states)
+            fixed = [str(s.of(k)) for k in s.slot_indices() if s.slot(k).is_discrete and k not in optional]
+            missing = r" \text{ or } ".join(str(s.of(slot)) for slot in optional)
+            initial = s.parameter(r"\pi", *fixed)
+            s.define(rf"{row} = {initial} \text{{ for a word without }} {missing}")
         if not vectors:
             return self._table_latex(s, states)
         x = pool_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")
@@ -386,6 +401,30 @@ def lookup(table: Tensor, states: Sequence[Tensor], rank: int = 1) -> Tensor:
     for k, state in enumerate(states):
         table = gather_entry(table, state, rank + len(states) - k - 1)
     return table
+
+
+def initial_parameter(parents: Sequence[Parent], n: int, *, learnable: bool) -> dict[str, Parameter]:
+    """The logits of a node without its optional parents: `initial`, `[*states of the other discrete parents, n]`.
+
+    Empty if no discrete parent is optional.
+    """
+    discrete = [parent for parent in parents if parent.states is not None]
+    if not any(parent.is_optional for parent in discrete):
+        return {}
+    table = tuple(check_discrete(parent) for parent in discrete if not parent.is_optional)
+    return {"initial": Parameter((*table, n), 0.5, None if table else 0.0, learnable)}
+
+
+def lookup_logits(context: EvalContext, parents: Sequence[Tensor]) -> Tensor:
+    """The row of `logits` at the states of the discrete parents, or of `initial` where an optional one is missing."""
+    discrete = {k: parent for k, parent in enumerate(parents) if not parent.is_floating_point()}
+    rows = lookup(context["logits"], [*discrete.values()])
+    missing = [context.missing[k] for k in discrete if k in context.missing]
+    if not missing or "initial" not in context.parameters:
+        return rows
+    initial = lookup(context["initial"], [state for k, state in discrete.items() if k not in context.missing])
+    is_missing = reduce(torch.logical_or, missing)
+    return torch.where(is_missing[..., None], initial, rows)
 
 
 def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:

@@ -138,6 +138,7 @@ class SlotSymbols:
         condition: The words of the collection that are read, such as `j \\le i`.
         count: The number of these words.
         mask: The superscript of the mask; empty if all words have an arrow.
+        is_optional: Whether a word may have no such parent.
     """
 
     name: str
@@ -151,6 +152,7 @@ class SlotSymbols:
     condition: str = ""
     count: str = ""
     mask: tuple[str, ...] = ()
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class PyroModel:
             if name == "logits"
             else f"theta_{spec.param_prefix}_{name}"
             for spec in self.random_specs
-            for name in spec.tpm.priors()
+            for name in spec.priors
             if parameters == "prior"
         }
         self.sites = (*dict.fromkeys(self.priors.values()), *(spec.group.name for spec in self.random_specs))
@@ -239,7 +239,7 @@ class PyroModel:
         """Sample the tables with a prior (Dirichlet rows, one draw for the corpus); return log probabilities."""
         tables: dict[str, Tensor] = {}
         for spec in self.random_specs:
-            for name, concentration in spec.tpm.priors().items():
+            for name, concentration in spec.priors.items():
                 key = f"{spec.param_prefix}.{name}"
                 if key in self.priors and key not in tables:
                     rows = torch.full_like(stored[key].detach(), concentration)

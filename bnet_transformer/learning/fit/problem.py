@@ -86,7 +86,7 @@ def select_learnable(
         learnable = [name for name in learnable if name in requested]
     if not learnable:
         raise BNetError("net", expected="a net with learnable parameters")
-    concentrations = {f"{prefix}.{name}": a for prefix, m in ancestors.items() for name, a in m.tpm.priors().items()}
+    concentrations = {f"{prefix}.{name}": a for prefix, m in ancestors.items() for name, a in m.priors.items()}
     is_table = set(network.unconditional_logit_names)
     tables = {name: concentrations.get(name, 1.0) for name in learnable if name in is_table}
     weights = tuple(name for name in learnable if name not in tables)
