@@ -11,7 +11,7 @@ import bnet_transformer as bt
 from bnet_transformer.compiler import CompiledModule, evaluate
 from bnet_transformer.compiler.fused import apply_maps, expand_table
 from bnet_transformer.inference import Evidence, deferred_readout as readout, factors, log_evidence, posterior
-from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Relative, Weight
+from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Normaliser, Relative, Weight
 from bnet_transformer.tpm.random import lookup, squared_distance
 from tests.cases import bucketed, close
 
@@ -253,24 +253,24 @@ class SizeRecorder(TorchDispatchMode):
         return result
 
 
-def net_with_head_and_part() -> bt.BNet:
-    """Each word picks a head and a part of rotary keys with a bias by distance, and only a head of the values."""
+def net_with_head_and_part(normaliser: str, value_plates: list[str]) -> bt.BNet:
+    """Each word picks a head and a part of rotary keys with a bias by distance, and an entry of the values."""
     words = ["word"]
     pick = {"head": "c", "part": "m"}
     nodes = [
         bt.Node("b", Weight((5,))),
         *(bt.Node(f"W_{r}", Weight((4, 4)), plates=["head", "part"]) for r in "qk"),
-        bt.Node("W_v", Weight((4, 4)), plates=["head"]),
+        bt.Node("W_v", Weight((4, 4)), plates=value_plates),
         *(bt.Node(r, Linear(), [f"W_{r}", "x"], plates=["head", "part", "word"]) for r in "qk"),
-        bt.Node("v", Linear(), ["W_v", "x"], plates=["head", "word"]),
+        bt.Node("v", Linear(), ["W_v", "x"], plates=[*value_plates, "word"]),
         *(bt.Node(r, Categorical(k), plates=words) for r, k in (("c", 3), ("m", 2))),
         bt.Node(
             "x",
-            Attention(Dot(None, rotary=100.0), bias=Relative(2)),
+            Attention(Dot(None, rotary=100.0), Normaliser(normaliser), bias=Relative(2)),
             [
                 bt.Arrow("q", pick=pick),
                 bt.Arrow("k", "causal", pick=pick),
-                bt.Arrow("v", "causal", pick={"head": "c"}),
+                bt.Arrow("v", "causal", pick={plate: pick[plate] for plate in value_plates}),
                 "b",
             ],
             plates=words,
@@ -280,21 +280,31 @@ def net_with_head_and_part() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 3), bt.Plate("part", 2)])).to(D)
 
 
-WORD_NETS = [{}, {"mask": "causal", "residual": True, "scale": None}, {"atoms": (2, 3, 4)}, {"slices": 2}, None]
+WORD_NETS = [
+    {},
+    {"mask": "causal", "residual": True, "scale": None},
+    {"atoms": (2, 3, 4)},
+    {"slices": 2},
+    ("softmax", ["head"]),
+    ("softmax", ["head", "part"]),
+    ("sigmoid", ["head", "part"]),
+]
 
 
 @pytest.mark.parametrize("words", [4, 20])  # explicit products, torch's own attention
 @pytest.mark.parametrize("options", WORD_NETS, ids=str)
 def test_given_heads_of_each_word_equal_a_gather(options, words, monkeypatch):
-    net = net_with_head_and_part() if options is None else make_net({**options, "per": "word"})
+    is_bayesuvius = isinstance(options, dict)
+    net = make_net({**options, "per": "word"}) if is_bayesuvius else net_with_head_and_part(*options)
     module, x = net.module(), torch.randn(1, words, 4, dtype=D)
     counts = {m.group.name: m.tpm.states for m in module.network.specs if m.tpm.kind == "discrete"}
     do = {name: torch.randint(count, (5, words)) for name, count in counts.items()}
     mask = torch.arange(words) < torch.tensor([words, words - 1, 2, 1, words])[:, None]
-    name = f"x_{(options or {}).get('slices', 1)}"
+    name = f"x_{options.get('slices', 1) if is_bayesuvius else 1}"
+    readers = [] if "sigmoid" in options else None  # its weights are not a distribution
 
     def compute(inputs, mask_):
-        attention, values = module.attention_weights(inputs, mask_, do=do, want=[name])
+        attention, values = module.attention_weights(inputs, mask_, nodes=readers, do=do, want=[name])
         plain = module(inputs, mask_, do=do, want=[name])[name]
         close(plain, values[name])
         observed = torch.ones(5, words, dtype=torch.bool) if mask_ is None else mask_

@@ -40,6 +40,7 @@ from bnet_transformer.compiler.gather import (
     get_missing_mask,
     get_present_mask,
     pad_dims,
+    pick_entry,
 )
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import NodeSpec, ParentSpec
@@ -47,6 +48,8 @@ from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, EvalContext, Recur, Select
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.steps import ACTIVATIONS
+
+Picks = tuple[tuple[str, int], ...]  # plates with the groups of their selectors
 
 
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
@@ -104,10 +107,84 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
         return known
     if isinstance(spec.tpm, Select) and (dims := _find_state_dims(state, spec)):
         return expand_table(state.parameters[f"{spec.param_prefix}.values"], dims, state.layout.rank)
-    picks = find_word_picks(state, spec) if is_softmax_dot_product(spec) else {}
-    context, parents = gather_parents(state, spec, unpicked=picks)
-    compute = _compute_with_attention if index in state.attention_weights else evaluate_tpm
+    picks = find_word_picks(state, spec)
+    return _compute_picked(state, spec, picks) if picks else _compute_unpicked(state, spec)
+
+
+def _compute_unpicked(state: ExecutionState, spec: NodeSpec, picks: Mapping[str, WordPick] | None = None) -> Tensor:
+    """The value of a group from the values of its parents; its `P(j | i)` is stored if it is recorded."""
+    context, parents = gather_parents(state, spec)
+    compute = _compute_with_attention if spec.group.index in state.attention_weights else evaluate_tpm
     return pad_dims(state, spec, compute(state, spec, context, parents, picks))
+
+
+# Where word i picks the entry c_i of collections of words (the head of its keys and values), a gather of the entries
+# would copy each collection for each word: [word, word read, feature]. There are two ways without copies. The node is
+# computed for all entries, and word i then picks its entry of the value: the work of K heads, for any number of joint
+# states or samples of c. In attention, the features of all entries are used in one product (see
+# `build_attention_inputs`): the work of K heads for each of these joint states, with one softmax instead of K.
+
+
+def _compute_picked(state: ExecutionState, spec: NodeSpec, picks: Sequence[Picks]) -> Tensor:
+    """The value of a group that picks entries of collections of words, without copies of the collections."""
+    shared, can_fold = _find_shared_picks(spec, picks), is_softmax_dot_product(spec)
+    if shared and not (can_fold and _is_constant_over_states(state, spec, shared)):
+        value = _compute_unpicked(state, _remove_picks(spec, picks))
+        weights = state.attention_weights.get(spec.group.index)
+        for plate, selector in shared:
+            axis = state.layout.axis(plate)
+            value = pick_entry(state, value, axis, selector)
+            weights = None if weights is None else pick_entry(state, weights, axis, selector)
+        if weights is not None:
+            state.attention_weights[spec.group.index] = weights
+        return value
+    if not can_fold:
+        return _compute_unpicked(state, spec)
+    by_collection = [pairs if parent.over else () for parent, pairs in zip(spec.parents, picks, strict=True)]
+    folded = {
+        parent.slot: _build_word_pick(state, pairs)
+        for parent, pairs in zip(spec.parents, by_collection, strict=True)
+        if pairs
+    }
+    return _compute_unpicked(state, _remove_picks(spec, by_collection), folded)
+
+
+def _find_shared_picks(spec: NodeSpec, picks: Sequence[Picks]) -> Picks:
+    """The picks of all parents with these plates, if they are the same; else none."""
+    pairs = next(pairs for pairs in picks if pairs)
+    plates = {plate for plate, _ in pairs}
+    is_shared = all(other in ((), pairs) for other in picks) and WORD not in plates
+    is_free = plates.isdisjoint([*spec.group.plates, *(plate for parent in spec.parents for plate in parent.over)])
+    return pairs if is_shared and is_free else ()
+
+
+def _is_constant_over_states(state: ExecutionState, spec: NodeSpec, picks: Picks) -> bool:
+    """True if selectors have no joint states or samples for which the parents have one value."""
+    parents = [state.values[parent.index] for parent in spec.parents if parent.index in state.values]
+    selectors = [state.values[selector] for _, selector in picks]
+    return all(
+        any(value.shape[d] > 1 for value in parents) or all(selected.shape[d] == 1 for selected in selectors)
+        for d in range(state.layout.word_dim)
+    )
+
+
+def _remove_picks(spec: NodeSpec, picks: Sequence[Picks]) -> NodeSpec:
+    """A group without some picks of its parents."""
+    parents = [
+        replace(parent, pick=tuple(pair for pair in parent.pick if pair not in removed))
+        for parent, removed in zip(spec.parents, picks, strict=True)
+    ]
+    return replace(spec, parents=tuple(parents))
+
+
+def _build_word_pick(state: ExecutionState, picks: Picks) -> WordPick:
+    """The picks of one collection, as one."""
+    axes: tuple[int, ...] = ()
+    entry, count = torch.zeros_like(state.values[picks[0][1]]), 1
+    for plate, selector in picks:
+        size = state.network.graph.plate_sizes[plate]
+        axes, entry, count = (*axes, state.layout.axis(plate)), entry * size + state.values[selector], count * size
+    return WordPick(axes, entry, count)
 
 
 def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
@@ -122,7 +199,11 @@ def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
 
 
 def _compute_with_attention(
-    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor], picks: Mapping[str, WordPick]
+    state: ExecutionState,
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: list[Tensor],
+    picks: Mapping[str, WordPick] | None,
 ) -> Tensor:
     """The value of a group; its `P(j | i)` is stored in `state.attention_weights`. Fused attention computes both."""
     tpm = spec.tpm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState
-from bnet_transformer.compiler.fused import WordPick
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.tpm import EvalContext
+from bnet_transformer.tpm.base import broadcast_shapes
 
 
 def move_to_device(
@@ -59,16 +59,13 @@ def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     return state.layout.pad_dims(value, len(spec.shape))
 
 
-def gather_parents(
-    state: ExecutionState, spec: NodeSpec, word: int | None = None, *, unpicked: Collection[str] = ()
-) -> tuple[EvalContext, list[Tensor]]:
+def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
     """The context of a TPM and the value in each of its slots, aligned with its words.
 
     Args:
         state: The run.
         spec: The node group.
         word: The word of a scan; None for all words at once.
-        unpicked: Slots whose value keeps the plates of selectors that differ between words (see `find_word_picks`).
 
     Returns:
         The context, and for each slot a value `[*layout, *collected, *shape]`.
@@ -92,9 +89,7 @@ def gather_parents(
         if stack is not None and WORD not in dict(parent.pick):
             value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
         for plate, selector in parent.pick:
-            if parent.slot in unpicked and _differs_between_words(state, selector):
-                continue
-            value = _pick_entry(state, value, state.layout.axis(plate), selector, word)
+            value = pick_entry(state, value, state.layout.axis(plate), selector, word)
             if plate == WORD:
                 value = _zero_out_of_reach(state, spec, parent, value, selector)
         for plate in reversed(parent.over):
@@ -109,25 +104,14 @@ def gather_parents(
     return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
 
 
-def find_word_picks(state: ExecutionState, spec: NodeSpec) -> dict[str, WordPick]:
-    """The collections of words, by slot, of which each word of a group picks an entry, because a selector differs.
+def find_word_picks(state: ExecutionState, spec: NodeSpec) -> list[tuple[tuple[str, int], ...]]:
+    """For each parent of a group, the picks whose selector has given states that differ between words.
 
-    Picking the entries first would copy the collection for each word: `[word, word read, feature]`.
+    The list is empty if no collection of words has such a pick. (The states of an enumerated selector do not differ.)
     """
-    picks: dict[str, WordPick] = {}
-    for parent in spec.parents:
-        for plate, selector in parent.pick if parent.over == (WORD,) else ():
-            if _differs_between_words(state, selector):
-                axis, size = state.layout.axis(plate), state.network.graph.plate_sizes[plate]
-                earlier = picks.get(parent.slot, WordPick((), torch.zeros_like(state.values[selector]), 1))
-                entry = earlier.entry * size + state.values[selector]
-                picks[parent.slot] = WordPick((*earlier.axes, axis), entry, earlier.count * size)
-    return picks
-
-
-def _differs_between_words(state: ExecutionState, selector: int) -> bool:
-    """True if a selector has given states that differ between words (the states of an enumerated one do not)."""
-    return state.values[selector].shape[state.layout.word_dim] > 1
+    axis = state.layout.word_dim
+    picks = [tuple(pick for pick in parent.pick if state.values[pick[1]].shape[axis] > 1) for parent in spec.parents]
+    return picks if any(p and parent.over == (WORD,) for p, parent in zip(picks, spec.parents, strict=True)) else []
 
 
 def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
@@ -224,7 +208,7 @@ def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tenso
     shape = [1] * value.dim()
     shape[state.layout.batch_dim] = -1
     idx = last.reshape(shape)
-    full = torch.broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+    full = broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
     return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
 
 
@@ -281,7 +265,7 @@ def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int)
     return mask
 
 
-def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+def pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
     """The entry of a dim that a selector picks; a view if the selector is enumerated.
 
     The states of an enumerated selector are 0, 1, ... along its dim. To pick entry s in state s for all s, the picked
@@ -296,7 +280,7 @@ def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, 
         selected = selected.narrow(state.layout.word_dim, word, 1)
     extra = value.dim() - selected.dim()
     idx = selected.reshape(*selected.shape, *[1] * extra)
-    full = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
+    full = broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
     return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
 
 
