@@ -326,3 +326,11 @@ def test_given_heads_of_each_word_copy_no_keys_for_each_word():
         output = module(torch.randn(1, n, 8), do={"c_0": torch.randint(4, (1, n))}, want=["x_1"])["x_1"]
         output.square().sum().backward()
     assert sizes.largest <= 4 * n * n
+
+
+def test_padding_is_not_copied_for_each_state_of_a_choice():
+    module, n = bt.bayesuvius(8, heads=4, per="word").module(), 64
+    mask = torch.arange(n) < torch.tensor([[n], [n - 1], [1]])
+    with torch.no_grad(), SizeRecorder() as sizes:
+        output = module(torch.randn(3, n, 8), mask, want=["x_1"])["x_1"]
+    assert output.shape == (4, 3, n, 8) and sizes.largest <= 3 * n * n

@@ -322,12 +322,25 @@ def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
     leading = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     if _is_grouped_query(inputs, leading) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
         return _grouped_query_attention(inputs, leading, mask, is_causal=is_causal)
+    # torch's attention has two leading dims, and the mask may have size 1 in the second. So the dims of the mask become
+    # the first one, and the mask is not copied for each head or state. Without a mask, a dim that stays separate is a
+    # view.
+    rank = len(leading)
+    mask_sizes = [1] * rank if mask is None else _get_leading_sizes(mask, rank)
+    leading = broadcast_shapes(leading, mask_sizes)
+    first = [d for d in range(rank) if mask_sizes[d] > 1] or [d for d in range(rank) if leading[d] > 1][:-1]
+    order = [*first, *(d for d in range(rank) if d not in first)]
+    count = math.prod([leading[d] for d in first])
+    q, k, v = (
+        x.expand(*leading, *x.shape[-2:]).permute(*order, rank, rank + 1).reshape(count, -1, *x.shape[-2:])
+        for x in (q, k, v)
+    )
     if mask is not None and mask.dim() > 2:
-        leading = broadcast_shapes(leading, mask.shape[:-2])
-        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # not copied for each head
-    q, k, v = (x.expand(*leading, *x.shape[-2:]).reshape(-1, leading[-1], *x.shape[-2:]) for x in (q, k, v))
+        mask = mask.reshape(*mask_sizes, *mask.shape[-2:]).permute(*order, rank, rank + 1)
+        mask = mask.reshape(-1, 1, *mask.shape[-2:])
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=inputs.scale)
-    return mix.reshape(*leading, n, v.shape[-1])
+    mix = mix.reshape(*(leading[d] for d in order), n, v.shape[-1])
+    return mix.permute(*(order.index(d) for d in range(rank)), rank, rank + 1)
 
 
 def _grouped_query_attention(
