@@ -268,6 +268,38 @@ def hidden_markov() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], name="hidden Markov"))
 
 
+def backward_chain() -> bt.BNet:
+    """Each word reads with the head of a selector that depends on that of the word after, and on x."""
+    nodes = [
+        *(bt.Node(f"W_{role}", tpm.Weight((3, 3)), plates=["head"]) for role in "qkv"),
+        *(bt.Node(role, tpm.Linear(), [f"W_{role}", "x"], plates=HEADS) for role in "qkv"),
+        bt.Node("c", tpm.Categorical(2, prior=2.0), [bt.Arrow("c", "after"), "x"], plates=WORD),
+        bt.Node(
+            "x",
+            tpm.Attention(),
+            [bt.Arrow("q", pick={"head": "c"}), *(bt.Arrow(role, "every", pick={"head": "c"}) for role in "kv")],
+            plates=WORD,
+        ),
+    ]
+    stack = bt.Stack(
+        nodes, [bt.Node("x", tpm.Given(3), plates=WORD)], [bt.Node("y", tpm.Normal(0.7), ["x"], plates=WORD)]
+    )
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="backward chain"))
+
+
+def factorial_chains() -> bt.BNet:
+    """Two chains that meet in a readout, one of which depends on the other, a local choice, and one of the sentence."""
+    before = lambda role: bt.Arrow(role, "before")  # noqa: E731
+    nodes = [
+        bt.Node("a", tpm.Categorical(2), ["s", before("a")], plates=WORD),
+        bt.Node("b", tpm.Categorical(3), ["a", before("b")], plates=WORD),
+        bt.Node("d", tpm.Categorical(2), [before("b")], plates=WORD),
+        bt.Node("e", tpm.Categorical(3), ["a", "d"], plates=WORD),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", tpm.Given(2), plates=WORD), bt.Node("s", tpm.Categorical(2))], slices=1)
+    return bt.BNet(bt.Declaration([stack], name="factorial chains"))
+
+
 def experts() -> bt.BNet:
     """A router chooses the feed-forward expert of each word."""
     nodes = [
@@ -536,6 +568,8 @@ CASES: tuple[Case, ...] = (
     Case("grouped", grouped, evidence={"y_1": "sat"}),
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
     Case("hidden Markov", hidden_markov, evidence={"y_1": (0.1, 0.2), "y_2": (0.5, -0.4)}),
+    Case("backward chain", backward_chain, evidence={"y_0": (0.1, 0.2, -0.3), "y_2": (0.5, -0.4, 0.1)}),
+    Case("factorial chains", factorial_chains, "the cat", evidence={"e_0_0": 1, "e_0_1": 2}),
     Case("experts", experts, "the cat", evidence={"y_0": (0.3, 0.1, -0.2, 0.4)}),
     Case("encoder-decoder", encoder_decoder, {"enc": "the cat sat", "dec": "le chat"}, {"dec_y_0": 1}),
     Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),

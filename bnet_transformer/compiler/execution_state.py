@@ -19,21 +19,32 @@ NodePatches = Mapping[str, tuple[Tensor, Tensor]]  # by group: values, and a mas
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The leading dims of all values of a run: one for each enumerated group, the batch, the plates, and the word."""
+    """The leading dims of all values of a run: enumerated groups, batch, plates, word.
+
+    A choice in `neighbours` has a second dim, between those of `enumerated` and the batch: its state at the
+    neighbouring word, on which a factor of a chain along words depends. That is the word before, or the word after if
+    the choice is in `backward`.
+    """
 
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
+    neighbours: tuple[int, ...] = ()
+    backward: frozenset[int] = frozenset()
     batch_dim: int = field(init=False, compare=False)  # plain fields: torch.compile cannot trace a cached property
     word_dim: int = field(init=False, compare=False)
     rank: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        batch = len(self.enumerated)
+        batch = len(self.enumerated) + len(self.neighbours)
         set_frozen(self, batch_dim=batch, word_dim=batch + 1 + len(self.plates), rank=batch + 2 + len(self.plates))
 
     def axis(self, plate: str) -> int:
         """The dim of a plate, or of the word."""
         return self.word_dim if plate == WORD else self.batch_dim + 1 + self.plates.index(plate)
+
+    def neighbour_dim(self, index: int) -> int:
+        """The dim of the state of a choice at the word before (or after)."""
+        return len(self.enumerated) + self.neighbours.index(index)
 
     def pad_dims(self, value: Tensor, event_dim: int) -> Tensor:
         """A value with all dims of the layout before its last `event_dim` dims; missing dims get size 1."""
@@ -68,6 +79,8 @@ class ExecutionRequest:
         gates: Factors by which values of groups are multiplied, `[batch, *plates]`; 0 turns a head off.
         perturbations: Tensors that are added to the values of groups (by index), in the layout of the run.
         enumerate_too: Choices to enumerate even if no value depends on them.
+        has_chains: Whether a value may depend on a choice at its word and at the word before (or after), each of which
+            then has a dim. By default such a value is an error.
         deferred: Groups that are not computed, although their parents are.
         record_attention: Groups whose `P(j | i)` is recorded.
         training: Whether TPMs are in training mode; by default the mode of the module.
@@ -85,6 +98,7 @@ class ExecutionRequest:
     gates: Mapping[str, Tensor] | None = None
     perturbations: Mapping[int, Tensor] | None = None
     enumerate_too: frozenset[int] = frozenset()
+    has_chains: bool = False
     deferred: frozenset[int] = frozenset()
     record_attention: frozenset[int] = frozenset()
     training: bool | None = None

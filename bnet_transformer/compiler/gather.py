@@ -163,7 +163,11 @@ def _select_words(
                 neighbour = word - 1 if is_before else word + 1
                 return value.narrow(axis, neighbour, 1) if 0 <= neighbour < count else zero
             neighbours = value.narrow(axis, 0 if is_before else 1, count - 1)
-            return torch.cat([zero, neighbours] if is_before else [neighbours, zero], axis)
+            value = torch.cat([zero, neighbours] if is_before else [neighbours, zero], axis)
+            for index in state.layout.neighbours:  # the state of a choice on which the neighbour depends is another dim
+                dim = state.layout.enumerated.index(index)
+                value = value.transpose(dim, state.layout.neighbour_dim(index)) if value.shape[dim] > 1 else value
+            return value
         case _:
             return value.unsqueeze(axis)
 

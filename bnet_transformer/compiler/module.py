@@ -199,13 +199,14 @@ class CompiledModule(nn.Module):
         fold = not (recorded or perturbations or rows) and batch * max([0, *word_counts.values()]) > self.max_width
         modified = frozenset({*patch_values, *rows, *gates, *perturbations})
         known, plan_args = frozenset(assigned), (request.enumerate_too, request.deferred, modified, recorded)
-        plan = self.plan(request.outputs, known, *plan_args, fold=fold, word_counts=word_counts)
+        options: dict[str, Any] = {"fold": fold, "has_chains": request.has_chains}
+        plan = self.plan(request.outputs, known, *plan_args, **options, word_counts=word_counts)
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         check_values = self.check_values if request.check_values is None else request.check_values
         present = check_mask(request.mask, word_counts, batch, check_values=check_values)
         state = ExecutionState(
             self.network,
-            TensorLayout(plan.enumerated, tuple(self.network.graph.plate_sizes)),
+            TensorLayout(plan.enumerated, tuple(self.network.graph.plate_sizes), plan.neighbours, plan.backward),
             parameters,
             {},
             word_counts,
@@ -261,6 +262,7 @@ class CompiledModule(nn.Module):
         transient: frozenset[int] = frozenset(),
         *,
         fold: bool = False,
+        has_chains: bool = False,
         word_counts: Mapping[str, int] | None = None,
     ) -> Plan:
         """The cached plan of some outputs.
@@ -273,12 +275,14 @@ class CompiledModule(nn.Module):
             patched: Groups of which some nodes are set.
             transient: Deterministic groups that are computed and then dropped.
             fold: Whether to fold linear maps into attentions.
+            has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
             word_counts: The number of words of each stack, for error messages only.
 
         Returns:
             The plan.
         """
         options: dict[str, Any] = {"fold": fold, "deferred": deferred, "patched": patched, "transient": transient}
+        options["has_chains"] = has_chains
         return self.memoize(
             ("plan", outputs, known, enumerate_too, *options.values()),
             lambda: network_to_plan(
@@ -293,6 +297,8 @@ class CompiledModule(nn.Module):
         enumerate_too: Collection[int] = (),
         patched: Collection[int] = (),
         word_counts: Mapping[str, int] | None = None,
+        *,
+        has_chains: bool = False,
     ) -> Requirements:
         """The cached requirements of some outputs, if all inputs are known.
 
@@ -302,6 +308,7 @@ class CompiledModule(nn.Module):
             enumerate_too: Choices to enumerate even if no value depends on them.
             patched: Groups of which some nodes are set.
             word_counts: The number of words of each stack, for error messages only.
+            has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
 
         Returns:
             The groups to compute, the choices to enumerate, and the error if one pass cannot compute the outputs.
@@ -309,9 +316,15 @@ class CompiledModule(nn.Module):
         indices = [self.network.graph.get_group(name).index for name in outputs]
         known, patched_ids = self._input_indices.union(known), frozenset(patched)
         return self.memoize(
-            ("needs", tuple(indices), known, frozenset(enumerate_too), patched_ids),
+            ("needs", tuple(indices), known, frozenset(enumerate_too), patched_ids, has_chains),
             lambda: find_requirements(
-                self.network, indices, known, enumerate_too, patched=patched_ids, word_counts=word_counts
+                self.network,
+                indices,
+                known,
+                enumerate_too,
+                patched=patched_ids,
+                has_chains=has_chains,
+                word_counts=word_counts,
             ),
         )
 
@@ -495,7 +508,7 @@ def find_default_output(network: Network) -> str:
 def _drop_absent_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     """A value without the dims of plates and words that its group does not have, and of states without effect."""
     layout, group = state.layout, spec.group
-    drop = {k for k in range(layout.batch_dim) if value.shape[k] == 1 and state.count_states(layout.enumerated[k]) > 1}
+    drop = {k for k, i in enumerate(layout.enumerated) if value.shape[k] == 1 and state.count_states(i) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in group.plates}
     drop |= {layout.word_dim} if group.word_stack is None else set()
     full = list(value.shape)

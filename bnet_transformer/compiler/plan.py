@@ -185,6 +185,8 @@ class Plan:
         released: For each component, the groups that no later component reads: their values are dropped.
         enumerated: Discrete groups, each of which has a leading dim of its states.
         outputs: The requested groups.
+        neighbours: Enumerated groups with a second dim, of the states at the neighbouring word.
+        backward: Those of `neighbours` for which this is the word after.
         folds: Attentions into which their linear maps are folded.
         fused_maps: A mapping from the first of several linear maps of one vector to all of them.
         deferred: Groups that the caller computes; their parents are computed here.
@@ -195,6 +197,8 @@ class Plan:
     released: tuple[tuple[int, ...], ...]
     enumerated: tuple[int, ...]
     outputs: tuple[int, ...]
+    neighbours: tuple[int, ...] = ()
+    backward: frozenset[int] = frozenset()
     folds: Mapping[int, Fold] = field(default_factory=dict)
     fused_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     deferred: frozenset[int] = frozenset()
@@ -211,6 +215,7 @@ def network_to_plan(
     deferred: frozenset[int] = frozenset(),
     patched: frozenset[int] = frozenset(),
     transient: frozenset[int] = frozenset(),
+    has_chains: bool = False,
     word_counts: Mapping[str, int] | None = None,
 ) -> Plan:
     """Plan the computation of some node groups.
@@ -224,6 +229,7 @@ def network_to_plan(
         deferred: Groups that are not computed, although their parents are.
         patched: Groups of which some nodes are set.
         transient: Deterministic groups that are computed and then dropped.
+        has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
         word_counts: The number of words of each stack, for the error message only.
 
     Raises:
@@ -231,7 +237,14 @@ def network_to_plan(
     """
     output_ids = tuple(network.graph.get_group(name).index for name in outputs)
     needs = find_requirements(
-        network, output_ids, known, enumerate_too, patched=patched, transient=transient, word_counts=word_counts
+        network,
+        output_ids,
+        known,
+        enumerate_too,
+        patched=patched,
+        transient=transient,
+        has_chains=has_chains,
+        word_counts=word_counts,
     )
     if needs.fault is not None:
         raise needs.fault
@@ -250,6 +263,8 @@ def network_to_plan(
         released,
         tuple(sorted(enumerated)),
         output_ids,
+        tuple(sorted(needs.word_offsets)),
+        frozenset(index for index, offset in needs.word_offsets.items() if offset > 0),
         folds,
         fused_maps,
         deferred,
@@ -259,11 +274,16 @@ def network_to_plan(
 
 @dataclass(frozen=True)
 class Requirements:
-    """The groups to compute, the choices to enumerate among them, and the error if there is no plan."""
+    """The groups to compute, the choices to enumerate among them, and the error if there is no plan.
+
+    `word_offsets` has an entry for each choice on which values of the neighbouring word depend: -1 if word i depends on
+    the choice of word i - 1, and 1 if it depends on that of word i + 1.
+    """
 
     required: frozenset[int]
     enumerated: frozenset[int]
     fault: StructureError | None
+    word_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 def find_requirements(
@@ -274,6 +294,7 @@ def find_requirements(
     *,
     patched: frozenset[int] = frozenset(),
     transient: frozenset[int] = frozenset(),
+    has_chains: bool = False,
     word_counts: Mapping[str, int] | None = None,
 ) -> Requirements:
     """Find the groups that a plan must compute; an error is returned, not raised.
@@ -285,6 +306,7 @@ def find_requirements(
         enumerate_too: Choices to enumerate even if no value depends on them.
         patched: Groups of which some nodes are set.
         transient: Deterministic groups that are computed and then dropped.
+        has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
         word_counts: The number of words of each stack, for the error message only.
     """
     needed: set[int] = set(enumerate_too)
@@ -304,11 +326,16 @@ def find_requirements(
             fault = fault or unset_parent_error(spec.group.name)
         else:
             stack.extend(_get_required_parents(network, index, known, is_output=False))
+    word_offsets: dict[int, int] = {}
     for index in sorted(enumerated):
         computed = (needed - enumerated) | set(outputs)
-        fault = fault or _find_cross_word_error(network, index, computed, enumerated, word_counts)
+        offset, reader = find_word_offset(network, index, computed, enumerated)
+        if reader is not None and not (has_chains and offset):
+            fault = fault or _cross_word_error(network, index, reader, computed, enumerated, word_counts)
+        elif reader is not None:
+            word_offsets[index] = offset
     fault = fault or _find_patch_error(network, needed & patched, enumerated)
-    return Requirements(frozenset(needed), frozenset(enumerated), fault)
+    return Requirements(frozenset(needed), frozenset(enumerated), fault, word_offsets)
 
 
 def unset_parent_error(name: str) -> StructureError:
@@ -371,17 +398,19 @@ def _get_required_parents(network: Network, index: int, known: Collection[int], 
     return [edge.parent for edge in network.graph.in_edges[index]]
 
 
-def _find_cross_word_error(
-    network: Network, index: int, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int] | None
-) -> StructureError | None:
+def _cross_word_error(
+    network: Network,
+    index: int,
+    reader: int,
+    computed: set[int],
+    enumerated: set[int],
+    word_counts: Mapping[str, int] | None,
+) -> StructureError:
     """The error for a choice of each word that cannot be enumerated for all words in parallel.
 
     In parallel enumeration all words share one dim of states. This is exact only if each value depends on the choice of
     at most one word: otherwise the states of two words would have to vary independently.
     """
-    reader = _find_cross_word_reader(network, index, computed, enumerated)
-    if reader is None:
-        return None
     name = network.specs[index].group.name
     count = "" if word_counts is None else f" ({_describe_joint_states(network, computed, enumerated, word_counts)})"
     source = "itself" if reader == index else name
@@ -395,21 +424,38 @@ def _find_cross_word_error(
     )
 
 
-def _find_cross_word_reader(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
-    """The first computed group that depends on a choice at other words; None if there is none."""
-    reached = {index} if network.specs[index].group.word_stack is not None else set()
-    before: set[int] = set()
-    while reached - before:  # until a fixed point: a recurrent component has no order with all parents first
-        before = set(reached)
+def find_word_offset(network: Network, index: int, computed: set[int], enumerated: set[int]) -> tuple[int, int | None]:
+    """How far from its word a computed group depends on a choice.
+
+    Args:
+        network: The net.
+        index: The choice.
+        computed: The groups with computed values or distributions.
+        enumerated: The enumerated choices; their values do not depend on other choices, only their distributions do.
+
+    Returns:
+        The offset, and the first group that depends on the choice at another word, or None. The offset is -1 if all
+        values of word i depend on the choices of the words i - 1 and i only (a chain), 1 for i and i + 1, else 0.
+    """
+    offsets: dict[int, set[int]] = {index: {0}} if network.specs[index].group.word_stack is not None else {}
+    steps, reader, used, is_changed = {"same": 0, "rest": 0, "before": -1, "after": 1}, None, {0}, bool(offsets)
+    while is_changed:  # until a fixed point: a recurrent component has no order with all parents first
+        is_changed = False
         for child in sorted(computed):
-            parents = network.specs[child].parents
-            picks = {selector for parent in parents for _, selector in parent.pick}
-            reads = [parent for parent in parents if parent.index in reached]
-            if not all(parent.reach.is_positionwise for parent in reads):
-                return child
-            if child not in enumerated and (reads or picks & reached):
-                reached.add(child)
-    return None
+            reached = set[int]()
+            for parent in network.specs[child].parents:
+                reached |= {offset for _, selector in parent.pick for offset in offsets.get(selector, ())}
+                if parent.index in offsets and parent.reach.kind not in steps:
+                    return 0, child
+                reached |= {offset + steps[parent.reach.kind] for offset in offsets.get(parent.index, ())}
+            reader = child if reader is None and not reached <= {0} else reader
+            used |= reached
+            if not (used <= {0, -1} or used <= {0, 1}):
+                return 0, reader
+            if child not in enumerated and not reached <= offsets.get(child, set()):
+                offsets[child] = offsets.get(child, set()) | reached
+                is_changed = True
+    return sum(used), reader
 
 
 def _describe_joint_states(
@@ -420,7 +466,7 @@ def _describe_joint_states(
     for index in enumerated:
         spec = network.specs[index]
         nodes = math.prod(network.graph.plate_sizes[plate] for plate in spec.group.plates)
-        if _find_cross_word_reader(network, index, computed, enumerated) is not None:
+        if find_word_offset(network, index, computed, enumerated)[1] is not None:
             nodes *= word_counts[spec.group.word_stack or ""]
         total *= network.count_states(index, word_counts) ** nodes
     number = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"

@@ -1,7 +1,7 @@
 """Exact inference by variable elimination: log evidence of a batch, its gradient, posteriors, impossible evidence.
 
 The log evidence is the log of the sum, over all choices, of the product of the factors. Choices of single words are
-eliminated first, within their word; then those of the sentence; then those of the corpus.
+eliminated first, within their word, then chains along words, the choices of the sentence, and those of the corpus.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bnet_transformer.compiler.validate_inputs import is_readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
+from bnet_transformer.inference.chain import chain_log_partition
 from bnet_transformer.inference.factors import LOG_ZERO, Factor, build_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast_shapes
@@ -337,23 +338,25 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
         inner_choices = {i for i in local if (specs[i].group.plates, specs[i].group.word_stack) == (plates, words)}
         shape = get_full_shape(execution, plates, words, batch)
         expanded_tables = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
-        total = _sum_out_choices(execution, expanded_tables, sorted(inner_choices))
-        remaining.append(total.sum(axes, keepdim=True))
+        expanded_tables = _sum_out_choices(execution, expanded_tables, sorted(inner_choices - {*layout.neighbours}))
+        totals = _sum_out_chains(execution, expanded_tables, sorted(inner_choices & {*layout.neighbours}))
+        remaining += [table.sum(axes, keepdim=True) for table in totals]
     corpus_tables = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
     remaining = [table for table in remaining if not any(table is corpus_table for corpus_table in corpus_tables)]
     sentence_choices = [i for i in layout.enumerated if i not in local and i not in corpus]
-    total = _sum_out_choices(execution, remaining, sentence_choices)
+    total = _add_log_tables(_sum_out_choices(execution, remaining, sentence_choices), execution)
     if corpus:
         total = total.expand(*total.shape[: layout.batch_dim], batch, *total.shape[layout.batch_dim + 1 :])
-        total = _sum_out_choices(execution, [total.sum(layout.batch_dim, keepdim=True), *corpus_tables], sorted(corpus))
+        corpus_tables = [total.sum(layout.batch_dim, keepdim=True), *corpus_tables]
+        total = _add_log_tables(_sum_out_choices(execution, corpus_tables, sorted(corpus)), execution)
         constants = [constant.sum(layout.batch_dim, keepdim=True) for constant in constants]
         batch = 1
-    total = _add_log_tables([total.to(dtype or total.dtype), *constants])
+    total = _add_log_tables([total, *constants], execution).to(dtype or execution.log_dtype)
     return total.expand(*[1] * layout.batch_dim, batch, *[1] * (layout.rank - layout.batch_dim - 1)).reshape(batch)
 
 
-def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
-    """Sum the choices out, then add the remaining tables."""
+def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> list[Tensor]:
+    """Sum the choices out; the tables that remain do not depend on them."""
     layout = execution.layout
     remaining = list(choices)
     while remaining:
@@ -375,11 +378,58 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
         dim = dims[chosen]
         tables = [table for table in tables if table.shape[dim] == 1]
         if touching[chosen]:
-            tables.append(_logsumexp(_add_log_tables(touching[chosen]), dim))
+            tables.append(_logsumexp(_add_log_tables(touching[chosen], execution), dim))
         remaining.remove(chosen)
-    if not tables:
-        return torch.zeros([1] * layout.rank, dtype=execution.log_dtype, device=execution.device)
-    return _add_log_tables(tables)
+    return tables
+
+
+def _sum_out_chains(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> list[Tensor]:
+    """Sum out all states of chains along words; tables that do not depend on them remain."""
+    layout, remaining = execution.layout, list(choices)
+    while remaining:
+        chain, touching = {remaining[0]}, list[Tensor]()
+        size = 0
+        while len(chain) > size:  # choices that share a table are one chain, of their joint states
+            size = len(chain)
+            dims = {i: (layout.enumerated.index(i), layout.neighbour_dim(i)) for i in choices}
+            touching = [t for t in tables if any(t.shape[dim] > 1 for i in chain for dim in dims[i])]
+            chain |= {i for i in choices for t in touching if any(t.shape[dim] > 1 for dim in dims[i])}
+        tables = [table for table in tables if not any(table is joined for joined in touching)]
+        tables += [_sum_out_chain(execution, touching, sorted(chain))] if touching else []
+        remaining = [i for i in remaining if i not in chain]
+    return tables
+
+
+def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[int]) -> Tensor:
+    """The log of the sum over all joint states of one chain, with a word dim of size 1."""
+    layout, states = execution.layout, [execution.count_states(i) for i in chain]
+    dims, neighbour_dims = [layout.enumerated.index(i) for i in chain], [layout.neighbour_dim(i) for i in chain]
+    has_neighbour = [any(table.shape[dim] > 1 for dim in neighbour_dims) for table in tables]
+    unary = _add_log_tables([t for t, is_pair in zip(tables, has_neighbour, strict=True) if not is_pair], execution)
+    pair = _add_log_tables([t for t, is_pair in zip(tables, has_neighbour, strict=True) if is_pair], execution)
+    state_dims = dict(zip((*dims, *neighbour_dims), states * 2, strict=True))
+    shape = broadcast_shapes(unary.shape, pair.shape)
+    batch = [dim for dim in range(layout.rank) if dim not in state_dims and dim != layout.word_dim]
+
+    def arrange(table: Tensor, selected: list[int]) -> Tensor:
+        """The table as `[word, batch, states]`, flat in its batch and in its states; the batch may stay 1."""
+        has_batch = any(table.shape[dim] > 1 for dim in batch)
+        expanded = {layout.word_dim, *selected, *(batch if has_batch else ())}
+        full = [state_dims.get(dim, shape[dim]) if dim in expanded else 1 for dim in range(layout.rank)]
+        order = [layout.word_dim, *batch, *selected, *(dim for dim in state_dims if dim not in selected)]
+        return (
+            table.expand(full).permute(order).reshape(full[layout.word_dim], -1, math.prod(full[d] for d in selected))
+        )
+
+    count = math.prod(shape[dim] for dim in batch)
+    flat_unary = arrange(unary, dims).expand(-1, count, -1)
+    flat_pair = arrange(pair, [*neighbour_dims, *dims]).unflatten(-1, (math.prod(states), -1))
+    if chain[0] in layout.backward:
+        flat_unary, flat_pair = flat_unary.flip(0), flat_pair.flip(0)
+    # The first word has no neighbour: its row of the pair table is the same for each state of the neighbour.
+    flat_unary = torch.cat([flat_unary[:1] + flat_pair[:1, :, 0], flat_unary[1:]])
+    total = chain_log_partition(flat_unary, flat_pair[1:])
+    return total.reshape([shape[dim] if dim in batch else 1 for dim in range(layout.rank)])
 
 
 def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:
@@ -397,8 +447,10 @@ def _logsumexp(table: Tensor, dim: int) -> Tensor:
     return (table - greatest).exp().sum(dim, keepdim=True).log() + greatest
 
 
-def _add_log_tables(tables: list[Tensor]) -> Tensor:
+def _add_log_tables(tables: list[Tensor], execution: ExecutionState) -> Tensor:
     """The sum of log tables, in increasing order of size, so that a table without a batch is added only once."""
+    if not tables:
+        return torch.zeros([1] * execution.layout.rank, dtype=execution.log_dtype, device=execution.device)
     ordered = sorted(tables, key=lambda table: table.numel())
     total = ordered[0]
     for table in ordered[1:]:

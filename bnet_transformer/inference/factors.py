@@ -57,8 +57,14 @@ class EliminationProblem:
     factor_groups: tuple[int, ...]  # groups with a factor
     deferred_attention: Mapping[int, int]  # readout -> the attention that its likelihood computes
     ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices on which it depends
+    chains: tuple[tuple[int, ...], ...]  # choices that form one chain along words
     fault: StructureError | None  # why elimination does not apply; not raised here
     has_plan: bool  # False if the fault is the error of the plan
+
+    @property
+    def scopes(self) -> list[tuple[int, Collection[int]]]:
+        """The choices in the scope of each sum, and a group that depends on them; sums of a chain have two words."""
+        return [*self.ancestor_choices.items(), *((chain[0], (*chain, *chain)) for chain in self.chains)]
 
 
 def build_factors(
@@ -91,7 +97,7 @@ def build_factors(
     if problem.fault is not None and problem.has_plan:
         raise problem.fault
     inputs = request.x if isinstance(request.x, ValidatedInputs) else module.validate_inputs(request.x, request.given)
-    for index, choices in problem.ancestor_choices.items():
+    for index, choices in problem.scopes:
         check_elimination_budget(network, index, choices, inputs.word_counts, budget)
     _check_evidence_shapes(module, evidence, do, inputs.word_counts, inputs.batch)
     request = replace(
@@ -102,6 +108,7 @@ def build_factors(
         patched={name: patch for name, patch in patched.items() if name not in problem.fixed},
         training=False,
         enumerate_too=problem.enumerated,
+        has_chains=True,
         deferred=frozenset(problem.deferred_attention.values()),
     )
     execution, plan = module.run(request)
@@ -181,7 +188,10 @@ def _build_elimination_problem(
     choices = {index: find_ancestor_choices(network, index, enumerated, closed) for index in enumerated | observed}
     unset = [i for i in sorted(parents_of_fixed - closed) if network.specs[i].tpm.kind == "continuous"]
     fault = unset_parent_error(network.specs[unset[0]].group.name) if unset else None
-    plan_fault = None if fault else module.find_requirements(outputs, closed, enumerated, partly - fixed).fault
+    needs = module.find_requirements(outputs, closed, enumerated, partly - fixed, has_chains=True)
+    plan_fault = None if fault else needs.fault
+    chains = _find_chains(network, choices.values(), needs.word_offsets)
+    fault = fault or plan_fault or _find_direction_fault(network, chains, needs.word_offsets)
     return EliminationProblem(
         outputs=outputs,
         fixed=_get_group_names(network, fixed),
@@ -189,9 +199,46 @@ def _build_elimination_problem(
         factor_groups=tuple(sorted(needed)),
         deferred_attention=deferred,
         ancestor_choices={index: choices.get(index, ()) for index in requested},
-        fault=fault or plan_fault or _find_plate_fault(network, choices, deferred),
+        chains=chains,
+        fault=fault or _find_plate_fault(network, choices, deferred),
         has_plan=plan_fault is None,
     )
+
+
+def _find_chains(
+    network: Network, scopes: Collection[Collection[int]], word_offsets: Mapping[int, int]
+) -> tuple[tuple[int, ...], ...]:
+    """The choices that form chains along words. Choices of words that share a factor, or are joined by such choices,
+    form one chain: its states are their joint states.
+    """
+    chains: list[set[int]] = []
+    for scope in scopes:
+        joined = {i for i in scope if network.specs[i].group.word_stack is not None}
+        for chain in [chain for chain in chains if chain & joined]:
+            chains.remove(chain)
+            joined |= chain
+        chains.append(joined)
+    members = (tuple(sorted(chain & word_offsets.keys())) for chain in chains)
+    return tuple(chain for chain in members if chain)
+
+
+def _find_direction_fault(
+    network: Network, chains: Collection[Collection[int]], word_offsets: Mapping[int, int]
+) -> StructureError | None:
+    """The error for a chain of choices of which some depend on the word before, and others on the word after."""
+    for chain in chains:
+        if len({word_offsets[index] for index in chain}) > 1:
+            names = " and ".join(network.specs[index].group.name for index in chain)
+            reason = f"{names} are chains along words in opposite directions, and values depend on both"
+            first = network.specs[min(chain)].group.name
+            return StructureError(
+                f"cannot eliminate {first} exactly in a batch: {reason}",
+                node=first,
+                reason=reason,
+                hint=CROSS_WORD_HINT,
+                remedy=f"set or observe {first}",
+            )
+    return None
 
 
 def _find_plate_fault(

@@ -210,7 +210,10 @@ JOINT_RULES: Sequence[Rule[Query]] = (
     Rule("enumeration", "all joint states of the choices fit in batches of the compiled net", find_enumeration_fault),
     Rule("reference", REFERENCE_REASON),
 )
-ELIMINATION_REASON = "each value depends on the choices of one word at most, so that choices are summed out one by one"
+ELIMINATION_REASON = (
+    "each value depends on the choices of one word, or of two neighbouring words of a chain, so that choices are "
+    "summed out one by one, and chains word by word"
+)
 POSTERIOR_RULES: Sequence[Rule[Query]] = (
     Rule(
         "compiled",
@@ -319,13 +322,12 @@ def with_cost(query: Query, route: Route) -> Route:
     assert isinstance(problem, EliminationProblem)
     specs, words = model.network.specs, model.ground.word_counts
     if route.algorithm == "elimination":
-        for index, above in problem.ancestor_choices.items():
-            check_elimination_budget(model.network, index, above, words, query.budget)
-        choices, network = problem.ancestor_choices.values(), model.network
-        counts = [math.prod(network.count_states(i, words) for i in above) for above in choices]
+        for index, scope in problem.scopes:
+            check_elimination_budget(model.network, index, scope, words, query.budget)
+        counts = [math.prod(model.network.count_states(i, words) for i in scope) for _, scope in problem.scopes]
         route = replace(route, states=max(counts, default=1))
     outputs = tuple(dict.fromkeys([*problem.outputs, *(specs[index].group.name for index in problem.factor_groups)]))
     closed = {*find_set_groups(model)[0], *problem.fixed}
     known = frozenset(model.network.graph.get_group(name).index for name in closed)
-    plan = query.module.plan(outputs, known, problem.enumerated)
+    plan = query.module.plan(outputs, known, problem.enumerated, has_chains=True)
     return replace(route, flops=count_plan_flops(model.network, plan, words, known, batch))

@@ -361,11 +361,11 @@ def analyse_choices(
     problem = build_elimination_problem(objective.module, forms, None, (), ())
     network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
     counts = (
-        (math.prod(network.count_states(i, words) for i in ancestors), [network.specs[i].group.name for i in ancestors])
-        for ancestors in problem.ancestor_choices.values()
+        (math.prod(network.count_states(i, words) for i in scope), [network.specs[i].group.name for i in scope])
+        for _, scope in problem.scopes
     )
     states, names = max(counts, default=(1, []))
-    label, fault = ", ".join(names), problem.fault
+    label, fault = ", ".join(dict.fromkeys(names)), problem.fault
     if fault is not None:
         return problem, states, label, (fault.node, fault.reason)
     if states > objective.budget:
@@ -382,7 +382,7 @@ def count_step_flops(problem: FitProblem, method: Method, elimination: Eliminati
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS)
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-    plan = objective.module.plan(tuple(dict.fromkeys(names)), known, elimination.enumerated)
+    plan = objective.module.plan(tuple(dict.fromkeys(names)), known, elimination.enumerated, has_chains=True)
     flops = count_plan_flops(network, plan, words, known, sentences)
     sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops

@@ -141,9 +141,14 @@ class FitObjective(nn.Module):
         if not self.learned.weights and corpus not in self._factor_cache:
             with torch.no_grad():
                 state, factors = self(corpus, lambda state, factors: (state, factors))
-            if not any(f.evidence is not None and _table_name(f) in self.learned.tables for f in factors):
+            if not any(f.evidence is not None and self._learned_tables(f) for f in factors):
                 state.values.clear()
                 self._factor_cache[corpus] = state, factors
+
+    def _learned_tables(self, factor: Factor) -> list[str]:
+        """Return the parameter names of the learned tables of a factor."""
+        names = (f"{factor.spec.param_prefix}.{name}" for name in factor.spec.parameters)
+        return [name for name in names if name in self.learned.tables]
 
     def _update_tables(self, state: ExecutionState, factors: list[Factor]) -> tuple[ExecutionState, list[Factor]]:
         """Recompute the cached factors that are tables from the current parameters; reuse the likelihoods."""
@@ -246,10 +251,11 @@ class FitObjective(nn.Module):
         # derivatives of shared factors add up. The probabilities need not be renormalised for the derivative.
 
         def evaluate(state: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
-            summed, tables = state.layout.enumerated, self.learned.tables
+            summed = state.layout.enumerated
             is_prior = [f.evidence is None or f.spec.group.index not in summed for f in factors]
-            idx = [k for k, f in enumerate(factors) if is_prior[k] and _table_name(f) in tables]
-            shapes = {_table_name(factors[k]): state.parameters[_table_name(factors[k])].shape for k in idx}
+            idx = [k for k, f in enumerate(factors) if is_prior[k] and self._learned_tables(f)]
+            names = dict.fromkeys(name for k in idx for name in self._learned_tables(factors[k]))
+            shapes = {name: state.parameters[name].shape for name in names}
             zeros = {name: torch.zeros(s, dtype=state.log_dtype, device=state.device) for name, s in shapes.items()}
 
             def total(tilts: dict[str, Tensor]) -> Tensor:
@@ -263,11 +269,6 @@ class FitObjective(nn.Module):
             return counts, evidence
 
         return self._evaluate(parameters, corpus, evaluate)
-
-
-def _table_name(factor: Factor) -> str:
-    """Return the parameter name of the table of a factor."""
-    return f"{factor.spec.param_prefix}.logits"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,178 @@
+"""Forward-backward recursions on chains in log space: log partition functions with exact gradients.
+
+A chain of n positions with states `c_0 .. c_(n-1)` has the unnormalised probability
+
+    exp(u_0[c_0]) prod_{i > 0} exp(p_i[c_(i-1), c_i] + u_i[c_i]),
+
+with a vector `u_i` (`unary`) for each position and a matrix `p_i` (`pair`) for each position but the first. The forward
+message `alpha_i[b]` is the log of the sum over all states up to i with `c_i = b`; the backward message `beta_i[a]` is
+that over all states after i, given `c_i = a` (Rabiner 1989, "A tutorial on hidden Markov models").
+
+All sums are log-sum-exp. Rescaled products of probabilities are not enough: if the likelihood of one position favours a
+state by 800 nats, and later positions favour another state by 2,000 nats, then the decisive state has underflowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_TREE_SIZE = 2**11  # entries of the matrices of one position up to which the tree is faster than the loop (measured)
+CHUNK_ELEMENTS = 2**18  # entries of pair posteriors that are computed at once, so that they fit in the cache
+
+
+def chain_log_partition(unary: Tensor, pair: Tensor) -> Tensor:
+    """The log of the sum over all sequences of states, in float64.
+
+    Its derivative with respect to `unary` is the posterior `P(c_i = b)`, and that with respect to `pair` is
+    `P(c_(i-1) = a, c_i = b)` (Darwiche 2003, "A differential approach to inference in Bayesian networks").
+
+    Args:
+        unary: `[n, S, K]`: the log potential of each position, sequence and state.
+        pair: `[n - 1 or 1, S or 1, K, K]`: the log potential of each position after the first, from the state of the
+            previous position (dim -2) to its own state (dim -1). Size 1 broadcasts.
+
+    Returns:
+        The log partition function of each sequence, `[S]`.
+    """
+    unary, pair = unary.double(), pair.double()
+    if len(unary) == 1:
+        return unary[0].logsumexp(-1)
+    log_partition: Tensor = _ForwardBackward.apply(unary, pair, torch.is_grad_enabled())[0]  # type: ignore[no-untyped-call]
+    return log_partition
+
+
+def forward_messages(unary: Tensor, pair: Tensor) -> Tensor:
+    """The forward messages `alpha`, `[n, S, K]`, in a loop over the positions."""
+    messages = [unary[0]]
+    for factor, matrix in zip(unary[1:].unbind(0), _matrices(unary, pair), strict=True):
+        messages.append((messages[-1].unsqueeze(-1) + matrix).logsumexp(-2) + factor)
+    return torch.stack(messages)
+
+
+def backward_messages(unary: Tensor, pair: Tensor) -> Tensor:
+    """The backward messages `beta`, `[n, S, K]`, in a loop over the positions."""
+    messages = [torch.zeros_like(unary[-1])]
+    for factor, matrix in zip(unary[1:].flip(0).unbind(0), reversed(_matrices(unary, pair)), strict=True):
+        messages.append((matrix + (messages[-1] + factor).unsqueeze(-2)).logsumexp(-1))
+    return torch.stack(messages[::-1])
+
+
+def _matrices(unary: Tensor, pair: Tensor) -> list[Tensor]:
+    """The matrix of each position after the first, `[S or 1, K, K]`."""
+    return list(pair.expand(len(unary) - 1, *pair.shape[1:]).unbind(0))
+
+
+class _ForwardBackward(torch.autograd.Function):
+    """`log Z`, `alpha` and `beta`. The gradient of `log Z` is a function of the messages, which are outputs, so that it
+    is differentiable too.
+    """
+
+    @staticmethod
+    def forward(unary: Tensor, pair: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+        is_small = unary.shape[1] * unary.shape[2] ** 2 <= MAX_TREE_SIZE or unary.is_cuda
+        messages = _messages_by_tree(unary, pair) if is_small else None
+        if messages is None:
+            alpha = forward_messages(unary, pair)
+            messages = alpha, backward_messages(unary, pair) if needs_gradient else torch.zeros_like(alpha)
+        return messages[0][-1].logsumexp(-1), *messages
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:2], *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        unary, pair, log_partition, alpha, beta = ctx.saved_tensors
+        by_partition, by_alpha, by_beta = grads
+        unary_grad, pair_grad = None, None
+        if by_partition is not None:
+            posterior = (alpha + beta - log_partition.unsqueeze(-1)).clamp(max=0.0).exp()
+            unary_grad = by_partition.unsqueeze(-1) * posterior
+            if ctx.needs_input_grad[1]:
+                pair_grad = _weighted_pair_posterior(unary, pair, alpha, beta, log_partition, by_partition)
+        for messages, grad in ((forward_messages, by_alpha), (backward_messages, by_beta)):  # second derivatives
+            if grad is not None:
+                by_unary, by_pair = torch.func.vjp(messages, unary, pair)[1](grad)
+                unary_grad = by_unary if unary_grad is None else unary_grad + by_unary
+                pair_grad = by_pair if pair_grad is None else pair_grad + by_pair
+        return unary_grad, pair_grad, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], unary: Tensor, pair: Tensor, needs_gradient: bool
+    ) -> tuple[tuple[Tensor, ...], tuple[int, int, int]]:
+        """The dim of `vmap` becomes part of the dim of sequences."""
+        count, (n, sequences, states) = info.batch_size, unary.shape[-3:]
+        by_set = unary.unsqueeze(0) if in_dims[0] is None else unary.movedim(in_dims[0], 0)
+        n, sequences, states = by_set.shape[1:]
+        unary = by_set.expand(count, n, sequences, states).transpose(0, 1).reshape(n, -1, states)
+        pair = pair.unsqueeze(0) if in_dims[1] is None else pair.movedim(in_dims[1], 0)
+        if in_dims[1] is not None or pair.shape[2] > 1:
+            pair = pair.expand(count, -1, sequences, states, states)
+        pair = pair.transpose(0, 1).flatten(1, 2)
+        log_partition, *messages = _ForwardBackward.apply(unary, pair, needs_gradient)  # type: ignore[no-untyped-call]
+        unfolded = (message.unflatten(1, (count, sequences)) for message in messages)
+        return (log_partition.unflatten(0, (count, sequences)), *unfolded), (0, 1, 1)
+
+
+def _weighted_pair_posterior(
+    unary: Tensor, pair: Tensor, alpha: Tensor, beta: Tensor, log_partition: Tensor, weight: Tensor
+) -> Tensor:
+    """`P(c_(i-1) = a, c_i = b)` times the weight of each sequence, summed over the dims in which `pair` has size 1."""
+    size = max(1, CHUNK_ELEMENTS // (unary.shape[1] * unary.shape[2] ** 2))
+    parts = []
+    for start in range(0, len(unary) - 1, size):
+        current = slice(start + 1, start + 1 + size)
+        matrices = pair if len(pair) == 1 else pair[start : start + size]
+        into = (unary[current] + beta[current] - log_partition.unsqueeze(-1)).unsqueeze(-2)
+        logs = alpha[: len(unary) - 1][start : start + size].unsqueeze(-1) + matrices + into
+        part = logs.clamp(max=0.0).exp() * weight[:, None, None]
+        part = part.sum(1, keepdim=True) if pair.shape[1] == 1 else part
+        parts.append(part.sum(0, keepdim=True) if len(pair) == 1 else part)
+    return torch.stack(parts).sum(0) if len(pair) == 1 else torch.cat(parts)
+
+
+def _messages_by_tree(unary: Tensor, pair: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The messages by products of neighbouring matrices in a balanced tree, in O(log n) steps; None if they underflow.
+
+    The products of blocks of 1, 2, 4, ... positions are computed upwards; downwards, the messages at the ends of each
+    block follow from those of the block above it (Blelloch 1990, "Prefix sums and their applications"; Särkkä and
+    García-Fernández 2021 for hidden Markov models).
+    """
+    levels = [pair + unary[1:].unsqueeze(-2)]
+    while len(levels[-1]) > 1:
+        blocks = levels[-1]
+        even = len(blocks) // 2 * 2
+        products = _log_matmul(blocks[0:even:2], blocks[1:even:2])
+        if products is None:
+            return None
+        levels.append(torch.cat([products, blocks[even:]]))
+    alpha, beta = unary[:1], torch.zeros_like(unary[:1])  # before and after the block of all positions
+    for blocks in levels[-2::-1]:
+        even = len(blocks) // 2 * 2
+        left, right = alpha[: even // 2], beta[: even // 2]
+        middle = (
+            (left.unsqueeze(-1) + blocks[0:even:2]).logsumexp(-2),
+            (blocks[1:even:2] + right.unsqueeze(-2)).logsumexp(-1),
+        )
+        alpha = torch.cat([torch.stack([left, middle[0]], 1).flatten(0, 1), alpha[even // 2 :]])
+        beta = torch.cat([torch.stack([middle[1], right], 1).flatten(0, 1), beta[even // 2 :]])
+    last = (alpha[-1:].unsqueeze(-1) + levels[0][-1:]).logsumexp(-2)
+    first = (levels[0][:1] + beta[:1].unsqueeze(-2)).logsumexp(-1)
+    return torch.cat([alpha, last]), torch.cat([first, beta])
+
+
+def _log_matmul(left: Tensor, right: Tensor) -> Tensor | None:
+    """`log(exp(left) @ exp(right))`; None if scaling by the maximum of each row and column does not prevent underflow.
+
+    Terms that underflow are smaller than the smallest number, so an entry that is much greater than it is exact.
+    """
+    row, column = left.amax(-1, keepdim=True), right.amax(-2, keepdim=True)
+    product = (left - row).exp() @ (right - column).exp()
+    if not bool((product > torch.finfo(product.dtype).tiny ** 0.8).all()):
+        return None
+    return product.log() + row + column
