@@ -329,7 +329,7 @@ def test_given_heads_of_each_word_copy_no_keys_for_each_word():
 
 
 def test_padding_is_not_copied_for_each_state_of_a_choice():
-    module, n = bt.bayesuvius(8, heads=4, per="word").module(), 64
+    module, n = bt.bayesuvius(8, heads=4, per="word").module(), 128
     mask = torch.arange(n) < torch.tensor([[n], [n - 1], [1]])
     with torch.no_grad(), SizeRecorder() as sizes:
         output = module(torch.randn(3, n, 8), mask, want=["x_1"])["x_1"]

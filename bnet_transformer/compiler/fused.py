@@ -42,7 +42,7 @@ class WordPick:
             x = x.unsqueeze(axis).movedim(axis + 1, -2)
         return x.flatten(-1 - len(self.axes))
 
-    def place_query(self, q: Tensor) -> Tensor:
+    def pad_query(self, q: Tensor) -> Tensor:
         """A query in the features of its entry, and zero in those of others, `[*layout, count * feature]`."""
         is_picked: Tensor = self.entry.to(q.device).unsqueeze(-1) == torch.arange(self.count, device=q.device)
         return torch.where(is_picked.unsqueeze(-1), q.unsqueeze(-2), 0).flatten(-2)
@@ -228,7 +228,7 @@ def build_attention_inputs(
     # That is the work of K heads without a softmax for each of them, and no keys or values are copied for each word.
     k_pick, v_pick = ((picks or {}).get(slot) for slot in ("k.", "v."))
     if k_pick is not None:
-        q, k = k_pick.place_query(q), k_pick.concat_features(k)
+        q, k = k_pick.pad_query(q), k_pick.concat_features(k)
     if v_pick is not None:
         v = v_pick.concat_features(v)
     return AttentionInputs(q, k, v, mask, is_causal, scale, bias, v_pick)
