@@ -201,7 +201,7 @@ class BNet(StructureQueries):
         """The compiled net, shared by all sentences of this net."""
         return self.module().eval()
 
-    def pyro(self, parameters: str = "prior") -> PyroModel:
+    def pyro(self, parameters: str = "prior", *, choices: str = "sites") -> PyroModel:
         """The net as a Pyro model `model(x, y)` with plates; its `Categorical` sites can be enumerated.
 
         A net without words has no `x`: call `model(y=...)`; the batch size is that of `y`.
@@ -209,6 +209,9 @@ class BNet(StructureQueries):
         Args:
             parameters: `"prior"` samples each table that has a prior from it (a Dirichlet site), to infer the tables.
                 `"own"` uses the tables of the net, to sample data.
+            choices: `"sites"` (default): each latent choice is a site. `"summed"`: all latent choices are summed out
+                exactly, and the log evidence of each sentence is one factor, `log_evidence`. This is for chains along
+                words, which Pyro cannot enumerate in a plate.
 
         Returns:
             The model, a callable with the names of its sites (`sites`).
@@ -220,7 +223,7 @@ class BNet(StructureQueries):
         """
         from bnet_transformer.bridges.pyro import PyroModel
 
-        return PyroModel(self.network, parameters)
+        return PyroModel(self.network, parameters, choices)
 
     def generate(self, prompt: object = None, **options: Any) -> Generated:
         """New words after each prompt.

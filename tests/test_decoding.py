@@ -165,7 +165,8 @@ def test_a_causal_table_is_causal(method):
 
 
 def test_errors_of_generate_do_not_mention_training():
-    for net in (bt.bayesuvius(4, heads=2, **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
+    shared = bt.bayesuvius(4, heads=2, per="corpus", **SELECT)
+    for net in (shared, bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
         with pytest.raises(bt.BNetError) as error:
             net.generate([1])
         assert "train" not in str(error.value) and "fit" not in str(error.value)
@@ -319,7 +320,7 @@ BAD = {
         "next word",
     ),
     "vectors": (lambda: bt.decoder(8, heads=2, slices=1, readout=Categorical(3)), [1], {}, "next word"),
-    "a selector": (lambda: bt.bayesuvius(4, heads=2, **SELECT), "a", {}, "no latent choice"),
+    "a shared selector": (lambda: bt.bayesuvius(4, heads=2, per="corpus", **SELECT), "a", {}, "latent choices"),
     "stop": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"stop": 9}, "ids from 0 to 4"),
     "no start": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), [1], {}, "start="),
     "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "same number"),

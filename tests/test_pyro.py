@@ -21,8 +21,8 @@ D = torch.float64
 IDS = {"ids": lambda case: case.name}
 OBSERVED = [case for case in CASES if case.evidence]
 COUPLED = "word, two slices"  # a word's value depends on other words' choices
-MARKOV = "hidden Markov"  # a word's choice depends on the choice before
-SUMMED = [case for case in OBSERVED if case.name not in (COUPLED, MARKOV)]
+CHAINS = ("hidden Markov", "backward chain", "factorial chains")  # a word's choice depends on that of a neighbour
+SUMMED = [case for case in OBSERVED if case.name not in (COUPLED, *CHAINS)]
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +60,9 @@ def fix_tables(problem: InferenceProblem) -> tuple[PyroModel, float]:
     """The model conditioned on the tables of the net as Dirichlet rows, and the log density of these."""
     rows = {s: problem.model.network.parameters[p].softmax(-1) for p, s in problem.model.priors.items()}
     model = pyro.condition(problem.model, data=rows)
-    trace = poutine.trace(model).get_trace(**_get_sampling_args(problem))
+    trace = poutine.trace(model).get_trace(**problem.arguments)
     trace.compute_log_prob()
     return model, sum(float(trace.nodes[name]["log_prob_sum"]) for name in rows)
-
-
-def _get_sampling_args(problem: InferenceProblem) -> dict[str, object]:
-    """Return the arguments, with states of choices that cannot be sampled word after word."""
-    if "z_0" not in problem.model.sites:
-        return problem.arguments
-    words = problem.sentence.ground.word_counts[""]
-    return {**problem.arguments, "y": {**problem.arguments["y"], "z_0": torch.arange(words)[None] % 2}}  # type: ignore[dict-item]
 
 
 def empty_guide(*_: object, **__: object) -> None:
@@ -85,7 +77,7 @@ def log_marginal(model: object, problem: InferenceProblem) -> float:
 def check_joint(problem: InferenceProblem, tolerance: float) -> None:
     """Check that the log density of a trace, minus that of the tables, is the reference's log joint of its states."""
     model, prior = fix_tables(problem)
-    trace = poutine.trace(model).get_trace(**_get_sampling_args(problem))
+    trace = poutine.trace(model).get_trace(**problem.arguments)
     ground, states = problem.sentence.ground, dict(problem.sentence.state.evidence)
     for spec in problem.sentence.net.network.specs:
         group = spec.group
@@ -127,9 +119,37 @@ def test_what_it_cannot_sum_out_it_refuses_by_name():
     problem = make_problem(next(c for c in CASES if c.name == COUPLED))
     with pytest.raises(bt.BNetError, match="c_0: expected a choice whose words do not interact"):
         log_marginal(problem.model, problem)
-    problem = make_problem(next(c for c in CASES if c.name == MARKOV))
-    with pytest.raises(bt.BNetError, match="z_0: expected a value"):
+    problem = make_problem(next(c for c in CASES if c.name == CHAINS[0]))
+    with pytest.raises(bt.BNetError, match="z_0: expected a choice whose words do not interact"):
         log_marginal(problem.model, problem)
+
+
+@pytest.mark.parametrize("case", [case for case in OBSERVED if case.name in ("codebook", "corpus", *CHAINS)], **IDS)
+def test_summed_choices_are_one_factor(case: Case):
+    problem = make_problem(case)
+    model = PyroModel(problem.sentence.net.network, choices="summed")
+    rows = {s: model.network.parameters[p].softmax(-1) for p, s in model.priors.items()}
+    trace = poutine.trace(pyro.condition(model, data=rows)).get_trace(**problem.arguments)
+    trace.compute_log_prob()
+    assert {*trace.nodes} >= {"log_evidence", *rows} and not {*problem.model.sites} & {*trace.nodes} - {*rows}
+    log_prob = float(trace.nodes["log_evidence"]["log_prob_sum"])
+    assert log_prob == pytest.approx(float(problem.sentence.log_prob()), abs=1e-10)
+
+
+@pytest.mark.parametrize("name", CHAINS[1:])
+def test_draws_of_a_chain_have_the_frequencies_of_the_net(name):
+    """Many sentences, drawn word by word, against the exact prior of pairs of neighbouring words."""
+    case, n = next(c for c in CASES if c.name == name), 4000
+    given = {name: value[None].expand(n, *value.shape) for name, value in case.sentence.state.encoded.given.items()}
+    draws = PyroModel(case.net.network, "own")(given=given)
+    for spec in case.net.network.specs:
+        group = spec.group
+        if spec.tpm.kind != "discrete" or group.word_stack is None:
+            continue
+        pair = [f"{group.name}_{word}" for word in (0, 1)]
+        expected, states = case.sentence.posterior(pair), draws[group.name].reshape(n, -1)
+        counts = torch.zeros(expected.shape).index_put_((states[:, 0], states[:, 1]), torch.ones(n), accumulate=True)
+        assert bool(((counts / n - expected).abs() < 4.5 * (expected / n).sqrt() + 1e-9).all())
 
 
 def make_model(**options: object) -> tuple[bt.BNet, PyroModel, Tensor]:

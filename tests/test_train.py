@@ -527,8 +527,8 @@ def make_real_net() -> bt.BNet:
 CLASSES = {"vocabulary": WORDS, "readout": Categorical(3), "pool": "mean"}
 WRONG = {
     "no readout": (lambda: bt.encoder(8, heads=2, slices=1, vocabulary=WORDS), SENTENCES, "no likelihood"),
-    "a selector": (
-        lambda: bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(7)), SENTENCES, "fit, which sums"
+    "a shared selector": (
+        lambda: bt.bayesuvius(4, heads=2, per="corpus", vocabulary=WORDS, observe=Categorical(7)), SENTENCES, "bt.fit"
     ),
     "not a net": (lambda: 7, SENTENCES, "a net"),
     "nothing": (make_net, [], "a list of sentences"),

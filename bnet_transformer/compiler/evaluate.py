@@ -407,14 +407,18 @@ class Scan:
 
     def evaluate_word(self, spec: NodeSpec, word: int) -> Tensor:
         """The value at a word, for a group that reads several words or entries that a selector picks."""
+        context, parents = self.gather_word(spec, word)
+        return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
+
+    def gather_word(self, spec: NodeSpec, word: int) -> tuple[EvalContext, list[Tensor]]:
+        """The context and the values of the parents of one word."""
         for parent in spec.parents:
             selectors = [selector for _, selector in parent.pick]
             for index in {parent.index, *selectors} & self.values_by_word.keys():
                 if self.values_by_word[index]:
                     self.state.values[index] = self.pad_to_length(index)
         position = self.num_words - 1 - word if self.is_backward else word
-        context, parents = gather_parents(self.state, spec, position)
-        return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
+        return gather_parents(self.state, spec, position)
 
     def pad_to_length(self, index: int) -> Tensor:
         """The value of a group at all words, with zeros at words that are not computed yet, and that are never read."""

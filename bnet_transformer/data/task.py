@@ -32,6 +32,12 @@ class Task:
         """The stacks whose words are given."""
         return tuple(self.encoders)
 
+    @property
+    def has_choices(self) -> bool:
+        """True if a readout depends on a latent choice, over which its probability is summed."""
+        needed = {spec.group.index for readout in self.readouts for spec in self.network.ancestral_specs(readout)}
+        return any(spec.group.index in needed for spec in self.network.choices)
+
     def needs_mask(self, stack: str) -> bool:
         """True if a word of a stack could read the padding at its end."""
         for spec in self.network.specs:
@@ -148,11 +154,13 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
         The task, which has at least one readout.
 
     Raises:
-        BNetError: The net has no readout, or a latent choice with children.
+        BNetError: The net has no readout, a random node that is not discrete and has children, or a choice that all
+            sentences share.
     """
     task = infer_task(network)
     out_of = network.graph.out_edges
-    choices = [m.group.name for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
+    latent = [m for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
+    unsummable = [m.group.name for m in latent if m.tpm.kind != "discrete" or m.scope == "corpus"]
     if not task.readouts:
         subject = "net: there is no readout (a Categorical or Normal node without children), hence no likelihood"
         hint = "Build the net with observe= or readout=, or pass loss= to train"
@@ -162,9 +170,10 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
             )
             hint = "Build the net with observe= or readout="
         raise BNetError(subject, hint=hint)
-    if choices:
-        expected, hint = "no latent choice on which the readouts depend", "Use a net with combine='concat'"
-        if not is_generation:
-            hint = "Use bt.fit, which sums over choices, pass loss=, or use a net with combine='concat'"
-        raise BNetError("net", expected=expected, actual=", ".join(choices[:4]), hint=hint)
+    if unsummable:
+        expected = (
+            "discrete latent choices of words or sentences, which are summed out of the probability of a sentence"
+        )
+        hint = "Use another net" if is_generation else "Use bt.fit for a choice that all sentences share, or pass loss="
+        raise BNetError("net", expected=expected, actual=", ".join(unsummable[:4]), hint=hint)
     return task

@@ -106,7 +106,7 @@ def build_factors(
         x=inputs,
         observed={name: _merge_set_states(evidence[name], patched.get(name)) for name in problem.fixed},
         patched={name: patch for name, patch in patched.items() if name not in problem.fixed},
-        training=False,
+        training=bool(request.training),
         enumerate_too=problem.enumerated,
         has_chains=True,
         deferred=frozenset(problem.deferred_attention.values()),

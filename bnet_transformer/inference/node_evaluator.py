@@ -329,7 +329,8 @@ class NodeEvaluator:
                 return fault
             network = model.network
             is_open = {i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete"}
-            names = [network.specs[index].group.name for index in outputs]
+            # The states of an open choice are enumerated; its distribution is not needed.
+            names = [network.specs[index].group.name for index in outputs if index not in is_open]
             for index in outputs:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":
                     return unset_parent_error(network.specs[index].group.name)
@@ -338,7 +339,8 @@ class NodeEvaluator:
                 return requirements.fault
             words = model.ground.word_counts
             if math.prod(network.count_states(index, words) for index in requirements.enumerated) > BUDGET:
-                return Obstacle(names[0], f"{names[0]} depends on more than {BUDGET} joint states of choices")
+                name = specs[0].group.name
+                return Obstacle(name, f"{name} depends on more than {BUDGET} joint states of choices")
             enumerated = requirements.enumerated
         if not set(enumerated_groups) <= set(enumerated):
             name = specs[0].group.name
@@ -359,7 +361,7 @@ class NodeEvaluator:
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
             is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
-            names = tuple(network.specs[i].group.name for i in candidates)
+            names = tuple(network.specs[i].group.name for i in candidates if i not in is_open)
             if self.module.find_requirements(names, closed, is_open, partial, words).fault is None:
                 break
         plan = self.module.plan(names, closed, is_open, patched=partial)
@@ -487,7 +489,6 @@ class NodeEvaluator:
     def _execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
         model, network = self.model, self.model.network
-        names = tuple(network.specs[index].group.name for index in outputs)
         arguments = group_interventions(self._fixed_model, ancestral_set)
         closed, patched = arguments["do"], arguments["patched"]
         batched = {model.ground.group_of(node).index for node in self.states}
@@ -497,6 +498,7 @@ class NodeEvaluator:
         closed |= self._reuse_previous_values(set(outputs), closed)
         known = frozenset(network.graph.get_group(name).index for name in closed)
         is_open = frozenset(i for i in set(outputs) - known if network.specs[i].tpm.kind == "discrete")
+        names = tuple(network.specs[index].group.name for index in outputs if index not in is_open)
         request = ExecutionRequest(
             names,
             build_length_inputs(model),

@@ -14,6 +14,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
+from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
@@ -52,6 +53,11 @@ class SiteStatusMessenger(Messenger):
         """Record the status of a site after its sample statement."""
         self.is_enumerated = (msg["infer"] or {}).get("_enumerate_dim") is not None
         self.is_fixed = bool(msg["is_observed"])
+
+
+def is_enumerating() -> bool:
+    """Return True inside a handler that enumerates sites, such as that of `TraceEnum_ELBO`."""
+    return any(isinstance(handler, EnumMessenger) for handler in _PYRO_STACK)
 
 
 def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.bridges.pyro import checks
+from bnet_transformer.bridges.pyro.word_by_word import ComponentSampler, WordByWord
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.evaluate import Scan, compute_value
 from bnet_transformer.compiler.execution_state import ExecutionState, StackTensors, TensorLayout
@@ -29,8 +30,10 @@ from bnet_transformer.compiler.validate_inputs import (
     lay_out_value,
     lay_out_values,
 )
+from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
+from bnet_transformer.inference import log_evidence
 
 
 class PyroModel:
@@ -45,6 +48,10 @@ class PyroModel:
         parameters: With `"prior"` a table with a prior is a random variable, the Dirichlet site `theta_<owner>`. With
             `"own"` every table has the values of the net and there are no such sites: samples of this model are data of
             this net.
+        choices: With `"sites"` each latent choice is a site. With `"summed"` all latent choices are summed out exactly
+            (`inference.log_evidence`), and the log evidence of each sentence is one factor, `log_evidence`: the model
+            has no other sites than the tables, and observations are passed as `y`. This is for chains along words,
+            which Pyro cannot enumerate in a plate.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.tpm import Categorical
@@ -55,12 +62,15 @@ class PyroModel:
     ('c', 'y')
     """
 
-    def __init__(self, network: Network, parameters: str = "prior") -> None:
+    def __init__(self, network: Network, parameters: str = "prior", choices: str = "sites") -> None:
         self.network = network = as_network(network)
         check_choice("parameters", parameters, ("prior", "own"))
+        check_choice("choices", choices, ("sites", "summed"))
+        self.choices = choices
         self.plates = tuple(network.graph.plate_sizes)
         self.max_plate_nesting = len(self.plates) + 2
         self._module = CompiledModule(network)
+        self._log_evidence = _LogEvidence(self._module)
         self.random_specs = tuple(m for m in network.specs if m.tpm.is_random)
         self.priors = {
             f"{spec.param_prefix}.{name}": f"theta_{spec.param_prefix}"
@@ -70,7 +80,8 @@ class PyroModel:
             for name in spec.priors
             if parameters == "prior"
         }
-        self.sites = (*dict.fromkeys(self.priors.values()), *(spec.group.name for spec in self.random_specs))
+        random_sites = () if choices == "summed" else (spec.group.name for spec in self.random_specs)
+        self.sites = (*dict.fromkeys(self.priors.values()), *random_sites)
         if len(set(self.sites)) != len(self.sites):
             raise BNetError("sites", expected="a different name for each site", actual=", ".join(self.sites))
 
@@ -103,7 +114,7 @@ class PyroModel:
             batch: The number of sentences, if neither inputs nor observations determine it.
 
         Returns:
-            The value of each site and each recorded group by name, in Pyro's shape.
+            The value of each site and each recorded group by name, in Pyro's shape; empty if the choices are summed.
         """
         sites = frozenset(name for name in self.sites if name not in check_mapping("do", do))
         y = self._observations_by_group(y)
@@ -124,8 +135,37 @@ class PyroModel:
         state.parameters = {**stored, **self._sample_tables(stored)}
         plates = self._create_plates(state, batch, total)
         scale = 1.0 if total is None else total / batch
+        if self.choices == "summed":
+            evidence = {
+                name: Evidence(value, check_mapping("observed_mask", observed_mask).get(name))
+                for name, value in y.items()
+            }
+            self._add_log_evidence(state, plates, evidence, {"x": x, "mask": mask, "do": do, "given": given})
+            return {}
         run = _ModelRun(state, observed, observed_masks, handled, plates, frozenset(assigned), batch, scale)
         return self._run(run, tuple(record))
+
+    def _add_log_evidence(
+        self,
+        state: ExecutionState,
+        plates: Mapping[tuple[str, str | None], Any],
+        evidence: Mapping[str, Evidence],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """Add the log evidence of each sentence, summed over all latent choices, as a factor."""
+        stored = {f"module.store.{name.replace('.', '/')}": value for name, value in state.parameters.items()}
+        for name, value in state.parameters.items():
+            if value.dim() > self.network.parameters[name].dim():
+                expected = "no vectorized particles, because choices='summed' sums the choices for one set of tables"
+                raise BNetError(
+                    "vectorize_particles", expected=expected, actual=f"{name} of shape {tuple(value.shape)}"
+                )
+        total = torch.func.functional_call(self._log_evidence, stored, (evidence, arguments))
+        is_batch = len(total) > 1 or ("sentence", None) in plates
+        with plates["sentence", None] if is_batch else contextlib.nullcontext():
+            pyro.factor(
+                "log_evidence", total.reshape(-1, *[1] * (self.max_plate_nesting - 1)) if is_batch else total[0]
+            )
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert values of random groups to Pyro's shape, for `condition` and `do`.
@@ -161,7 +201,7 @@ class PyroModel:
 
     def _run(self, run: _ModelRun, record: tuple[str, ...]) -> dict[str, Tensor]:
         """Run component by component in topological order: sample the sites, compute deterministic groups."""
-        state, values, graph = run.state, {}, self.network.graph
+        state, values, graph = run.state, dict[str, Tensor](), self.network.graph
         output = () if self.random_specs or record else (find_default_output(self.network),)
         requested = [
             *(spec.group.index for spec in self.random_specs),
@@ -173,13 +213,12 @@ class PyroModel:
             ]
             is_scanned = component[0] in graph.recurrent
             for index in random if is_scanned else ():
-                if index not in run.observed:
-                    name = self.network.specs[index].group.name
-                    expected = "a value (y= or do=), because the choice of each word depends on the previous word"
-                    hint = "Pyro cannot sample such a choice in a plate of words"
-                    raise BNetError(name, expected=expected, hint=hint)
-                observed = checks.align_site_value(state, self.network.specs[index], run.observed[index])
-                state.known = {**state.known, index: observed}
+                if index in run.observed:
+                    observed = checks.align_site_value(state, self.network.specs[index], run.observed[index])
+                    state.known = {**state.known, index: observed}
+            if is_scanned and not all(index in state.known for index in random):
+                values |= self._sample_component(run, component, random)
+                continue
             if is_scanned:
                 state.values |= Scan(state, component).run()
             elif not random:
@@ -198,18 +237,40 @@ class PyroModel:
                 values[name] = pyro.deterministic(name, value, event_dim=len(checks.event_shape(spec)))
         return values
 
-    def _sample_site(self, run: _ModelRun, spec: NodeSpec) -> Tensor:
-        """Sample or observe the site of a random group."""
+    def _sample_component(self, run: _ModelRun, component: Sequence[int], random: Sequence[int]) -> dict[str, Tensor]:
+        """Sample or observe the sites of groups that depend on each other at neighbouring words."""
+        state, values, specs = run.state, {}, [self.network.specs[index] for index in random]
+        for spec in specs:
+            if spec.tpm.kind != "discrete":
+                expected = "a value (y= or do=), because the value of each word depends on the previous word"
+                raise BNetError(spec.group.name, expected=expected)
+        sizes = {spec.group.index: run.get_site_sizes(spec) for spec in specs}
+        sampler = ComponentSampler(state, component, sizes)
+        for spec in specs:
+            value = self._sample_site(run, spec, WordByWord(sampler, spec, sampler.shapes[spec.group.index]))
+            if spec.group.index in sampler.samples and checks.is_enumerating():
+                expected = "a choice whose words do not interact, because enumeration sums each word out separately"
+                hint = "Use net.pyro(choices='summed'), sample the choice in a guide (SVI), or set it with do="
+                raise BNetError(spec.group.name, expected=expected, actual="a chain along words", hint=hint)
+            values[spec.group.name] = value
+            state.known = {**state.known, spec.group.index: checks.align_site_value(state, spec, value)}
+        state.values |= Scan(state, component).run()
+        return values
+
+    def _sample_site(self, run: _ModelRun, spec: NodeSpec, fn: Any = None) -> Tensor:
+        """Sample or observe the site of a random group; its distribution is `fn`, by default that of its TPM."""
         index, name = spec.group.index, spec.group.name
-        context, parents = gather_parents(run.state, spec)
-        if spec.tpm.kind == "discrete":
+        context, parents = (None, []) if fn is not None else gather_parents(run.state, spec)
+        if context is None:
+            pass
+        elif spec.tpm.kind == "discrete":
             fn = dist.Categorical(logits=spec.tpm.logits(context, *parents), validate_args=False)
         else:
             fn = checks.to_pyro_distribution(name, spec.tpm.distribution(context, *parents))
         missing = self.max_plate_nesting - len(fn.batch_shape)
         fn = fn.expand([1] * missing + list(fn.batch_shape)) if missing > 0 else fn
         obs = run.observed.get(index)
-        infer: Any = {"enumerate": "parallel"} if spec.tpm.kind == "discrete" and obs is None else {}
+        infer: Any = {"enumerate": "parallel"} if fn.has_enumerate_support and obs is None else {}
         with contextlib.ExitStack() as stack:
             for plate in run.get_plates(spec):
                 stack.enter_context(plate)
@@ -347,6 +408,18 @@ class PyroModel:
                 raise BNetError("y", expected=expected, actual="one tensor", allowed=", ".join(leaves))
             return {leaves[0]: y}
         return check_mapping("y", y)
+
+
+class _LogEvidence(torch.nn.Module):
+    """`log P(evidence)` of each sentence as a module, so that its parameters can be replaced."""
+
+    def __init__(self, module: CompiledModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, evidence: Mapping[str, Evidence], arguments: Mapping[str, Any]) -> Tensor:
+        """Compute the log evidence of each sentence; impossible evidence is not an error."""
+        return log_evidence(self.module.eval(), evidence, **arguments, check=False)
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,10 @@ class TrainConfig:
 
     def check(self, task: Task) -> None:
         """Raise an error if an option does not apply to the net."""
+        if self.smoothing and task.has_choices:
+            raise BNetError(
+                "smoothing", expected="0, because the readouts depend on latent choices", actual=self.smoothing
+            )
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
             raise BNetError("smoothing", expected="0, because a readout is real-valued", actual=self.smoothing)
         precision, dtype = self.execution.precision, task.network.dtype

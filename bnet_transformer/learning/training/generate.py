@@ -20,6 +20,7 @@ from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.training.filtering_decoder import FilteringDecoder
 from bnet_transformer.learning.training.incremental_decoding import IncrementalDecoder, find_next_word_readout
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 DECODING_METHODS = ("greedy", "beam", "sample")
 MIN_TEMPERATURE = 1e-37  # below it the likeliest word has probability 1 in every dtype; above its inverse all are equal
 Sampler = Callable[[Tensor], Tensor]
+Decoder = IncrementalDecoder | FilteringDecoder
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def generate(
 ) -> Generated:
     """Generate new words after each prompt.
 
+    In a net with latent choices, each word is predicted given the words before it, summed over all choices.
+
     Args:
         network: A net whose readout predicts the next word.
         prompt: Text, a list of ids, or an array. A list of these is a batch; a list of strings is a batch of texts. For
@@ -133,10 +137,14 @@ def generate(
     rows = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
     check_memory("generate", 8 * rows * prompts.max_length, "fewer or shorter prompts, a smaller length= or beams=")
     device = network.device
-    with torch.inference_mode():
+    decoder: Decoder
+    with torch.no_grad() if task.has_choices else torch.inference_mode():
         module = CompiledModule(network).eval()
         prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
-        decoder = IncrementalDecoder(module, task, prefix, mask, prompts.max_length)
+        if task.has_choices:
+            decoder = FilteringDecoder(module, task, prefix, mask)
+        else:
+            decoder = IncrementalDecoder(module, task, prefix, mask, prompts.max_length)
         if method == "beam":
             ids, scores = beam_search(decoder, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
@@ -248,7 +256,7 @@ class Prompts:
         return (words == self.stop_id) & (position >= self.lengths)
 
 
-def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sampler) -> tuple[list[list[int]], Tensor]:
+def decode_words(decoder: Decoder, prompts: Prompts, sample_word: Sampler) -> tuple[list[list[int]], Tensor]:
     """Choose words one by one with `sample_word`. Return the new words of each row and their log probability."""
     batch = len(prompts.ids)
     score = torch.zeros(batch, dtype=decoder.log_probs.dtype, device=prompts.ids.device)
@@ -269,9 +277,7 @@ def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sam
     return _extract_new_words(torch.stack(chosen, 1), prompts, length), score
 
 
-def beam_search(
-    decoder: IncrementalDecoder, prompts: Prompts, beams: int, penalty: float
-) -> tuple[list[list[int]], Tensor]:
+def beam_search(decoder: Decoder, prompts: Prompts, beams: int, penalty: float) -> tuple[list[list[int]], Tensor]:
     """Beam search: find the new words of each row with the best `log P / ((5 + n) / 6)^penalty`, and their `log P`."""
     # Wu et al. 2016, equation 14. log P only decreases with more words and the penalty only increases, so the score of
     # a live beam is at most log P / penalty(max_new_words). If this bound does not exceed the best ended beam, the row

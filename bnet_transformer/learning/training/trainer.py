@@ -24,15 +24,21 @@ from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.elimination import eliminate_choices
+from bnet_transformer.inference.factors import build_factors
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.training.configs import AdamW, TrainConfig, create_schedule
+from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm import Dropout
 
 Loss = Callable[[CompiledModule, Batch], Tensor]
 
 
 class TrainingLoss(nn.Module):
-    """The summed loss of a batch, over its observed words; for a loss function of the user, over its sentences."""
+    """The summed loss of a batch, over its observed words; for a loss function of the user, over its sentences.
+
+    The loss is `- log P(y | x)`. If the readouts depend on latent choices, they are summed out exactly.
+    """
 
     def __init__(self, module: CompiledModule, task: Task, smoothing: float = 0.0, loss_fn: Loss | None = None) -> None:
         super().__init__()
@@ -49,6 +55,10 @@ class TrainingLoss(nn.Module):
             if torch.is_grad_enabled() and not loss.requires_grad:
                 raise BNetError("loss", expected="a tensor that depends on trainable parameters")
             return loss * len(batch)
+        if self.task.has_choices:
+            request = ExecutionRequest((), batch.x, batch.mask, training=self.training, check_values=False)
+            state, factors = build_factors(self.module, batch.evidence, None, request, atol=ATOL, budget=BUDGET)
+            return -eliminate_choices(state, factors).sum()
         state, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
         observed = batch.observed
