@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bnet_transformer import models as models, tpm as tpm
     from bnet_transformer._core.naming import Reach as Reach
     from bnet_transformer.attention.heads import inclusion as inclusion, roles as roles
-    from bnet_transformer.bnet import BNet as BNet, load as load
+    from bnet_transformer.bnet import BNet as BNet, from_pgmpy as from_pgmpy, load as load, read_bif as read_bif
     from bnet_transformer.declare import (
         Arrow as Arrow,
         Declaration as Declaration,
@@ -76,7 +76,7 @@ _EXPORTS = {  # the public names of each module
     "": "models tpm",
     "_core.naming": "Reach",
     "attention.heads": "inclusion roles",
-    "bnet": "BNet load",
+    "bnet": "BNet from_pgmpy load read_bif",
     "declare": "Arrow Declaration Node Plate Stack",
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
     "explanation": "explain",

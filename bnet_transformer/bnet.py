@@ -17,6 +17,7 @@ from bnet_transformer._core.checks import check_mapping, check_names, check_seed
 from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer.attention.tan import CorpusTan, learn_tan_from_sentences
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
+from bnet_transformer.bridges.pgmpy import Roles, bif_to_declaration, pgmpy_to_declaration
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.declare import Declaration, Network, declare, io
@@ -31,6 +32,7 @@ from bnet_transformer.sentence import Sentence
 if TYPE_CHECKING:
     import graphviz
     import networkx as nx
+    from pgmpy.models import DiscreteBayesianNetwork
 
     from bnet_transformer.bridges.pyro import PyroModel
     from bnet_transformer.compiler import CompiledModule
@@ -395,6 +397,66 @@ def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
         return BNet(io.load(path, trust=trust))
     result: Any = fits.load(path, trust=trust)
     return replace(result, net=BNet(result.network))
+
+
+def from_pgmpy(model: DiscreteBayesianNetwork, *, roles: Roles = None, learnable: bool = False) -> BNet:
+    """A net of a discrete Bayesian network of pgmpy: a node without words, with a `Table`, for each variable.
+
+    `net.sentence().to_pgmpy()` is the network again.
+
+    Args:
+        model: The network, with a `TabularCPD` for each variable. The names of states become labels; the numbers 0, 1,
+            ... are states without labels. Rows whose sum differs from 1 by at most 0.01 are divided by their sum.
+        roles: The roles of variables with names that are no valid roles, such as `"X_1"`: a mapping, or a function from
+            names to roles. None (default): the names are the roles.
+        learnable: Whether fits change the tables. Default False.
+
+    Returns:
+        The net, in float64.
+
+    Raises:
+        BNetError: A variable has no table, its table is no distribution, or its name is no valid role.
+
+    >>> import bnet_transformer as bt
+    >>> from pgmpy.factors.discrete import TabularCPD
+    >>> from pgmpy.models import DiscreteBayesianNetwork
+    >>> model = DiscreteBayesianNetwork([("rain", "wet")])
+    >>> model.add_cpds(
+    ...     TabularCPD("rain", 2, [[0.8], [0.2]]),
+    ...     TabularCPD("wet", 2, [[0.9, 0.2], [0.1, 0.8]], evidence=["rain"], evidence_card=[2]),
+    ... )
+    >>> bt.from_pgmpy(model).sentence().posterior("rain", {"wet": 1}).numpy().round(3)
+    array([0.333, 0.667])
+    """
+    return BNet(declare(pgmpy_to_declaration(model, roles=roles, learnable=learnable)).to(torch.float64))
+
+
+def read_bif(path: PathLike, *, roles: Roles = None, learnable: bool = False) -> BNet:
+    """A net of a discrete Bayesian network in a BIF file, such as those of the bnlearn repository.
+
+    Files that `s.draw("net.bif")` or `s.to_bif()` wrote restore the labels of the states.
+
+    Args:
+        path: The file.
+        roles: The roles of variables with names that are no valid roles, as in `from_pgmpy`. Default None.
+        learnable: Whether fits change the tables. Default False.
+
+    Returns:
+        The net, in float64.
+
+    Raises:
+        FileError: The file is missing or not in the BIF format.
+        BNetError: A variable has no table, its table is no distribution, or its name is no valid role.
+
+    >>> import bnet_transformer as bt
+    >>> import tempfile
+    >>> coin = bt.BNet(bt.Declaration(nodes=[bt.Node("coin", bt.tpm.Table((0.5, 0.5), ("heads", "tails")))]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     coin.sentence().draw(f"{folder}/coin.bif")
+    ...     bt.read_bif(f"{folder}/coin.bif").sentence().labels("coin")
+    ('heads', 'tails')
+    """
+    return BNet(declare(bif_to_declaration(path, roles=roles, learnable=learnable)).to(torch.float64))
 
 
 def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:

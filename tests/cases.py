@@ -463,6 +463,28 @@ def sprinkler() -> bt.BNet:
     return bt.BNet(bt.Declaration(nodes=nodes, name="sprinkler"))
 
 
+def chest_clinic() -> bt.BNet:
+    """A part of the chest clinic by tables with given numbers, one of them a function of its parents."""
+    yes = ("no", "yes")
+    nodes = [
+        bt.Node("smoke", tpm.Table((0.5, 0.5), yes)),
+        bt.Node("lung", tpm.Table(((0.99, 0.01), (0.9, 0.1)), yes, learnable=True, prior=2.0), ["smoke"]),
+        bt.Node("tub", tpm.Table((0.95, 0.05), yes)),
+        bt.Node("either", tpm.Table.from_function(max, (2, 2), labels=yes), ["tub", "lung"]),
+        bt.Node("xray", tpm.Table(((0.95, 0.05), (0.02, 0.98)), yes, learnable=True), ["either"]),
+    ]
+    return bt.BNet(bt.Declaration(nodes=nodes, name="chest clinic"))
+
+
+def tagger() -> bt.BNet:
+    """A hidden Markov model along the words by tables with zeros: no tag follows itself."""
+    tag = tpm.Table(((0.0, 0.5, 0.5), (0.7, 0.0, 0.3), (0.4, 0.6, 0.0)), initial=(0.2, 0.5, 0.3))
+    word = tpm.Table(((0.6, 0.3, 0.1), (0.1, 0.8, 0.1), (0.0, 0.3, 0.7)), learnable=True)
+    nodes = [bt.Node("tag", tag, [bt.Arrow("tag", "before")], WORD), bt.Node("y", word, ["tag"], WORD)]
+    stack = bt.Stack(nodes[:1], [bt.Node("x", tpm.Given(4), plates=WORD)], nodes[1:])
+    return bt.BNet(bt.Declaration([stack], name="tagger"))
+
+
 def sites() -> bt.BNet:
     """A mixture without words: a plate of choices below a choice, and a real readout of each."""
     plates = ["site"]
@@ -620,6 +642,8 @@ CASES: tuple[Case, ...] = (
         {"dec_y_0": "chat"},
     ),
     Case("sprinkler", sprinkler, None, {"wet": 1}),
+    Case("tagger", tagger, evidence={"y_0": 1, "y_2": 0}),
+    Case("chest clinic", chest_clinic, None, {"xray": 1}),
     Case("sites", sites, None, {"y_1": (0.3, -0.4)}),
     Case("hidden states", hidden_states, None, {"y_0": 1, "y_2": 2}),
     Case("no slices", no_slices, evidence={"y_1": 1}),

@@ -10,7 +10,7 @@ from pgmpy.models import DiscreteBayesianNetwork
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.tpm import Categorical
+from bnet_transformer.tpm import Categorical, Table
 from tests.cases import jitter
 
 D = torch.float64
@@ -104,7 +104,6 @@ def site_density(net: bt.BNet, y: torch.Tensor) -> torch.Tensor:
 
 def textbook() -> bt.BNet:
     """The chest clinic with its published tables: `either` is a function, so its table contains zeros and ones."""
-    nodes = [bt.Node(name, Categorical(2, labels=("no", "yes")), parents) for name, parents in PARENTS.items()]
     chances = {  # P(yes | parents), parents in the order of the declaration
         "asia": 0.01,
         "smoke": 0.5,
@@ -116,5 +115,6 @@ def textbook() -> bt.BNet:
         "dysp": [[0.1, 0.8], [0.7, 0.9]],
     }
     yes = {name: torch.tensor(chance, dtype=D) for name, chance in chances.items()}
-    net = bt.BNet(bt.Declaration(nodes=nodes, name="asia")).to(D)
-    return net.replace({f"{name}.logits": torch.stack([1 - p, p], -1).log() for name, p in yes.items()})
+    tables = {name: Table(torch.stack([1 - p, p], -1), ("no", "yes"), learnable=True) for name, p in yes.items()}
+    nodes = [bt.Node(name, tables[name], parents) for name, parents in PARENTS.items()]
+    return bt.BNet(bt.Declaration(nodes=nodes, name="asia")).to(D)

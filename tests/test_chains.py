@@ -13,6 +13,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, chain, log_evidence, posterior
 from bnet_transformer.inference.chain import chain_log_partition
+from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Attention, Categorical, Embed, Given, Linear, Normal, Select, Weight
 from tests.cases import close, get_case
@@ -247,6 +248,27 @@ def test_training_maximises_the_evidence():
     assert last == pytest.approx(run.losses[-1], abs=0.1)
     with pytest.raises(bt.BNetError, match="smoothing"):
         bt.train(net, data, steps=1, smoothing=0.1)
+
+
+def test_heads_of_a_chain_are_aligned_and_used_as_in_its_stationary_distribution():
+    """Two draws that differ in the order of the states: transitions in both dims, initial table, and means."""
+    net = switching_net(3, sigma=0.5)
+    names, order = ["c_0.logits", "c_0.initial", "m_0.values"], torch.tensor([2, 0, 1])
+    torch.manual_seed(0)
+    y = torch.randint(3, (4, 6, 1)) + 0.2 * torch.randn(4, 6, 1, dtype=D)
+    readouts = infer_fit_task(net.network).readouts
+    objective = FitObjective(net.network, select_learnable(net.network, readouts, names, 1.0), 2**16)
+    draw = {name: net.parameters[name].softmax(-1) if "c_0" in name else net.parameters[name] for name in names}
+    other = {name: value[order] for name, value in draw.items()}
+    other["c_0.logits"] = other["c_0.logits"][:, order]
+    samples = {name: torch.stack([draw[name], other[name]])[None] for name in names}
+    batch = read_batch(net.network, (torch.zeros(4, 6, 1, dtype=D), y))
+    aligned, selectors = align_heads(objective, batch, samples, torch.tensor([[0.0, -1.0]]))
+    assert selectors == ("c_0",)
+    for name in names:
+        close(aligned[name][0, 1], draw[name])
+    usage = bt.fit(net, (torch.zeros(4, 6, 1, dtype=D), y), method=bt.EM(steps=1), learn=names[:1], progress=False)
+    close(usage.pi @ usage.theta["c_0"], usage.pi)
 
 
 def test_a_chain_past_the_budget_names_its_choices():

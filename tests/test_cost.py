@@ -83,7 +83,8 @@ def count_words(net: bt.BNet, n: int) -> dict[str, int]:
 
 
 WORDLESS = [case for case in CASES if not case.net.network.graph.word_stacks]
-COUNTED = [case for case in CASES if case.name != REFUSED and case not in WORDLESS]
+TABLES = ("factorial chains", "tagger")  # nets without matrix products
+COUNTED = [case for case in CASES if case.name not in (REFUSED, *TABLES) and case not in WORDLESS]
 FREE = [case for case in COUNTED if min(count_words(case.net, 40).values()) == 40]
 """Those for any number of words."""
 

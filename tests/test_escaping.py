@@ -27,12 +27,12 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.bridges.networkx import to_graphml, to_json
+from bnet_transformer.bridges.pgmpy import parse_state_name
 from bnet_transformer.cli import main, outputs
 from bnet_transformer.figures.dot import to_dot
 from bnet_transformer.figures.labels import escape_invisible, format_token
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_tex, to_tikz
-from tests.test_export_discrete import parse_label
 
 MARKUP = [
     "</script>",
@@ -112,7 +112,7 @@ def test_bif(words: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = BIFReader(string=text).get_model()
-    assert [parse_label(state) for state in result.get_cpds("y_0").state_names["y_0"]] == words
+    assert [parse_state_name(state) for state in result.get_cpds("y_0").state_names["y_0"]] == words
     assert set(result.nodes) == {"c", "y_0"}
 
 

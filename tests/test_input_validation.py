@@ -54,6 +54,7 @@ TPMS: dict[str, dict[str, Any]] = {
         "Relative": {"limit": 2},
         "Scale": {"factor": 2.0},
         "Select": {"size": (4, 4)},
+        "Table": {"probabilities": (0.5, 0.5)},
         "Weight": {"size": 4},
     },
 }
@@ -141,12 +142,25 @@ def get_sentence() -> bt.Sentence:
 
 
 @cache
+def get_pgmpy_model() -> object:
+    """A network of one coin."""
+    from pgmpy.factors.discrete import TabularCPD
+    from pgmpy.models import DiscreteBayesianNetwork
+
+    model = DiscreteBayesianNetwork()
+    model.add_node("coin")
+    model.add_cpds(TabularCPD("coin", 2, [[0.5], [0.5]]))
+    return model
+
+
+@cache
 def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Every public function, with valid arguments."""
     two = {"clean": get_decoder().sentence(TEXTS[0]), "corrupt": get_decoder().sentence(TEXTS[1]), "metric": METRIC}
     entries: dict[str, dict[str, Any]] = {
         **{**CONFIGS, **MODELS, "BNet": {"declaration": get_net().declaration}, "plot": {"result": torch.ones(3)}},
         **{"circuit": {**two, "threshold": 0.1}, "explain": {"task": "posterior"}, "load": {"path": "net.safetensors"}},
+        **{"from_pgmpy": {"model": get_pgmpy_model()}, "read_bif": {"path": "net.bif"}},
         **{name: {**two, "progress": False} for name in ("sweep", "mediation")},
         **{"fit": {"net": get_net(), "data": PAIRS, "method": bt.MAP(steps=1), "progress": False}},
         **{"train": {"net": get_decoder(), "data": TEXTS, "steps": 1, "progress": False}},

@@ -21,7 +21,7 @@ D = torch.float64
 IDS = {"ids": lambda case: case.name}
 OBSERVED = [case for case in CASES if case.evidence]
 COUPLED = "word, two slices"  # a word's value depends on other words' choices
-CHAINS = ("hidden Markov", "backward chain", "factorial chains")  # a word's choice depends on that of a neighbour
+CHAINS = ("hidden Markov", "backward chain", "factorial chains", "tagger")  # a choice depends on a neighbour's
 SUMMED = [case for case in OBSERVED if case.name not in (COUPLED, *CHAINS)]
 
 

@@ -1,16 +1,20 @@
-"""The discrete part of a sentence's bnet, given its words, as tables: a pgmpy network, and the BIF format.
+"""Discrete Bayesian networks of pgmpy and in the BIF format: export of the discrete part of a net, and import.
+
+The export is the discrete part of a sentence's bnet, given its words, as tables.
 
 The variables are the discrete random nodes (selectors, atoms, word positions, categorical readouts). The parents of a
 variable are the discrete random nodes on which its distribution depends, also through deterministic nodes. The
 reference implementation computes its table, with one run for each joint state of the parents. Continuous readouts are
 left out, unless they have evidence.
+
+The import is a declaration without words, in which each variable is a node with a `Table`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,17 +25,29 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.checks import check_choice, check_int, check_names
+from bnet_transformer._core.files import as_path, wrap_read_errors
+from bnet_transformer._core.naming import find_role_fault
 from bnet_transformer._core.torch_context import preserve_python_rng
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
+from bnet_transformer.declare import Declaration, Node
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, FileError
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, find_open_choices, parents
+from bnet_transformer.tpm import Table
+from bnet_transformer.tpm.table import check_rows
 
 if TYPE_CHECKING:
+    import os
+
+    from pgmpy.factors.discrete import TabularCPD
     from pgmpy.models import DiscreteBayesianNetwork
 
+Roles = Mapping[str, str] | Callable[[str], str] | None  # from the names of variables to roles
 MAX_TABLE_ENTRIES = 10_000_000  # in all tables together
 MAX_TABLE_DIMS = 64  # the limit of numpy, and so of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
+ROW_SUM_TOLERANCE = 0.01  # of pgmpy's `check_model`; published tables are often rounded
+EXACT_SUM_TOLERANCE = 1e-9  # rows whose sum is nearer to 1 stay as they are
+ESCAPED_STATES = "property states escaped ;"  # in the block "network" of a BIF file: labels by `format_state_name`
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ def to_pgmpy(
 ) -> DiscreteBayesianNetwork:
     """Convert the discrete part to a pgmpy network.
 
-    States are named as by `format_state_name`; states without labels are "0", "1", .... A node that `do` sets to a
+    States have the names of their labels; states without labels are "0", "1", .... A node that `do` sets to a
     state is a root with a delta distribution. Query it with `VariableElimination`, not with `CausalInference`, whose
     `do` is wrong in pgmpy 1.1.2. Evidence on a continuous or deterministic node becomes a variable with the states
     `seen` and `unseen`. Its table is the likelihood divided by its maximum: this is virtual evidence (Pearl 1988),
@@ -114,9 +130,10 @@ def to_bif(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> str:
-    """Convert the discrete part to the BIF format, with exact probabilities; see `to_pgmpy` and `format_state_name`.
+    """Convert the discrete part to the BIF format, with exact probabilities; see `to_pgmpy`.
 
-    (pgmpy's BIFReader does not distinguish names that differ only in case.)
+    States are named as by `format_state_name`, because a BIF identifier has no special characters; `read_bif` restores
+    the labels. (pgmpy's BIFReader does not distinguish names of variables that differ only in case.)
 
     Args:
         model: The ground model of the sentence.
@@ -128,11 +145,12 @@ def to_bif(
         The BIF text.
     """
     tables, _ = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
-    lines = ["network bnet {", "}"]
+    names = {table.name: _to_identifiers(table.states) for table in tables}
+    is_escaped = any(names[table.name] != table.states for table in tables)
+    lines = ["network bnet {", *([f"  {ESCAPED_STATES}"] if is_escaped else []), "}"]
     for table in tables:
-        states = ", ".join(table.states)
+        states = ", ".join(names[table.name])
         lines += [f"variable {table.name} {{", f"  type discrete [ {len(table.states)} ] {{ {states} }};", "}"]
-    names = {table.name: table.states for table in tables}
     for table in tables:
         bar = f" | {', '.join(table.parents)}" if table.parents else ""
         lines.append(f"probability ( {table.name}{bar} ) {{")
@@ -153,6 +171,167 @@ def format_state_name(text: str) -> str:
     matches = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
     parts = [c if plain else f"_{ord(c):x}_" for c, plain in zip(text, matches, strict=True)]
     return "".join(parts) or "__"
+
+
+def parse_state_name(name: str) -> str:
+    """The label of a BIF identifier: the inverse of `format_state_name`.
+
+    >>> parse_state_name("don_27_t"), parse_state_name("_32_nd")
+    ("don't", '2nd')
+    """
+    return re.sub("_([0-9a-f]*)_", lambda match: chr(int(match[1], 16)) if match[1] else "", name)
+
+
+def _to_identifiers(states: tuple[str, ...]) -> tuple[str, ...]:
+    """The states of a variable as BIF identifiers; the numbers "0", "1", ... stay."""
+    return states if states == tuple(map(str, range(len(states)))) else tuple(map(format_state_name, states))
+
+
+@preserve_python_rng()
+def pgmpy_to_declaration(
+    network: DiscreteBayesianNetwork, *, roles: Roles = None, learnable: bool = False
+) -> Declaration:
+    """Convert a network of pgmpy to a declaration without words: a node with a `Table` for each variable.
+
+    The names of states become labels; the numbers 0, 1, ... are states without labels.
+
+    Args:
+        network: The network, with a `TabularCPD` for each variable.
+        roles: The role of each variable, by name, or a function from names to roles. None (default): the name itself.
+        learnable: Whether training changes the tables. Default False.
+
+    Returns:
+        The declaration.
+
+    Raises:
+        BNetError: If a variable has no table, its table is no distribution, or its name is no valid role.
+    """
+    from pgmpy.factors.discrete import TabularCPD
+    from pgmpy.models import DiscreteBayesianNetwork
+
+    _check_import_options(roles, learnable)
+    if not isinstance(network, DiscreteBayesianNetwork):
+        raise BNetError("model", expected="a DiscreteBayesianNetwork of pgmpy", actual=network)
+    tables: dict[Hashable, TabularCPD] = {variable: network.get_cpds(variable) for variable in network.nodes}
+    for variable, table in tables.items():
+        if not isinstance(table, TabularCPD):
+            actual = "no table" if table is None else type(table).__name__
+            raise BNetError(f"variable {variable}", expected="a TabularCPD", actual=actual)
+        if set(table.variables[1:]) != set(network.get_parents(variable)):
+            expected = f"a table with the parents {sorted(map(str, network.get_parents(variable)))}"
+            raise BNetError(f"variable {variable}", expected=expected, actual=sorted(map(str, table.variables[1:])))
+    role_of, nodes = _find_roles([*tables], roles), []
+    for variable, table in tables.items():
+        probabilities = _read_probabilities(variable, tables)
+        try:
+            tpm = Table(probabilities, _to_labels(table.state_names[variable]), learnable=learnable)
+        except BNetError as error:
+            raise BNetError(f"variable {variable}, {error.subject}", **error.parts) from error
+        nodes.append(Node(role_of[variable], tpm, [role_of[name] for name in table.variables[1:]]))
+    return Declaration(nodes=nodes, name=str(network.name or "net"))
+
+
+@preserve_python_rng()
+def bif_to_declaration(path: str | os.PathLike[str], *, roles: Roles = None, learnable: bool = False) -> Declaration:
+    """Read a file in the BIF format as a declaration; see `pgmpy_to_declaration`.
+
+    Args:
+        path: The file.
+        roles: The role of each variable, by name, or a function from names to roles. None (default): the name itself.
+        learnable: Whether training changes the tables. Default False.
+
+    Returns:
+        The declaration.
+
+    Raises:
+        FileError: If the file is missing or not in the BIF format.
+        BNetError: If the network cannot be converted.
+    """
+    from pgmpy.readwrite import BIFReader
+
+    _check_import_options(roles, learnable)
+    file, expected = as_path(path), "a file in the BIF format"
+    with wrap_read_errors(file, expected):
+        text = file.read_text(encoding="utf-8-sig") + "\n"  # the reader omits a last block without a line break
+        reader = BIFReader(string=text)
+        names = [name.lower() for name in reader.variable_names]
+        if not names:
+            raise FileError(str(file), expected=expected, actual="a file without variables")
+        if len(set(names)) < len(names):  # the reader would merge these variables
+            duplicate = next(name for name in names if names.count(name) > 1)
+            clashing = ", ".join(name for name in reader.variable_names if name.lower() == duplicate)
+            raise FileError(str(file), expected="names of variables that differ not only in case", actual=clashing)
+        if re.match(rf"\s*network\s*[^{{]*{{\s*{ESCAPED_STATES}", text):
+            states = reader.variable_states.items()
+            reader.variable_states = {name: list(map(parse_state_name, labels)) for name, labels in states}
+        network = reader.get_model()
+    return pgmpy_to_declaration(network, roles=roles, learnable=learnable)
+
+
+def _read_probabilities(variable: Hashable, tables: Mapping[Hashable, TabularCPD]) -> NDArray[np.float64]:
+    """The table of a variable, `[*states of the parents, states]`, with all states in the order of their variable."""
+    table = tables[variable]
+    values = np.asarray(table.values, dtype=np.float64)
+    states = [list(tables[name].state_names[name]) for name in table.variables]
+    for axis, (name, names) in enumerate(zip(table.variables, states, strict=True)):
+        given = list(table.state_names[name])
+        if len(given) != len(names) or set(given) != set(names):
+            raise BNetError(f"variable {variable}", expected=f"the states {names} of its parent {name}", actual=given)
+        values = values.take([given.index(state) for state in names], axis)
+    values = np.moveaxis(values, 0, -1)
+    sums = values.sum(-1, keepdims=True)
+    is_rounded = (np.abs(sums - 1) > EXACT_SUM_TOLERANCE) & (np.abs(sums - 1) <= ROW_SUM_TOLERANCE)
+    values = values / np.where(is_rounded, sums, 1)
+    check_rows(f"variable {variable}", values, states[1:])
+    return values
+
+
+def _check_import_options(roles: object, learnable: object) -> None:
+    """Raise an error for invalid options of an import, before the network is read."""
+    if roles is not None and not isinstance(roles, Mapping) and not callable(roles):
+        raise BNetError("roles", expected="a mapping or a function from names of variables to roles", actual=roles)
+    check_choice("learnable", learnable, (True, False))
+
+
+def _find_roles(variables: Sequence[Hashable], roles: Roles) -> dict[Hashable, str]:
+    """The role of each variable; raises an error that proposes valid roles for invalid names."""
+    names = [str(variable) for variable in variables]
+    if isinstance(roles, Mapping):
+        check_names("variable in roles", roles, names)
+        converted = [roles.get(name, name) for name in names]
+    else:
+        converted = names if roles is None else [roles(name) for name in names]
+    invalid = {name: fault for name, role in zip(names, converted, strict=True) if (fault := find_role_fault(role))}
+    if invalid:
+        proposed = {name: _propose_role(name) for name in invalid}
+        shown = ", ".join(f"{name!r}: {role!r}" for name, role in [*proposed.items()][:8])
+        more = f" and for {len(invalid) - 8} more variables" if len(invalid) > 8 else ""
+        expected = "names that are valid roles: identifiers that do not end in _ and digits"
+        hint = f"Pass roles=, a mapping or a function from names to roles, such as {{{shown}}}{more}"
+        raise BNetError("names of variables", expected=expected, actual=next(iter(invalid.values())), hint=hint)
+    if len(set(converted)) < len(converted):
+        duplicate = next(role for role in converted if converted.count(role) > 1)
+        raise BNetError("roles", expected="different roles", actual=f"{duplicate!r} twice")
+    return dict(zip(variables, converted, strict=True))
+
+
+def _propose_role(name: str) -> str:
+    """A valid role that is similar to a name.
+
+    >>> _propose_role("C_NI_12_00"), _propose_role("2nd-day"), _propose_role("class")
+    ('C_NI1200', 'n2nd_day', 'class_node')
+    """
+    role = re.sub("[^A-Za-z0-9]+", "_", name).strip("_")
+    while re.search(r"_\d+$", role):
+        role = re.sub(r"_(\d+)$", r"\1", role)
+    role = role if role[:1].isalpha() else f"n{role}"
+    return role if find_role_fault(role) is None else f"{role}_node"
+
+
+def _to_labels(states: Sequence[Hashable]) -> tuple[str, ...] | None:
+    """The labels of the states of a variable; None for the numbers 0, 1, ...."""
+    is_numbered = all(isinstance(state, int | np.integer) and not isinstance(state, bool) for state in states)
+    return None if is_numbered and list(states) == [*range(len(states))] else tuple(map(str, states))
 
 
 def model_to_tables(
@@ -206,8 +385,10 @@ def _plan_tables(
         raise BNetError("discrete part", expected=expected, hint=hint)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:
-        """The discrete random nodes on which the distribution of a node depends."""
-        return tuple(find_open_choices(model, parents(model, node), fixed))
+        """The discrete random nodes on which the distribution of a node depends: its parents first, in their order."""
+        slots = {parent.index: -k for k, parent in enumerate(reversed(model.spec(node).parents))}
+        choices = find_open_choices(model, parents(model, node), fixed)
+        return tuple(sorted(choices, key=lambda choice: (slots.get(ground.group_of(choice).index, 1), choice)))
 
     plans = [
         _TablePlan(n, ground.name(n), _get_state_names(model, n), () if n in set_states else find_discrete_parents(n))
@@ -296,7 +477,7 @@ def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
     is_last = spec.group.step == model.network.graph.slices.get(spec.group.stack)
     if labels is None and is_last and len(words) == count:
         labels = words
-    names = tuple(map(format_state_name, map(str, labels))) if labels is not None else tuple(map(str, range(count)))
+    names = tuple(map(str, range(count) if labels is None else labels))
     if len(set(names)) != count:
         expected = f"{count} different labels"
         raise BNetError(f"labels of {spec.group.name}", expected=expected, actual=labels)

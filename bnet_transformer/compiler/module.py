@@ -441,7 +441,10 @@ class CompiledModule(nn.Module):
         missing = [m.group.name for m in self._input_specs if m.group.index not in inputs]
         missing += [f"stack {stack!r}" for stack in self._stacks if stack not in word_counts]
         if missing:
-            raise BNetError(f"x: there is no value for {', '.join(missing)}", hint="Pass it as x or given=")
+            has_inputs = {spec.group.word_stack for spec in self._input_specs}.issuperset(self._stacks)
+            placeholder = "" if has_inputs else "; for a stack without input nodes, zeros [batch, word]"
+            hint = f"Pass it as x or given={placeholder}"
+            raise BNetError(f"x: there is no value for {', '.join(missing)}", hint=hint)
         batch = infer_batch_size(self.network, inputs, first.shape[0] if by_stack else 1)
         if batch == 0:
             label = ", ".join(label for label, _ in inputs.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer.data.encode import encode_sentence
-from bnet_transformer.data.word_encoder import word_encoder
+from bnet_transformer.data.word_encoder import build_word_counter, word_encoder
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 
@@ -49,7 +49,8 @@ class Batch:
     `==` compares batches by identity; `equals` compares their contents.
 
     Args:
-        x: The words of each stack: ids `[sentence, word]` or vectors `[sentence, word, *shape]`.
+        x: The words of each stack: ids `[sentence, word]` or vectors `[sentence, word, *shape]`; zeros `[sentence,
+            word]` for a stack without an input node, whose words have no values.
         mask: For each stack booleans `[sentence, word]`, true for words and false for padding; None, or no entry of a
             stack, if there is no padding. The values of padding are never read.
         evidence: The observations, a mapping from node group.
@@ -361,6 +362,8 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
         if encoder is not None:
             x[stack] = given.pop(encoder.spec.group.name)
         mask[stack] = lengths_to_mask([e.word_counts[stack] for e in encoded]).to(network.device)
+        if encoder is None and build_word_counter(network, stack) is not None:
+            x[stack] = torch.zeros(mask[stack].shape, device=network.device)
     if len(mask) == 1 and not x:
         raise BNetError("batch: the net has no input node for words")
     return Batch(x, mask or None, {}, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bnet_transformer._core.naming import Reach
-from bnet_transformer.data.word_encoder import WordEncoder, word_encoder
+from bnet_transformer.data.word_encoder import WordEncoder, build_word_counter, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 
@@ -39,7 +39,10 @@ class Task:
         return any(spec.group.index in needed for spec in self.network.choices)
 
     def needs_mask(self, stack: str) -> bool:
-        """True if a word of a stack could read the padding at its end."""
+        """True if a word of a stack could read the padding at its end, or a choice at the padding would be counted."""
+        for spec in self.network.choices:
+            if spec.group.word_stack == stack:
+                return True
         for spec in self.network.specs:
             for parent in spec.parents:
                 words = self.network.specs[parent.index].group.word_stack
@@ -63,7 +66,7 @@ def infer_task(network: Network) -> Task:
     readouts = tuple(m for m in network.specs if m.tpm.is_random and not network.graph.out_edges[m.group.index])
     encoders = {}
     for stack in network.graph.word_stacks:
-        encoder = word_encoder(network, stack)
+        encoder = word_encoder(network, stack) or build_word_counter(network, stack)
         if encoder is None:
             raise BNetError(f"stack {stack!r}: no input node of this stack takes the words of a sentence")
         encoders[stack] = encoder

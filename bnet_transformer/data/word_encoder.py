@@ -19,6 +19,8 @@ from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.tokenizer import Tokenizer, is_text
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.graph.template_graph import NodeGroup
+from bnet_transformer.tpm import Given
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,34 @@ class WordEncoder:
         return torch.stack([word_vector(word, self.spec.shape[0], self.seed) for word in words])
 
 
+class WordCounter(WordEncoder):
+    """Encodes the words of a stack without an input group as zeros `[word]`, because only their number matters.
+
+    An example is a hidden Markov model, whose nodes at each word depend on no given value.
+    """
+
+    @property
+    def states(self) -> int | None:
+        return 0
+
+    def encode(self, sentence: object) -> Tensor:
+        """Encode one sentence (a text, or a list or an array with an entry for each word) as zeros `[word]`."""
+        words = split_words(self.name, sentence)
+        entries = to_reals(self.name, sentence) if words is None else torch.zeros(len(words))
+        if not entries.dim() or not len(entries):
+            raise BNetError(self.name, expected="a text, or a list with an entry for each word", actual=sentence)
+        return torch.zeros(len(entries))
+
+
+def build_word_counter(network: Network, stack: str) -> WordCounter | None:
+    """The encoder of a stack without an input group for each word; None if the stack has such a group."""
+    if any(spec.tpm.kind == "input" and spec.group.word_stack == stack for spec in network.specs):
+        return None
+    placeholder = NodeSpec(NodeGroup(-1, stack, "", None, (), stack), Given(states=1), (), (), (), "", "sentence", {})
+    vocabulary, length = network.vocabularies.get(stack), _get_table_length(network, stack)
+    return WordCounter(stack, placeholder, vocabulary, _get_max_words(network, stack), None, length, network.seed)
+
+
 def word_encoder(network: Network, stack: str, given: Mapping[str, object] | None = None) -> WordEncoder | None:
     """The encoder of the words of a stack.
 
@@ -188,9 +218,8 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
     # Words are the value of a group with a default only if the net has no other group for them.
     if main is None or (main.tpm.default is not None and main is not find_main_input(candidates)):
         return None
-    bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
-    longest, vocabulary = min(bounds, default=None), network.vocabularies.get(main.group.stack)
+    longest, vocabulary = _get_max_words(network, stack), network.vocabularies.get(main.group.stack)
     return WordEncoder(stack, main, vocabulary, longest, tokenizer, _get_table_length(network, stack), network.seed)
 
 
@@ -198,6 +227,12 @@ def find_main_input(specs: Sequence[NodeSpec]) -> NodeSpec | None:
     """The input group that takes the words of a stack: the discrete one of those without a default value."""
     needed = [m for m in specs if m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.is_index_valued] or needed or specs), None)
+
+
+def _get_max_words(network: Network, stack: str) -> int | None:
+    """The maximum number of words of a stack, the number of learned positions; None for no limit."""
+    bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
+    return min(bounds, default=None)
 
 
 def _get_table_length(network: Network, stack: str) -> int | None:

@@ -322,6 +322,8 @@ class Network:
     def to(self, *targets: object) -> Network:
         """The same net in another floating type, on another device, or both.
 
+        Parameters that have their declared values, such as those of a `Table`, have them in float64 with all digits.
+
         Args:
             *targets: A floating `torch.dtype`, a device, or one of each.
 
@@ -340,11 +342,21 @@ class Network:
             else:
                 raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=target)
         try:
-            moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
+            exact = {name: self._to_exact(name, value, dtype) for name, value in self.parameters.items()}
+            moved = {name: value.to(device=device, dtype=dtype) for name, value in exact.items()}
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a device
             expected, allowed = "an available device", "'cpu', 'cuda', 'cuda:0', ..."
             raise BNetError("to", expected=expected, actual=device, allowed=allowed) from error
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
+
+    def _to_exact(self, name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """A parameter in float64 if it has its declared value, rounded, and `dtype` has more digits; else unchanged."""
+        fill = self.parameter_specs[name][1].fill
+        if fill is None or value.is_meta or dtype != torch.float64 or value.dtype == dtype:
+            return value
+        declared = torch.as_tensor(fill, dtype=dtype, device=value.device).expand(value.shape)
+        is_declared = torch.equal(declared.to(value.dtype), value)
+        return declared.clone(memory_format=torch.contiguous_format) if is_declared else value
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
         """The parameters of one group.

@@ -19,7 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_TREE_SIZE = 2**11  # entries of the matrices of one position up to which the tree is faster than the loop (measured)
+# The loop takes n steps, the tree O(log n). On a CPU the tree is faster while the matrices of one position have few
+# entries (measured). On a GPU it is faster while its terms fit in memory.
+MAX_TREE_SIZE = 2**9
+MAX_TREE_TERMS = 2**27
 CHUNK_ELEMENTS = 2**18  # entries of pair posteriors that are computed at once, so that they fit in the cache
 
 
@@ -72,8 +75,12 @@ class _ForwardBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(unary: Tensor, pair: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
-        is_small = unary.shape[1] * unary.shape[2] ** 2 <= MAX_TREE_SIZE or unary.is_cuda
-        messages = _messages_by_tree(unary, pair) if is_small else None
+        n, sequences, states = unary.shape
+        if unary.device.type == "cpu":
+            has_tree = sequences * states**2 <= MAX_TREE_SIZE
+        else:
+            has_tree = n * sequences * states**3 <= MAX_TREE_TERMS
+        messages = _messages_by_tree(unary, pair) if has_tree else None
         if messages is None:
             alpha = forward_messages(unary, pair)
             messages = alpha, backward_messages(unary, pair) if needs_gradient else torch.zeros_like(alpha)
@@ -169,8 +176,11 @@ def _messages_by_tree(unary: Tensor, pair: Tensor) -> tuple[Tensor, Tensor] | No
 def _log_matmul(left: Tensor, right: Tensor) -> Tensor | None:
     """`log(exp(left) @ exp(right))`; None if scaling by the maximum of each row and column does not prevent underflow.
 
-    Terms that underflow are smaller than the smallest number, so an entry that is much greater than it is exact.
+    Terms that underflow are smaller than the smallest number, so an entry that is much greater than it is exact. A GPU
+    does not wait for this test: it computes log-sum-exp of all terms instead.
     """
+    if left.device.type != "cpu":
+        return (left.unsqueeze(-1) + right.unsqueeze(-3)).logsumexp(-2)
     row, column = left.amax(-1, keepdim=True), right.amax(-2, keepdim=True)
     product = (left - row).exp() @ (right - column).exp()
     if not bool((product > torch.finfo(product.dtype).tiny ** 0.8).all()):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, ValidatedInputs
-from bnet_transformer.compiler.gather import enumerate_states, gather_parents, get_present_mask
+from bnet_transformer.compiler.gather import enumerate_states, gather_parents, get_present_mask, zero_padding
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import CROSS_WORD_HINT, StructureError, unset_parent_error
 from bnet_transformer.compiler.validate_inputs import (
@@ -390,11 +390,12 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
 
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
-    """The logits of a factor, not normalised: of every state, or of the observed states."""
+    """The logits of a factor, not normalised: of every state, or of the observed states; 0 at padding."""
     spec, evidence = factor.spec, factor.evidence
     context, parents = _gather_in_log_dtype(execution, spec)
     logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
     if evidence is None:
+        logits = zero_padding(execution, spec.group.word_stack, logits)
         return _move_states_to_dim(execution, spec.group.index, logits)
     return mask_unobserved(evidence, _gather_states(logits, evidence))
 

@@ -174,7 +174,10 @@ def _choose_selectors(result: Fit[Any], owner: str | None) -> list[str]:
 def _plot_pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
     """Plot the probabilities of the states of one selector."""
     heads = result.heads_of(selector)
-    low, high = _posterior_interval(result, f"{result.network.get_spec(selector).param_prefix}.logits", share)
+    spec = result.network.get_spec(selector)
+    low, high = (None, None) if spec.parents else _posterior_interval(result, f"{spec.param_prefix}.logits", share)
+    if spec.parents:
+        canvas.add_note("P(head) of a chain along words: its stationary distribution; show='theta' draws its table.")
     _plot_usage(canvas, ax, heads, low, high)
     canvas.set_panel_title(ax, f"{heads.live} of {len(heads.usage)} live, effective {heads.effective:.2f}")
     canvas.add_note(f"Intervals: {share:.0%} of the posterior." if low is not None else "")
@@ -224,7 +227,8 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
         raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or None)
     values = to_numpy(tables[owner].double())
     flat = values.reshape(-1, values.shape[-1])
-    low, high = _posterior_interval(result, f"{owner}.logits", share)
+    name = owner if owner in result.network.parameters else f"{owner}.logits"
+    low, high = _posterior_interval(result, name, share)
     if low is not None and high is not None:
         low, high = low.reshape(flat.shape), high.reshape(flat.shape)
         canvas.add_note(f"Intervals: {share:.0%} of the posterior.")

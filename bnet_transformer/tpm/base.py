@@ -118,12 +118,12 @@ class Parameter:
         if not fits:
             expected = f"one finite number, or finite numbers of shape {self.shape}"
             raise BNetError("fill of a parameter", expected=expected, actual=self.fill)
-        set_frozen(self, fill=_to_tuples(fill.tolist()))
+        set_frozen(self, fill=to_tuples(fill.tolist()))
 
 
-def _to_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
+def to_tuples(table: float | list[Any]) -> Any:
     """Nested lists as nested tuples, which are hashable."""
-    return tuple(map(_to_tuples, table)) if isinstance(table, list) else table
+    return tuple(map(to_tuples, table)) if isinstance(table, list) else table
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,7 @@ class Categorical(TPM):
         if self.learnable is None:
             set_frozen(self, learnable=self.probabilities is None)
         if self.labels is not None:
-            set_frozen(self, labels=check_sequence("labels", self.labels, str))
-            if len(self.labels) != self.n or len(set(self.labels)) != self.n:
-                raise BNetError("labels", expected=f"{self.n} different labels, one for each state", actual=self.labels)
+            set_frozen(self, labels=check_labels(self.labels, self.n))
 
     @property
     def states(self) -> int | None:
@@ -150,30 +148,24 @@ class Categorical(TPM):
         return scores
 
     def latex(self, s: Symbols) -> str:
-        s.define(_state_range_latex(s.state, self.n))
+        s.define(state_range_latex(s.state, self.n))
         vectors = [slot for slot in s.slot_indices() if not s.slot(slot).is_discrete]
         states = [str(s.of(slot)) for slot in s.slot_indices() if s.slot(slot).is_discrete]
-        optional = [slot for slot in s.slot_indices() if s.slot(slot).is_optional and s.slot(slot).is_discrete]
-        if optional:
-            row = s.parameter("b" if vectors else r"\theta", *states)
-            fixed = [str(s.of(k)) for k in s.slot_indices() if s.slot(k).is_discrete and k not in optional]
-            missing = r" \text{ or } ".join(str(s.of(slot)) for slot in optional)
-            initial = s.parameter(r"\pi", *fixed)
-            s.define(rf"{row} = {initial} \text{{ for a word without }} {missing}")
+        define_initial(s, s.parameter("b" if vectors else r"\theta", *states))
         if not vectors:
             return self._table_latex(s, states)
         x = pool_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")
         if not self.affine:
             return s.softmax(pool_latex(self.pool, s, "x.") if self.pool else str(s.of(vectors[0])))
         bias = s.parameter("b", *states)
-        _define_prior(s, bias, self.prior, self.n)
+        define_prior(s, bias, self.prior, self.n)
         return s.softmax(s.map(s.parameter("W"), x) + s.plus(bias))
 
     def _table_latex(self, s: Symbols, states: list[str]) -> str:
         """The equation of a table without vector parents."""
         s.require_form("word")
         table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
-        _define_prior(s, table, self.prior, self.n)
+        define_prior(s, table, self.prior, self.n)
         if self.probabilities is not None and not self.learnable:
             probs = f"({', '.join(format_number(p) for p in self.probabilities)})"
             if self.n <= 8:
@@ -286,8 +278,8 @@ class Codebook(TPM):
 
     def latex(self, s: Symbols) -> str:
         table = s.parameter(r"\theta", *(str(s[slot]) for slot in s.slot_indices()))
-        s.define(rf"{_state_range_latex(s.state, self.atoms)} \text{{ for }} {s.node}")
-        _define_prior(s, table, self.prior, self.atoms)
+        s.define(rf"{state_range_latex(s.state, self.atoms)} \text{{ for }} {s.node}")
+        define_prior(s, table, self.prior, self.atoms)
         return str(table.with_sub(s.state))
 
     def priors(self) -> dict[str, float]:
@@ -442,22 +434,39 @@ def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:
     return table.expand(*batch, *table.shape[-rank - 1 :]).gather(len(batch), index).squeeze(len(batch))
 
 
-def _state_range_latex(state: str, n: int) -> str:
+def state_range_latex(state: str, n: int) -> str:
     """The range of a state in LaTeX, from 0 to n - 1."""
-    return rf"{state} \in \{{{_list_latex([str(k) for k in range(n)])}\}}"
+    return rf"{state} \in \{{{list_latex([str(k) for k in range(n)])}\}}"
 
 
-def _define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
+def define_initial(s: Symbols, row: Symbol) -> None:
+    """Define the row of a table for words without one of the optional parents, if there are such parents."""
+    discrete = [slot for slot in s.slot_indices() if s.slot(slot).is_discrete]
+    missing = r" \text{ or } ".join(str(s.of(slot)) for slot in discrete if s.slot(slot).is_optional)
+    if missing:
+        initial = s.parameter(r"\pi", *(str(s.of(slot)) for slot in discrete if not s.slot(slot).is_optional))
+        s.define(rf"{row} = {initial} \text{{ for a word without }} {missing}")
+
+
+def define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
     """Define the Dirichlet prior of a row of a table, if there is one; it is the prior of the softmax of the logits."""
     if prior is not None:
         alpha = format_number(prior)
         distribution = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
-        s.define(rf"{distribution} \sim \operatorname{{Dirichlet}}({_list_latex([alpha] * n)})")
+        s.define(rf"{distribution} \sim \operatorname{{Dirichlet}}({list_latex([alpha] * n)})")
 
 
-def _list_latex(items: list[str]) -> str:
+def list_latex(items: list[str]) -> str:
     r"""The items, separated by commas; from more than four items only the first and the last: `0, \ldots, 9`."""
     return ", ".join(items) if len(items) <= 4 else rf"{items[0]}, \ldots, {items[-1]}"
+
+
+def check_labels(labels: object, n: int) -> tuple[str, ...]:
+    """The labels of `n` states as a tuple of different strings."""
+    names = check_sequence("labels", labels, str)
+    if len(names) != n or len(set(names)) != n:
+        raise BNetError("labels", expected=f"{n} different labels, one for each state", actual=names)
+    return names
 
 
 def _check_simplex(values: object, n: int) -> tuple[float, ...]:

@@ -193,14 +193,14 @@ def align_heads(
     part = corpus if objective.has_corpus_choice else corpus.take(slice(0, MATCHING_SENTENCES))
     sets, pivot, aligned = samples_to_parameters(network, samples), int(log_density.argmax()), []
     for selector in find_selectors(network):
-        dims = {name: dim for name in network.parameters if (dim := head_dim(network, selector, name)) is not None}
+        dims = {name: dims for name in network.parameters if (dims := head_dims(network, selector, name))}
         if not _is_exchangeable(objective, part, {name: value[pivot] for name, value in sets.items()}, dims):
             continue
         probs, present = responsibilities(objective, part, sets, selector), get_present_words(selector, part)
         orders = [torch.tensor(match_heads(count_overlap(probs[pivot], draw, present))) for draw in probs]
         for name in sets.keys() & dims.keys():
             pairs = zip(sets[name], orders, strict=True)
-            sets[name] = torch.stack([draw.index_select(dims[name], order.to(draw.device)) for draw, order in pairs])
+            sets[name] = torch.stack([_permute(draw, dims[name], order) for draw, order in pairs])
         aligned.append(selector.group.name)
     tables = network.unconditional_logit_names
     values = {name: sets[name].exp() if name in tables else sets[name] for name in samples}
@@ -208,46 +208,52 @@ def align_heads(
 
 
 def _is_exchangeable(
-    objective: FitObjective, corpus: Batch, parameters: Mapping[str, Tensor], dims: Mapping[str, int]
+    objective: FitObjective, corpus: Batch, parameters: Mapping[str, Tensor], dims: Mapping[str, tuple[int, ...]]
 ) -> bool:
     """Return True if the log evidence does not depend on the order of a selector's heads."""
     # A cyclic shift and one transposition of neighbours generate all permutations, so two orders are enough. Parameters
     # of heads that are not learned keep their order, so they must be equal for all heads.
     store = {**{k: v.detach().to(objective.device) for k, v in objective.network.parameters.items()}, **parameters}
-    for name, dim in dims.items():
-        if name not in parameters and not torch.equal(store[name], store[name].roll(1, dim)):
+    for name, axes in dims.items():
+        if name not in parameters and not torch.equal(store[name], store[name].roll([1] * len(axes), axes)):
             return False
-    count = next((store[name].shape[dim] for name, dim in dims.items()), 0)
+    count = next((store[name].shape[axes[0]] for name, axes in dims.items()), 0)
     if count < 2:
         return False
     subset = corpus if objective.has_corpus_choice else corpus.take(slice(0, 16))
     with torch.no_grad():
         before = objective.log_evidence(store, subset)
         for order in ([*range(1, count), 0], [1, 0, *range(2, count)]):
-            index = torch.tensor(order, device=before.device)
-            permuted = {name: store[name].index_select(dim, index) for name, dim in dims.items()}
+            permuted = {name: _permute(store[name], axes, torch.tensor(order)) for name, axes in dims.items()}
             after = objective.log_evidence({**store, **permuted}, subset)
             if not torch.allclose(before, after, rtol=torch.finfo(before.dtype).eps ** 0.5, atol=1e-4):
                 return False
     return True
 
 
-def head_dim(network: Network, selector: NodeSpec, name: str) -> int | None:
-    """Return the dim of a parameter that indexes the heads of a selector; None if there is none."""
+def _permute(value: Tensor, dims: tuple[int, ...], order: Tensor) -> Tensor:
+    """Return a parameter with its heads in another order."""
+    for dim in dims:
+        value = value.index_select(dim, order.to(value.device))
+    return value
+
+
+def head_dims(network: Network, selector: NodeSpec, name: str) -> tuple[int, ...]:
+    """Return the dims of a parameter that index the heads of a selector; two for the table of a chain along words."""
     owner, _, key = name.rpartition(".")
     index = selector.group.index
     if owner == selector.param_prefix:
-        return 0 if key == "logits" else None
+        return tuple(range(len(selector.parents) + 1)) if key == "logits" else (0,) if key == "initial" else ()
     for spec in network.specs:
         if spec.param_prefix != owner:
             continue
         parents = [parent.index for parent in spec.parents]
         if index in parents and key in ("logits", "values"):
-            return len(spec.group.plates) + parents.index(index)
+            return (len(spec.group.plates) + parents.index(index),)
         for child in network.specs:
             for parent in child.parents:
                 stack = network.specs[parent.index].group.stack
                 for plate, by in parent.pick:
                     if by == index and plate in spec.group.plates and stack == spec.group.stack:
-                        return spec.group.plates.index(plate)
-    return None
+                        return (spec.group.plates.index(plate),)
+    return ()

@@ -39,7 +39,7 @@ class Heads:
 
     Attributes:
         selector: The name of the selector.
-        usage: `P(head)`, `[head]`.
+        usage: `P(head)`, `[head]`; for a chain along words its stationary distribution.
         A: The matrices `W_q^T W_k` by attention node, `[head, dim, dim]`. With codebooks each is the mean over a head's
             atoms, and with posterior samples the mean over draws.
         OV: The matrices `W_v` by attention node, `[head, dim, dim]`, with the same means.
@@ -163,8 +163,23 @@ def _compute_matrices(parameters: list[Tensor]) -> Tensor:
 
 
 def find_selectors(network: Network) -> list[NodeSpec]:
-    """Find the selectors: the choices without parents."""
-    return [spec for spec in network.choices if not spec.parents]
+    """Find the selectors: the choices without parents, and chains along words, which have no parents but themselves."""
+    return [spec for spec in network.choices if {parent.index for parent in spec.parents} <= {spec.group.index}]
+
+
+def occupancy(selector: NodeSpec, theta: Mapping[str, Tensor]) -> Tensor:
+    """Compute `P(head)`, `[head]`, from the tables: the stationary distribution of a chain, else its only table."""
+    table = theta[selector.param_prefix]
+    if not selector.parents:
+        return table
+    # The lazy chain (I + P) / 2 has the stationary distributions of P and no period, so its powers converge; squaring
+    # reaches 2^50 words. If there are several, the limit depends on the initial distribution.
+    lazy = (torch.eye(table.shape[-1], dtype=torch.float64, device=table.device) + table.double()) / 2
+    for _ in range(50):
+        lazy = lazy @ lazy
+        lazy = lazy / lazy.sum(-1, keepdim=True)
+    initial = theta[f"{selector.param_prefix}.initial"].double()
+    return (initial.unsqueeze(-2) @ lazy).squeeze(-2).to(table.dtype)
 
 
 def samples_to_parameters(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -310,7 +325,8 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     except ImportError as error:
         hint = 'Run pip install "bnet-transformer[arviz]"'
         raise BNetError("to_arviz requires the package arviz", hint=hint) from error
-    owners = [fit.network.get_spec(name).param_prefix for name in fit.selectors]
+    selectors = [spec for spec in map(fit.network.get_spec, fit.selectors) if not spec.parents]
+    owners = [spec.param_prefix for spec in selectors]
     names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.unconditional_logit_names}
     names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
     posterior = {names.get(k, k).replace(".", "_"): value for k, value in fit.samples.items()}

@@ -28,7 +28,7 @@ from bnet_transformer.errors import BNetError, BudgetError, FileError, Unsupport
 from bnet_transformer.inference.elimination import posterior
 from bnet_transformer.learning.fit import head_summary as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare
-from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, samples_to_parameters
+from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.training import single_process
@@ -172,17 +172,23 @@ class Fit(Generic[N]):
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """The names of the selectors of heads: the choices without parents."""
+        """The names of the selectors of heads: the choices without parents, and chains along words."""
         return tuple(spec.group.name for spec in find_selectors(self.network))
 
     @property
     def pi(self) -> Tensor:
-        """`P(c)` of the first selector, `[head]`; `theta` contains all tables."""
-        return self.theta[self._find_selector(None).param_prefix]
+        """`P(c)` of the first selector, `[head]`; for a chain along words its stationary distribution.
+
+        `theta` contains all tables.
+        """
+        return occupancy(self._find_selector(None), self.theta)
 
     @property
     def theta(self) -> dict[str, Tensor]:
-        """The tables of discrete nodes by owner, `[*states of parents, state]`; with samples their posterior means."""
+        """The tables of discrete nodes by owner, `[*states of parents, state]`; with samples their posterior means.
+
+        A chain along words has a second table, `<owner>.initial`, of its first word.
+        """
         store, samples = self.network.parameters, self.samples
         names = self.network.unconditional_logit_names
         means = {name: samples[name].mean((0, 1)) for name in names if name in samples}
@@ -211,7 +217,7 @@ class Fit(Generic[N]):
             The heads; for a fit with samples their posterior means.
         """
         chosen = self._find_selector(selector)
-        return heads.summarize_heads(self.network, chosen, self.theta[chosen.param_prefix], self.samples)
+        return heads.summarize_heads(self.network, chosen, occupancy(chosen, self.theta), self.samples)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
@@ -423,7 +429,7 @@ class Fit(Generic[N]):
         selectors = {spec.group.name: spec for spec in find_selectors(self.network)}
         if not selectors:
             names = [spec.group.name for spec in self.network.choices]
-            expected = "a net with a selector that has no parents"
+            expected = "a net with a selector that has no parents, or only itself at the neighbouring word"
             if not names:
                 raise BNetError("selector", expected=expected, hint="This net has no latent choices")
             hint = "Use posterior(...) of a node of a sentence of f.net"
