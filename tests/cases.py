@@ -269,7 +269,7 @@ def hidden_markov() -> bt.BNet:
 
 
 def backward_chain() -> bt.BNet:
-    """Each word reads with the head of a selector that depends on that of the word after, and on x."""
+    """Each word attends with the head of a selector that depends on that of the word after, and on x."""
     nodes = [
         *(bt.Node(f"W_{role}", tpm.Weight((3, 3)), plates=["head"]) for role in "qkv"),
         *(bt.Node(role, tpm.Linear(), [f"W_{role}", "x"], plates=HEADS) for role in "qkv"),
@@ -288,7 +288,7 @@ def backward_chain() -> bt.BNet:
 
 
 def factorial_chains() -> bt.BNet:
-    """Two chains that meet in a readout, one of which depends on the other, a local choice, and one of the sentence."""
+    """Two chains with a common child, one of which depends on the other, a local choice, and one of the sentence."""
     before = lambda role: bt.Arrow(role, "before")  # noqa: E731
     nodes = [
         bt.Node("a", tpm.Categorical(2), ["s", before("a")], plates=WORD),

@@ -180,8 +180,8 @@ def test_the_first_impossible_word_is_named():
     nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD), bt.Node("e", Categorical(2), ["c"], WORD)]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
     zero = -math.inf
-    stay = torch.tensor([[0.0, 0.0], [zero, 0.0]], dtype=D)
-    net = net.replace({"c_0.logits": stay, "e_0.logits": torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)})
+    absorbing = torch.tensor([[0.0, 0.0], [zero, 0.0]], dtype=D)
+    net = net.replace({"c_0.logits": absorbing, "e_0.logits": torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)})
     s = net.sentence(x=torch.zeros(5, 1, dtype=D))
     possible = {"e_0_0": 0, "e_0_1": 1, "e_0_3": 1}
     assert float(s.log_prob(possible)) < 0

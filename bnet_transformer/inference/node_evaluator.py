@@ -329,7 +329,7 @@ class NodeEvaluator:
                 return fault
             network = model.network
             is_open = {i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete"}
-            # The states of an open choice are enumerated; its distribution is not needed.
+            # The states of a latent choice are enumerated; its distribution is not needed.
             names = [network.specs[index].group.name for index in outputs if index not in is_open]
             for index in outputs:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":

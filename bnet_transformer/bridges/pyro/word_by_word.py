@@ -32,7 +32,7 @@ class ComponentSampler:
 
     def __init__(self, state: ExecutionState, component: Sequence[int], sizes: Mapping[int, Sequence[int]]) -> None:
         self.state, self.component = state, component
-        self.drawn_groups = [index for index in sizes if index not in state.known]
+        self.sampled_groups = [index for index in sizes if index not in state.known]
         self.samples: dict[int, Tensor] = {}
         scan, shapes = Scan(state, component), []
         for index in sizes:  # the dims of enumerated sites on which the component depends
@@ -46,7 +46,7 @@ class ComponentSampler:
         """The states of a group; `shape` has dims of particles before those of the group."""
         if index not in self.samples:
             particles = tuple(shape[: len(shape) - len(self.shapes[index])])
-            shapes = {k: (*particles, *self.shapes[k]) for k in self.drawn_groups}
+            shapes = {k: (*particles, *self.shapes[k]) for k in self.sampled_groups}
             scan = SamplingScan(self.state, self.component, shapes)
             with torch.no_grad():
                 scan.run()
