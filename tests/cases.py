@@ -268,6 +268,21 @@ def hidden_markov() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], name="hidden Markov"))
 
 
+def windowed_selectors() -> bt.BNet:
+    """A second-order chain of selectors along the words, under attention to the words nearby."""
+    reach = bt.Reach("window", 1)
+    nodes = [
+        bt.Node("p", tpm.Select(2), [bt.Arrow("c", "before")], plates=WORD),  # of the word before
+        bt.Node("c", tpm.Categorical(2), [bt.Arrow("c", "before"), bt.Arrow("p", "before")], plates=WORD),
+        bt.Node("W", tpm.Select((4, 4)), ["c"], plates=WORD),
+        bt.Node("v", tpm.Linear(), ["W", "x"], plates=WORD),
+        bt.Node("x", tpm.Attention(), ["x", bt.Arrow("x", reach), bt.Arrow("v", reach)], plates=WORD),
+    ]
+    prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
+    stack = bt.Stack(nodes, prologue, [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)])
+    return bt.BNet(bt.Declaration([stack], name="windowed selectors"))
+
+
 def backward_chain() -> bt.BNet:
     """Each word attends with the head of a selector that depends on that of the word after, and on x."""
     nodes = [
@@ -590,6 +605,7 @@ CASES: tuple[Case, ...] = (
     Case("grouped", grouped, evidence={"y_1": "sat"}),
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
     Case("hidden Markov", hidden_markov, evidence={"y_1": (0.1, 0.2), "y_2": (0.5, -0.4)}),
+    Case("windowed selectors", windowed_selectors, evidence=Y),
     Case("backward chain", backward_chain, evidence={"y_0": (0.1, 0.2, -0.3), "y_2": (0.5, -0.4, 0.1)}),
     Case("factorial chains", factorial_chains, "the cat", evidence={"e_0_0": 1, "e_0_1": 2}),
     Case("experts", experts, "the cat", evidence={"y_0": (0.3, 0.1, -0.2, 0.4)}),

@@ -22,7 +22,8 @@ IDS = {"ids": lambda case: case.name}
 LONG = ("word, codebook", "codebook, two slices", "slice, codebook")  # many joint states for the sums
 CHAINS = {"hidden Markov": ("z_0",), "backward chain": ("c_0",), "factorial chains": ("a_0", "b_0", "d_0")}
 CHAINS["tagger"] = ("tag_0",)
-MEET = {"word, two slices": ("x_2", "y"), **CHAINS}  # groups for which only a sentence answers, not a batch
+WINDOWS = {"windowed selectors": ("p_0", "c_0", "v_0", "x_1", "y")}
+MEET = {"word, two slices": ("x_2", "y"), **CHAINS, **WINDOWS}  # groups for which only a sentence answers, not a batch
 FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # fixed word counts
 LARGE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 

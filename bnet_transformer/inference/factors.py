@@ -389,6 +389,12 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
     return torch.where(is_set, delta, table)
 
 
+def state_log_probs(execution: ExecutionState, spec: NodeSpec) -> Tensor:
+    """`log P(state | parents)` of every state of a discrete group that is not enumerated: `[*layout, states]`."""
+    context, parents = _gather_in_log_dtype(execution, spec)
+    return _log_softmax(execution, spec.tpm.logits(context, *parents))
+
+
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
     """The logits of a factor, not normalised: of every state, or of the observed states; 0 at padding."""
     spec, evidence = factor.spec, factor.evidence

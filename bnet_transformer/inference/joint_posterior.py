@@ -20,6 +20,13 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeSelection
 from bnet_transformer.inference import elimination
+from bnet_transformer.inference.factor_graph import (
+    FactorGraph,
+    build_factor_graph,
+    find_supports,
+    format_nodes,
+    scatter_possible,
+)
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery
 from bnet_transformer.inference.query import (
@@ -28,16 +35,16 @@ from bnet_transformer.inference.query import (
     enumerate_joint_states,
     group_evidence,
     iter_chunks,
-    prune_barren_choices,
     prune_interventions,
     with_sentence_scope,
 )
 from bnet_transformer.inference.routing import (
     Route,
-    find_single_target_fault,
     route_joint,
     route_log_evidence,
     route_posterior,
+    with_cost,
+    with_factor_graph,
 )
 from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
@@ -94,12 +101,13 @@ def joint_log_evidence(query: Query) -> Tensor:
     if route.algorithm == "elimination":
         evidence = group_evidence(query.model, query.evidence)
         arguments = build_request_arguments(query.model)
-        logs = elimination.log_evidence(query.module, evidence, **arguments, budget=query.budget, atol=query.atol)
+        arguments |= {"budget": query.budget, "atol": query.atol, "dtype": torch.float64}
+        logs = elimination.log_evidence(query.module, evidence, **arguments)
         return logs.detach()[0].double()
 
     def log_prob_of_first(count: int) -> Tensor:
         first = replace(query, evidence={node: query.evidence[node] for node in [*query.evidence][:count]})
-        return _enumerated_log_probs(first, route.algorithm, []).reshape(())
+        return _joint_log_probs(first, route if count == len(query.evidence) else route_joint(first))
 
     # If a prefix of the evidence is impossible, every longer prefix is: so bisection finds the impossible observation.
     total = log_prob_of_first(len(query.evidence))
@@ -121,59 +129,26 @@ def posterior_by_elimination(query: Query) -> Tensor:
 
 
 def _joint_log_probs(query: Query, route: Route) -> Tensor:
-    """`log P(nodes, evidence)`, `[*states]`, by conditioning, enumeration or the reference."""
-    model = query.model
-    supports = [_find_possible_states(query, node) for node in query.nodes]
-    query = query.without_target_evidence()
-    logs = torch.full([model.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
-    grid = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
-    # Conditioning: with the requested nodes as evidence, one log evidence for each joint state of them, in one batch.
-    if route.algorithm == "conditioning":
-        possible = _batched_log_probs(query, query.nodes, enumerate_joint_states(supports))
+    """`log P(nodes, evidence)`, `[*states]`, by variable elimination, conditioning, enumeration or the reference."""
+    plan, model, supports = route.plan, query.model, find_supports(query)
+    if plan is not None and plan.excess is not None:
+        raise plan.excess
+    if plan is not None and plan.graph is not None:
+        return plan.graph.compute_joint()
+    nodes = tuple(dict.fromkeys([*query.nodes, *route.choices]))
+    if plan is None:
+        reference.check_joint_states(model, nodes, query.budget)
+    joint_states = enumerate_joint_states([supports[node] for node in nodes])
+    if plan is not None:
+        possible = _batched_log_probs(plan.query, nodes, joint_states)
     else:
-        possible = _enumerated_log_probs(query, route.algorithm, supports)
-    logs[grid] = possible.reshape(grid[0].shape)
-    return logs
-
-
-def _find_possible_states(query: Query, node: int) -> list[int]:
-    """The states of a choice that agree with evidence on it: several states can give its children the same vector."""
-    observed = query.evidence.get(node)
-    if observed is None:
-        return list(range(query.model.count_states(node)))
-    if not observed.is_floating_point():
-        return [int(observed)]
-    single = replace(query, nodes=(node,), evidence={node: observed})
-    if find_single_target_fault(single) is None:
-        probs = posterior_by_elimination(single)
-    else:
-        probs = reference.posterior(query.model, node, single.evidence, query.budget, query.atol)
-    return torch.nonzero(probs).flatten().tolist()
-
-
-def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Sequence[int]]) -> Tensor:
-    """`log P(nodes, evidence)`, `[*supports]`, summed over the joint states of all other choices.
-
-    Args:
-        query: The query, with evidence only on nodes that are not requested.
-        algorithm: `"enumeration"` (all joint states as a batch of the compiled net) or `"reference"` (a loop).
-        supports: The states of each requested node.
-    """
-    model, fixed, choices = query.model, query.fixed, query.choices
-    summed = [node for node in choices if node not in query.nodes]
-    all_supports = [*supports, *(range(model.count_states(node)) for node in summed)]
-    shape = [len(support) for support in all_supports]
-    if math.prod(shape) > query.budget:
-        reference.check_joint_states(model, choices, query.budget)
-    nodes, states = [*query.nodes, *summed], enumerate_joint_states(all_supports)
-    if algorithm == "enumeration":
-        batch = prune_barren_choices(model, {*choices, *query.nodes, *query.evidence})
-        logs = _batched_log_probs(replace(query, model=batch), nodes, states)
-    else:
-        runs = (ReferenceRun(model, {**fixed, **dict(zip(nodes, row, strict=True))}) for row in states)
-        log_joints = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
-        logs = torch.tensor(log_joints, dtype=torch.float64)
-    return logs.reshape(*shape[: len(supports)], -1).logsumexp(-1)
+        query = query.without_target_evidence()
+        runs = (ReferenceRun(model, {**query.fixed, **dict(zip(nodes, row, strict=True))}) for row in joint_states)
+        log_joints = [reference.log_joint(run, query.choices, query.evidence, query.atol) for run in runs]
+        possible = torch.tensor(log_joints, dtype=torch.float64)
+    requested = [supports[node] for node in query.nodes]
+    summed = possible.reshape(*map(len, requested), -1).logsumexp(-1)
+    return scatter_possible(model, query.nodes, requested, summed)
 
 
 def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
@@ -199,6 +174,116 @@ def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None
     choices = [node for node in query.choices if node in known]
     reference.log_joint(ReferenceRun(query.model, known), choices, query.evidence, query.atol)
     raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
+
+
+def node_posteriors(query: Query) -> dict[int, Tensor]:
+    """`P(node | evidence)` of each requested node by itself, `[state]` in float64, by ground id.
+
+    Args:
+        query: The nodes, the evidence and the sentence.
+
+    Returns:
+        The posteriors. If variable elimination applies, one pass in each direction computes all of them.
+
+    Raises:
+        BudgetError: The number of joint states exceeds the budget; the error contains it.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    query = query.without_input_evidence()
+    single = [replace(query, nodes=(node,)) for node in query.nodes]
+    if single and route_posterior(single[0]).algorithm == "variable elimination":
+        graph = build_factor_graph(query)
+        if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+            marginals = graph.compute_marginals()
+            if marginals is None:
+                joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
+            else:
+                return {node: marginals[node] for node in query.nodes}
+    return {node: joint_posterior(part) for node, part in zip(query.nodes, single, strict=True)}
+
+
+def find_most_probable(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
+    """The most probable joint states of all latent choices given the evidence: the most probable explanation, k best.
+
+    Args:
+        query: The sentence and its evidence. The latent choices are those on which the evidence and the requested nodes
+            depend, with the requested nodes.
+        count: The maximum number k of joint states.
+
+    Returns:
+        The choices by ground id, their states `[k, choice]`, and `log P(states, evidence)`, `[k]`, in float64 (a log
+        density if an observed node is continuous). The most probable joint state is first, and of equally probable ones
+        the one with smaller states; k is smaller than `count` if fewer joint states are possible.
+
+    Raises:
+        BudgetError: A scope of the elimination has more joint states than the budget.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    query = query.without_input_evidence()
+    return find_marginal_map(replace(query, nodes=tuple(query.without_target_evidence().choices)), count)
+
+
+def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
+    """The most probable joint states of the requested nodes, summed over all other choices: marginal MAP, k best.
+
+    Args:
+        query: The nodes, the evidence and the sentence.
+        count: The maximum number k of joint states.
+
+    Returns:
+        The nodes by ground id, their states `[k, node]`, and `log P(states, evidence)`, `[k]`, ordered as in
+        `find_most_probable`.
+
+    Raises:
+        BudgetError: A scope of the elimination has more joint states than the budget.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    query, nodes = query.without_input_evidence(), [*query.nodes]
+    graph = find_maximisation_graph(query)
+    if graph is not None:
+        states, log_probs = graph.find_best(count)
+        result = torch.stack([states[node] for node in nodes], 1) if nodes else torch.zeros(len(log_probs), 0).long()
+    else:
+        check_nodes(query)
+        logs = joint_log_probs(query)
+        log_probs, flat = torch.sort(logs.flatten(), descending=True, stable=True)
+        possible = log_probs[:count] > -math.inf
+        log_probs, flat = log_probs[:count][possible], flat[:count][possible]
+        result = torch.stack(torch.unravel_index(flat, logs.shape), 1) if nodes else flat[:, None][:, :0]
+    if not len(log_probs):
+        joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
+        raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
+    return nodes, result, log_probs
+
+
+def find_maximisation_graph(query: Query) -> FactorGraph | None:
+    """The factor graph for the most probable states of the nodes of a query; None if their joint table is required.
+
+    Raises:
+        BudgetError: The joint table has more entries than the budget too.
+    """
+    graph = build_factor_graph(query)
+    excess = graph.find_excess(*graph.constrained_orders) if isinstance(graph, FactorGraph) else graph
+    if isinstance(excess, BudgetError) and math.prod(map(query.model.count_states, query.nodes)) > query.budget:
+        raise excess
+    return graph if isinstance(graph, FactorGraph) and excess is None else None
+
+
+def route_marginal_map(query: Query) -> Route:
+    """The route of the most probable joint states of the requested nodes, summed over all other choices.
+
+    Raises:
+        BudgetError: There are more joint states than the budget.
+    """
+    query = query.without_input_evidence()
+    question, graph = (
+        f"most probable states of {format_nodes(query.model, query.nodes)}",
+        find_maximisation_graph(query),
+    )
+    if graph is None:
+        return replace(with_cost(query, route_joint(query)), question=question)
+    reason = "choices are summed out first, then the requested nodes are maximised out, one by one"
+    return with_factor_graph(Route(question, "variable elimination", reason), graph, *graph.constrained_orders)
 
 
 def check_nodes(query: Query) -> None:

@@ -110,16 +110,19 @@ def group_evidence(
     return {name: Evidence(value, None if bool(mask.all()) else mask) for name, (value, mask) in groups.items()}
 
 
-def group_interventions(model: GroundModel, relevant: Collection[int] | None = None) -> dict[str, Any]:
+def group_interventions(
+    model: GroundModel, relevant: Collection[int] | None = None, states: Mapping[int, Tensor] | None = None
+) -> dict[str, Any]:
     """The set nodes as `do` (whole groups), `patched` (some nodes of a group) and `attention_rows`.
 
     Args:
         model: The ground model.
         relevant: The groups that matter; all by default.
+        states: The states `[row]` of each node in the rows of a batch; they override the set values.
     """
     full: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (value, mask) in group_values(model, model.do, relevant).items():
+    for name, (value, mask) in group_values(model, model.do, relevant, states).items():
         if bool(mask.all()) and model.network.get_spec(name).tpm.kind != "input":
             full[name] = value
         else:
@@ -221,14 +224,16 @@ def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterat
         groups: The groups whose values or distributions are computed; their ancestors count as well.
     """
     indices = set(groups)
-    largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
+    counts = (_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
+    largest = max(counts, default=1)
     size = max(1, MAX_CHUNK_ELEMENTS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _count_elements(model: GroundModel, index: int) -> int:
     """The number of elements of a group for one state: its values, its logits, and the words that it attends to."""
-    spec, words = model.network.specs[index], max(model.ground.word_counts.values(), default=1)
+    spec = model.network.specs[index]
+    words = max(model.ground.word_counts.values(), default=1) if spec.word_parents else 0
     states = model.network.count_states(index, model.ground.word_counts) if spec.tpm.kind == "discrete" else 0
     return math.prod(model.ground.shapes[index]) * (max(math.prod(spec.shape), states) + words)
 

@@ -8,8 +8,9 @@ Algorithms:
 
 - `graph`: uses the structure of the graph only.
 - `compiled`: one batched pass of the compiled net.
-- `elimination`: variable elimination on the factors of the compiled net.
-- `conditioning`: the joint states of the requested nodes are a batch; the other choices are eliminated.
+- `elimination`: variable elimination on the factors of whole groups, within the compiled net.
+- `variable elimination`: variable elimination on the factor graph of the sentence (`factor_graph`).
+- `conditioning`: the joint states of some choices are a batch; the other choices are eliminated in each row.
 - `enumeration`: all joint states of the choices are a batch of the compiled net.
 - `sampling`: Monte Carlo samples, which are approximate.
 - `sequential`: one run for each cell of a sweep; slow.
@@ -17,7 +18,8 @@ Algorithms:
 
 For probabilities, a posterior that equals the node's TPM takes one pass (`compiled`). Otherwise the first choice is
 elimination, which sums over the choices in the factors of whole groups. It does not apply if one value depends on the
-choices of several words. Conditioning is next, then enumeration. The reference, which loops over joint states and
+choices of several words. Then the cheapest of variable elimination, conditioning and enumeration applies (`JointPlan`):
+all are exact, and their costs are known before anything is computed. The reference, which loops over joint states and
 nodes, is used if the compiled net cannot compute the result.
 """
 
@@ -26,16 +28,28 @@ from __future__ import annotations
 import html
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from torch import Tensor
-
 from bnet_transformer import reference
-from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.cost.net_cost import count_plan_flops
+from bnet_transformer.errors import BudgetError
+from bnet_transformer.inference.contraction import EliminationOrder
+from bnet_transformer.inference.factor_graph import (
+    MAX_LISTED,
+    FactorGraph,
+    build_factor_graph,
+    excess_error,
+    find_supports,
+    format_nodes,
+)
 from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
+from bnet_transformer.inference.obstacles import (
+    Fault as Fault,
+    Obstacle as Obstacle,
+    find_mixed_type_fault as find_mixed_type_fault,
+)
 from bnet_transformer.inference.query import (
     Query,
     classify_evidence,
@@ -63,17 +77,24 @@ class Route:
     Attributes:
         question: The query in words, such as `"posterior of c"`.
         algorithm: The algorithm: `"graph"` (the structure of the graph only), `"compiled"` (one batched pass),
-            `"elimination"` (exact sums over choices), `"conditioning"` (the joint states of the requested nodes are a
-            batch), `"enumeration"` (all joint states are a batch), `"sampling"`, `"sequential"` (one run for each cell
-            of a sweep) or `"reference"` (node by node in Python).
+            `"elimination"` (exact sums over choices within the compiled net), `"variable elimination"` (exact sums
+            over choices in tables of the factor graph), `"conditioning"` (the joint states of some choices are a batch,
+            in which the others are eliminated), `"enumeration"` (all joint states are a batch), `"sampling"`,
+            `"sequential"` (one run for each cell of a sweep) or `"reference"` (node by node in Python).
         reason: Why this algorithm is used, in words.
         node: The node or node group that rules out a faster algorithm; None if the fastest algorithm is used.
-        states: The number of joint states of the choices that are computed.
+        states: The number of joint states of the choices that are computed; for variable elimination, those of the
+            largest scope.
         flops: The floating-point operations of the compiled passes; None without a compiled pass.
         evaluations: The number of nodes that are evaluated one by one in Python.
         is_exact: Whether the result is exact: False for samples and for first-order estimates.
         parts: The routes of the parts of the query, if they differ.
         choices: The ground ids of the choices whose joint states are computed.
+        rows: The number of evaluations of the net, as rows of batches; 0 if they are not counted.
+        entries: The number of entries of all tables of variable elimination.
+        order: The names of the choices in the order in which variable elimination sums them out.
+        scope: The names of the choices of the largest scope of variable elimination.
+        plan: The plan of variable elimination, conditioning or enumeration, for internal use.
     """
 
     question: str
@@ -86,6 +107,11 @@ class Route:
     is_exact: bool = True
     parts: tuple[Route, ...] = ()
     choices: tuple[int, ...] = field(default=(), repr=False)
+    rows: int = 0
+    entries: int = 0
+    order: tuple[str, ...] = field(default=(), repr=False)
+    scope: tuple[str, ...] = ()
+    plan: JointPlan | None = field(default=None, repr=False, compare=False)
 
     def warn_if_slow(self) -> None:
         """Warn before a computation that evaluates many nodes one by one."""
@@ -93,7 +119,11 @@ class Route:
             warnings.warn(str(self), PerformanceWarning, stacklevel=3)
 
     def __str__(self) -> str:
-        cost = [f"{self.states:,} joint states"] if self.states > 1 else []
+        scope = f" of {_shorten(self.scope)}" if self.scope else ""
+        cost = [f"{self.states:,} joint states{scope}"] if self.states > 1 else []
+        cost += [f"{self.entries:,} table entries"] if self.entries else []
+        cost += [f"{self.rows:,} evaluations of the net"] if self.rows else []
+        cost += [f"in the order {_shorten(self.order)}"] if self.order else []
         cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
         cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
@@ -105,25 +135,10 @@ class Route:
         return f"<p>{html.escape(str(self))}</p>"
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """Why an algorithm does not apply, without an error: the next rule is tried.
-
-    Args:
-        node: The node or the node group that is the reason.
-        reason: The reason, as a clause.
-        remedy: What would make the algorithm possible, as an instruction; None if nothing would.
-    """
-
-    node: str
-    reason: str
-    remedy: str | None = None
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-Fault = Obstacle | StructureError  # a StructureError is the error that the algorithm would raise
+def _shorten(names: Sequence[str]) -> str:
+    """Names in one text; a long list is shortened."""
+    text = ", ".join(names[:MAX_LISTED])
+    return f"{text}, … ({len(names)} nodes)" if len(names) > MAX_LISTED else text
 
 
 @dataclass(frozen=True)
@@ -193,23 +208,111 @@ def find_single_target_fault(query: Query) -> Fault | None:
     return find_elimination_fault(query, node)
 
 
-def find_enumeration_fault(query: Query) -> Fault | None:
-    """Why the joint states of all choices cannot be the batch of a pass of the compiled net."""
-    model = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
-    states = dict.fromkeys([*query.nodes, *query.choices])
-    return find_elimination_fault(replace(query.without_target_evidence(), model=model), None, [*states])
+@dataclass(frozen=True)
+class JointPlan:
+    """How the joint states of choices are summed if compiled elimination of all of them does not apply.
+
+    Attributes:
+        algorithm: `"variable elimination"`, `"conditioning"` or `"enumeration"`.
+        states: The joint states of the batch, or those of the largest scope of variable elimination.
+        rows: The number of rows of all batches: evaluations of the net.
+        entries: The number of entries of the tables of variable elimination.
+        flops: The floating-point operations of the passes; None if a TPM does not declare its products.
+        nodes: The nodes whose joint states are the batch.
+        query: The query whose elimination each row solves, without evidence on `nodes`.
+        graph: The factor graph of variable elimination.
+        excess: The error, if there are more joint states than the budget.
+    """
+
+    algorithm: str
+    states: int
+    rows: int
+    entries: int
+    flops: int | None
+    nodes: tuple[int, ...]
+    query: Query
+    graph: FactorGraph | None = None
+    excess: BudgetError | None = None
+
+    @property
+    def cost(self) -> tuple[bool, int]:
+        """The order of preference: plans within the budget, then the smallest amount of work."""
+        # The work is that of the passes, of one number for each node and row, and of the tables.
+        nodes = len(self.query.model.ground)
+        return self.excess is not None, (self.flops or 0) + self.rows * nodes + self.entries
+
+
+def plan_joint(query: Query) -> JointPlan | Fault:
+    """The cheapest exact plan for the joint states of a query, or why the compiled net cannot compute it."""
+    graph, plan = build_factor_graph(query), plan_conditioning(query)
+    if isinstance(graph, BudgetError):  # then all joint states exceed the budget too, and the scope is the reason
+        return replace(plan, excess=graph) if isinstance(plan, JointPlan) and plan.excess is not None else plan
+    if not isinstance(graph, FactorGraph):
+        return plan if isinstance(plan, JointPlan) else graph
+    order, rows, flops = graph.order, graph.rows, graph.count_flops()
+    excess, name = graph.find_excess(order), "variable elimination"
+    other = JointPlan(name, order.states, rows, order.entries, flops, (), graph.query, graph, excess)
+    return min(plan, other, key=lambda plan: plan.cost) if isinstance(plan, JointPlan) else other
+
+
+def plan_conditioning(query: Query) -> JointPlan | Fault:
+    """The plan in which joint states of as few choices as possible are a batch, and the others are eliminated in it."""
+    given, supports = query.without_target_evidence(), find_supports(query)
+    nodes = tuple(query.nodes)
+    conditioned = _condition(given, nodes)
+    if not isinstance(conditioned, Query):
+        nodes = tuple(dict.fromkeys([*query.nodes, *given.choices]))
+        conditioned = _condition(given, nodes)
+    if not isinstance(conditioned, Query):
+        return conditioned
+    # The last groups first: no value depends on several words of the choices of a last slice with word-wise readouts,
+    # so that they are summed word by word in each joint state of the choices of the lower slices.
+    removable = set(nodes) - set(query.nodes)
+    for _, members in sorted(group_nodes(query.model, removable).items(), reverse=True):
+        fewer = tuple(node for node in nodes if node in query.nodes or node not in members)
+        attempt = _condition(given, fewer)
+        if isinstance(attempt, Query):
+            nodes, conditioned = fewer, attempt
+    problem = find_elimination_problem(conditioned, None, nodes)
+    assert isinstance(problem, EliminationProblem)
+    rows, excess = math.prod(len(supports[node]) for node in nodes), None
+    if rows > query.budget:
+        excess = excess_error(f"at most {query.budget} joint states of {format_nodes(query.model, nodes)}", rows)
+    network, words = query.model.network, query.model.ground.word_counts
+    for index, scope in problem.scopes:
+        count = math.prod(network.count_states(i, words) for i in scope)
+        if count > query.budget and excess is None:
+            names = ", ".join(network.specs[i].group.name for i in scope)
+            expected = f"at most {query.budget} joint states of {names} for {network.specs[index].group.name}"
+            excess = excess_error(expected, count)
+    flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
+    algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
+    return JointPlan(algorithm, rows, rows, 0, flops, nodes, conditioned, None, excess)
+
+
+def _condition(query: Query, nodes: Sequence[int]) -> Query | Fault:
+    """The query that each row of a batch solves in which some nodes have states, or why elimination cannot solve it."""
+    evidence = {node: value for node, value in query.evidence.items() if node not in nodes}
+    conditioned = replace(query, evidence=evidence)
+    if find_elimination_fault(conditioned, None, nodes) is None:
+        return conditioned
+    # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be summed.
+    latent = set(query.choices) - set(nodes)
+    groups = [query.model.network.specs[index].group for index in group_nodes(query.model, latent)]
+    members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
+    model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
+    conditioned = replace(conditioned, model=model)
+    return find_elimination_fault(conditioned, None, nodes) or conditioned
 
 
 REFERENCE_REASON = "the compiled net cannot compute it, so that nodes are evaluated one by one"
-JOINT_RULES: Sequence[Rule[Query]] = (
-    Rule(
-        "conditioning",
-        "each joint state of the requested nodes is evidence on one sentence of a batch",
-        lambda query: find_elimination_fault(query.without_target_evidence(), None, query.nodes),
-    ),
-    Rule("enumeration", "all joint states of the choices fit in batches of the compiled net", find_enumeration_fault),
-    Rule("reference", REFERENCE_REASON),
-)
+JOINT_REASONS = {
+    "variable elimination": "the factors of the ground network are tables over the choices that occur together, and "
+    "choices are summed out one by one",
+    "conditioning": "each joint state of {nodes} is evidence on one sentence of a batch, in which other choices are "
+    "summed out",
+    "enumeration": "all joint states of the choices fit in batches of the compiled net",
+}
 ELIMINATION_REASON = (
     "each value depends on the choices of one word, or of two neighbouring words of a chain, so that choices are "
     "summed out one by one, and chains word by word"
@@ -221,12 +324,8 @@ POSTERIOR_RULES: Sequence[Rule[Query]] = (
         find_tpm_fault,
     ),
     Rule("elimination", ELIMINATION_REASON, find_single_target_fault),
-    *JOINT_RULES,
 )
-LOG_EVIDENCE_RULES: Sequence[Rule[Query]] = (
-    Rule("elimination", ELIMINATION_REASON, find_single_target_fault),
-    *JOINT_RULES[1:],
-)
+LOG_EVIDENCE_RULES: Sequence[Rule[Query]] = (Rule("elimination", ELIMINATION_REASON, find_single_target_fault),)
 
 
 def route_posterior(query: Query) -> Route:
@@ -236,7 +335,7 @@ def route_posterior(query: Query) -> Route:
 
 def route_joint(query: Query) -> Route:
     """The route of `log P(nodes, evidence)` of each joint state of the nodes."""
-    return _route_query(query, f"joint probability of {query.format_nodes()}", JOINT_RULES)
+    return _route_query(query, f"joint probability of {query.format_nodes()}", ())
 
 
 def route_log_evidence(query: Query) -> Route:
@@ -245,14 +344,43 @@ def route_log_evidence(query: Query) -> Route:
 
 
 def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> Route:
-    """The route by the first rule that applies, with its joint states and the evaluations of the reference."""
-    model, route = query.model, choose_route(question, rules, query)
-    if route.algorithm not in ("conditioning", "enumeration", "reference"):
+    """The route by the first rule that applies, or by the cheapest plan for the joint states of the choices."""
+    plans = list[JointPlan | Fault]()
+
+    def find_joint_fault(query: Query) -> Fault | None:
+        plans.append(plan_joint(query))
+        return plans[0] if isinstance(plans[0], Fault) else None
+
+    joint_rule = Rule("variable elimination", "", find_joint_fault)
+    route, model = choose_route(question, [*rules, joint_rule, Rule("reference", REFERENCE_REASON)], query), query.model
+    if route.algorithm == "reference":
+        choices = tuple(query.choices)
+        states = math.prod(model.count_states(node) for node in dict.fromkeys([*query.nodes, *choices]))
+        return replace(route, states=states, evaluations=states * len(model.ground), choices=choices)
+    plan = plans[0] if plans else None
+    if not isinstance(plan, JointPlan):
         return route
-    enumerated = query.nodes if route.algorithm == "conditioning" else tuple(query.choices)
-    states = math.prod(model.count_states(node) for node in dict.fromkeys([*query.nodes, *enumerated]))
-    evaluations = states * len(model.ground) if route.algorithm == "reference" else 0
-    return replace(route, states=states, evaluations=evaluations, choices=enumerated)
+    reason = JOINT_REASONS[plan.algorithm].format(nodes=format_nodes(model, plan.nodes)) + route.reason
+    route = replace(route, algorithm=plan.algorithm, reason=reason, plan=plan)
+    if plan.graph is not None:
+        return with_factor_graph(route, plan.graph, plan.graph.order)
+    return replace(route, states=plan.states, rows=plan.rows, flops=plan.flops, choices=plan.nodes)
+
+
+def with_factor_graph(route: Route, graph: FactorGraph, *orders: EliminationOrder) -> Route:
+    """The route with the cost of a factor graph and of some elimination orders."""
+    names = [graph.query.model.ground.name(node) for node in graph.variables]
+    largest = max(orders, key=lambda order: order.states)
+    return replace(
+        route,
+        states=largest.states,
+        rows=graph.rows,
+        entries=sum(order.entries for order in orders),
+        flops=graph.count_flops(),
+        order=tuple(names[k] for order in orders for k in order.variables),
+        scope=tuple(names[k] for k in largest.scope),
+        choices=graph.variables,
+    )
 
 
 def find_elimination_problem(
@@ -281,25 +409,6 @@ def find_elimination_fault(query: Query, node: int | None, states: Collection[in
     return problem.fault if isinstance(problem, EliminationProblem) else problem
 
 
-def find_mixed_type_fault(
-    model: GroundModel,
-    values: Mapping[int, Tensor],
-    states: Iterable[int] = (),
-    relevant: Collection[int] | None = None,
-) -> Obstacle | None:
-    """Why the values of a group are not one tensor: some nodes have states and others have vectors."""
-    is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
-    for index, nodes in group_nodes(model, is_real, relevant).items():
-        if len({is_real[node] for node in nodes}) > 1:
-            name = model.network.specs[index].group.name
-            return Obstacle(
-                name,
-                f"some nodes of {name} are set to or observed as states and others as vectors",
-                f"use states only or vectors only for {name}",
-            )
-    return None
-
-
 def route_reference(question: str, model: GroundModel, choices: Collection[int]) -> Route:
     """The route of a query without a compiled algorithm: one run of the net for each joint state of the choices."""
     states = math.prod(model.count_states(choice) for choice in choices)
@@ -308,26 +417,30 @@ def route_reference(question: str, model: GroundModel, choices: Collection[int])
 
 
 def with_cost(query: Query, route: Route) -> Route:
-    """The route with its joint states and the FLOPs of its compiled passes; sums over states are not counted."""
-    if route.algorithm in ("compiled", "reference"):
+    """The route with its joint states and the FLOPs of its compiled passes; sums over states are not counted.
+
+    Raises:
+        BudgetError: There are more joint states than the budget.
+    """
+    if route.plan is not None and route.plan.excess is not None:
+        raise route.plan.excess
+    if route.algorithm != "elimination":
         return route
-    if route.algorithm == "enumeration":
-        reference.check_joint_states(query.model, route.choices, query.budget)
-    batch, node, states, model = 1, next(iter(query.nodes), None), tuple[int, ...](), query.model
-    if route.algorithm in ("conditioning", "enumeration"):
-        batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))
-    if route.algorithm == "enumeration":
-        model = prune_barren_choices(model, {*states, *query.evidence})
-    problem = find_elimination_problem(replace(query, model=model), node, states)
+    problem = find_elimination_problem(query, next(iter(query.nodes), None))
     assert isinstance(problem, EliminationProblem)
-    specs, words = model.network.specs, model.ground.word_counts
-    if route.algorithm == "elimination":
-        for index, scope in problem.scopes:
-            check_elimination_budget(model.network, index, scope, words, query.budget)
-        counts = [math.prod(model.network.count_states(i, words) for i in scope) for _, scope in problem.scopes]
-        route = replace(route, states=max(counts, default=1))
-    outputs = tuple(dict.fromkeys([*problem.outputs, *(specs[index].group.name for index in problem.factor_groups)]))
-    closed = {*find_set_groups(model)[0], *problem.fixed}
-    known = frozenset(model.network.graph.get_group(name).index for name in closed)
+    network, words = query.model.network, query.model.ground.word_counts
+    for index, scope in problem.scopes:
+        check_elimination_budget(network, index, scope, words, query.budget)
+    counts = [math.prod(network.count_states(i, words) for i in scope) for _, scope in problem.scopes]
+    return replace(route, states=max(counts, default=1), flops=_count_flops(query, problem, 1))
+
+
+def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int | None:
+    """The floating-point operations of the pass of an elimination."""
+    network, words = query.model.network, query.model.ground.word_counts
+    names = (network.specs[index].group.name for index in problem.factor_groups)
+    outputs = tuple(dict.fromkeys([*problem.outputs, *names]))
+    closed = {*find_set_groups(query.model)[0], *problem.fixed}
+    known = frozenset(network.graph.get_group(name).index for name in closed)
     plan = query.module.plan(outputs, known, problem.enumerated, has_chains=True)
-    return replace(route, flops=count_plan_flops(model.network, plan, words, known, batch))
+    return count_plan_flops(network, plan, words, known, batch)

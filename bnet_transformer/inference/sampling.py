@@ -20,6 +20,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import elimination
+from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
 from bnet_transformer.inference.query import (
@@ -37,6 +38,7 @@ from bnet_transformer.inference.routing import (
     format_fault,
     route_posterior,
     with_cost,
+    with_factor_graph,
 )
 from bnet_transformer.reference import GroundModel, ReferenceRun
 
@@ -101,7 +103,6 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     """
     generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
-    joint_log_evidence(query)  # raises an error for impossible evidence
     model, order = query.model, topological_order(query.model.ground).tolist()
     samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
     choices = set(query.choices)
@@ -109,8 +110,13 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     # The latent ancestors of the evidence are sampled from their exact joint posterior. The other random nodes have no
     # evidence among their descendants. So, given its parents, such a node is independent of the evidence, and its
     # posterior is its TPM (ancestral sampling).
-    if choices:
-        samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
+    graph = _find_factor_graph(target)
+    choice_samples = None if graph is None else graph.draw(n, generator)
+    if choice_samples is None:
+        joint_log_evidence(query)  # raises an error for impossible evidence
+        sample_choices = _sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint
+        choice_samples = sample_choices(target, n, generator) if choices else {}
+    samples |= choice_samples
     module = with_sentence_scope(query.module)
     for nodes, fault in _iter_ancestral_batches(target, order):
         if fault is None:
@@ -126,6 +132,9 @@ def route_sample(query: Query, n: int) -> Route:
     target = replace(query, nodes=tuple(query.choices))
     if not target.nodes:
         route = Route(question, "compiled", "nothing is observed, so that every node is drawn from its TPM")
+    elif (graph := _find_factor_graph(target)) is not None:
+        reason = "latent ancestors of the evidence are drawn one by one, in the reverse order of variable elimination"
+        route = with_factor_graph(Route(question, "variable elimination", reason), graph, graph.full_order)
     elif _should_use_chain_rule(target):
         reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
         route = Route(question, "elimination", reason, choices=target.nodes)
@@ -170,12 +179,24 @@ def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
     return samples
 
 
+def _find_factor_graph(query: Query) -> FactorGraph | None:
+    """The factor graph of the choices, if they have too many joint states for one table."""
+    if not _is_large(query):
+        return None
+    graph = build_factor_graph(replace(query, nodes=()))
+    return graph if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None else None
+
+
 def _should_use_chain_rule(query: Query) -> bool:
     """True if the choices have too many joint states for one table, and elimination applies to them one by one."""
-    count = math.prod(query.model.count_states(node) for node in query.nodes)
     nodes = query.nodes
     checks = (find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
-    return count > MAX_JOINT_STATES and all(checks)
+    return _is_large(query) and all(checks)
+
+
+def _is_large(query: Query) -> bool:
+    """True if the choices have too many joint states for one table."""
+    return math.prod(query.model.count_states(node) for node in query.nodes) > MAX_JOINT_STATES
 
 
 def _find_sampling_fault(

@@ -1,0 +1,483 @@
+"""Variable elimination on a product of log tables: sums, samples, and the k largest entries.
+
+A log table has a dim for each variable of its scope; -inf is the log of probability 0. To eliminate a variable, all
+tables whose scope contains it are added, and the variable is summed or maximised out (Dechter 1999, Bucket elimination:
+a unifying framework for reasoning). The cost is that of the largest joint scope, so the order matters. Orders come from
+the tree decompositions of networkx: the bags of a decomposition are joint scopes, and if the variables of each bag that
+do not occur in its parent bag are eliminated from the leaves to the root, no other scopes arise (Koller and Friedman
+2009, section 10.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+MAX_TIES = 256  # equal products that are compared at the end of a ranked list
+MAX_FILL_VARIABLES = 128  # variables up to which minimum fill, which is slower, is tried as well
+
+
+@dataclass(frozen=True, eq=False)
+class LogTable:
+    """The log of one factor of a product.
+
+    Attributes:
+        scope: The variables, in increasing order.
+        values: `[*states of the scope]`.
+    """
+
+    scope: tuple[int, ...]
+    values: Array
+
+
+@dataclass(frozen=True)
+class EliminationOrder:
+    """An order in which variables are eliminated, and its cost.
+
+    Attributes:
+        variables: The eliminated variables, in order.
+        scope: The variables of the largest joint scope.
+        states: The number of joint states of that scope.
+        entries: The number of entries of all tables that the elimination computes.
+    """
+
+    variables: tuple[int, ...]
+    scope: tuple[int, ...]
+    states: int
+    entries: int
+
+
+def find_elimination_order(
+    scopes: Iterable[Collection[int]], sizes: Sequence[int], retained: Collection[int] = ()
+) -> EliminationOrder:
+    """The cheapest elimination order that the heuristics of networkx find.
+
+    Args:
+        scopes: The scopes of the tables.
+        sizes: The number of states of each variable.
+        retained: The variables that are not eliminated; their joint table remains.
+
+    Returns:
+        The order, and the cost of the elimination and of the joint table of the retained variables.
+    """
+    distinct = {frozenset(scope) for scope in scopes}
+    # A clique of the retained variables is in one bag. With this bag as the root, they are the last ones.
+    graph = _build_interaction_graph([*distinct, frozenset(retained)])
+    heuristics = [treewidth_min_degree]
+    heuristics += [treewidth_min_fill_in] if len(graph) <= MAX_FILL_VARIABLES else []
+    orders = [_order_by_decomposition(heuristic(graph)[1], frozenset(retained)) for heuristic in heuristics]
+    candidates = [_measure_order(order, distinct, sizes, retained) for order in orders]
+    return min(candidates, key=lambda order: (order.states, order.entries))
+
+
+def find_constrained_order(
+    scopes: Iterable[Collection[int]], sizes: Sequence[int], last: Collection[int]
+) -> tuple[EliminationOrder, EliminationOrder]:
+    """An order in which all other variables are eliminated before those of `last`, as marginal MAP requires.
+
+    Args:
+        scopes: The scopes of the tables.
+        sizes: The number of states of each variable.
+        last: The variables that are eliminated last.
+
+    Returns:
+        The order of the other variables, and the order of `last`.
+    """
+    # Variables of different connected components, once `last` is removed, do not meet before `last` is eliminated. So
+    # each component is ordered by itself, and what remains of it is one table over its neighbours.
+    remaining = {frozenset(scope) for scope in scopes}
+    first, total, largest = list[int](), 0, EliminationOrder((), (), 1, 0)
+    graph = _build_interaction_graph(remaining)
+    for component in nx.connected_components(graph.subgraph(set(graph) - set(last))):
+        touching = {scope for scope in remaining if scope & component}
+        boundary = frozenset().union(*touching) - component
+        order = find_elimination_order(touching, sizes, boundary)
+        first += order.variables
+        total += order.entries
+        largest = max(largest, order, key=lambda item: item.states)
+        remaining = (remaining - touching) | {boundary}
+    summed = EliminationOrder(tuple(first), largest.scope, largest.states, total)
+    return summed, find_elimination_order(remaining, sizes)
+
+
+def _build_interaction_graph(scopes: Iterable[Collection[int]]) -> nx.Graph:
+    """The graph with an edge between each two variables of one scope."""
+    graph = nx.Graph()
+    for scope in scopes:
+        ordered = sorted(scope)
+        graph.add_nodes_from(ordered)
+        graph.add_edges_from((a, b) for k, a in enumerate(ordered) for b in ordered[k + 1 :])
+    return graph
+
+
+def _order_by_decomposition(decomposition: nx.Graph, retained: frozenset[int]) -> list[int]:
+    """The variables of a tree decomposition from its leaves to the root, without those that are retained."""
+    if not decomposition:
+        return []
+    root = next(bag for bag in decomposition if retained <= bag)
+    order, eliminated = list[int](), set[int](retained)
+    # Parents come before children in a search from the root, so that the reverse of its bags starts at the leaves.
+    search = [(None, root), *nx.bfs_edges(decomposition, root)]
+    for parent, bag in reversed(search):
+        variables = sorted(bag - (parent or frozenset()) - eliminated)
+        order += variables
+        eliminated.update(variables)
+    return order
+
+
+def _measure_order(
+    order: Sequence[int], scopes: Iterable[frozenset[int]], sizes: Sequence[int], retained: Collection[int]
+) -> EliminationOrder:
+    """The largest joint scope of an order, and the number of entries of all its tables."""
+    touching: dict[int, set[frozenset[int]]] = {}
+    for scope in scopes:
+        for variable in scope:
+            touching.setdefault(variable, set()).add(scope)
+    largest, states = tuple(sorted(retained)), math.prod(sizes[variable] for variable in retained)
+    entries = states
+    for variable in order:
+        merged = touching.pop(variable, set())
+        joint = frozenset({variable}).union(*merged)
+        count = math.prod(sizes[other] for other in joint)
+        entries += count
+        if count > states:
+            largest, states = tuple(sorted(joint)), count
+        for other in joint - {variable}:
+            touching[other] -= merged
+            touching[other].add(joint - {variable})
+    return EliminationOrder(tuple(order), largest, states, entries)
+
+
+def _add_aligned(tables: Sequence[LogTable], scope: Sequence[int], sizes: Sequence[int]) -> Array:
+    """The sum of tables over a joint scope, which contains their scopes."""
+    total = np.zeros([sizes[variable] for variable in scope])
+    for table in tables:
+        total += _align(table, scope)
+    return total
+
+
+def _align(table: LogTable, scope: Sequence[int]) -> Array:
+    """The values of a table with a dim for each variable of a joint scope; other dims have size 1."""
+    inside = iter(table.values.shape)
+    return table.values.reshape([next(inside) if variable in table.scope else 1 for variable in scope])
+
+
+def logsumexp(values: Array, axis: int) -> Array:
+    """`log sum exp` over one axis; -inf if all entries are -inf."""
+    greatest = values.max(axis, keepdims=True)
+    greatest = np.where(np.isfinite(greatest), greatest, 0.0)
+    with np.errstate(divide="ignore"):
+        result: Array = np.log(np.exp(values - greatest).sum(axis)) + greatest.squeeze(axis)
+    return result
+
+
+class _TableBuckets:
+    """Tables by the variables of their scopes."""
+
+    def __init__(self, tables: Iterable[LogTable]) -> None:
+        self.tables: dict[int, LogTable] = {}
+        self._by_variable: dict[int, list[int]] = {}
+        self._count = 0
+        for table in tables:
+            self.add(table)
+
+    def add(self, table: LogTable) -> None:
+        """Add a table."""
+        self.tables[self._count] = table
+        for variable in table.scope:
+            self._by_variable.setdefault(variable, []).append(self._count)
+        self._count += 1
+
+    def pop(self, variable: int) -> list[LogTable]:
+        """Remove the tables whose scope contains a variable."""
+        keys = self._by_variable.pop(variable, [])
+        return [self.tables.pop(key) for key in keys if key in self.tables]
+
+
+def _join_scopes(tables: Iterable[LogTable | RankedTable], *variables: int) -> tuple[int, ...]:
+    """The union of the scopes of some tables and further variables, in increasing order."""
+    return tuple(sorted({*variables}.union(*(table.scope for table in tables))))
+
+
+def sum_out(
+    tables: Iterable[LogTable], order: Iterable[int], sizes: Sequence[int]
+) -> tuple[list[LogTable], list[tuple[int, LogTable]]]:
+    """Sum variables out of a product of tables.
+
+    Args:
+        tables: The log tables of the product.
+        order: The variables to sum out.
+        sizes: The number of states of each variable.
+
+    Returns:
+        The tables that remain, and for each variable the joint table from which it was summed out.
+    """
+    buckets, joints = _TableBuckets(tables), list[tuple[int, LogTable]]()
+    for variable in order:
+        merged = buckets.pop(variable)
+        scope = _join_scopes(merged, variable)
+        joint = LogTable(scope, _add_aligned(merged, scope, sizes))
+        axis = scope.index(variable)
+        buckets.add(LogTable((*scope[:axis], *scope[axis + 1 :]), logsumexp(joint.values, axis)))
+        joints.append((variable, joint))
+    return list(buckets.tables.values()), joints
+
+
+def compute_joint_table(
+    tables: Iterable[LogTable], order: EliminationOrder, sizes: Sequence[int], retained: Sequence[int]
+) -> Array:
+    """The log of the sum of a product over all variables of an order: a table over the retained variables.
+
+    Args:
+        tables: The log tables of the product.
+        order: The order of the other variables.
+        sizes: The number of states of each variable.
+        retained: The variables of the result.
+
+    Returns:
+        `[*states of retained]`.
+    """
+    scope = tuple(sorted(retained))
+    values = _add_aligned(sum_out(tables, order.variables, sizes)[0], scope, sizes)
+    return values.transpose([scope.index(variable) for variable in retained])
+
+
+def draw_states(
+    tables: Iterable[LogTable], order: EliminationOrder, sizes: Sequence[int], draw_uniforms: Callable[[], Array]
+) -> tuple[float, dict[int, Indices]]:
+    """Independent samples from the normalised product of tables.
+
+    Args:
+        tables: The log tables of the product.
+        order: An order of all variables.
+        sizes: The number of states of each variable.
+        draw_uniforms: A function that returns a uniform random number in [0, 1) for each sample.
+
+    Returns:
+        The log of the sum of the product, and the states of each variable, `[sample]`. The states have no meaning if
+        the sum is zero.
+    """
+    remaining, joints = sum_out(tables, order.variables, sizes)
+    total = sum(float(table.values) for table in remaining)
+    states: dict[int, Indices] = {}
+    # The joint table of a variable contains all factors in which it meets the variables that are eliminated later. So
+    # in reverse order, given their states, it is the conditional distribution up to a constant.
+    for variable, joint in reversed(joints) if total > -math.inf else ():
+        logs = np.moveaxis(joint.values, joint.scope.index(variable), -1)
+        logs = logs[tuple(states[other] for other in joint.scope if other != variable)]
+        uniforms = draw_uniforms()
+        cumulative = np.exp(logs - logs.max(-1, keepdims=True)).cumsum(-1)
+        cumulative = np.atleast_2d(cumulative / cumulative[..., -1:])
+        states[variable] = (cumulative > uniforms[:, None]).argmax(-1)
+    return total, states
+
+
+def compute_marginals(
+    tables: Iterable[LogTable], order: EliminationOrder, sizes: Sequence[int]
+) -> tuple[float, dict[int, Array]]:
+    """The marginals of all variables under the normalised product of tables, in two passes.
+
+    Args:
+        tables: The log tables of the product.
+        order: An order of all variables.
+        sizes: The number of states of each variable.
+
+    Returns:
+        The log of the sum of the product, and the log probabilities of each variable, `[state]`. They have no meaning
+        if the sum is zero.
+    """
+    remaining, joints = sum_out(tables, order.variables, sizes)
+    total = sum(float(table.values) for table in remaining)
+    position = {variable: k for k, variable in enumerate(order.variables)}
+    beliefs: dict[int, LogTable] = {}
+    marginals: dict[int, Array] = {}
+    # P(v | separator) of the joint table of v, times P(separator), a marginal of the table that contains v's message.
+    # This calibrates the tree of buckets (Koller and Friedman 2009, section 10.3).
+    for variable, joint in reversed(joints) if total > -math.inf else ():
+        axis, separator = joint.scope.index(variable), tuple(other for other in joint.scope if other != variable)
+        message = np.expand_dims(logsumexp(joint.values, axis), axis)
+        conditional = np.where(np.isfinite(message), joint.values - np.where(np.isfinite(message), message, 0), -np.inf)
+        context = LogTable((), np.zeros(()))
+        if separator:
+            context = _marginalise(beliefs[min(separator, key=position.__getitem__)], separator)
+        beliefs[variable] = LogTable(joint.scope, conditional + _align(context, joint.scope))
+        marginals[variable] = _marginalise(beliefs[variable], (variable,)).values
+    return total, marginals
+
+
+def _marginalise(table: LogTable, scope: Sequence[int]) -> LogTable:
+    """The sum of a log table over all variables except those of a scope."""
+    axes = tuple(k for k, variable in enumerate(table.scope) if variable not in scope)
+    shape = [size for k, size in enumerate(table.values.shape) if k not in axes]
+    flat = (
+        np.moveaxis(table.values, axes, range(-len(axes), 0)).reshape(*shape, -1) if axes else table.values[..., None]
+    )
+    return LogTable(tuple(scope), logsumexp(flat, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class RankedTable:
+    """The k largest sums over the eliminated variables, in each state of a scope.
+
+    Attributes:
+        variable: The variable that was eliminated last.
+        scope: The variables, in increasing order.
+        values: `[*states of the scope, k]`, from the largest; -inf beyond the number of possible states.
+    """
+
+    variable: int
+    scope: tuple[int, ...]
+    values: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Merge:
+    """How a ranked list was merged from lists: the pair of ranks of each of its entries.
+
+    `left` has the rank in the list merged so far, and `right` that in the list of the eliminated variable `variable`,
+    `[*states of the scope, k]` each.
+    """
+
+    variable: int
+    left: Indices
+    right: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class _Maximisation:
+    """How one variable was eliminated: the merged lists, and the state and the rank of each entry of the result."""
+
+    variable: int
+    scope: tuple[int, ...]  # with the variable
+    merges: Sequence[_Merge]
+    states: Indices  # [*states of the scope without the variable, k]
+    ranks: Indices
+
+
+def find_best_states(
+    tables: Sequence[LogTable], order: EliminationOrder, sizes: Sequence[int], count: int
+) -> tuple[dict[int, Indices], Array]:
+    """The joint states of the largest products of tables.
+
+    Args:
+        tables: The log tables of the product.
+        order: An order of all variables.
+        sizes: The number of states of each variable.
+        count: The maximum number of joint states.
+
+    Returns:
+        The states of each variable, `[k]`, from the largest product, and the logs of the products, `[k]`; k is smaller
+        than `count` if there are fewer possible joint states. Of equal products, the smaller states come first.
+    """
+    length, longest = count + 1, count + MAX_TIES
+    states, logs = _find_ranked_states(tables, order, sizes, length)
+    # If the products after the last one are equal to it, the list is extended to find those with the smallest states.
+    while len(logs) == length < longest and logs[-1] == logs[count - 1]:
+        length = min(2 * length, longest)
+        states, logs = _find_ranked_states(tables, order, sizes, length)
+    return {variable: state[:count] for variable, state in states.items()}, logs[:count]
+
+
+def _find_ranked_states(
+    tables: Sequence[LogTable], order: EliminationOrder, sizes: Sequence[int], count: int
+) -> tuple[dict[int, Indices], Array]:
+    """The joint states of the largest products, by elimination with ranked lists of k entries instead of maxima."""
+    # Lists with addition and selection of the k largest are a semiring, so that the algorithm is that of the sum
+    # (Nilsson 1998, An efficient algorithm for finding the M most probable configurations).
+    buckets = _TableBuckets(_round_to_grid(tables))
+    ranked: dict[int, list[RankedTable]] = {}  # by each variable of their scope, or -1 for an empty scope
+    steps = list[_Maximisation]()
+    for variable in order.variables:
+        merged, lists = buckets.pop(variable), ranked.pop(variable, [])
+        for item in lists:
+            for other in item.scope:
+                if other != variable:
+                    ranked[other].remove(item)
+        scope = _join_scopes([*merged, *lists], variable)
+        values, merges = _merge_lists(lists, scope, sizes, count)
+        values = values + _add_aligned(merged, scope, sizes)[..., None]
+        axis = scope.index(variable)
+        values = np.moveaxis(values, axis, -2)  # [*other states, state, rank]
+        length = values.shape[-1]
+        values, selected = _select_largest(values.reshape(*values.shape[:-2], -1), count)
+        result = RankedTable(variable, (*scope[:axis], *scope[axis + 1 :]), values)
+        for other in result.scope or (-1,):
+            ranked.setdefault(other, []).append(result)
+        steps.append(_Maximisation(variable, scope, merges, selected // length, selected % length))
+    lists = ranked.pop(-1, [])
+    values, merges = _merge_lists(lists, (), sizes, count)
+    constant = _add_aligned([*buckets.tables.values()], (), sizes)
+    possible = int((values + constant > -np.inf).sum())
+    ranks = _split_ranks(merges, np.arange(possible), ())
+    states: dict[int, Indices] = {}
+    for step in reversed(steps):
+        at = (*(states[other] for other in step.scope if other != step.variable), ranks[step.variable])
+        states[step.variable] = step.states[at]
+        position = tuple(states[other] for other in step.scope)
+        ranks |= _split_ranks(step.merges, step.ranks[at], position)
+    terms = np.zeros((possible, len(tables)))
+    for k, table in enumerate(tables):
+        terms[:, k] = table.values[tuple(states[variable] for variable in table.scope)]
+    logs = np.array([math.fsum(row) for row in terms])  # its rounding does not depend on the order of the terms
+    rank = np.lexsort([*(states[variable] for variable in sorted(states, reverse=True)), -logs])
+    return {variable: state[rank] for variable, state in states.items()}, logs[rank]
+
+
+def _round_to_grid(tables: Sequence[LogTable]) -> list[LogTable]:
+    """The tables in multiples of a power of 2 so large that all sums are exact, and equal sums are ties."""
+    magnitudes = [
+        float(np.abs(table.values, where=np.isfinite(table.values), out=np.zeros_like(table.values)).max())
+        for table in tables
+    ]
+    grid = 2.0 ** (math.frexp(sum(magnitudes))[1] - 51)
+    return [LogTable(table.scope, np.round(table.values / grid) * grid) for table in tables]
+
+
+def _merge_lists(
+    lists: Sequence[RankedTable], scope: tuple[int, ...], sizes: Sequence[int], count: int
+) -> tuple[Array, list[_Merge]]:
+    """The k largest sums of one entry of each list, in each state of a joint scope: `[*states of the scope, k]`."""
+    shape = [sizes[variable] for variable in scope]
+    values, merges = np.zeros((*shape, 1)), list[_Merge]()
+    for item in lists:
+        aligned = _align_list(item, scope)
+        # The entry of rank a and the one of rank b have at least (a + 1) (b + 1) - 1 pairs before them.
+        pairs = [
+            (a, b) for a in range(values.shape[-1]) for b in range(aligned.shape[-1]) if (a + 1) * (b + 1) <= count
+        ]
+        left, right = (np.array(ranks) for ranks in zip(*pairs, strict=True))
+        sums = np.broadcast_to(values[..., left] + aligned[..., right], (*shape, len(pairs)))
+        values, selected = _select_largest(sums, count)
+        merges.append(_Merge(item.variable, left[selected], right[selected]))
+    return values, merges
+
+
+def _align_list(item: RankedTable, scope: Sequence[int]) -> Array:
+    """The values of a ranked table with a dim for each variable of a joint scope, and the dim of ranks."""
+    inside = iter(item.values.shape[:-1])
+    shape = [next(inside) if variable in item.scope else 1 for variable in scope]
+    return item.values.reshape(*shape, item.values.shape[-1])
+
+
+def _select_largest(values: Array, count: int) -> tuple[Array, Indices]:
+    """The k largest entries of the last dim, from the largest, and their indices; equal entries keep their order."""
+    selected = np.argsort(-values, axis=-1, kind="stable")[..., :count]
+    return np.take_along_axis(values, selected, -1), selected
+
+
+def _split_ranks(merges: Sequence[_Merge], ranks: Indices, position: tuple[Indices, ...]) -> dict[int, Indices]:
+    """The rank in each merged list, from the ranks in the result of a merge, in some states of the joint scope."""
+    split = {}
+    for merge in reversed(merges):
+        at = (*position, ranks)
+        split[merge.variable] = merge.right[at]
+        ranks = merge.left[at]
+    return split

@@ -1,0 +1,573 @@
+"""Exact inference on the factor graph of one sentence: variable elimination on the tables of its ground network.
+
+The variables are the latent choices of a query. The factors are `log P(choice | parents)` of each choice and the
+likelihood of each observed node; the scope of a factor contains the choices that determine it through nodes that are
+functions of their parents. So the cost depends on which choices occur together, not on the product of all their states:
+a chain along n words with K states has n tables of K^2 entries, where enumeration has K^n joint states.
+
+`build_factor_graph` finds the scopes without computing a number. `FactorGraph.tables` evaluates the factors by the
+compiled net, and `contraction` eliminates the variables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.cost.net_cost import count_plan_flops
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.graph.traversal import CutMarks, Marks, propagate_marks
+from bnet_transformer.inference.contraction import (
+    EliminationOrder,
+    LogTable,
+    compute_joint_table,
+    compute_marginals,
+    draw_states,
+    find_best_states,
+    find_constrained_order,
+    find_elimination_order,
+    sum_out,
+)
+from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
+from bnet_transformer.inference.obstacles import Fault, find_mixed_type_fault
+from bnet_transformer.inference.query import (
+    Query,
+    build_length_inputs,
+    find_set_groups,
+    group_evidence,
+    group_interventions,
+    group_nodes,
+    iter_chunks,
+    with_sentence_scope,
+)
+from bnet_transformer.reference import GroundModel, ReferenceRun, is_close
+
+LANE_BITS = 64
+MAX_LISTED = 6  # names of nodes in a message
+BUDGET_HINT = (
+    "Raise budget=, set or observe some of these nodes, or use sample(n) of a sentence without evidence, which is "
+    "approximate"
+)
+
+
+@dataclass(frozen=True)
+class FactorBatch:
+    """The factors of one node group, whose tables one batch of the compiled net computes.
+
+    Attributes:
+        spec: The node group.
+        nodes: The nodes with a factor: latent choices and observed nodes.
+        parents: For each node the variables that determine its distribution.
+        colors: The color of each variable in `parents`: two variables of one node have different colors.
+        sizes: The number of states of each color.
+    """
+
+    spec: NodeSpec
+    nodes: tuple[int, ...]
+    parents: tuple[tuple[int, ...], ...]
+    colors: Mapping[int, int]
+    sizes: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the batch."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class FactorGraph:
+    """The factor graph of a query: its variables and the scopes of its factors.
+
+    Attributes:
+        query: The query, without evidence on its requested nodes.
+        variables: The latent choices, by ground id.
+        supports: The possible states of each variable: those that agree with evidence on it.
+        batches: The factors of each node group.
+    """
+
+    query: Query
+    variables: tuple[int, ...]
+    supports: tuple[tuple[int, ...], ...]
+    batches: tuple[FactorBatch, ...]
+
+    @cached_property
+    def positions(self) -> dict[int, int]:
+        """The position of each variable, by ground id."""
+        return {node: k for k, node in enumerate(self.variables)}
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The number of possible states of each variable."""
+        return [len(support) for support in self.supports]
+
+    @cached_property
+    def retained(self) -> list[int]:
+        """The positions of the requested nodes."""
+        return [self.positions[node] for node in self.query.nodes]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all batches: evaluations of the net."""
+        return sum(batch.rows for batch in self.batches)
+
+    def get_scope(self, batch: FactorBatch, k: int) -> tuple[int, ...]:
+        """The scope of factor k of a batch: its parents and itself, without variables of a single possible state."""
+        variable = self.positions.get(batch.nodes[k])
+        if variable is None or self.sizes[variable] == 1:
+            return batch.parents[k]
+        return tuple(sorted({*batch.parents[k], variable}))
+
+    @cached_property
+    def scopes(self) -> list[tuple[int, ...]]:
+        """The scopes of all factors."""
+        return [self.get_scope(batch, k) for batch in self.batches for k in range(len(batch.nodes))]
+
+    @cached_property
+    def order(self) -> EliminationOrder:
+        """The order in which all variables except the requested nodes are eliminated."""
+        return find_elimination_order(self.scopes, self.sizes, self.retained)
+
+    @cached_property
+    def full_order(self) -> EliminationOrder:
+        """The order in which all variables are eliminated."""
+        return find_elimination_order(self.scopes, self.sizes)
+
+    @cached_property
+    def constrained_orders(self) -> tuple[EliminationOrder, EliminationOrder]:
+        """The orders in which first all other variables are eliminated, then the requested nodes."""
+        return find_constrained_order([*self.scopes, *((k,) for k in self.retained)], self.sizes, self.retained)
+
+    def format_variables(self, positions: Iterable[int]) -> str:
+        """The names of some variables; a long list is shortened."""
+        return format_nodes(self.query.model, [self.variables[k] for k in positions])
+
+    def find_excess(self, *orders: EliminationOrder) -> BudgetError | None:
+        """The error for a batch or for a joint scope of an elimination with more joint states than the budget."""
+        budget = self.query.budget
+        for order in orders:
+            if order.states > budget:
+                names = self.format_variables(order.scope)
+                return excess_error(f"at most {budget} joint states of {names}", order.states)
+        for batch in self.batches:
+            if batch.rows > budget:
+                k = max(range(len(batch.nodes)), key=lambda k: len(batch.parents[k]))
+                node, names = format_nodes(self.query.model, [batch.nodes[k]]), self.format_variables(batch.parents[k])
+                expected = f"at most {budget} joint states for the factors of {batch.spec.group.name} ({node}: {names})"
+                return excess_error(expected, batch.rows)
+        return None
+
+    def count_flops(self) -> int | None:
+        """The floating-point operations of the passes of all batches."""
+        counts = [self._call(batch).count_flops(batch.rows) for batch in self.batches]
+        return None if None in counts else sum(filter(None, counts))
+
+    def _call(self, batch: FactorBatch) -> _GroupCall:
+        """The run of the compiled net for a batch."""
+        return _GroupCall(self.query, dict(zip(self.variables, self.supports, strict=True)), batch.spec)
+
+    @cached_property
+    def is_possible(self) -> bool:
+        """False if evidence excludes all states of a variable."""
+        return all(self.supports)
+
+    @cached_property
+    @torch.no_grad()
+    def tables(self) -> list[LogTable]:
+        """The log tables of all factors."""
+        if not self.is_possible:
+            return [LogTable((), np.array(-np.inf))]
+        return [table for batch in self.batches for table in self._compute_tables(batch)]
+
+    def compute_joint(self) -> Tensor:
+        """`log P(nodes, evidence)` of the requested nodes, `[*states]`: -inf for states that the evidence excludes."""
+        supports = [self.supports[k] for k in self.retained]
+        table = compute_joint_table(self.tables, self.order, self.sizes, self.retained) if self.is_possible else ()
+        values = torch.as_tensor(np.array(table)) if self.is_possible else torch.zeros([*map(len, supports)])
+        return scatter_possible(self.query.model, self.query.nodes, supports, values)
+
+    def compute_marginals(self) -> dict[int, Tensor] | None:
+        """`P(node | evidence)` of each variable, `[state]` by ground id; None if the evidence is impossible."""
+        total, logs = compute_marginals(self.tables, self.full_order, self.sizes)
+        if total == -math.inf:
+            return None
+        marginals = {}
+        for k, node in enumerate(self.variables):
+            probs = torch.zeros(self.query.model.count_states(node), dtype=torch.float64)
+            probs[list(self.supports[k])] = torch.from_numpy(np.exp(logs[k])) if k in logs else 1.0
+            marginals[node] = probs / probs.sum()
+        return marginals
+
+    def draw(self, n: int, generator: torch.Generator) -> dict[int, Tensor] | None:
+        """Samples of all variables from their joint posterior, `[sample]` by ground id; None if it does not exist."""
+
+        def draw_uniforms() -> NDArray[np.float64]:
+            return torch.rand(n, generator=generator, dtype=torch.float64).numpy()
+
+        total, states = draw_states(self.tables, self.full_order, self.sizes, draw_uniforms)
+        return None if total == -math.inf else self._restore_states(states, n)
+
+    def find_best(self, count: int) -> tuple[dict[int, Tensor], Tensor]:
+        """The most probable joint states of the requested nodes, summed over the other variables.
+
+        Returns:
+            The states, `[rank]` by ground id, and `log P(states, evidence)`, `[rank]`.
+        """
+        if not self.is_possible:
+            return self._restore_states({}, 0), torch.zeros(0, dtype=torch.float64)
+        summed, order = self.constrained_orders
+        tables = sum_out(self.tables, summed.variables, self.sizes)[0]
+        indices, logs = find_best_states(tables, order, self.sizes, count)
+        return self._restore_states(indices, len(logs)), torch.from_numpy(logs)
+
+    def _restore_states(self, indices: Mapping[int, NDArray[np.int64]], rows: int) -> dict[int, Tensor]:
+        """The states of variables, `[row]` by ground id, from indices of their possible states, by position."""
+        zero, states = np.zeros(rows, dtype=np.int64), {}
+        for k, node in enumerate(self.variables):
+            support = np.array(self.supports[k] or (0,), dtype=np.int64)
+            states[node] = torch.from_numpy(support[indices.get(k, zero)])
+        return states
+
+    def _compute_tables(self, batch: FactorBatch) -> list[LogTable]:
+        """The log tables of one batch."""
+        call, rows, sizes = self._call(batch), batch.rows, batch.sizes
+        digits = np.stack(np.unravel_index(np.arange(rows), sizes)) if sizes else np.zeros((0, rows), dtype=np.int64)
+        states = {}
+        for k, color in batch.colors.items():
+            # A variable with fewer states than its color is in its last state in the other rows, which are not used.
+            support = np.array(self.supports[k])
+            states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[color], len(support) - 1)])
+        is_latent = np.array([node in self.positions for node in batch.nodes])
+        latent, observed = call.compute_log_probs(batch.nodes, is_latent, states, rows)
+        strides = [math.prod(sizes[color + 1 :]) for color in range(len(sizes))]
+        columns = np.where(is_latent, is_latent.cumsum(), (~is_latent).cumsum()) - 1
+        tables = []
+        for k, (node, parents, column) in enumerate(zip(batch.nodes, batch.parents, columns, strict=True)):
+            # The entries of a factor are the rows in which all other colors are in their first state.
+            index = np.zeros([1] * len(parents), dtype=np.int64)
+            for axis, parent in enumerate(parents):
+                steps = np.arange(self.sizes[parent]) * strides[batch.colors[parent]]
+                index = index + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
+            if not is_latent[k]:
+                tables.append(LogTable(parents, observed[index, column]))
+                continue
+            variable, scope = self.positions[node], self.get_scope(batch, k)
+            values = latent[index, column][..., list(self.supports[variable])]  # [*states of the parents, state]
+            values = np.moveaxis(values, -1, scope.index(variable)) if variable in scope else values[..., 0]
+            tables.append(LogTable(scope, values))
+        for table in tables:
+            if np.isnan(table.values).any():
+                call.raise_nan_error(batch.nodes)
+        return tables
+
+
+@dataclass(frozen=True)
+class _GroupCall:
+    """A run of the compiled net for the factors of one group: all variables that its nodes depend on are set.
+
+    Args:
+        query: The query.
+        supports: The possible states of each variable, by ground id.
+        spec: The group.
+    """
+
+    query: Query
+    supports: Mapping[int, tuple[int, ...]]
+    spec: NodeSpec
+
+    @cached_property
+    def module(self) -> CompiledModule:
+        """The module with every choice in the scope of the sentence."""
+        return with_sentence_scope(self.query.module)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The groups that a run computes: those that determine the distribution, or the value, of the group."""
+        network = self.query.model.network
+        if not self.spec.tpm.is_random:
+            return (self.spec.group.name,)
+        parents = {edge.parent for edge in network.graph.in_edges[self.spec.group.index]}
+        return tuple(network.specs[index].group.name for index in sorted(parents))
+
+    @cached_property
+    def relevant(self) -> set[int]:
+        """The groups that determine the outputs."""
+        graph = self.query.model.network.graph
+        return graph.ancestral_set([graph.get_group(name).index for name in self.outputs])
+
+    @cached_property
+    def model(self) -> GroundModel:
+        """The model with all random nodes set that have a state; states of variables are replaced in each batch."""
+        model, query = self.query.model, self.query
+        specs = (spec for spec in model.network.specs if spec.group.index in self.relevant)
+        barren = [n for m in specs if m.tpm.kind == "discrete" for n in model.ground.select_nodes(m.group).tolist()]
+        zero = torch.zeros((), dtype=torch.long, device=model.network.device)
+        states = {node: zero + support[0] for node, support in self.supports.items() if support}
+        # States that are neither observed nor variables do not affect any factor (Shachter 1986).
+        return replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
+
+    @cached_property
+    def set_groups(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The groups whose nodes are all set, and those of which some nodes are set."""
+        graph = self.query.model.network.graph
+        full, partial = find_set_groups(self.model, self.relevant)
+        return tuple(frozenset(graph.get_group(name).index for name in names) for names in (full, partial))  # type: ignore[return-value]
+
+    def find_fault(self) -> Fault | None:
+        """Why one run of the compiled net cannot compute the factors; None if it can."""
+        full, partial = self.set_groups
+        fault = find_mixed_type_fault(self.model, self.model.do, relevant=self.relevant)
+        return fault or self.module.find_requirements(self.outputs, full, (), partial).fault
+
+    def count_flops(self, rows: int) -> int | None:
+        """The floating-point operations of a batch of some rows."""
+        (full, partial), network = self.set_groups, self.query.model.network
+        plan = self.module.plan(self.outputs, full, patched=partial)
+        return count_plan_flops(network, plan, self.query.model.ground.word_counts, full, rows)
+
+    def compute_log_probs(
+        self, nodes: Sequence[int], is_latent: NDArray[np.bool_], states: Mapping[int, Tensor], rows: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The log probabilities of all states of latent nodes, and those of the observations of observed nodes.
+
+        Args:
+            nodes: The nodes with a factor.
+            is_latent: Whether each node is latent.
+            states: The states of variables in the rows of the batch, `[row]` by ground id.
+            rows: The number of rows.
+
+        Returns:
+            `[row, latent node, state]` and `[row, observed node]`.
+        """
+        model, spec = self.query.model, self.spec
+        columns = torch.tensor(nodes) - int(model.ground.offsets[spec.group.index])
+        observed = [node for node, latent in zip(nodes, is_latent, strict=True) if not latent]
+        evidence = group_evidence(model, {node: self.query.evidence[node] for node in observed})
+        parts = list[tuple[Tensor, Tensor]]()
+        for chunk in iter_chunks(model, rows, {spec.group.index}):
+            execution = self._run({node: state[chunk] for node, state in states.items()})
+            size = chunk.stop - chunk.start
+            latent_logs, observed_logs = torch.zeros(size, 0, 1), torch.zeros(size, 0)
+            if len(observed) < len(nodes):
+                table = self._select_nodes(execution, state_log_probs(execution, spec), size)
+                latent_logs = table[:, columns[torch.from_numpy(is_latent)]]
+            for item in evidence.values():
+                aligned = align_evidence(execution, spec, item)
+                log_probs = evidence_log_prob(execution, spec.group.index, spec, aligned, self.query.atol)
+                table = self._select_nodes(execution, log_probs, size)
+                observed_logs = table[:, columns[torch.from_numpy(~is_latent)]]
+            parts.append((latent_logs.double().cpu(), observed_logs.double().cpu()))
+        latent_table, observed_table = (torch.cat(logs).numpy() for logs in zip(*parts, strict=True))
+        impossible = observed_table < LOG_ZERO / 2
+        return latent_table, np.where(impossible, -np.inf, observed_table)
+
+    def _run(self, states: Mapping[int, Tensor]) -> ExecutionState:
+        """Run the net for some rows."""
+        model = self.model
+        relevant = {node: value for node, value in states.items() if model.ground.group_of(node).index in self.relevant}
+        on_device = {node: value.to(model.network.device) for node, value in relevant.items()}
+        request = ExecutionRequest(
+            self.outputs,
+            build_length_inputs(model),
+            given={name: value[None] for name, value in model.inputs.items()},
+            **group_interventions(model, self.relevant, on_device),
+            training=False,
+        )
+        return self.module.run(request)[0]
+
+    def _select_nodes(self, execution: ExecutionState, table: Tensor, rows: int) -> Tensor:
+        """A table of the group in the layout as `[row, node, *remaining dims]`."""
+        layout, ground, group = execution.layout, self.query.model.ground, self.spec.group
+        axes = [layout.batch_dim, *(layout.axis(axis) for axis in ground.axes(group))]
+        table = table.movedim(axes, list(range(len(axes))))
+        table = table.flatten(len(axes), len(axes) + layout.rank - len(axes) - 1) if layout.rank > len(axes) else table
+        table = table.squeeze(len(axes)) if layout.rank > len(axes) else table
+        shape = (rows, *ground.shapes[group.index], *table.shape[len(axes) :])
+        return table.expand(shape).reshape(rows, -1, *table.shape[len(axes) :])
+
+    def raise_nan_error(self, nodes: Sequence[int]) -> None:
+        """Raise an error for NaN, which names the node."""
+        query = self.query
+        states = {node: torch.tensor(support[0]) for node, support in self.supports.items()}
+        run = ReferenceRun(query.model, {**query.fixed, **states})
+        reference.log_joint(run, [n for n in nodes if n in states], query.evidence, query.atol)
+        raise BNetError(self.spec.group.name, expected="log probabilities that are numbers", actual="NaN")
+
+
+def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
+    """The factor graph of a query, or why there is none; nothing is computed.
+
+    Args:
+        query: The query. A requested node with evidence is a variable, whose possible states agree with the evidence.
+
+    Returns:
+        The factor graph; an obstacle if the compiled net cannot evaluate a factor; an error if one factor depends on
+        more joint states of variables than the budget.
+    """
+    supports = find_supports(query)
+    query = replace(query, evidence={n: v for n, v in query.evidence.items() if n not in supports})
+    model, variables = query.model, tuple(supports)
+    groups = group_nodes(model, [*variables, *query.evidence])
+    for index in groups:
+        fault = _GroupCall(query, supports, model.network.specs[index]).find_fault()
+        if fault is not None:
+            return fault
+    sizes = np.array([len(support) for support in supports.values()], dtype=np.float64)
+    words = _get_word_order(model, variables)
+    arrived, batches, excess = _propagate_variables(model, variables, sizes), list[FactorBatch](), dict[int, str]()
+    for index, nodes in sorted(groups.items()):
+        is_parent = np.zeros((len(nodes), len(variables)), dtype=bool)
+        if index in arrived:
+            marks = arrived[index].reshape(-1, arrived[index].shape[-1])
+            marks = marks[np.array(nodes) - int(model.ground.offsets[index])]
+            is_parent = _unpack_lanes(marks, len(variables))
+        node_sizes = np.array([len(supports.get(node, (0,))) for node in nodes])
+        counts = is_parent @ np.log(np.maximum(sizes, 1)) + np.log(np.maximum(node_sizes, 1))
+        largest = int(counts.argmax())
+        scope = np.flatnonzero(is_parent[largest]).tolist()
+        states = math.prod([int(sizes[k]) for k in scope]) * int(node_sizes[largest])
+        if states > query.budget:
+            joint = sorted({variables[k] for k in scope} | ({nodes[largest]} & supports.keys()))
+            factor = model.ground.name(nodes[largest])
+            excess[states] = f"{format_nodes(model, joint)}, which occur together in the factor of {factor}"
+            continue
+        scopes = np.split(is_parent.nonzero()[1], is_parent.sum(1).cumsum()[:-1])
+        node_parents = tuple(tuple(scope.tolist()) for scope in scopes)
+        colors = _color_variables(node_parents, words)
+        batch_sizes = [1] * (max(colors.values(), default=-1) + 1)
+        for k, color in colors.items():
+            batch_sizes[color] = max(batch_sizes[color], int(sizes[k]))
+        spec = model.network.specs[index]
+        batches.append(FactorBatch(spec, tuple(nodes), node_parents, colors, tuple(batch_sizes)))
+    if excess:
+        return excess_error(f"at most {query.budget} joint states of {excess[max(excess)]}", max(excess))
+    return FactorGraph(query, variables, tuple(supports.values()), tuple(batches))
+
+
+def find_supports(query: Query) -> dict[int, tuple[int, ...]]:
+    """The possible states of each latent choice: those that agree with evidence on it.
+
+    Several states of a choice can give its children the same vector. A requested node with evidence is a choice too.
+    """
+    supports = {}
+    for node in query.without_target_evidence().choices:
+        states = range(query.model.count_states(node))
+        observed = query.evidence.get(node)
+        if observed is None:
+            supports[node] = tuple(states)
+        elif not observed.is_floating_point():
+            supports[node] = (int(observed),)
+        else:
+            values = (ReferenceRun(query.model, {node: torch.tensor(state)}).value(node) for state in states)
+            supports[node] = tuple(k for k, v in enumerate(values) if is_close(v, observed, query.atol, v.dim()))
+    return supports
+
+
+def scatter_possible(
+    model: GroundModel, nodes: Sequence[int], supports: Sequence[Sequence[int]], values: Tensor
+) -> Tensor:
+    """The log probabilities of all joint states of some nodes, `[*states]`, from those of their possible states."""
+    logs = torch.full([model.count_states(node) for node in nodes], -math.inf, dtype=torch.float64)
+    logs[np.ix_(*supports)] = values.double()
+    return logs
+
+
+def _propagate_variables(model: GroundModel, variables: Sequence[int], sizes: NDArray[np.float64]) -> dict[int, Marks]:
+    """The variables that determine each node through nodes that are functions of their parents, as bits.
+
+    Variables with one possible state are omitted.
+
+    Returns:
+        For each group `[*plates, word, lanes]`: bit k % 64 of lane k // 64 is set if variable k is a parent.
+    """
+    ground, network = model.ground, model.network
+    lanes = max(1, -(-len(variables) // LANE_BITS))
+    values: dict[int, Marks] = {}  # the variables that determine the value of each node
+    for k, node in enumerate(variables):
+        if sizes[k] > 1:
+            index = ground.group_of(node).index
+            marks = values.setdefault(index, np.zeros((*ground.shapes[index], lanes), dtype=np.uint64))
+            marks.reshape(-1, lanes)[node - int(ground.offsets[index]), k // LANE_BITS] |= np.uint64(1 << k % LANE_BITS)
+    partly_cut = ground.retained_parents.keys() - ground.cut_nodes
+    cut = CutMarks(_mark_all_lanes(ground.cut_nodes, model), _mark_all_lanes(partly_cut, model), ground)
+    arrived: dict[int, Marks] = {}
+    for component in network.graph.components:
+        has_changed = True
+        while has_changed:  # a recurrent component is repeated until there are no new marks
+            has_changed = False
+            for index in component:
+                edges = [edge for edge in network.graph.in_edges[index] if edge.parent in values]
+                if not edges:
+                    continue
+                parts = [propagate_marks(ground, edge, values[edge.parent], cut, up=False) for edge in edges]
+                marks = reduce(np.bitwise_or, parts)
+                if index in arrived and np.array_equal(arrived[index], marks):
+                    continue
+                arrived[index] = marks
+                if network.specs[index].tpm.kind == "deterministic":
+                    values[index] = marks
+                    has_changed = True
+    return arrived
+
+
+def _mark_all_lanes(nodes: Collection[int], model: GroundModel) -> dict[int, Marks]:
+    """All bits of one lane at some nodes, by group: `[*plates, word, 1]`."""
+    marked = {}
+    for index, ids in model.ground.split_by_group(nodes).items():
+        marks = np.zeros((*model.ground.shapes[index], 1), dtype=np.uint64)
+        marks.reshape(-1)[np.array(ids) - int(model.ground.offsets[index])] = ~np.uint64(0)
+        marked[index] = marks
+    return marked
+
+
+def _unpack_lanes(marks: Marks, count: int) -> NDArray[np.bool_]:
+    """Bits as booleans `[node, variable]`."""
+    little = np.ascontiguousarray(marks).astype("<u8").view(np.uint8)
+    return np.unpackbits(little, axis=-1, bitorder="little")[:, :count].astype(bool)
+
+
+def _get_word_order(model: GroundModel, variables: Sequence[int]) -> list[tuple[int, int]]:
+    """For each variable its word, or 0, and its ground id."""
+    located = ((node, model.ground.unravel_index(node)) for node in variables)
+    return [(index[-1] if WORD in model.ground.axes(group) else 0, node) for node, (group, index) in located]
+
+
+def _color_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Colors such that the variables of each scope have different colors, with a small number of colors.
+
+    Each row of a batch sets every variable to the state of its color. So the rows contain all joint states of each
+    scope, and their number is the product over colors and not over variables.
+    """
+    neighbors: dict[int, set[int]] = {}
+    for scope in {tuple(scope) for scope in scopes}:
+        for k in scope:
+            neighbors.setdefault(k, set()).update(scope)
+    colors: dict[int, int] = {}
+    # Greedy coloring in the order of words: if scopes are intervals of words, it needs only as many colors as the
+    # largest scope has variables (Golumbic 2004, Algorithmic graph theory and perfect graphs, chapter 8).
+    for k in sorted(neighbors, key=order.__getitem__):
+        taken = {colors[other] for other in neighbors[k] if other in colors}
+        colors[k] = next(color for color in range(len(taken) + 1) if color not in taken)
+    return colors
+
+
+def format_nodes(model: GroundModel, nodes: Sequence[int]) -> str:
+    """The names of some nodes; a long list is shortened."""
+    names = [model.ground.name(node) for node in nodes[:MAX_LISTED]]
+    return ", ".join(names) + (f", … ({len(nodes)} nodes)" if len(nodes) > MAX_LISTED else "")
+
+
+def excess_error(expected: str, states: int) -> BudgetError:
+    """The error for more joint states than the budget."""
+    return BudgetError("exact inference", expected=expected, actual=f"{states}", hint=BUDGET_HINT)
