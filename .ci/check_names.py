@@ -27,7 +27,11 @@ whose why wide widest worth
 """
 WORDS = frozenset(EVERYDAY.split())
 # Identifiers that contain such a word, because it is the technical term or because users type it.
-ALLOWED = {"held_out": "data that training does not use", "want": "the public argument of modules and costs"}
+ALLOWED = {
+    "held_out": "data that training does not use",
+    "most_probable": "the most probable explanation (MPE)",
+    "want": "the public argument of modules and costs",
+}
 # The same in one file: names of other libraries, public fields and commands.
 ALLOWED_IN = {
     "bnet_transformer/cli/questions.py": {"ask"},  # a command

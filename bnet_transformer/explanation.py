@@ -14,14 +14,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from bnet_transformer import reference
-from bnet_transformer._core.checks import check_mapping
+from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
+from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
+from bnet_transformer.inference.group_posterior import find_group_nodes
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention
 from bnet_transformer.inference.node_evaluator import NodeQuery
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.routing import Route, route_log_evidence, route_posterior, route_reference, with_cost
+from bnet_transformer.inference.ranked_states import find_explained_nodes, route_ranked_states
+from bnet_transformer.inference.routing import (
+    ELIMINATION_REASON,
+    Route,
+    find_single_target_fault,
+    route_log_evidence,
+    route_posterior,
+    route_reference,
+    with_cost,
+    with_factor_graph,
+)
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -124,6 +136,34 @@ def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
     return with_cost(query, route_log_evidence(query))
 
 
+def _explain_posteriors(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `posteriors`: one elimination for all nodes of the group, or the route of each node."""
+    nodes = [node for node in find_group_nodes(state.model, bound.group) if node not in state.model.do]
+    query = _build_query(state, bound, nodes).without_input_evidence()
+    first, question = replace(query, nodes=tuple(nodes[:1])), f"posteriors of the nodes of {bound.group}"
+    if find_single_target_fault(first) is None:
+        return with_cost(first, Route(question, "elimination", ELIMINATION_REASON))
+    route, graph = with_cost(first, route_posterior(first)), build_factor_graph(query)
+    if route.algorithm == "variable elimination" and isinstance(graph, FactorGraph):
+        reason = "one elimination, and one pass back, compute the posteriors of all choices"
+        return with_factor_graph(replace(route, question=question, reason=reason), graph, graph.full_order)
+    return replace(route, question=f"{question}, one by one")
+
+
+def _explain_most_probable(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `most_probable`."""
+    check_int("count", bound.count)
+    query = _build_query(state, bound, find_explained_nodes(state.model))
+    return route_ranked_states(query, "most probable explanation")
+
+
+def _explain_marginal_map(state: SentenceState, bound: BoundArguments) -> Route:
+    """The route of `marginal_map`."""
+    check_int("count", bound.count)
+    query = state.marginal_map_query(bound.nodes, bound.evidence, bound.budget, bound.atol)
+    return route_ranked_states(query, "marginal MAP")
+
+
 def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
     """The route of `reads` and `tan_tree`."""
     slices = bound.slice if hasattr(bound, "slice") else bound.slices  # `tan_tree` has one slice
@@ -176,6 +216,9 @@ EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
     ),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
+    "posteriors": _explain_posteriors,
+    "most_probable": _explain_most_probable,
+    "marginal_map": _explain_marginal_map,
     "log_prob": _explain_log_prob,
     "sample": lambda state, bound: route_sample(_build_query(state, bound), bound.n),
     "reads": _explain_reads,

@@ -24,7 +24,7 @@ from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.inference import Route, Samples, SentenceState
+from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
 from bnet_transformer.inference.selection import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
@@ -260,6 +260,42 @@ class Sentence(StructureQueries):
         query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.evaluator).to(self.state.network.log_dtype)
 
+    def posteriors(
+        self,
+        group: str,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> GroupPosterior:
+        """The posterior `P(node | evidence)` of each node of a discrete node group, such as the choices of all words.
+
+        On a chain of choices along the words, this is the smoothing of a hidden Markov model. One elimination computes
+        all posteriors, if elimination applies.
+
+        Args:
+            group: The name of a discrete node group, such as `"c_0"`.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states (see `posterior`).
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The posteriors: `probabilities` is a tensor `[*plates, word, state]`. `bt.plot` draws them over the words.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> s.posteriors("c_0", {"y_2": 1}).probabilities.shape
+        torch.Size([3, 3])
+        """
+        return inference.compute_group_posterior(
+            self.state, self.state.with_evidence(evidence).query((), budget, atol), group
+        )
+
     def sample(
         self,
         n: int = 1,
@@ -298,6 +334,87 @@ class Sentence(StructureQueries):
         result = inference.sample(query, count, start)
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
         return replace(result, labels={name: names for name, names in labels.items() if names is not None})
+
+    def most_probable(
+        self,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        count: int = 1,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> RankedStates:
+        """The most probable explanation: the most probable joint states of all latent choices, given the evidence.
+
+        On a chain of choices along the words, this is the path of the Viterbi algorithm. The explained nodes are the
+        discrete nodes that have children and are neither observed nor set, also those on which the evidence does not
+        depend. Discrete nodes without children are readouts: they are summed out, unless they are observed. To
+        explain readouts too, or only some choices, use `marginal_map`.
+
+        Args:
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            count: The number of joint states, in the order of their probability.
+            budget: The maximum number of joint states of choices that occur together in the elimination.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The joint states, at most `count`, with `log P(states, evidence)` in `log_probs` and
+            `P(states | evidence)` in `shares`. `bt.plot` draws them over the words.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> best = s.most_probable({"y_2": 1}, count=5)
+        >>> best.nodes, best.states.shape, best.log_probs.shape, best["c_0"].shape
+        (('c_0_0', 'c_0_1', 'c_0_2'), torch.Size([5, 3]), torch.Size([5]), torch.Size([5, 3]))
+        """
+        nodes = inference.find_explained_nodes(self.state.model)
+        query = self.state.with_evidence(evidence).query(nodes, budget, atol)
+        return inference.compute_ranked_states(self.state, query, check_int("count", count), "most_probable")
+
+    def marginal_map(
+        self,
+        nodes: str | Sequence[str],
+        evidence: Mapping[str, object] | None = None,
+        *,
+        count: int = 1,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> RankedStates:
+        """Marginal MAP: the most probable joint states of some discrete nodes; all other nodes are summed out before.
+
+        In general this is not the part of the most probable explanation (`most_probable`) that belongs to these nodes,
+        and the joint states are not those of the separate posteriors. It can also be much more expensive, because the
+        sums, which come first, can connect all requested nodes.
+
+        Args:
+            nodes: Discrete nodes: a name, a node group (`"c_0"`), a role (`"c"`) or a pattern (`"c_*_2"`), or a list of
+                these. Observed nodes keep their state.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            count: The number of joint states, in the order of their probability.
+            budget: The maximum number of joint states of choices that occur together in the elimination.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            The joint states, at most `count`, with `log P(states, evidence)` in `log_probs` and
+            `P(states | evidence)` in `shares`.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> best = s.marginal_map(["c_0_0", "y_0"], {"y_2": 1}, count=9)
+        >>> best.states.shape, round(float(best.shares.sum()), 5)
+        (torch.Size([9, 2]), 1.0)
+        """
+        query = self.state.marginal_map_query(nodes, evidence, budget, atol)
+        return inference.compute_ranked_states(self.state, query, check_int("count", count), "marginal_map")
 
     def log_prob(
         self,
@@ -378,8 +495,8 @@ class Sentence(StructureQueries):
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
-                `"log_prob"`, `"sample"`, `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or
-                `"draw"`.
+                `"posteriors"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`, `"counterfactual"`,
+                `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
             *arguments: The arguments of that method.
             **options: The keyword arguments of that method.
 

@@ -22,7 +22,18 @@ PUBLIC_NAMES = {
     "equations": ["Equation", "Equations", "equations"],
     "figures": ["Picture"],
     "graph": ["Quotient", "Separation", "Trail"],
-    "inference": ["Evidence", "PerformanceWarning", "Samples", "SentenceState", "log_evidence", "posterior"],
+    "inference": [
+        *(
+            "Evidence",
+            "GroupPosterior",
+            "GroupStates",
+            "PerformanceWarning",
+            "RankedStates",
+            "Samples",
+            "SentenceState",
+        ),
+        *("log_evidence", "posterior"),
+    ],
     "interventions": ["Attend", "Mean", "Noise", "Zero"],
     "interventions.counterfactual": ["Counterfactual"],
 }

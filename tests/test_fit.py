@@ -454,7 +454,7 @@ def test_a_choice_that_depends_on_its_word_has_no_table():
     f = bt.fit(net, vectors(4), method=bt.MAP(steps=2), progress=False)
     assert f.theta == {} and "c_0.logits" in f.atoms
     for call in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(vectors(4))):
-        with pytest.raises(bt.BNetError, match=r"no parents; got c_0 with parents. Use posterior"):
+        with pytest.raises(bt.BNetError, match=r"no parents, .*; got c_0 with parents. Use posterior"):
             call()
     with pytest.raises(bt.BNetError, match=r"spread=1.0\.$"):
         bt.fit(net, vectors(4), method="nuts", progress=False)

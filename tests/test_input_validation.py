@@ -75,6 +75,7 @@ SENTENCE_METHODS: dict[str, dict[str, Any]] = {
     "labels": {"name": "y_0"},
     **{name: {key: GROUND.get(value, value) for key, value in args.items()} for name, args in STRUCTURE.items()},
     **{"attention": {"slice": 0}, "counterfactual": {"name": "y_0", "do": {"c": 1}}, "explain": {"question": "reads"}},
+    **{"marginal_map": {"nodes": "c"}, "most_probable": {}, "posteriors": {"group": "c"}},
     **{"explore": {"path": "net.html"}, "graph": {}, "log_prob": {"evidence": {"y_0": 1}}, "posterior": {"name": "c"}},
     **{
         "reads": {},

@@ -1,4 +1,4 @@
-"""The commands `ask` (posteriors, separation, relatives, attention), `sweep` (patching) and `heads` (importance)."""
+"""The commands `ask` (posteriors, most probable states, separation, relatives, attention), `sweep` and `heads`."""
 
 from __future__ import annotations
 
@@ -76,6 +76,41 @@ def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output:
         return CommandResult(document, lines, lambda: table, make_plotter(s, node=names))
 
     _run_question("posterior", query, output if len(names) < 3 else replace(output, formats=TABLES), answer)
+
+
+@ask.command(
+    "most-probable",
+    cls=SignatureCommand,
+    short_help="The most probable joint states of latent choices.",
+    formats=FORMATS,
+    options=[ApiOptions(SENTENCE_FILE, ("most_probable",), ("count", "budget"))],
+)
+def most_probable(query: SentenceQuery, options: dict[str, Any], output: TableOutput, nodes: str | None = None) -> None:
+    """Find the most probable joint states of all latent choices given the evidence (the most probable explanation).
+
+    bnet-transformer ask most-probable "the cat sat" --given y_2=cat --count 3
+
+    Args:
+        nodes: Only these nodes, separated by commas; the other nodes are summed out (marginal MAP). A node group or a
+            pattern such as c_0_* is several nodes.
+    """
+    names = None if nodes is None else inputs.parse_names("--nodes", nodes)
+
+    def answer(s: Sentence) -> CommandResult:
+        result = s.most_probable(**options) if names is None else s.marginal_map(names, **options)
+        labels = {name: result.labels(name) for name in result.nodes}
+        document: dict[str, Any] = {
+            "nodes": result.nodes,
+            "states": result.states,
+            "labels": [*zip(*labels.values(), strict=True)],
+        }
+        document |= {"log_probs": result.log_probs, "shares": result.shares, "log_evidence": result.log_evidence}
+        table = result.to_dataframe().reset_index()
+        states = _make_table([{"node": name, **dict(enumerate(row, 1))} for name, row in labels.items()])
+        lines = [*format_table(table[["rank", "log_prob", "share"]]), *output.format_rows(states)]
+        return CommandResult(document, lines, lambda: table, make_plotter(result))
+
+    _run_question("most-probable", query, output, answer)
 
 
 @ask.command("separated", cls=SignatureCommand, short_help="Whether the graph separates X from Y.", formats=TABLES)

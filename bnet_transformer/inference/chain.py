@@ -81,6 +81,8 @@ class _ForwardBackward(torch.autograd.Function):
         else:
             has_tree = n * sequences * states**3 <= MAX_TREE_TERMS
         messages = _messages_by_tree(unary, pair) if has_tree else None
+        if messages is None and not has_tree and unary.device.type == "cpu" and pair.shape[1] == 1:
+            messages = _messages_by_products(unary, pair, needs_gradient)
         if messages is None:
             alpha = forward_messages(unary, pair)
             messages = alpha, backward_messages(unary, pair) if needs_gradient else torch.zeros_like(alpha)
@@ -143,6 +145,34 @@ def _weighted_pair_posterior(
     return torch.stack(parts).sum(0) if len(pair) == 1 else torch.cat(parts)
 
 
+def _messages_by_products(unary: Tensor, pair: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor] | None:
+    """The messages of sequences that share their matrices, by a matrix product for each position; None if they
+    underflow.
+    """
+    matrices = pair.squeeze(1).expand(len(unary) - 1, *pair.shape[2:])
+    arrivals = _iterate_products(unary, matrices)
+    if arrivals is None:
+        return None
+    alpha, zero = torch.cat([unary[:1], arrivals + unary[1:]]), torch.zeros_like(unary)
+    arrivals = _iterate_products(unary.flip(0), matrices.flip(0).mT) if needs_gradient else zero[1:]
+    return None if arrivals is None else (alpha, torch.cat([arrivals.flip(0), zero[:1]]))
+
+
+def _iterate_products(unary: Tensor, matrices: Tensor) -> Tensor | None:
+    """`log(exp(m_i + u_i) @ exp(p_i))` for each position but the last, where m_(i+1) is the result of position i.
+
+    None if scaling by the maximum of each vector and column does not prevent underflow; see `_log_matmul`.
+    """
+    columns = matrices.amax(-2, keepdim=True)
+    message, arrivals, products = unary[0], list[Tensor](), list[Tensor]()
+    for factor, matrix, column in zip(unary[1:], (matrices - columns).exp(), columns, strict=True):
+        greatest = message.amax(-1, keepdim=True)
+        products.append((message - greatest).exp() @ matrix)
+        arrivals.append(products[-1].log() + (greatest + column))
+        message = arrivals[-1] + factor
+    return torch.stack(arrivals) if _is_exact(torch.stack(products)) else None
+
+
 def _messages_by_tree(unary: Tensor, pair: Tensor) -> tuple[Tensor, Tensor] | None:
     """The messages by products of neighbouring matrices in a balanced tree, in O(log n) steps; None if they underflow.
 
@@ -176,13 +206,15 @@ def _messages_by_tree(unary: Tensor, pair: Tensor) -> tuple[Tensor, Tensor] | No
 def _log_matmul(left: Tensor, right: Tensor) -> Tensor | None:
     """`log(exp(left) @ exp(right))`; None if scaling by the maximum of each row and column does not prevent underflow.
 
-    Terms that underflow are smaller than the smallest number, so an entry that is much greater than it is exact. A GPU
-    does not wait for this test: it computes log-sum-exp of all terms instead.
+    A GPU does not wait for this test: it computes log-sum-exp of all terms instead.
     """
     if left.device.type != "cpu":
         return (left.unsqueeze(-1) + right.unsqueeze(-3)).logsumexp(-2)
     row, column = left.amax(-1, keepdim=True), right.amax(-2, keepdim=True)
     product = (left - row).exp() @ (right - column).exp()
-    if not bool((product > torch.finfo(product.dtype).tiny ** 0.8).all()):
-        return None
-    return product.log() + row + column
+    return product.log() + row + column if _is_exact(product) else None
+
+
+def _is_exact(products: Tensor) -> bool:
+    """True if all entries are much greater than the smallest number, and so than all terms that underflow."""
+    return bool((products > torch.finfo(products.dtype).tiny ** 0.8).all())

@@ -337,10 +337,11 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
     for (plates, words), tables in tables_by_axes.items():
         inner_choices = {i for i in local if (specs[i].group.plates, specs[i].group.word_stack) == (plates, words)}
         shape = get_full_shape(execution, plates, words, batch)
-        expanded_tables = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
-        expanded_tables = _sum_out_choices(execution, expanded_tables, sorted(inner_choices - {*layout.neighbours}))
-        totals = _sum_out_chains(execution, expanded_tables, sorted(inner_choices & {*layout.neighbours}))
-        remaining += [table.sum(axes, keepdim=True) for table in totals]
+        tables = _sum_out_choices(execution, tables, sorted(inner_choices - {*layout.neighbours}))
+        tables, chains = _sum_out_chains(execution, tables, sorted(inner_choices & {*layout.neighbours}))
+        remaining += [table.expand(broadcast_shapes(table.shape, shape)).sum(axes, keepdim=True) for table in tables]
+        shape[layout.word_dim] = 1
+        remaining += [table.expand(broadcast_shapes(table.shape, shape)).sum(axes, keepdim=True) for table in chains]
     corpus_tables = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
     remaining = [table for table in remaining if not any(table is corpus_table for corpus_table in corpus_tables)]
     sentence_choices = [i for i in layout.enumerated if i not in local and i not in corpus]
@@ -383,9 +384,11 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
     return tables
 
 
-def _sum_out_chains(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> list[Tensor]:
-    """Sum out all states of chains along words; tables that do not depend on them remain."""
-    layout, remaining = execution.layout, list(choices)
+def _sum_out_chains(
+    execution: ExecutionState, tables: list[Tensor], choices: list[int]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Sum out all states of chains along words: the tables that do not depend on them, and one table of each chain."""
+    layout, remaining, totals = execution.layout, list(choices), list[Tensor]()
     while remaining:
         chain, touching = {remaining[0]}, list[Tensor]()
         size = 0
@@ -395,9 +398,9 @@ def _sum_out_chains(execution: ExecutionState, tables: list[Tensor], choices: li
             touching = [t for t in tables if any(t.shape[dim] > 1 for i in chain for dim in dims[i])]
             chain |= {i for i in choices for t in touching if any(t.shape[dim] > 1 for dim in dims[i])}
         tables = [table for table in tables if not any(table is joined for joined in touching)]
-        tables += [_sum_out_chain(execution, touching, sorted(chain))] if touching else []
+        totals += [_sum_out_chain(execution, touching, sorted(chain))] if touching else []
         remaining = [i for i in remaining if i not in chain]
-    return tables
+    return tables, totals
 
 
 def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[int]) -> Tensor:
@@ -408,7 +411,8 @@ def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[
     unary = _add_log_tables([t for t, is_pair in zip(tables, has_neighbour, strict=True) if not is_pair], execution)
     pair = _add_log_tables([t for t, is_pair in zip(tables, has_neighbour, strict=True) if is_pair], execution)
     state_dims = dict(zip((*dims, *neighbour_dims), states * 2, strict=True))
-    shape = broadcast_shapes(unary.shape, pair.shape)
+    words = get_full_shape(execution, (), execution.network.specs[chain[0]].group.word_stack, 1)
+    shape = broadcast_shapes(unary.shape, pair.shape, words)
     batch = [dim for dim in range(layout.rank) if dim not in state_dims and dim != layout.word_dim]
 
     def arrange(table: Tensor, selected: list[int]) -> Tensor:

@@ -101,7 +101,8 @@ def joint_log_evidence(query: Query) -> Tensor:
     if route.algorithm == "elimination":
         evidence = group_evidence(query.model, query.evidence)
         arguments = build_request_arguments(query.model)
-        logs = elimination.log_evidence(query.module, evidence, **arguments, budget=query.budget, atol=query.atol)
+        arguments |= {"budget": query.budget, "atol": query.atol, "dtype": torch.float64}
+        logs = elimination.log_evidence(query.module, evidence, **arguments)
         return logs.detach()[0].double()
 
     def log_prob_of_first(count: int) -> Tensor:

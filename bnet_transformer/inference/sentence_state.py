@@ -204,6 +204,30 @@ class SentenceState:
             check_discrete_node(self.model, node)
         return query
 
+    def marginal_map_query(
+        self, names: object, evidence: Mapping[str, object] | None, budget: int, atol: float
+    ) -> Query:
+        """The query of a marginal MAP: discrete nodes by name, node group, role or pattern.
+
+        Args:
+            names: One name or several; nodes of a group or a pattern that are set by `do` are left out.
+            evidence: Evidence in addition to that of this state.
+            budget: The maximum number of joint states of choices.
+            atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+
+        Returns:
+            The query.
+        """
+        nodes: list[int] = []
+        for name in parse_names("nodes", names):
+            matches = match_nodes(self.ground, name)
+            nodes += matches if len(matches) == 1 else [node for node in matches if node not in self.model.do]
+        if not nodes:
+            raise BNetError("nodes", expected="at least one node that is not set by do")
+        for node in nodes:
+            check_discrete_node(self.model, node)
+        return self.with_evidence(evidence).query(dict.fromkeys(nodes), budget, atol)
+
     def selection(
         self,
         *,

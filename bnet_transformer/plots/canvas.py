@@ -19,7 +19,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_r
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from bnet_transformer._core.files import as_path, atomic_write
@@ -278,6 +278,12 @@ class Canvas:
         axis = ax.xaxis if axis_name == "x" else ax.yaxis
         axis.set_ticks(ticks, labels=[texts[k] for k in ticks], color=self.colours["ink"], **style, **rotation)
 
+    def set_index_ticks(self, ax: Axes) -> None:
+        """Label the x axis with the numbers of some columns, where the words of a long sentence do not fit."""
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.tick_params(axis="x", length=3, labelrotation=0)
+
     def add_text(self, ax: Axes, x: float, y: float, text: object, **style: Any) -> None:
         """Draw a text at data coordinates."""
         (line,), fonts = self.format_texts([text], 60)
@@ -286,7 +292,8 @@ class Canvas:
 
     def add_legend(self, ax: Axes, **options: Any) -> None:
         """Draw the legend of a panel."""
-        ax.legend(frameon=False, fontsize=SMALL_FONT_SIZE, labelcolor=self.colours["ink"], handlelength=1.6, **options)
+        options = {"frameon": False, "fontsize": SMALL_FONT_SIZE, "handlelength": 1.6, **options}
+        ax.legend(labelcolor=self.colours["ink"], **options)
 
     def style_curve_axes(self, ax: Axes, x: str, y: str, num_ticks: int) -> None:
         """Label the axes of curves, with integer ticks along x and faint horizontal lines."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch.distributions import Categorical, Distribution
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.inference import Samples
+from bnet_transformer.inference import GroupPosterior, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps
 from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
+
+MAX_WORD_LABELS = 60  # with more words than this, the columns of a heat map have numbers
 
 
 def plot_counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> None:
@@ -55,6 +60,33 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
     canvas.set_axis_labels(ax, name, f"count, {result.n:,} samples")
     if samples.dim() > 1 and samples[0].numel() <= 8:
         canvas.add_legend(ax)
+
+
+def plot_group_posterior(result: GroupPosterior, canvas: Canvas) -> None:
+    """Plot the posteriors of the nodes of a group: words as columns, states as rows, a panel for each other index."""
+    probs, names = to_numpy(result.probabilities.double()), result.axes
+    if probs.ndim == 1:  # one node
+        array = make_labelled_array(probs, names, labels=result.labels, value_label=f"P({result.name} | evidence)")
+        plot_labelled_array(array, canvas)
+        return
+    states, columns = result.labels_along(-1), result.labels_along(probs.ndim - 2)
+    is_long = len(columns) > MAX_WORD_LABELS
+    column_label = f"number of the {names[-2]}" if is_long else names[-2]
+    style: Any = {"value_label": "P(state | evidence)", "x": column_label, "y": f"state of {result.name}"}
+    maps = [
+        HeatMapData(probs[index].T, states, columns, ", ".join(f"{a} {k}" for a, k in zip(names, index, strict=False)))
+        for index in np.ndindex(*probs.shape[:-2])
+    ]
+    if len(maps) == 1:
+        panels = [draw_heat_map(canvas, maps[0], **style, limits=(0.0, 1.0))]
+    else:
+        num_columns, width = (1, 5.4) if len(columns) > 16 else (min(4, len(maps)), 2.0)
+        style |= {"num_columns": num_columns, "max_width": width, "aspect": min(1.0, 0.2 * len(states) / width)}
+        panels = draw_heat_maps(canvas, maps, **style, limits=(0.0, 1.0), square=False, should_thin_labels=True)
+    if is_long:
+        for ax in panels:
+            canvas.set_index_ticks(ax)
+    canvas.set_title(f"Posterior of {result.name}")
 
 
 def plot_categorical(result: Categorical, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:

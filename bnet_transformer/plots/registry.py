@@ -18,12 +18,22 @@ from bnet_transformer.attention.heads.head_roles import Roles
 from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference import Samples
+from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots import distributions, fits, heads, labelled_arrays, rollout, sentences, sweeps, tan
+from bnet_transformer.plots import (
+    distributions,
+    fits,
+    heads,
+    labelled_arrays,
+    ranked_states,
+    rollout,
+    sentences,
+    sweeps,
+    tan,
+)
 from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.plots.labelled_arrays import LabelledArray
 
@@ -40,6 +50,8 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     CorpusTan: tan.plot_corpus_tan,
     Counterfactual: distributions.plot_counterfactual,
     Samples: distributions.plot_samples,
+    GroupPosterior: distributions.plot_group_posterior,
+    RankedStates: ranked_states.plot_ranked_states,
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
     Fit: fits.plot_fit,

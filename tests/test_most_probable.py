@@ -1,0 +1,287 @@
+"""The most probable explanation, marginal MAP and the posteriors of a group are those of all joint states."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference import find_explained_nodes
+from bnet_transformer.reference import ReferenceRun
+from bnet_transformer.tpm import Categorical
+from tests.cases import CASES, close, get_case, jitter
+from tests.test_cli import run
+
+MAX_JOINT_STATES = 64
+
+
+def find_cases():
+    for case in CASES:
+        s = case.sentence
+        model = s.state.model
+        choices = [n for n in range(len(s.ground)) if model.spec(n).tpm.kind == "discrete" and s.ground.children(n)]
+        if choices and math.prod(map(model.count_states, choices)) <= MAX_JOINT_STATES:
+            yield case
+
+
+SMALL_CASES = [*find_cases()]
+
+
+def enumerate_log_probs(s, nodes):
+    """Return `log P(states, evidence)` of each joint state of some nodes, summed over all others."""
+    query = s.state.query([s.ground.id(name) for name in nodes])
+    log_probs = {}
+    for states in itertools.product(*(range(s.state.model.count_states(node)) for node in query.choices)):
+        chosen = dict(zip(query.choices, map(torch.tensor, states), strict=True))
+        run_ = ReferenceRun(s.state.model, {**query.fixed, **chosen})
+        log_prob = torch.tensor(reference.log_joint(run_, query.choices, query.evidence), dtype=torch.float64)
+        key = tuple(int(chosen[node]) for node in query.nodes)
+        log_probs[key] = torch.logaddexp(log_probs.get(key, torch.tensor(-math.inf)).double(), log_prob)
+    return {key: float(value) for key, value in log_probs.items()}
+
+
+def check_ranked_states(result, s, count):
+    """Assert that the result has the `count` most probable of all joint states, and their probabilities."""
+    expected = enumerate_log_probs(s, result.nodes)
+    possible = sorted((value for value in expected.values() if value > -math.inf), reverse=True)
+    close(result.log_probs, torch.tensor(possible[:count], dtype=torch.float64))
+    keys = [tuple(row) for row in result.states.tolist()]
+    assert len(set(keys)) == len(keys) == min(count, len(possible))
+    close(result.log_probs, torch.tensor([expected[key] for key in keys], dtype=torch.float64))
+    total = torch.tensor(possible, dtype=torch.float64).logsumexp(0)
+    close(result.shares, (result.log_probs - total).exp())
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SMALL_CASES), st.integers(1, 70), st.booleans(), st.data())
+def test_the_most_probable_states_are_those_of_all_joint_states(case, count, has_evidence, data):
+    s = case.sentence.observe(case.evidence) if has_evidence else case.sentence
+    nodes = [s.ground.name(node) for node in find_explained_nodes(s.state.model)]
+    change = data.draw(st.sampled_from(["none", "do", "observe"])) if len(nodes) > 1 else "none"
+    known = {data.draw(st.sampled_from(nodes)): 0}
+    s = s.do(known) if change == "do" else s.observe(known) if change == "observe" else s
+    try:
+        result = s.most_probable(count=count)
+    except bt.EvidenceError:  # the observed state is impossible
+        with pytest.raises(bt.EvidenceError):
+            s.log_prob()
+        return
+    assert set(result.nodes) == set(nodes) - (known.keys() if change != "none" else set())
+    check_ranked_states(result, s, count)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SMALL_CASES), st.integers(1, 20), st.data())
+def test_marginal_map_sums_over_the_other_nodes_before(case, count, data):
+    s = case.sentence
+    kinds = {spec.group.index: spec.tpm.kind for spec in s.net.network.specs}
+    names = [name for name in s.topological_order() if kinds[s.ground.group_of(s.ground.id(name)).index] == "discrete"]
+    names = [name for name in names if name not in case.evidence]
+    nodes = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
+    result = s.marginal_map(nodes, case.evidence, count=count)
+    assert list(result.nodes) == nodes
+    check_ranked_states(result, s.observe(case.evidence), count)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """A rare cause with one effect, and a frequent cause that spreads over three effects."""
+    nodes = [bt.Node("a", Categorical(2)), bt.Node("b", Categorical(3), ["a"]), bt.Node("y", Categorical(2), ["b"])]
+    tables = {
+        "a.logits": [0.6, 0.4],
+        "b.logits": [[1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0]],
+        "y.logits": [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]],
+    }
+    logs = {name: torch.tensor(table, dtype=torch.float64).log() for name, table in tables.items()}
+    return bt.BNet(bt.Declaration(nodes=nodes)).to(torch.float64).replace(logs)
+
+
+def test_marginal_map_differs_from_the_most_probable_explanation(chain):
+    """Pearl 1988: the most probable state of a node is not its state in the most probable explanation."""
+    s = chain.sentence()
+    best = s.most_probable({"y": 1}, count=9)
+    assert best.nodes == ("a", "b") and best.states.tolist() == [[1, 0], [0, 0], [0, 1], [0, 2]]
+    close(best.shares, torch.tensor([0.4, 0.2, 0.2, 0.2]).double(), 1e-7)
+    marginal = s.marginal_map("a", {"y": 1}, count=9)
+    assert marginal.states.tolist() == [[0], [1]]
+    close(marginal.log_probs, torch.tensor([0.3, 0.2]).double().log(), 1e-7)
+    close(marginal.log_evidence, math.log(0.5))
+
+
+def test_marginal_map_is_that_of_pgmpy():
+    inference = pytest.importorskip("pgmpy.inference")
+    s = get_case("sprinkler").sentence
+    engine = inference.VariableElimination(s.to_pgmpy())
+    for nodes in (["rain"], ["rain", "sprinkler"], ["cloudy", "sprinkler", "rain"]):
+        result = s.marginal_map(nodes, {"wet": 2})
+        expected = engine.map_query(nodes, {"wet": "2"}, show_progress=False)
+        assert {name: result.labels(name)[0] for name in nodes} == expected
+
+
+def test_on_a_chain_the_most_probable_explanation_is_the_path_of_viterbi():
+    word, n = ["word"], 60
+    state = bt.Node("c", Categorical(3), [bt.Arrow("c", "before")], plates=word)
+    readout = bt.Node("y", Categorical(4), ["c"], plates=word)
+    stack = bt.Stack([state], [bt.Node("x", bt.tpm.Given(1), plates=word)], [readout])
+    net = jitter(bt.BNet(bt.Declaration([stack])).to(torch.float64), spread=2.0)
+    emitted = torch.randint(0, 4, (n,), generator=torch.Generator().manual_seed(3)).tolist()
+    s = net.sentence(torch.zeros(n, 1).double()).observe({f"y_{i}": k for i, k in enumerate(emitted)})
+    tables = {name: value.log_softmax(-1) for name, value in net.parameters.items()}
+    scores, pointers = tables["c_0.initial"] + tables["y.logits"][:, emitted[0]], []
+    for k in emitted[1:]:
+        best = (scores[:, None] + tables["c_0.logits"]).max(0)
+        scores = best.values + tables["y.logits"][:, k]
+        pointers.append(best.indices)
+    path = [int(scores.argmax())]
+    for pointer in reversed(pointers):
+        path.insert(0, int(pointer[path[0]]))
+    result = s.most_probable(count=4)
+    assert result["c_0"][0].tolist() == path
+    close(result.log_probs[0], scores.max())
+    assert (result.log_probs.diff() <= 0).all() and len({*map(tuple, result.states.tolist())}) == 4
+    states = {name: result[name] for name in result.nodes}
+    for rank in range(4):
+        close(s.log_prob({name: int(state[rank]) for name, state in states.items()}), result.log_probs[rank])
+
+
+def test_readouts_are_explained_by_marginal_map_only(chain):
+    s = chain.sentence()
+    every = s.marginal_map(["y", "b", "a"], count=2)
+    assert every.nodes == ("y", "b", "a") and every.states[:, 1:].tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(bt.BNetError, match="latent choice"):
+        s.do(a=0, b=1).most_probable()
+    known = s.observe(a=0, b=0)
+    for result in (known.most_probable(count=2), known.marginal_map(["a", "b"], count=2)):
+        assert result.states.shape == (1, 0) and result["b"].tolist() == [0]
+        close(result.shares, torch.ones(1))
+
+
+def test_results_have_the_states_of_all_nodes_of_a_group():
+    s = get_case("word").sentence.do(c_0_0=2).observe(c_0_2=1)
+    result = s.most_probable({"y_1": 0}, count=5)
+    assert result.nodes == ("c_0_1",) and len(result) == 3
+    assert result["c_0"][:, 0].tolist() == [2] * 3 and result["c_0"][:, 2].tolist() == [1] * 3
+    assert torch.equal(result["c_0"][:, 1], result["c_0_1"]) and result.labels("c_0_2") == ["1"] * 3
+    assert result.to_dataframe()["c_0_1"].tolist() == result.labels("c_0_1")
+    assert "c_0_1" in result._repr_html_()
+    requested = s.undo().marginal_map("c_*_0", count=2)
+    assert requested.nodes == ("c_0_0",) and requested["c_0"][:, 1:].tolist() == [[-1, 1]] * 2
+    for name in ("d", "c_0_3", 0):
+        with pytest.raises(bt.UnknownNameError):
+            result[name]
+    with pytest.raises(bt.UnknownNameError):
+        result.labels("c_0")
+
+
+def test_labels_are_those_of_the_states():
+    s = get_case("marginal").sentence
+    result = s.most_probable({"y_0": 1})
+    words = s.words
+    assert result.labels("j_0_1") == [words[int(result["j_0_1"][0])]]
+
+
+def test_impossible_evidence_names_the_node(chain):
+    with pytest.raises(bt.EvidenceError, match=r"^b: "):
+        chain.sentence().most_probable({"a": 1, "b": 2})
+    with pytest.raises(bt.EvidenceError, match=r"^b: "):
+        chain.sentence().marginal_map("a", {"a": 1, "b": 2})
+    with pytest.raises(bt.EvidenceError, match=r"^b: "):
+        chain.sentence().posteriors("a", {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name"),
+    [("q_0_0", "q_0_0"), (["c_0_0", "e"], "e"), ([], "nodes"), ("c_0_1", "c_0_1"), (["x_*_1"], "x_0_1")],
+)
+def test_nodes_that_cannot_be_explained_are_an_error(nodes, name):
+    with pytest.raises(bt.BNetError, match=name):
+        get_case("word").sentence.do(c_0_1=0).marginal_map(nodes)
+
+
+def test_more_joint_states_than_the_budget_are_an_error():
+    s = get_case("word, two slices").sentence
+    with pytest.raises(bt.BudgetError):
+        s.most_probable({"y_0": 1}, budget=3)
+    with pytest.raises(bt.BudgetError):
+        get_case("word").net.sentence(" ".join(["the"] * 60)).most_probable(count=10**16)
+
+
+# posteriors of a group
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        *(("word", "c_0"), ("hidden Markov", "z_0"), ("word, two slices", "c_1"), ("sites", "x"), ("word", "y")),
+        *(("sprinkler", "rain"), ("marginal", "j_0")),
+    ],
+)
+def test_posteriors_are_those_of_each_node(name, group):
+    case = get_case(name)
+    s = case.sentence
+    nodes = list(s.ground.iter_names(s.ground.template.get_group(group)))
+    result = s.posteriors(group, case.evidence)
+    flat = result.probabilities.reshape(len(nodes), -1)
+    for node, probs in zip(nodes, flat, strict=True):
+        close(probs, s.posterior(node, case.evidence))
+    assert result.probabilities.dim() == len(result.axes)
+    close(torch.tensor(result.to_dataframe()[list(result.labels_along(-1))].to_numpy()), flat)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SMALL_CASES), st.data())
+def test_posteriors_of_a_group_in_any_evidence(case, data):
+    """With an observed or a set node of the group, and vectors as evidence on a choice."""
+    s = case.sentence.observe(case.evidence)
+    nodes = [s.ground.name(node) for node in find_explained_nodes(s.state.model)]
+    name = data.draw(st.sampled_from(nodes))
+    change = data.draw(st.sampled_from(["none", "state", "vector"]))
+    children = s.children(name)
+    if change == "vector" and "Select" in type(s.state.model.spec(s.ground.id(children[0])).tpm).__name__:
+        s = s.observe({children[0]: s.do({name: 0})[children[0]].detach()})
+    s = s.observe({name: 0}) if change == "state" else s
+    group = s.ground.group_of(s.ground.id(data.draw(st.sampled_from(nodes))))
+    result = s.posteriors(group.name).probabilities
+    for node, probs in zip(s.ground.iter_names(group), result.reshape(-1, result.shape[-1]), strict=True):
+        close(probs, s.posterior(node))
+
+
+def test_posteriors_of_set_nodes_are_their_states():
+    s = get_case("hidden Markov").sentence.do(z_0_1=1)
+    assert s.posteriors("z_0", {"y_2": (0.5, -0.4)}).probabilities[1].tolist() == [0, 1]
+    with pytest.raises(bt.BNetError, match="z_0_0"):
+        s.do(z_0=0).posteriors("z_0")
+    for group, error in (("z_0_0", bt.UnknownNameError), ("x_0", bt.BNetError)):
+        with pytest.raises(error, match=group):
+            s.posteriors(group)
+
+
+# routes and the command line
+
+
+def test_routes_name_the_algorithm():
+    case = get_case("hidden Markov")
+    s = case.sentence
+    assert s.explain("most_probable", case.evidence, count=3).is_exact
+    assert "z_0_0" in str(s.explain("marginal_map", "z_0", case.evidence))
+    assert get_case("word").sentence.explain("posteriors", "c_0", {"y_0": 1}).algorithm == "elimination"
+    assert "one by one" in str(get_case("word, two slices").sentence.explain("posteriors", "c_0", {"y_0": 1}))
+    with pytest.raises(bt.BNetError, match="count"):
+        s.explain("most_probable", count=0)
+
+
+def test_the_command_prints_the_states_of_the_sentence():
+    s = bt.from_pretrained("tiny").sentence("the cat sat")
+    arguments = ["ask", "most-probable", "the cat sat", "--given", "y_2=cat", "--count", 2]
+    (document,) = json.loads(run(*arguments, "--json").stdout)["sentences"]
+    expected = s.most_probable({"y_2": "cat"}, count=2)
+    assert document["states"] == expected.states.tolist() and document["nodes"] == ["c"]
+    close(document["log_probs"], expected.log_probs.tolist())
+    lines = run(*arguments).stdout.splitlines()
+    assert lines[-1].split() == ["c", *expected.labels("c")] and f"{float(expected.log_probs[1]):.3f}" in lines[2]
+    (document,) = json.loads(run(*arguments, "--nodes", "y_0,c", "--json").stdout)["sentences"]
+    assert document["labels"][0] == [s.marginal_map(["y_0", "c"], {"y_2": "cat"}).labels(n)[0] for n in ("y_0", "c")]
