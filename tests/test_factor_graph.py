@@ -388,7 +388,7 @@ def test_over_budget_the_costliest_scope_is_named():
 
 
 def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
-    """Three chains that meet in a readout have 8^2 pairs of joint states, but no scope has more than 2^4."""
+    """Three chains with a common readout have 8^2 pairs of joint states, but no scope has more than 2^4."""
     roles = ["a", "b", "c"]
     nodes = [bt.Node(role, Categorical(2), [bt.Arrow(role, "before")], WORD) for role in roles]
     s = build_net(nodes, [bt.Node("y", Categorical(2), roles, WORD)]).sentence(torch.zeros(6, 2, dtype=D))
