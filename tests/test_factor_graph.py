@@ -241,7 +241,7 @@ def test_sums_maxima_and_marginals_of_tables(seed):
     # the same after a sum over other variables
     first, last = find_constrained_order([*scopes, *((k,) for k in chosen)], sizes, chosen)
     assert (sorted(first.variables), sorted(last.variables)) == (sorted({*variables} - {*chosen}), sorted(chosen))
-    _, logs = find_best_states(sum_out(tables, first.variables, sizes)[0], last, sizes, count)
+    _, logs = find_best_states(sum_out(tables, first.variables, sizes), last, sizes, count)
     expected = np.sort(np.ravel(summed))[::-1]
     np.testing.assert_allclose(logs, expected[expected > -np.inf][:count], atol=1e-12)
 

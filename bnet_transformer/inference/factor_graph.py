@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
@@ -188,6 +189,8 @@ class FactorGraph:
         """The log tables of all factors."""
         if not self.is_possible:
             return [LogTable((), np.array(-np.inf))]
+        entries = sum(math.prod(self.sizes[k] for k in scope) for scope in self.scopes)
+        check_memory("tables of the choices", 16 * entries, "a smaller budget=, or fewer words")
         return [table for batch in self.batches for table in self._compute_tables(batch)]
 
     def compute_joint(self) -> Tensor:
@@ -227,7 +230,7 @@ class FactorGraph:
         if not self.is_possible:
             return self._restore_states({}, 0), torch.zeros(0, dtype=torch.float64)
         summed, order = self.constrained_orders
-        tables = sum_out(self.tables, summed.variables, self.sizes)[0]
+        tables = sum_out(self.tables, summed.variables, self.sizes)
         indices, logs = find_best_states(tables, order, self.sizes, count)
         return self._restore_states(indices, len(logs)), torch.from_numpy(logs)
 
