@@ -8,10 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler import CompiledModule, evaluate
 from bnet_transformer.compiler.fused import apply_maps, expand_table
 from bnet_transformer.inference import Evidence, deferred_readout as readout, factors, log_evidence, posterior
-from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
+from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Normaliser, Relative, Weight
 from bnet_transformer.tpm.random import lookup, squared_distance
 from tests.cases import bucketed, close
 
@@ -237,3 +237,100 @@ def test_squared_distances_of_several_dims():
     expected = (a - b).square().sum((-2, -1))
     close(squared_distance(a, b, (-2, -1)), expected)
     assert torch.autograd.gradcheck(lambda b: squared_distance(a, b, (-2, -1)), b)
+
+
+class SizeRecorder(TorchDispatchMode):
+    """Records the largest number of entries of a tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **kwargs or {})
+        outputs = result if isinstance(result, tuple | list) else [result]
+        self.largest = max([self.largest, *(x.numel() for x in outputs if isinstance(x, torch.Tensor))])
+        return result
+
+
+def net_with_head_and_part(normaliser: str, value_plates: list[str]) -> bt.BNet:
+    """Each word picks a head and a part of rotary keys with a bias by distance, and an entry of the values."""
+    words = ["word"]
+    pick = {"head": "c", "part": "m"}
+    nodes = [
+        bt.Node("b", Weight((5,))),
+        *(bt.Node(f"W_{r}", Weight((4, 4)), plates=["head", "part"]) for r in "qk"),
+        bt.Node("W_v", Weight((4, 4)), plates=value_plates),
+        *(bt.Node(r, Linear(), [f"W_{r}", "x"], plates=["head", "part", "word"]) for r in "qk"),
+        bt.Node("v", Linear(), ["W_v", "x"], plates=[*value_plates, "word"]),
+        *(bt.Node(r, Categorical(k), plates=words) for r, k in (("c", 3), ("m", 2))),
+        bt.Node(
+            "x",
+            Attention(Dot(None, rotary=100.0), Normaliser(normaliser), bias=Relative(2)),
+            [
+                bt.Arrow("q", pick=pick),
+                bt.Arrow("k", "causal", pick=pick),
+                bt.Arrow("v", "causal", pick={plate: pick[plate] for plate in value_plates}),
+                "b",
+            ],
+            plates=words,
+        ),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=words)], [bt.Node("y", Normal(0.5), ["x"], plates=words)])
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 3), bt.Plate("part", 2)])).to(D)
+
+
+WORD_NETS = [
+    {},
+    {"mask": "causal", "residual": True, "scale": None},
+    {"atoms": (2, 3, 4)},
+    {"slices": 2},
+    ("softmax", ["head"]),
+    ("softmax", ["head", "part"]),
+    ("sigmoid", ["head", "part"]),
+]
+
+
+@pytest.mark.parametrize("words", [4, 20])  # explicit products, torch's own attention
+@pytest.mark.parametrize("options", WORD_NETS, ids=str)
+def test_given_heads_of_each_word_equal_a_gather(options, words, monkeypatch):
+    is_bayesuvius = isinstance(options, dict)
+    net = make_net({**options, "per": "word"}) if is_bayesuvius else net_with_head_and_part(*options)
+    module, x = net.module(), torch.randn(1, words, 4, dtype=D)
+    counts = {m.group.name: m.tpm.states for m in module.network.specs if m.tpm.kind == "discrete"}
+    do = {name: torch.randint(count, (5, words)) for name, count in counts.items()}
+    mask = torch.arange(words) < torch.tensor([words, words - 1, 2, 1, words])[:, None]
+    name = f"x_{options.get('slices', 1) if is_bayesuvius else 1}"
+    readers = [] if "sigmoid" in options else None  # its weights are not a distribution
+
+    def compute(inputs, mask_):
+        attention, values = module.attention_weights(inputs, mask_, nodes=readers, do=do, want=[name])
+        plain = module(inputs, mask_, do=do, want=[name])[name]
+        close(plain, values[name])
+        observed = torch.ones(5, words, dtype=torch.bool) if mask_ is None else mask_
+        gradients = compute_gradients(module, torch.where(observed[:, :, None], plain, 0).square().sum())
+        return [plain, *attention.values(), *gradients]
+
+    for inputs, mask_ in ((x, None), (x.expand(5, -1, -1), mask)):
+        result = compute(inputs, mask_)
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluate, "find_word_picks", lambda *_: {})
+            expected = compute(inputs, mask_)
+        for actual, gathered in zip(result, expected, strict=True):
+            close(actual, gathered, 1e-09)
+
+
+def test_given_heads_of_each_word_copy_no_keys_for_each_word():
+    module, n = bt.bayesuvius(8, heads=4, per="word").module(), 64
+    with SizeRecorder() as sizes:
+        output = module(torch.randn(1, n, 8), do={"c_0": torch.randint(4, (1, n))}, want=["x_1"])["x_1"]
+        output.square().sum().backward()
+    assert sizes.largest <= 4 * n * n
+
+
+def test_padding_is_not_copied_for_each_state_of_a_choice():
+    module, n = bt.bayesuvius(8, heads=4, per="word").module(), 128
+    mask = torch.arange(n) < torch.tensor([[n], [n - 1], [1]])
+    with torch.no_grad(), SizeRecorder() as sizes:
+        output = module(torch.randn(3, n, 8), mask, want=["x_1"])["x_1"]
+    assert output.shape == (4, 3, n, 8) and sizes.largest <= 3 * n * n

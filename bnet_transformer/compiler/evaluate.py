@@ -11,7 +11,7 @@ same h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,21 +22,25 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import (
     AttentionInputs,
+    WordPick,
     apply_maps,
     attend_with_weights,
     build_attention_inputs,
     compute_fused,
     expand_table,
     is_scaled_dot_product,
+    is_softmax_dot_product,
 )
 from bnet_transformer.compiler.gather import (
     build_context,
+    find_word_picks,
     gather_parents,
     get_initial_value,
     get_known_value,
     get_missing_mask,
     get_present_mask,
     pad_dims,
+    pick_entry,
 )
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import NodeSpec, ParentSpec
@@ -44,6 +48,8 @@ from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, EvalContext, Recur, Select
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.steps import ACTIVATIONS
+
+Picks = tuple[tuple[str, int], ...]  # plates with the groups of their selectors
 
 
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
@@ -101,10 +107,84 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
         return known
     if isinstance(spec.tpm, Select) and (dims := _find_state_dims(state, spec)):
         return expand_table(state.parameters[f"{spec.param_prefix}.values"], dims, state.layout.rank)
+    picks = find_word_picks(state, spec)
+    return _compute_picked(state, spec, picks) if picks else _compute_unpicked(state, spec)
+
+
+def _compute_unpicked(state: ExecutionState, spec: NodeSpec, picks: Mapping[str, WordPick] | None = None) -> Tensor:
+    """The value of a group from the values of its parents; its `P(j | i)` is stored if it is recorded."""
     context, parents = gather_parents(state, spec)
-    if index in state.attention_weights:
-        return pad_dims(state, spec, _compute_with_attention(state, spec, context, parents))
-    return pad_dims(state, spec, evaluate_tpm(state, spec, context, parents))
+    compute = _compute_with_attention if spec.group.index in state.attention_weights else evaluate_tpm
+    return pad_dims(state, spec, compute(state, spec, context, parents, picks))
+
+
+# Where word i picks the entry c_i of collections of words (the head of its keys and values), a gather of the entries
+# would copy each collection for each word: [word, word read, feature]. There are two ways without copies. The node is
+# computed for all entries, and word i then picks its entry of the value: the work of K heads, for any number of joint
+# states or samples of c. In attention, the features of all entries are used in one product (see
+# `build_attention_inputs`): the work of K heads for each of these joint states, with one softmax instead of K.
+
+
+def _compute_picked(state: ExecutionState, spec: NodeSpec, picks: Sequence[Picks]) -> Tensor:
+    """The value of a group that picks entries of collections of words, without copies of the collections."""
+    shared, can_fold = _find_shared_picks(spec, picks), is_softmax_dot_product(spec)
+    if shared and not (can_fold and _is_constant_over_states(state, spec, shared)):
+        value = _compute_unpicked(state, _remove_picks(spec, picks))
+        weights = state.attention_weights.get(spec.group.index)
+        for plate, selector in shared:
+            axis = state.layout.axis(plate)
+            value = pick_entry(state, value, axis, selector)
+            weights = None if weights is None else pick_entry(state, weights, axis, selector)
+        if weights is not None:
+            state.attention_weights[spec.group.index] = weights
+        return value
+    if not can_fold:
+        return _compute_unpicked(state, spec)
+    by_collection = [pairs if parent.over else () for parent, pairs in zip(spec.parents, picks, strict=True)]
+    folded = {
+        parent.slot: _build_word_pick(state, pairs)
+        for parent, pairs in zip(spec.parents, by_collection, strict=True)
+        if pairs
+    }
+    return _compute_unpicked(state, _remove_picks(spec, by_collection), folded)
+
+
+def _find_shared_picks(spec: NodeSpec, picks: Sequence[Picks]) -> Picks:
+    """The picks of all parents with these plates, if they are the same; else none."""
+    pairs = next(pairs for pairs in picks if pairs)
+    plates = {plate for plate, _ in pairs}
+    is_shared = all(other in ((), pairs) for other in picks) and WORD not in plates
+    is_free = plates.isdisjoint([*spec.group.plates, *(plate for parent in spec.parents for plate in parent.over)])
+    return pairs if is_shared and is_free else ()
+
+
+def _is_constant_over_states(state: ExecutionState, spec: NodeSpec, picks: Picks) -> bool:
+    """True if selectors have no joint states or samples for which the parents have one value."""
+    parents = [state.values[parent.index] for parent in spec.parents if parent.index in state.values]
+    selectors = [state.values[selector] for _, selector in picks]
+    return all(
+        any(value.shape[d] > 1 for value in parents) or all(selected.shape[d] == 1 for selected in selectors)
+        for d in range(state.layout.word_dim)
+    )
+
+
+def _remove_picks(spec: NodeSpec, picks: Sequence[Picks]) -> NodeSpec:
+    """A group without some picks of its parents."""
+    parents = [
+        replace(parent, pick=tuple(pair for pair in parent.pick if pair not in removed))
+        for parent, removed in zip(spec.parents, picks, strict=True)
+    ]
+    return replace(spec, parents=tuple(parents))
+
+
+def _build_word_pick(state: ExecutionState, picks: Picks) -> WordPick:
+    """The picks of one collection, as one."""
+    axes: tuple[int, ...] = ()
+    entry, count = torch.zeros_like(state.values[picks[0][1]]), 1
+    for plate, selector in picks:
+        size = state.network.graph.plate_sizes[plate]
+        axes, entry, count = (*axes, state.layout.axis(plate)), entry * size + state.values[selector], count * size
+    return WordPick(axes, entry, count)
 
 
 def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
@@ -119,12 +199,16 @@ def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
 
 
 def _compute_with_attention(
-    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
+    state: ExecutionState,
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: list[Tensor],
+    picks: Mapping[str, WordPick] | None,
 ) -> Tensor:
     """The value of a group; its `P(j | i)` is stored in `state.attention_weights`. Fused attention computes both."""
     tpm = spec.tpm
-    if isinstance(tpm, Attention) and is_scaled_dot_product(tpm, spec, parents):
-        weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents))
+    if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
+        weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents, picks))
         value = mix + parents[-1] if tpm.residual else mix
     else:
         attention = tpm.attention_weights(context, *parents)
@@ -136,10 +220,19 @@ def _compute_with_attention(
     return value
 
 
-def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]) -> Tensor:
-    """The value of a TPM from its parents, by a fused operation if there is one."""
+def evaluate_tpm(
+    state: ExecutionState,
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: list[Tensor],
+    picks: Mapping[str, WordPick] | None = None,
+) -> Tensor:
+    """The value of a TPM from its parents, by a fused operation if there is one.
+
+    `picks` are the entries that each word picks from collections of which the parents contain all entries.
+    """
     is_full, is_causal = _is_full_or_causal(state, spec)
-    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal)
+    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
     if value is not None:
         return value
     value = spec.tpm.value(context, *parents)
@@ -193,12 +286,16 @@ def gather_attention_inputs(
 
 
 def _prepare_attention_inputs(
-    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
+    state: ExecutionState,
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: list[Tensor],
+    picks: Mapping[str, WordPick] | None = None,
 ) -> AttentionInputs:
     """The inputs of a softmax attention, from its parents."""
     assert isinstance(spec.tpm, Attention)
     is_full, is_causal = _is_full_or_causal(state, spec)
-    return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal)
+    return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:

@@ -8,7 +8,7 @@ operand that all heads or selector states share is not copied: it is used once, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,44 @@ from bnet_transformer.tpm.combine import apply_linear
 MAX_EXPLICIT_PAIRS = 16 * 16
 
 
+@dataclass(frozen=True)
+class WordPick:
+    """The entry of a collection that each word picks: `entry` `[*layout]`, one of `count` along dims of the layout.
+
+    Several dims are one dim in row-major order.
+    """
+
+    axes: tuple[int, ...]
+    entry: Tensor
+    count: int
+
+    def concat_features(self, x: Tensor) -> Tensor:
+        """The features of all entries of a collection, `[*layout, m, count * feature]`, with size 1 along the dims."""
+        for axis in self.axes:
+            x = x.unsqueeze(axis).movedim(axis + 1, -2)
+        return x.flatten(-1 - len(self.axes))
+
+    def pad_query(self, q: Tensor) -> Tensor:
+        """A query in the features of its entry, and zero in those of others, `[*layout, count * feature]`."""
+        is_picked: Tensor = self.entry.to(q.device).unsqueeze(-1) == torch.arange(self.count, device=q.device)
+        return torch.where(is_picked.unsqueeze(-1), q.unsqueeze(-2), 0).flatten(-2)
+
+    def select_features(self, x: Tensor) -> Tensor:
+        """The features of the entry of each word, of values `[*layout, count * feature]`."""
+        by_entry: Tensor = x.unflatten(-1, (self.count, -1))
+        shape = broadcast_shapes(x.shape[:-1], self.entry.shape)
+        idx = self.entry.to(x.device).expand(shape)[..., None, None].expand(*shape, 1, by_entry.shape[-1])
+        return by_entry.expand(*shape, -1, -1).gather(-2, idx).squeeze(-2)
+
+
 def compute_fused(
-    spec: NodeSpec, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
+    spec: NodeSpec,
+    context: EvalContext,
+    parents: Sequence[Tensor],
+    *,
+    is_full: bool,
+    is_causal: bool,
+    picks: Mapping[str, WordPick] | None = None,
 ) -> Tensor | None:
     """The value of a node by a fused operation; None if there is none.
 
@@ -36,8 +72,8 @@ def compute_fused(
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
         bias = context["bias"] if isinstance(tpm, Affine) else None
         return apply_maps([parents[0]], parents[1], [bias])[0]
-    if isinstance(tpm, Attention) and is_scaled_dot_product(tpm, spec, parents):
-        mix = attend(build_attention_inputs(tpm, context, parents, is_full=is_full, is_causal=is_causal))
+    if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
+        mix = attend(build_attention_inputs(tpm, context, parents, is_full=is_full, is_causal=is_causal, picks=picks))
         return mix + parents[-1] if tpm.residual else mix
     if (
         isinstance(tpm, Cayley)
@@ -129,18 +165,25 @@ def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
     return y.permute(*order, *W_dims, y.dim() - 1).squeeze(tuple(range(rank, rank + len(W_dims))))
 
 
-def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
-    """True for softmax attention over words with scaled dot products, if all words use the same keys."""
-    plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
-    plain = plain and tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,) and parents[1].dim() >= 4
-    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has separate keys or values
+def is_softmax_dot_product(spec: NodeSpec) -> bool:
+    """True for softmax attention over words with scaled dot products."""
+    tpm = spec.tpm
+    if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.over != "keys":
+        return False
+    return tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,)
+
+
+def is_scaled_dot_product(spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
+    """True for softmax attention over words with scaled dot products, if all words use the same keys and values."""
+    return is_softmax_dot_product(spec) and parents[1].dim() >= 4 and parents[1].shape[-3] == 1 == parents[2].shape[-3]
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
     """The inputs of a softmax attention: q, k, v `[*leading, word, feature]`; mask None if no pair is masked.
 
-    The bias `[*leading, word, word read]` is added to the scores.
+    The bias `[*leading, word, word read]` is added to the scores. With `v_pick`, v contains the features of all entries
+    of a collection, and each word keeps those of one entry of its mix.
     """
 
     q: Tensor
@@ -150,10 +193,21 @@ class AttentionInputs:
     is_causal: bool
     scale: float
     bias: Tensor | None = None
+    v_pick: WordPick | None = None
+
+    def select_features(self, mix: Tensor) -> Tensor:
+        """The mix `[*leading, word, feature]`, of each word only the features of its entry."""
+        return mix if self.v_pick is None else self.v_pick.select_features(mix)
 
 
 def build_attention_inputs(
-    tpm: Attention, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
+    tpm: Attention,
+    context: EvalContext,
+    parents: Sequence[Tensor],
+    *,
+    is_full: bool,
+    is_causal: bool,
+    picks: Mapping[str, WordPick] | None = None,
 ) -> AttentionInputs:
     """The inputs of an attention, from its parents: q and k after rotation, and the bias of the scores."""
     assert isinstance(tpm.score, Dot)
@@ -168,8 +222,16 @@ def build_attention_inputs(
         bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
-    mask = None if is_full else context.mask["k."]
-    return AttentionInputs(q, k, v, mask, is_causal, tpm.score.get_scale(q.shape[-1]), bias)
+    mask, scale = None if is_full else context.mask["k."], tpm.score.get_scale(q.shape[-1])
+    # Where word i picks head c_i, its score is a product with the keys of all heads side by side, and zeros:
+    # q_i . k_j^(c_i) = [0 .. q_i .. 0] . [k_j^1 .. k_j^K], and its mix is the part c_i of sum_j P_ij [v_j^1 .. v_j^K].
+    # That is the work of K heads without a softmax for each of them, and no keys or values are copied for each word.
+    k_pick, v_pick = ((picks or {}).get(slot) for slot in ("k.", "v."))
+    if k_pick is not None:
+        q, k = k_pick.pad_query(q), k_pick.concat_features(k)
+    if v_pick is not None:
+        v = v_pick.concat_features(v)
+    return AttentionInputs(q, k, v, mask, is_causal, scale, bias, v_pick)
 
 
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
@@ -191,7 +253,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     if n * m > MAX_EXPLICIT_PAIRS:
-        return _scaled_dot_product(inputs)
+        return inputs.select_features(_scaled_dot_product(inputs))
     dims = classify_dims(inputs)
     Q, V = dims.flatten(inputs.q, dims.only_q), dims.flatten(inputs.v, dims.only_v)
     K = dims.flatten(inputs.k, dims.only_k, is_leading=True)
@@ -201,7 +263,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     if inputs.mask is not None:
         scores = scores.masked_fill(~dims.flatten_mask(inputs.mask).unsqueeze(-2), -torch.inf)
     mix = torch.bmm(scores.softmax(-1).reshape(len(Q), -1, m), V.reshape(len(Q), m, -1))
-    return dims.unflatten(mix, n, inputs.v.shape[-1])
+    return inputs.select_features(dims.unflatten(mix, n, inputs.v.shape[-1]))
 
 
 def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
@@ -221,7 +283,7 @@ def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         scores.baddbmm_(Q, K.mT, alpha=inputs.scale)
     P = scores.softmax(-1)
     mix = P.reshape(*outer, rows, m) @ v
-    return P.reshape(*leading, n, m), mix.reshape(*leading, n, -1) if grouped else mix
+    return P.reshape(*leading, n, m), inputs.select_features(mix.reshape(*leading, n, -1) if grouped else mix)
 
 
 def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
@@ -260,12 +322,25 @@ def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
     leading = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     if _is_grouped_query(inputs, leading) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
         return _grouped_query_attention(inputs, leading, mask, is_causal=is_causal)
+    # torch's attention has two leading dims, and the mask may have size 1 in the second. So the dims of the mask become
+    # the first one, and the mask is not copied for each head or state. Without a mask, a dim that stays separate is a
+    # view.
+    rank = len(leading)
+    mask_sizes = [1] * rank if mask is None else _get_leading_sizes(mask, rank)
+    leading = broadcast_shapes(leading, mask_sizes)
+    first = [d for d in range(rank) if mask_sizes[d] > 1] or [d for d in range(rank) if leading[d] > 1][:-1]
+    order = [*first, *(d for d in range(rank) if d not in first)]
+    count = math.prod([leading[d] for d in first])
+    q, k, v = (
+        x.expand(*leading, *x.shape[-2:]).permute(*order, rank, rank + 1).reshape(count, -1, *x.shape[-2:])
+        for x in (q, k, v)
+    )
     if mask is not None and mask.dim() > 2:
-        leading = broadcast_shapes(leading, mask.shape[:-2])
-        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # not copied for each head
-    q, k, v = (x.expand(*leading, *x.shape[-2:]).reshape(-1, leading[-1], *x.shape[-2:]) for x in (q, k, v))
+        mask = mask.reshape(*mask_sizes, *mask.shape[-2:]).permute(*order, rank, rank + 1)
+        mask = mask.reshape(-1, 1, *mask.shape[-2:])
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=inputs.scale)
-    return mix.reshape(*leading, n, v.shape[-1])
+    mix = mix.reshape(*(leading[d] for d in order), n, v.shape[-1])
+    return mix.permute(*(order.index(d) for d in range(rank)), rank, rank + 1)
 
 
 def _grouped_query_attention(

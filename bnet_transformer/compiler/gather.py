@@ -13,6 +13,7 @@ from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.tpm import EvalContext
+from bnet_transformer.tpm.base import broadcast_shapes
 
 
 def move_to_device(
@@ -88,7 +89,7 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         if stack is not None and WORD not in dict(parent.pick):
             value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
         for plate, selector in parent.pick:
-            value = _pick_entry(state, value, state.layout.axis(plate), selector, word)
+            value = pick_entry(state, value, state.layout.axis(plate), selector, word)
             if plate == WORD:
                 value = _zero_out_of_reach(state, spec, parent, value, selector)
         for plate in reversed(parent.over):
@@ -101,6 +102,16 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         parents.append(value)
     context = build_context(state, spec, read_indices, mask, missing, word)
     return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
+
+
+def find_word_picks(state: ExecutionState, spec: NodeSpec) -> list[tuple[tuple[str, int], ...]]:
+    """For each parent of a group, the picks whose selector has given states that differ between words.
+
+    The list is empty if no collection of words has such a pick. (The states of an enumerated selector do not differ.)
+    """
+    axis = state.layout.word_dim
+    picks = [tuple(pick for pick in parent.pick if state.values[pick[1]].shape[axis] > 1) for parent in spec.parents]
+    return picks if any(p and parent.over == (WORD,) for p, parent in zip(picks, spec.parents, strict=True)) else []
 
 
 def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
@@ -201,7 +212,7 @@ def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tenso
     shape = [1] * value.dim()
     shape[state.layout.batch_dim] = -1
     idx = last.reshape(shape)
-    full = torch.broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+    full = broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
     return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
 
 
@@ -258,7 +269,7 @@ def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int)
     return mask
 
 
-def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+def pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
     """The entry of a dim that a selector picks; a view if the selector is enumerated.
 
     The states of an enumerated selector are 0, 1, ... along its dim. To pick entry s in state s for all s, the picked
@@ -273,7 +284,7 @@ def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, 
         selected = selected.narrow(state.layout.word_dim, word, 1)
     extra = value.dim() - selected.dim()
     idx = selected.reshape(*selected.shape, *[1] * extra)
-    full = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
+    full = broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
     return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
 
 
