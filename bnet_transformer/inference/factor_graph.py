@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
@@ -188,6 +189,8 @@ class FactorGraph:
         """The log tables of all factors."""
         if not self.is_possible:
             return [LogTable((), np.array(-np.inf))]
+        entries = sum(math.prod(self.sizes[k] for k in scope) for scope in self.scopes)
+        check_memory("tables of the choices", 16 * entries, "a smaller budget=, or fewer words")
         return [table for batch in self.batches for table in self._compute_tables(batch)]
 
     def compute_joint(self) -> Tensor:
@@ -227,7 +230,7 @@ class FactorGraph:
         if not self.is_possible:
             return self._restore_states({}, 0), torch.zeros(0, dtype=torch.float64)
         summed, order = self.constrained_orders
-        tables = sum_out(self.tables, summed.variables, self.sizes)[0]
+        tables = sum_out(self.tables, summed.variables, self.sizes)
         indices, logs = find_best_states(tables, order, self.sizes, count)
         return self._restore_states(indices, len(logs)), torch.from_numpy(logs)
 
@@ -250,15 +253,10 @@ class FactorGraph:
             states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[color], len(support) - 1)])
         is_latent = np.array([node in self.positions for node in batch.nodes])
         latent, observed = call.compute_log_probs(batch.nodes, is_latent, states, rows)
-        strides = [math.prod(sizes[color + 1 :]) for color in range(len(sizes))]
         columns = np.where(is_latent, is_latent.cumsum(), (~is_latent).cumsum()) - 1
         tables = []
         for k, (node, parents, column) in enumerate(zip(batch.nodes, batch.parents, columns, strict=True)):
-            # The entries of a factor are the rows in which all other colors are in their first state.
-            index = np.zeros([1] * len(parents), dtype=np.int64)
-            for axis, parent in enumerate(parents):
-                steps = np.arange(self.sizes[parent]) * strides[batch.colors[parent]]
-                index = index + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
+            index = self._find_rows(batch, parents)
             if not is_latent[k]:
                 tables.append(LogTable(parents, observed[index, column]))
                 continue
@@ -270,6 +268,19 @@ class FactorGraph:
             if np.isnan(table.values).any():
                 call.raise_nan_error(batch.nodes)
         return tables
+
+    def _find_rows(self, batch: FactorBatch, parents: Sequence[int]) -> NDArray[np.int64]:
+        """The row of a batch for each joint state of some variables in which all other colors are in their first state.
+
+        Returns:
+            `[*states of the parents]`.
+        """
+        rows = np.zeros([1] * len(parents), dtype=np.int64)
+        for axis, parent in enumerate(parents):
+            stride = math.prod(batch.sizes[batch.colors[parent] + 1 :])
+            steps = np.arange(self.sizes[parent]) * stride
+            rows = rows + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
+        return rows
 
 
 @dataclass(frozen=True)
@@ -399,7 +410,8 @@ class _GroupCall:
     def raise_nan_error(self, nodes: Sequence[int]) -> None:
         """Raise an error for NaN, which names the node."""
         query = self.query
-        states = {node: torch.tensor(support[0]) for node, support in self.supports.items()}
+        device = query.model.network.device
+        states = {node: torch.tensor(support[0], device=device) for node, support in self.supports.items()}
         run = ReferenceRun(query.model, {**query.fixed, **states})
         reference.log_joint(run, [n for n in nodes if n in states], query.evidence, query.atol)
         raise BNetError(self.spec.group.name, expected="log probabilities that are numbers", actual="NaN")
@@ -469,7 +481,9 @@ def find_supports(query: Query) -> dict[int, tuple[int, ...]]:
         elif not observed.is_floating_point():
             supports[node] = (int(observed),)
         else:
-            values = (ReferenceRun(query.model, {node: torch.tensor(state)}).value(node) for state in states)
+            device = query.model.network.device
+            runs = (ReferenceRun(query.model, {node: torch.tensor(state, device=device)}) for state in states)
+            values = (run.value(node) for run in runs)
             supports[node] = tuple(k for k, v in enumerate(values) if is_close(v, observed, query.atol, v.dim()))
     return supports
 
