@@ -175,6 +175,37 @@ def test_a_chain_inside_each_state_of_the_sentence_and_of_the_corpus():
     assert s.explain("posterior", "s", evidence={"e_0_0": 1, "e_0_1": 2}).algorithm == "elimination"
 
 
+def coupled_chains() -> bt.BNet:
+    """Two choices of each word that depend on each other at the word before: one chain of joint states."""
+    a = bt.Node("a", Categorical(2), [bt.Arrow("a", "before"), bt.Arrow("b", "before")], WORD)
+    b = bt.Node("b", Categorical(2), ["a", bt.Arrow("b", "before")], WORD)
+    nodes = [a, b, bt.Node("e", Categorical(3), ["a", "b"], WORD)]
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
+    torch.manual_seed(2)
+    return net.replace({name: 1.5 * torch.randn_like(value) for name, value in net.parameters.items()})
+
+
+@pytest.mark.parametrize("reach", ["before", "after"])
+@pytest.mark.parametrize("name", ["switching", "coupled", "observed", "set"])
+def test_draws_have_the_frequencies_of_exact_posteriors(name, reach, forbid_reference):
+    """Pairs of neighbours in a chain: after the evidence, before it, with an observed or a set word."""
+    net = switching_net(3, sigma=0.4, reach=reach)
+    net = coupled_chains() if name == "coupled" else net
+    s, n = net.sentence(x=torch.zeros(4, 1, dtype=D)), 4000
+    readout = {"e_0_1": 2} if name == "coupled" else {"y_1": [0.6]}
+    s = s.observe({**readout, **({"c_0_2": 1} if name == "observed" else {})})
+    s = s.do(c_0_2=1) if name == "set" else s
+    with forbid_reference():
+        draws = s.sample(n, seed=3)
+        for pair in (
+            (("a_0_2", "b_0_3"), ("b_0_0", "a_0_1")) if name == "coupled" else (("c_0_0", "c_0_1"), ("c_0_1", "c_0_3"))
+        ):
+            expected = s.posterior(list(pair))
+            counts = torch.zeros(expected.shape, dtype=D)
+            counts.index_put_(tuple(draws[node] for node in pair), torch.ones(n, dtype=D), accumulate=True)
+            assert bool(((counts / n - expected).abs() < 4.5 * (expected / n).sqrt() + 1e-9).all())
+
+
 def test_the_first_impossible_word_is_named():
     """A chain that cannot leave state 1, and observations of which the third needs state 0."""
     nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD), bt.Node("e", Categorical(2), ["c"], WORD)]

@@ -5,8 +5,8 @@ import pytest
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.explanation import EXPLAINERS
-from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
-from tests.cases import CASES, get_case
+from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select
+from tests.cases import CASES
 
 WORD = ["word"]
 HEAVY = {"codebook, two slices", "slice, codebook"}
@@ -93,7 +93,9 @@ def test_a_wrong_question_is_an_error_that_names_it(call):
 
 
 def test_draws_one_after_another_are_the_references(runs):
-    s = get_case("hidden Markov").sentence
+    walk = bt.Node("z", Normal(0.5), [bt.Arrow("z", "before")], ["word"], shape=(2,))
+    stack = bt.Stack([walk], [bt.Node("x", Given(2), plates=["word"])])
+    s = bt.BNet(bt.Declaration([stack])).sentence("the cat")
     route = s.explain("sample", 50)
     assert (route.algorithm, route.node) == ("reference", "z_0") and not runs
     s.sample(50)

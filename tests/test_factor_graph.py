@@ -32,7 +32,7 @@ from bnet_transformer.inference.joint_posterior import (
 )
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.routing import JointPlan, plan_conditioning, route_joint
-from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Select
+from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Pool, Select
 from tests.cases import close, jitter
 
 D = torch.float64
@@ -58,13 +58,20 @@ def with_zeros(net: bt.BNet, pick: random.Random, share: float = 0.3) -> bt.BNet
 def chain(pick: random.Random) -> bt.BNet:
     """A chain, or several that interact, along the words; a readout of the word's states."""
     arrows = lambda *roles: [bt.Arrow(role, "before") for role in roles]  # noqa: E731
-    kind = pick.choice(["first order", "second order", "product", "with x"])
+    kind = pick.choice(["first order", "second order", "product", "with x", "all earlier words"])
     if kind == "product":
         nodes = [
             bt.Node("c", Categorical(2), arrows("c"), WORD),
             bt.Node("d", Categorical(3), [*arrows("d"), *(["c"] if pick.random() < 0.5 else [])], WORD),
         ]
         return build_net(nodes, [bt.Node("y", Categorical(2), ["c", "d"], WORD)])
+    if kind == "all earlier words":
+        nodes = [
+            bt.Node("e", Select(2), ["c"], WORD, shape=(2,)),
+            bt.Node("p", Pool("sum"), [bt.Arrow("e", "earlier")], WORD, shape=(2,)),
+            bt.Node("c", Categorical(3), [*(arrows("c") if pick.random() < 0.5 else []), "p"], WORD),
+        ]
+        return build_net(nodes, [bt.Node("y", Categorical(2), ["e"], WORD)])
     nodes = [bt.Node("c", Categorical(3), [*arrows("c"), *(["x"] if kind == "with x" else [])], WORD)]
     if kind == "second order":
         nodes = [
@@ -88,7 +95,7 @@ def windows(pick: random.Random) -> bt.BNet:
     ]
     small = isinstance(weight, Select) and not reads
     readout = pick.choice([Categorical(2), Normal(0.8)])
-    return build_net(nodes, [bt.Node("y", readout, ["x"], WORD)], slices=pick.choice([1, 2]) if small else 1)
+    return build_net(nodes, [bt.Node("y", readout, ["x"], WORD)], slices=pick.choice([1, 2, 2, 3]) if small else 1)
 
 
 def plates(pick: random.Random) -> bt.BNet:
@@ -378,6 +385,33 @@ def test_over_budget_the_costliest_scope_is_named():
     ):
         with pytest.raises(bt.BudgetError, match=r"at most 80 joint states of c_0_\d+, .* factor of y_\d+; got 81"):
             call({f"y_{i}": 0 for i in range(24)}, budget=80)
+
+
+def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
+    """Three chains that meet in a readout have 8^2 pairs of joint states, but no scope has more than 2^4."""
+    roles = ["a", "b", "c"]
+    nodes = [bt.Node(role, Categorical(2), [bt.Arrow(role, "before")], WORD) for role in roles]
+    s = build_net(nodes, [bt.Node("y", Categorical(2), roles, WORD)]).sentence(torch.zeros(6, 2, dtype=D))
+    evidence = {f"y_{i}": i % 2 for i in range(6)}
+    assert s.explain("log_prob", evidence).algorithm == "elimination"
+    route = s.explain("log_prob", evidence, budget=16)
+    assert (route.algorithm, route.states) == ("variable elimination", 16)
+    close(s.log_prob(evidence, budget=16), s.log_prob(evidence))
+
+
+def test_a_value_of_no_state_is_impossible():
+    pick = random.Random(0)
+    nodes = [
+        bt.Node("W", Codebook(2, (2, 2)), [], WORD),
+        bt.Node("v", Linear(), ["W", "x"], WORD),
+        bt.Node("x", Attention(), ["x", bt.Arrow("x", "every"), bt.Arrow("v", "every")], WORD),
+    ]
+    s = with_zeros(build_net(nodes, [bt.Node("y", Categorical(2), ["x"], WORD)]), pick).sentence("a b")
+    for call in (s.log_prob, lambda e: s.posterior("W_0_1", e), lambda e: s.sample(2, e)):
+        with pytest.raises(bt.EvidenceError, match=r"W_0_0: .*probability zero"):
+            call({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)})
+    with pytest.raises(bt.EvidenceError, match="W_0_0"):
+        find_most_probable(s.observe({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)}).state.query(), 2)
 
 
 def test_marginal_map_sums_first():

@@ -4,9 +4,11 @@ In the order in which data flows: `selection` parses slices, words and heads, an
 `do`. `sentence_state` contains a sentence with its interventions and evidence. `query` translates queries about nodes
 into tensors of node groups, and `routing` chooses the algorithm. `node_evaluator` computes values, TPMs and attention.
 For probabilities, `factors` builds log factors of node groups and `elimination` eliminates the choices from them.
-`deferred_readout` computes the likelihood of a readout without its mean. `joint_posterior` adds conditioning and
-enumeration. From these results, `group_posterior` computes the posteriors of all nodes of a group, `ranked_states` the
-most probable joint states, and `sampling` samples. `dependence` measures how strongly nodes depend on each other.
+`chain` sums chains along words. `deferred_readout` computes the likelihood of a readout without its mean.
+`factor_graph` builds tables over the choices of one sentence that occur together, and `contraction` eliminates the
+choices from them. `joint_posterior` adds conditioning and enumeration. From these results, `group_posterior` computes
+the posteriors of all nodes of a group, `ranked_states` the most probable joint states, and `sampling` samples.
+`dependence` measures how strongly nodes depend on each other.
 """
 
 from bnet_transformer.data import Evidence as Evidence

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -74,8 +75,7 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     route.warn_if_slow()
     logs = _joint_log_probs(query, route)
     if bool(logs.isinf().all()):
-        joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
-        raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
+        raise_impossible_evidence(query)
     return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
 
 
@@ -114,8 +114,18 @@ def joint_log_evidence(query: Query) -> Tensor:
     if total > -math.inf:
         return total
     lengths = range(1, len(query.evidence))
-    last = bisect_left(lengths, True, key=lambda count: bool(log_prob_of_first(count) == -math.inf))
+    try:
+        last = bisect_left(lengths, True, key=lambda count: bool(log_prob_of_first(count) == -math.inf))
+    except BudgetError:  # fewer observations separate fewer choices
+        expected = "evidence that is possible in some state of the net"
+        raise EvidenceError("evidence", expected=expected, actual="observations of probability zero together") from None
     raise reference.impossible_evidence_error(query.model, query.evidence, last)
+
+
+def raise_impossible_evidence(query: Query) -> NoReturn:
+    """Raise the error that names the first impossible observation."""
+    joint_log_evidence(replace(query, nodes=()))
+    raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
 
 
 def posterior_by_elimination(query: Query) -> Tensor:
@@ -135,12 +145,14 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
         raise plan.excess
     if plan is not None and plan.graph is not None:
         return plan.graph.compute_joint()
+    if not all(supports.values()):
+        return torch.full([model.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
     nodes = tuple(dict.fromkeys([*query.nodes, *route.choices]))
     if plan is None:
         reference.check_joint_states(model, nodes, query.budget)
     joint_states = enumerate_joint_states([supports[node] for node in nodes])
     if plan is not None:
-        possible = _batched_log_probs(plan.query, nodes, joint_states)
+        possible = _batched_log_probs(plan.query, nodes, joint_states, plan.summed)
     else:
         query = query.without_target_evidence()
         runs = (ReferenceRun(model, {**query.fixed, **dict(zip(nodes, row, strict=True))}) for row in joint_states)
@@ -151,12 +163,12 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
     return scatter_possible(model, query.nodes, requested, summed)
 
 
-def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
+def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor, summed: int) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`, computed in chunks that fit in memory."""
     module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
     indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
     arguments, logs = build_request_arguments(pruned), []
-    for chunk in iter_chunks(pruned, len(states), indices):
+    for chunk in iter_chunks(pruned, len(states), indices, summed):
         evidence = group_evidence(pruned, query.evidence, dict(zip(nodes, states[chunk].unbind(1), strict=True)))
         batch = elimination.log_evidence(
             module, evidence, **arguments, budget=query.budget, atol=query.atol, check=False, dtype=torch.float64
@@ -183,23 +195,20 @@ def node_posteriors(query: Query) -> dict[int, Tensor]:
         query: The nodes, the evidence and the sentence.
 
     Returns:
-        The posteriors. If variable elimination applies, one pass in each direction computes all of them.
+        The posteriors. If variable elimination is within the budget, two passes compute all of them.
 
     Raises:
         BudgetError: The number of joint states exceeds the budget; the error contains it.
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
     query = query.without_input_evidence()
-    single = [replace(query, nodes=(node,)) for node in query.nodes]
-    if single and route_posterior(single[0]).algorithm == "variable elimination":
-        graph = build_factor_graph(query)
-        if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
-            marginals = graph.compute_marginals()
-            if marginals is None:
-                joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
-            else:
-                return {node: marginals[node] for node in query.nodes}
-    return {node: joint_posterior(part) for node, part in zip(query.nodes, single, strict=True)}
+    graph = build_factor_graph(query) if len(query.nodes) > 1 else None
+    if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+        marginals = graph.compute_marginals()
+        if marginals is None:
+            raise_impossible_evidence(query)
+        return {node: marginals[node] for node in query.nodes}
+    return {node: joint_posterior(replace(query, nodes=(node,))) for node in query.nodes}
 
 
 def find_most_probable(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
@@ -251,8 +260,7 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
         log_probs, flat = log_probs[:count][possible], flat[:count][possible]
         result = torch.stack(torch.unravel_index(flat, logs.shape), 1) if nodes else flat[:, None][:, :0]
     if not len(log_probs):
-        joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
-        raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
+        raise_impossible_evidence(query)
     return nodes, result, log_probs
 
 

@@ -475,7 +475,7 @@ class NodeEvaluator:
         """Compute the missing tables, all in one pass of the net."""
         missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
-            execution = self._execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
+            execution = self.execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
             for spec in missing:
                 self._tables[table, spec.group.index] = compute_table(table, spec, execution)
 
@@ -486,7 +486,7 @@ class NodeEvaluator:
         parents = [parent for spec in specs for parent in get_table_parents(table, spec)]
         return sorted({parent.index for parent in parents} | {s for parent in parents for _, s in parent.pick})
 
-    def _execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
+    def execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
         model, network = self.model, self.model.network
         arguments = group_interventions(self._fixed_model, ancestral_set)

@@ -215,18 +215,19 @@ def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([grid.reshape(-1) for grid in grids], -1)
 
 
-def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterator[slice]:
+def iter_chunks(model: GroundModel, count: int, groups: Iterable[int], summed: int = 1) -> Iterator[slice]:
     """Slices of a batch of `count` states, each small enough to be computed at once.
 
     Args:
         model: The ground model.
         count: The number of states.
         groups: The groups whose values or distributions are computed; their ancestors count as well.
+        summed: The number of joint states of choices that are summed out in each state of the batch.
     """
     indices = set(groups)
     counts = (_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
     largest = max(counts, default=1)
-    size = max(1, MAX_CHUNK_ELEMENTS // largest)
+    size = max(1, MAX_CHUNK_ELEMENTS // (largest * summed))
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 

@@ -205,7 +205,17 @@ def find_single_target_fault(query: Query) -> Fault | None:
     node, *extra = query.nodes or (None,)
     if extra:
         return Obstacle(query.format_nodes(), "several nodes are requested")
-    return find_elimination_fault(query, node)
+    problem = find_elimination_problem(query, node)
+    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
+        return problem.fault if isinstance(problem, EliminationProblem) else problem
+    network = query.model.network
+    for index, scope in problem.scopes:
+        count = math.prod(network.count_states(i, query.model.ground.word_counts) for i in scope)
+        if count > query.budget:
+            names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
+            reason = f"it would sum over {count:,} joint states of {names}, more than the budget of {query.budget:,}"
+            return Obstacle(network.specs[index].group.name, reason, "raise budget=")
+    return None
 
 
 @dataclass(frozen=True)
@@ -222,6 +232,7 @@ class JointPlan:
         query: The query whose elimination each row solves, without evidence on `nodes`.
         graph: The factor graph of variable elimination.
         excess: The error, if there are more joint states than the budget.
+        summed: The joint states of the largest sum in each row.
     """
 
     algorithm: str
@@ -233,13 +244,14 @@ class JointPlan:
     query: Query
     graph: FactorGraph | None = None
     excess: BudgetError | None = None
+    summed: int = 1
 
     @property
     def cost(self) -> tuple[bool, int]:
         """The order of preference: plans within the budget, then the smallest amount of work."""
-        # The work is that of the passes, of one number for each node and row, and of the tables.
-        nodes = len(self.query.model.ground)
-        return self.excess is not None, (self.flops or 0) + self.rows * nodes + self.entries
+        # The work is that of the passes, of one number for each joint state of each node, and of the tables.
+        numbers = self.rows * self.summed * len(self.query.model.ground)
+        return self.excess is not None, (self.flops or 0) + numbers + self.entries
 
 
 def plan_joint(query: Query) -> JointPlan | Fault:
@@ -276,18 +288,16 @@ def plan_conditioning(query: Query) -> JointPlan | Fault:
     problem = find_elimination_problem(conditioned, None, nodes)
     assert isinstance(problem, EliminationProblem)
     rows, excess = math.prod(len(supports[node]) for node in nodes), None
-    if rows > query.budget:
-        excess = excess_error(f"at most {query.budget} joint states of {format_nodes(query.model, nodes)}", rows)
     network, words = query.model.network, query.model.ground.word_counts
-    for index, scope in problem.scopes:
-        count = math.prod(network.count_states(i, words) for i in scope)
-        if count > query.budget and excess is None:
-            names = ", ".join(network.specs[i].group.name for i in scope)
-            expected = f"at most {query.budget} joint states of {names} for {network.specs[index].group.name}"
-            excess = excess_error(expected, count)
+    counts = {math.prod(network.count_states(i, words) for i in scope): scope for _, scope in problem.scopes}
+    summed = max(counts, default=1)
+    if rows * summed > query.budget:
+        groups = ", ".join(dict.fromkeys(network.specs[i].group.name for i in counts.get(summed, ())))
+        names = ", times those of ".join(filter(None, [format_nodes(query.model, nodes), groups]))
+        excess = excess_error(f"at most {query.budget} joint states of {names}", rows * summed)
     flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
     algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
-    return JointPlan(algorithm, rows, rows, 0, flops, nodes, conditioned, None, excess)
+    return JointPlan(algorithm, rows, rows, 0, flops, nodes, conditioned, None, excess, summed)
 
 
 def _condition(query: Query, nodes: Sequence[int]) -> Query | Fault:

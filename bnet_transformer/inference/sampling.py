@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.compiler.validate_inputs import lay_out_value
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import elimination
+from bnet_transformer.inference.elimination import get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
@@ -27,6 +30,7 @@ from bnet_transformer.inference.query import (
     Query,
     build_request_arguments,
     group_evidence,
+    group_values,
     iter_chunks,
     with_sentence_scope,
 )
@@ -40,6 +44,7 @@ from bnet_transformer.inference.routing import (
     with_cost,
     with_factor_graph,
 )
+from bnet_transformer.inference.sampling_scan import SamplingScan
 from bnet_transformer.reference import GroundModel, ReferenceRun
 
 if TYPE_CHECKING:
@@ -119,7 +124,9 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     samples |= choice_samples
     module = with_sentence_scope(query.module)
     for nodes, fault in _iter_ancestral_batches(target, order):
-        if fault is None:
+        if fault is None and model.ground.group_of(nodes[0]).index in model.network.graph.recurrent:
+            samples |= _sample_word_by_word(module, model, nodes, samples, n, generator)
+        elif fault is None:
             samples |= _sample_batched(module, model, nodes, samples, n, generator)
         else:
             samples |= _sample_by_reference(model, nodes, samples, n, generator)
@@ -207,18 +214,63 @@ def _find_sampling_fault(
     Reasons are that they are parents of each other, or that the compiled net cannot compute their parameters.
     """
     specs = [model.network.specs[index] for index in indices]
-    for spec in specs:
-        if any(parent.index in indices for parent in spec.parents):
-            name = spec.group.name
-            return Obstacle(
-                name, f"other nodes that are drawn in the same step depend on {name}", f"set or observe {name}"
-            )
+    evaluator = NodeEvaluator(module, model, {}).with_batched_states(samples, module)
+    if indices[0] in model.network.graph.recurrent:
+        for spec in specs:
+            if spec.tpm.kind == "continuous":
+                name, reason = spec.group.name, "is continuous and depends on itself at the neighbouring word"
+                return Obstacle(name, f"{name} {reason}", f"set or observe {name}")
+        outside = [model.network.specs[index] for index in _find_outside_parents(model, indices)]
+        return evaluator.find_table_fault("value", [m for m in outside if m.tpm.kind == "deterministic"], ())
     (spec,) = specs
-    return (
-        NodeEvaluator(module, model, {})
-        .with_batched_states(samples, module)
-        .find_table_fault(_get_parameter_table(spec), [spec], ())
-    )
+    return evaluator.find_table_fault(_get_parameter_table(spec), [spec], ())
+
+
+def _find_outside_parents(model: GroundModel, component: Sequence[int]) -> list[int]:
+    """The groups outside a component on which its groups depend."""
+    edges = [edge for index in component for edge in model.network.graph.in_edges[index]]
+    return sorted({edge.parent for edge in edges} - {*component})
+
+
+def _sample_word_by_word(
+    module: CompiledModule,
+    model: GroundModel,
+    nodes: Sequence[int],
+    samples: NodeSamples,
+    n: int,
+    generator: torch.Generator,
+) -> NodeSamples:
+    """Samples of choices of one recurrent component, word by word; its nodes with samples keep them."""
+    graph, ground = model.network.graph, model.ground
+    component = next(c for c in graph.components if ground.group_of(nodes[0]).index in c)
+    sampled_groups = sorted({ground.group_of(node).index for node in nodes})
+    outside, parts = _find_outside_parents(model, component), []
+    known = {node: value for node, value in samples.items() if ground.group_of(node).index in component}
+    known |= {k: v.expand(n, *v.shape) for k, v in model.do.items() if ground.group_of(k).index in component}
+    for chunk in iter_chunks(model, n, component):
+        states = {node: value[chunk] for node, value in samples.items() if node not in known}
+        evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
+        execution = evaluator.execute(outside, graph.ancestral_set(outside))
+        for name, (value, mask) in group_values(model, {}, states={k: v[chunk] for k, v in known.items()}).items():
+            index = graph.get_group(name).index
+            if index in sampled_groups:
+                execution.patched[index] = lay_out_value(execution, index, value), lay_out_value(execution, index, mask)
+            else:
+                execution.known = {**execution.known, index: lay_out_value(execution, index, value)}
+        size = chunk.stop - chunk.start
+        shapes = {}
+        for index in sampled_groups:
+            group = graph.groups[index]
+            shapes[index] = tuple(get_full_shape(execution, group.plates, group.word_stack, size))
+        draw_states = partial(_sample_from_logits, generator=generator)
+        values = SamplingScan(execution, component, shapes, draw_states).sample()
+        parts.append({index: value.reshape(size, -1) for index, value in values.items()})
+    result = {}
+    for node in nodes:
+        group = ground.group_of(node)
+        column = node - int(ground.offsets[group.index])
+        result[node] = torch.cat([part[group.index][:, column] for part in parts])
+    return result
 
 
 def _get_parameter_table(spec: NodeSpec) -> str:
@@ -282,10 +334,15 @@ def _sample_batched(
 def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     """A sample for each row of logits, or of means and sigmas."""
     if len(parameters) == 1:
-        probs = parameters[0].softmax(-1)
-        return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).reshape(probs.shape[:-1])
+        return _sample_from_logits(parameters[0], generator)
     mean, sigma = parameters
     return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+
+
+def _sample_from_logits(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A sample for each row of logits `[..., states]`."""
+    probs = logits.softmax(-1)
+    return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).reshape(probs.shape[:-1])
 
 
 def _sample_by_reference(

@@ -14,11 +14,12 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import Categorical, constraints
 
-from bnet_transformer.compiler.evaluate import Scan, WordStep
+from bnet_transformer.compiler.evaluate import Scan
 from bnet_transformer.compiler.execution_state import ExecutionState
-from bnet_transformer.compiler.gather import gather_parents, pad_dims
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.tpm.base import Shape, broadcast_shapes
+from bnet_transformer.inference.sampling_scan import SamplingScan
+from bnet_transformer.tpm.base import broadcast_shapes
 
 
 class ComponentSampler:
@@ -47,10 +48,9 @@ class ComponentSampler:
         if index not in self.samples:
             particles = tuple(shape[: len(shape) - len(self.shapes[index])])
             shapes = {k: (*particles, *self.shapes[k]) for k in self.sampled_groups}
-            scan = SamplingScan(self.state, self.component, shapes)
+            draw_states = lambda logits: Categorical(logits=logits, validate_args=False).sample()  # noqa: E731
             with torch.no_grad():
-                scan.run()
-            self.samples = {k: scan.concat(states) for k, states in scan.states.items()}
+                self.samples = SamplingScan(self.state, self.component, shapes, draw_states).sample()
         return self.samples[index].reshape(torch.Size(shape))
 
     def log_prob(self, spec: NodeSpec, value: Tensor) -> Tensor:
@@ -58,30 +58,6 @@ class ComponentSampler:
         context, parents = gather_parents(self.state, spec)
         log_prob: Tensor = Categorical(logits=spec.tpm.logits(context, *parents), validate_args=False).log_prob(value)
         return log_prob
-
-
-class SamplingScan(Scan):
-    """A scan that draws the states of discrete groups, of given shapes, word by word."""
-
-    def __init__(self, state: ExecutionState, component: Sequence[int], shapes: Mapping[int, Shape]) -> None:
-        super().__init__(state, component)
-        self.shapes = shapes
-        self.states: dict[int, list[Tensor]] = {index: [] for index in shapes}
-
-    def build_step(self, spec: NodeSpec) -> WordStep:
-        """The step of one group; a random group is drawn from its TPM."""
-        if spec.group.index not in self.states:
-            return super().build_step(spec)
-
-        def draw(word: int) -> None:
-            context, parents = self.gather_word(spec, word)
-            logits = spec.tpm.logits(context, *parents)
-            shape = (*self.shapes[spec.group.index][:-1], 1, logits.shape[-1])
-            state = Categorical(logits=logits.expand(shape), validate_args=False).sample()
-            self.states[spec.group.index].append(state)
-            self.append_value(spec.group.index, word, pad_dims(self.state, spec, spec.tpm.emit(context, state)))
-
-        return draw
 
 
 class WordByWord(TorchDistribution):
