@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import (
+    chains,
     compiled,
     fits,
     growth,
@@ -35,6 +36,7 @@ ACCURACY = "the row measures accuracy, not speed"
 STRINGS = "string work and gzip"
 BROWSER = "drawing by a browser"
 RATIO = "the row compares queries with each other"
+RECURSIONS = "recursions along the words, without large products"
 SLOPES = "the row measures growth, not speed"
 
 ROWS = (
@@ -55,6 +57,9 @@ ROWS = (
     Row("separations-512", "queries", queries.separations_of_512_words, SEARCH),
     Row("posteriors-1000", "queries", queries.posteriors_of_1000_sentences),
     Row("posteriors-ablated", "queries", queries.posteriors_after_an_ablation, RATIO),
+    Row("chain-pass", "chains", chains.net_pass),
+    Row("chain-posteriors", "chains", chains.posteriors_of_all_words, RECURSIONS),
+    Row("chain-em", "chains", chains.em_step, RECURSIONS),
     Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
     Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),

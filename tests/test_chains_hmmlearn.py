@@ -1,4 +1,4 @@
-"""A hidden Markov model with Gaussian readouts: evidence, posteriors and an EM step equal those of hmmlearn."""
+"""A hidden Markov model with Gaussian readouts: evidence, posteriors, best path and EM step are those of hmmlearn."""
 
 import numpy as np
 import pytest
@@ -53,6 +53,16 @@ def test_evidence_and_posteriors_are_those_of_hmmlearn():
         expected, expected_probs = model.score_samples(y[k, :length].numpy())
         close(evidence[k].item(), expected)
         close(probs[k, :length].numpy(), expected_probs)
+
+
+def test_the_most_probable_path_is_that_of_hmmlearn():
+    net, model = make_pair()
+    x, y, _ = draw_words([WORDS] * SENTENCES)
+    for words, values in zip(x, y, strict=True):
+        best = net.sentence(x=words).most_probable({f"y_{i}": value for i, value in enumerate(values)})
+        log_prob, path = model.decode(values.numpy())
+        assert best.states[0].tolist() == path.tolist()
+        close(best.log_probs[0].item(), log_prob)
 
 
 def test_an_em_step_is_that_of_hmmlearn():
