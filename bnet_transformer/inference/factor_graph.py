@@ -270,7 +270,7 @@ class FactorGraph:
         return tables
 
     def _find_rows(self, batch: FactorBatch, parents: Sequence[int]) -> NDArray[np.int64]:
-        """The row of a batch for each joint state of some variables in which all other colours are in their first state.
+        """The row of a batch for each joint state of some variables, with all other colours in their first state.
 
         Returns:
             `[*states of the parents]`.
