@@ -245,7 +245,7 @@ def test_state_names_are_identifiers_and_reversible(labels: list[str]) -> None:
 def test_bif_needs_no_pgmpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pgmpy", None)
     monkeypatch.setitem(sys.modules, "pgmpy.models", None)
-    assert to_bif(get_model(bt.bayesuvius(4).sentence("a"))).startswith("network bnet {\n}\nvariable c {")
+    assert to_bif(get_model(bt.bayesuvius(4).sentence("a"))).startswith("network bayesuvius {\n}\nvariable c {")
 
 
 def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

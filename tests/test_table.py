@@ -16,7 +16,7 @@ from pgmpy.inference import VariableElimination
 from pgmpy.models import DiscreteBayesianNetwork
 
 import bnet_transformer as bt
-from bnet_transformer.tpm import Given, Parent, Table
+from bnet_transformer.tpm import Categorical, Given, Parent, Table
 from tests.discrete_networks import D, check_posteriors, joint, marginal, textbook
 
 YES = ("no", "yes")
@@ -462,3 +462,19 @@ def test_networks_that_are_incomplete_are_refused(tmp_path):
         bt.read_bif(path)
     with pytest.raises(bt.FileError, match=r"[Nn]o such file"):
         bt.read_bif(tmp_path / "nothing.bif")
+
+
+def test_words_without_values_are_counted():
+    """A hidden Markov model: the number of words, and columns of observations of unequal length, are enough."""
+    nodes = [
+        bt.Node("z", Categorical(2), [bt.Arrow("z", "before")], ["word"]),
+        bt.Node("e", Categorical(3), ["z"], ["word"]),
+    ]
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes)]))
+    assert net.sentence(5).tokens == tuple("01234")
+    columns = {"e_0": [[0, 1, 2], [1, 1]]}
+    pairs = [("a b c", [0, 1, 2]), ("a b", [1, 1])]
+    fits = [bt.fit(net, data, method=bt.EM(steps=3), progress=False) for data in (columns, pairs)]
+    torch.testing.assert_close(fits[0].theta, fits[1].theta)
+    with pytest.raises(bt.BNetError, match="at least 1"):
+        net.sentence(0)

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ MAX_TABLE_DIMS = 64  # the limit of numpy, and so of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
 ROW_SUM_TOLERANCE = 0.01  # of pgmpy's `check_model`; published tables are often rounded
 EXACT_SUM_TOLERANCE = 1e-9  # rows whose sum is nearer to 1 stay as they are
+K = TypeVar("K")
 ESCAPED_STATES = "property states escaped ;"  # in the block "network" of a BIF file: labels by `format_state_name`
 
 
@@ -147,7 +148,8 @@ def to_bif(
     tables, _ = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     names = {table.name: _to_identifiers(table.states) for table in tables}
     is_escaped = any(names[table.name] != table.states for table in tables)
-    lines = ["network bnet {", *([f"  {ESCAPED_STATES}"] if is_escaped else []), "}"]
+    title = format_state_name(model.network.declaration.name or "bnet")
+    lines = [f"network {title} {{", *([f"  {ESCAPED_STATES}"] if is_escaped else []), "}"]
     for table in tables:
         states = ", ".join(names[table.name])
         lines += [f"variable {table.name} {{", f"  type discrete [ {len(table.states)} ] {{ {states} }};", "}"]
@@ -342,7 +344,8 @@ def model_to_tables(
     runs: int = BUDGET,
 ) -> tuple[list[ConditionalTable], dict[str, str]]:
     """Compute the tables of the discrete part, and the evidence as the state of each variable that has evidence."""
-    observed = dict(evidence or {})
+    # In float64, parameters with declared values have all their digits: a probability of 0.99 is not 0.99000005.
+    model, observed = _to_float64(model), _cast_values(evidence or {})
     set_states = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
     open_model = replace(model, do={n: v for n, v in model.do.items() if n not in set_states})
     known = {n: v for n, v in observed.items() if model.spec(n).tpm.kind == "continuous"}
@@ -366,6 +369,22 @@ def model_to_tables(
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}
     states |= {by_node[n].name: by_node[n].states[int(v)] for n, v in observed.items() if _is_state(model, n, v)}
     return [tables[plan.name] for plan in plans], states
+
+
+def _to_float64(model: GroundModel) -> GroundModel:
+    """The model with parameters and values in float64."""
+    return replace(
+        model,
+        network=model.network.to(torch.float64),
+        inputs=_cast_values(model.inputs),
+        do=_cast_values(model.do),
+        attention_rows=_cast_values(model.attention_rows),
+    )
+
+
+def _cast_values(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """Real values in float64; states unchanged."""
+    return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
 
 def _plan_tables(

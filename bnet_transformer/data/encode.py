@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
-from bnet_transformer._core.checks import check_mapping
+from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
 from bnet_transformer.data.word_encoder import format_sentence_label, split_words, to_integers, to_reals, word_encoder
@@ -181,8 +181,13 @@ def _encode_stack(
 
 
 def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
-    """The tokens of a stack whose words fill no input group: its value is in `given`, or there is none."""
+    """The tokens of a stack whose words fill no input group: its value is in `given`, or there is none.
+
+    An integer is the number of words.
+    """
     name, vocabulary = format_sentence_label(stack), network.vocabularies.get(stack)
+    if isinstance(words, int) and not isinstance(words, bool):
+        return tuple(map(str, range(check_int(name, words))))
     tokens = split_words(name, words)
     if tokens is not None:
         return tuple(tokens)

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data.batch import UNOBSERVED, Batch, Evidence, get_fill_value, lengths_to_mask, pad, split_missing
 from bnet_transformer.data.task import Task
-from bnet_transformer.data.word_encoder import is_text_array, to_integers, to_reals
+from bnet_transformer.data.word_encoder import WordCounter, is_text_array, to_integers, to_reals
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 
@@ -111,9 +111,13 @@ class ExampleReader:
             if name not in task.encoders and name not in readouts and task.readouts:
                 raise unknown_name_error("example", name, [*task.encoders, *readouts])
         for stack, encoder in task.encoders.items():
-            if stack not in row:
+            if stack in row:
+                words[stack] = encoder.encode(row[stack])
+                continue
+            counts = [name for name, m in readouts.items() if m.group.word_stack == stack and name in row]
+            if not isinstance(encoder, WordCounter) or not counts:
                 raise BNetError("example", expected=f"words of stack {stack!r}", actual=f"only {', '.join(row)}")
-            words[stack] = encoder.encode(row[stack])
+            words[stack] = torch.zeros(len(self.encode_observed(readouts[counts[0]], row[counts[0]])))
         next_word = task.next_word
         expected = () if self.inputs_only else readouts or [name for name in row if name not in task.encoders]
         for name in expected:

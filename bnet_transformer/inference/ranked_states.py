@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNKNOWN_STATE = -1
+MAX_SHOWN = 12  # states of a group in a text
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class GroupStates:
     def flat_states(self) -> Tensor:
         """The states, `[k, node]`."""
         return self.states.reshape(len(self.states), -1)
+
+    def format_states(self, k: int) -> list[str]:
+        """The labels of the states of all nodes in joint state k; a long list is shortened."""
+        labels = [self.format_state(state) for state in self.flat_states[k].tolist() if state != UNKNOWN_STATE]
+        return labels if len(labels) <= MAX_SHOWN else [*labels[:MAX_SHOWN], f"… ({len(labels)} nodes)"]
 
     def format_state(self, state: int) -> str:
         """The label of a state, or its number."""
@@ -96,6 +102,13 @@ class RankedStates:
     def __len__(self) -> int:
         """The number k of joint states."""
         return len(self.log_probs)
+
+    def __str__(self) -> str:
+        lines = []
+        for k, (log_prob, share) in enumerate(zip(self.log_probs.tolist(), self.shares.tolist(), strict=True)):
+            groups = (f"{group.name}: {' '.join(group.format_states(k))}" for group in self.groups)
+            lines.append(f"{k + 1}. log P = {log_prob:.4f}, share {share:.3g}; {'; '.join(groups)}")
+        return "\n".join(lines)
 
     @property
     def log_shares(self) -> Tensor:

@@ -177,7 +177,7 @@ def _plot_pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: f
     spec = result.network.get_spec(selector)
     low, high = (None, None) if spec.parents else _posterior_interval(result, f"{spec.param_prefix}.logits", share)
     if spec.parents:
-        canvas.add_note("P(head) of a chain along words: its stationary distribution; show='theta' draws its table.")
+        canvas.add_note(f"P({selector}): the stationary distribution of the chain. show='theta' draws its table.")
     _plot_usage(canvas, ax, heads, low, high)
     canvas.set_panel_title(ax, f"{heads.live} of {len(heads.usage)} live, effective {heads.effective:.2f}")
     canvas.add_note(f"Intervals: {share:.0%} of the posterior." if low is not None else "")
