@@ -71,14 +71,14 @@ class FactorBatch:
         spec: The node group.
         nodes: The nodes with a factor: latent choices and observed nodes.
         parents: For each node the variables that determine its distribution.
-        colors: The color of each variable in `parents`: two variables of one node have different colors.
-        sizes: The number of states of each color.
+        colours: The colour of each variable in `parents`: two variables of one node have different colours.
+        sizes: The number of states of each colour.
     """
 
     spec: NodeSpec
     nodes: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
-    colors: Mapping[int, int]
+    colours: Mapping[int, int]
     sizes: tuple[int, ...]
 
     @property
@@ -247,10 +247,10 @@ class FactorGraph:
         call, rows, sizes = self._call(batch), batch.rows, batch.sizes
         digits = np.stack(np.unravel_index(np.arange(rows), sizes)) if sizes else np.zeros((0, rows), dtype=np.int64)
         states = {}
-        for k, color in batch.colors.items():
-            # A variable with fewer states than its color is in its last state in the other rows, which are not used.
+        for k, colour in batch.colours.items():
+            # A variable with fewer states than its colour is in its last state in the other rows, which are not used.
             support = np.array(self.supports[k])
-            states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[color], len(support) - 1)])
+            states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[colour], len(support) - 1)])
         is_latent = np.array([node in self.positions for node in batch.nodes])
         latent, observed = call.compute_log_probs(batch.nodes, is_latent, states, rows)
         columns = np.where(is_latent, is_latent.cumsum(), (~is_latent).cumsum()) - 1
@@ -270,14 +270,14 @@ class FactorGraph:
         return tables
 
     def _find_rows(self, batch: FactorBatch, parents: Sequence[int]) -> NDArray[np.int64]:
-        """The row of a batch for each joint state of some variables in which all other colors are in their first state.
+        """The row of a batch for each joint state of some variables, with all other colours in their first state.
 
         Returns:
             `[*states of the parents]`.
         """
         rows = np.zeros([1] * len(parents), dtype=np.int64)
         for axis, parent in enumerate(parents):
-            stride = math.prod(batch.sizes[batch.colors[parent] + 1 :])
+            stride = math.prod(batch.sizes[batch.colours[parent] + 1 :])
             steps = np.arange(self.sizes[parent]) * stride
             rows = rows + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
         return rows
@@ -456,12 +456,12 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
             continue
         scopes = np.split(is_parent.nonzero()[1], is_parent.sum(1).cumsum()[:-1])
         node_parents = tuple(tuple(scope.tolist()) for scope in scopes)
-        colors = _color_variables(node_parents, words)
-        batch_sizes = [1] * (max(colors.values(), default=-1) + 1)
-        for k, color in colors.items():
-            batch_sizes[color] = max(batch_sizes[color], int(sizes[k]))
+        colours = _colour_variables(node_parents, words)
+        batch_sizes = [1] * (max(colours.values(), default=-1) + 1)
+        for k, colour in colours.items():
+            batch_sizes[colour] = max(batch_sizes[colour], int(sizes[k]))
         spec = model.network.specs[index]
-        batches.append(FactorBatch(spec, tuple(nodes), node_parents, colors, tuple(batch_sizes)))
+        batches.append(FactorBatch(spec, tuple(nodes), node_parents, colours, tuple(batch_sizes)))
     if excess:
         return excess_error(f"at most {query.budget} joint states of {excess[max(excess)]}", max(excess))
     return FactorGraph(query, variables, tuple(supports.values()), tuple(batches))
@@ -557,23 +557,23 @@ def _get_word_order(model: GroundModel, variables: Sequence[int]) -> list[tuple[
     return [(index[-1] if WORD in model.ground.axes(group) else 0, node) for node, (group, index) in located]
 
 
-def _color_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Colors such that the variables of each scope have different colors, with a small number of colors.
+def _colour_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Colors such that the variables of each scope have different colours, with a small number of colours.
 
-    Each row of a batch sets every variable to the state of its color. So the rows contain all joint states of each
-    scope, and their number is the product over colors and not over variables.
+    Each row of a batch sets every variable to the state of its colour. So the rows contain all joint states of each
+    scope, and their number is the product over colours and not over variables.
     """
-    neighbors: dict[int, set[int]] = {}
+    neighbours: dict[int, set[int]] = {}
     for scope in {tuple(scope) for scope in scopes}:
         for k in scope:
-            neighbors.setdefault(k, set()).update(scope)
-    colors: dict[int, int] = {}
-    # Greedy coloring in the order of words: if scopes are intervals of words, it needs only as many colors as the
+            neighbours.setdefault(k, set()).update(scope)
+    colours: dict[int, int] = {}
+    # Greedy colouring in the order of words: if scopes are intervals of words, it needs only as many colours as the
     # largest scope has variables (Golumbic 2004, Algorithmic graph theory and perfect graphs, chapter 8).
-    for k in sorted(neighbors, key=order.__getitem__):
-        taken = {colors[other] for other in neighbors[k] if other in colors}
-        colors[k] = next(color for color in range(len(taken) + 1) if color not in taken)
-    return colors
+    for k in sorted(neighbours, key=order.__getitem__):
+        taken = {colours[other] for other in neighbours[k] if other in colours}
+        colours[k] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
+    return colours
 
 
 def format_nodes(model: GroundModel, nodes: Sequence[int]) -> str:
