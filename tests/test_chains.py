@@ -344,3 +344,15 @@ def test_a_chain_past_the_budget_names_its_choices():
     assert float(s.log_prob(evidence)) < 0
     with pytest.raises(bt.BudgetError, match="c_0"):
         s.log_prob(evidence, budget=15)
+
+
+@pytest.mark.parametrize("name", ["hidden Markov", "backward chain"])
+def test_predicted_means_average_over_the_chain(name):
+    s = get_case(name).sentence
+    x = torch.stack([s[f"x_0_{i}"] for i in range(3)])[None]
+    y = torch.zeros(1, 3, s["x_1_0"].shape[-1], dtype=D)
+    f = bt.fit(s.net, (x, y), method=bt.MAP(steps=1, rate=1e-12), progress=False)
+    selector = "z_0" if "z_0_0" in s.topological_order() else "c_0"
+    for i in range(3):
+        means = torch.stack([s.do({f"{selector}_{i}": k})[f"x_1_{i}"] for k in range(2)])
+        close(f.predict(x)[0, i], s.posterior(f"{selector}_{i}") @ means)

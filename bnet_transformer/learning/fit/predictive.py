@@ -84,8 +84,11 @@ def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int
     """Compute `E[y | x]` of a real-valued readout, `[sentence, word, dim]`; the latent choices are summed out."""
     network, name = module.network, spec.group.name
     with torch.no_grad():
-        enumerated = frozenset(open_choices)
-        state, _ = module.run(ExecutionRequest((name,), batch.x, batch.mask, batch.given, enumerate_too=enumerated))
+        names = (name, *(network.specs[i].group.name for i in open_choices))  # of the groups with a factor
+        request = ExecutionRequest(
+            names, batch.x, batch.mask, batch.given, enumerate_too=frozenset(open_choices), has_chains=True
+        )
+        state, _ = module.run(request)
         context, parents = gather_parents(state, spec)
         mean = spec.tpm.distribution(context, *parents).mean
         priors = [Factor(network.specs[i], log_prior(state, i, network.specs[i])) for i in open_choices]
