@@ -187,7 +187,7 @@ def test_every_shrunk_slice_is_drawn(case):
         try:
             tan = case.sentence.tan(boxes)
         except BNetError as error:
-            assert any(subject in str(error) for subject in ("state enters", "word", "stack", "no slices"))
+            assert any(subject in str(error) for subject in ("state that enters", "word", "stack", "no slices"))
             continue
         for picture in (tan.picture(), Quotient(*vars(tan.quotient).values()).picture()):
             assert same_graph(picture.to_networkx(), tan.quotient.to_networkx()) and not find_overlaps(picture)

@@ -241,7 +241,7 @@ def test_sums_maxima_and_marginals_of_tables(seed):
     # the same after a sum over other variables
     first, last = find_constrained_order([*scopes, *((k,) for k in chosen)], sizes, chosen)
     assert (sorted(first.variables), sorted(last.variables)) == (sorted({*variables} - {*chosen}), sorted(chosen))
-    _, logs = find_best_states(sum_out(tables, first.variables, sizes)[0], last, sizes, count)
+    _, logs = find_best_states(sum_out(tables, first.variables, sizes), last, sizes, count)
     expected = np.sort(np.ravel(summed))[::-1]
     np.testing.assert_allclose(logs, expected[expected > -np.inf][:count], atol=1e-12)
 
@@ -388,7 +388,7 @@ def test_over_budget_the_costliest_scope_is_named():
 
 
 def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
-    """Three chains that meet in a readout have 8^2 pairs of joint states, but no scope has more than 2^4."""
+    """Three chains with a common readout have 8^2 pairs of joint states, but no scope has more than 2^4."""
     roles = ["a", "b", "c"]
     nodes = [bt.Node(role, Categorical(2), [bt.Arrow(role, "before")], WORD) for role in roles]
     s = build_net(nodes, [bt.Node("y", Categorical(2), roles, WORD)]).sentence(torch.zeros(6, 2, dtype=D))

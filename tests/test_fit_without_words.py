@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.learning.fit.comparison import head_dim
+from bnet_transformer.learning.fit.comparison import head_dims
 from bnet_transformer.learning.fit.head_summary import find_selectors
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
 from tests import flat_options
@@ -203,9 +203,9 @@ def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     """The order of the states of a choice that is never observed does not change the likelihood."""
     net = jitter(sites(), 1.0).to(D)
     (selector,) = find_selectors(net.network)
-    dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
-    assert {name: dim for name, dim in dims.items() if dim is not None} == {"z.logits": 0, "x.logits": 1}
-    flipped = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})
+    dims = {name: head_dims(net.network, selector, name) for name in net.parameters}
+    assert {name: dim for name, dim in dims.items() if dim} == {"z.logits": (0,), "x.logits": (1,)}
+    flipped = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k]})
     y = torch.randn(4, 2, 2, dtype=D)
     torch.testing.assert_close(site_density(flipped, y), site_density(net, y))
 

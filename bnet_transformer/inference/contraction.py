@@ -208,27 +208,33 @@ def _join_scopes(tables: Iterable[LogTable | RankedTable], *variables: int) -> t
 
 
 def sum_out(
-    tables: Iterable[LogTable], order: Iterable[int], sizes: Sequence[int]
-) -> tuple[list[LogTable], list[tuple[int, LogTable]]]:
+    tables: Iterable[LogTable],
+    order: Iterable[int],
+    sizes: Sequence[int],
+    joints: list[tuple[int, LogTable]] | None = None,
+) -> list[LogTable]:
     """Sum variables out of a product of tables.
 
     Args:
         tables: The log tables of the product.
         order: The variables to sum out.
         sizes: The number of states of each variable.
+        joints: A list to which each variable is appended with the joint table from which it was summed out; None if
+            these tables are not used.
 
     Returns:
-        The tables that remain, and for each variable the joint table from which it was summed out.
+        The tables that remain.
     """
-    buckets, joints = _TableBuckets(tables), list[tuple[int, LogTable]]()
+    buckets = _TableBuckets(tables)
     for variable in order:
         merged = buckets.pop(variable)
         scope = _join_scopes(merged, variable)
         joint = LogTable(scope, _add_aligned(merged, scope, sizes))
         axis = scope.index(variable)
         buckets.add(LogTable((*scope[:axis], *scope[axis + 1 :]), logsumexp(joint.values, axis)))
-        joints.append((variable, joint))
-    return list(buckets.tables.values()), joints
+        if joints is not None:
+            joints.append((variable, joint))
+    return list(buckets.tables.values())
 
 
 def compute_joint_table(
@@ -246,7 +252,7 @@ def compute_joint_table(
         `[*states of retained]`.
     """
     scope = tuple(sorted(retained))
-    values = _add_aligned(sum_out(tables, order.variables, sizes)[0], scope, sizes)
+    values = _add_aligned(sum_out(tables, order.variables, sizes), scope, sizes)
     return values.transpose([scope.index(variable) for variable in retained])
 
 
@@ -265,8 +271,8 @@ def draw_states(
         The log of the sum of the product, and the states of each variable, `[sample]`. The states have no meaning if
         the sum is zero.
     """
-    remaining, joints = sum_out(tables, order.variables, sizes)
-    total = sum(float(table.values) for table in remaining)
+    joints = list[tuple[int, LogTable]]()
+    total = sum(float(table.values) for table in sum_out(tables, order.variables, sizes, joints))
     states: dict[int, Indices] = {}
     # The joint table of a variable contains all factors in which it meets the variables that are eliminated later. So
     # in reverse order, given their states, it is the conditional distribution up to a constant.
@@ -294,8 +300,8 @@ def compute_marginals(
         The log of the sum of the product, and the log probabilities of each variable, `[state]`. They have no meaning
         if the sum is zero.
     """
-    remaining, joints = sum_out(tables, order.variables, sizes)
-    total = sum(float(table.values) for table in remaining)
+    joints = list[tuple[int, LogTable]]()
+    total = sum(float(table.values) for table in sum_out(tables, order.variables, sizes, joints))
     position = {variable: k for k, variable in enumerate(order.variables)}
     beliefs: dict[int, LogTable] = {}
     marginals: dict[int, Array] = {}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
@@ -70,14 +71,14 @@ class FactorBatch:
         spec: The node group.
         nodes: The nodes with a factor: latent choices and observed nodes.
         parents: For each node the variables that determine its distribution.
-        colors: The color of each variable in `parents`: two variables of one node have different colors.
-        sizes: The number of states of each color.
+        colours: The colour of each variable in `parents`: two variables of one node have different colours.
+        sizes: The number of states of each colour.
     """
 
     spec: NodeSpec
     nodes: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
-    colors: Mapping[int, int]
+    colours: Mapping[int, int]
     sizes: tuple[int, ...]
 
     @property
@@ -188,6 +189,8 @@ class FactorGraph:
         """The log tables of all factors."""
         if not self.is_possible:
             return [LogTable((), np.array(-np.inf))]
+        entries = sum(math.prod(self.sizes[k] for k in scope) for scope in self.scopes)
+        check_memory("tables of the choices", 16 * entries, "a smaller budget=, or fewer words")
         return [table for batch in self.batches for table in self._compute_tables(batch)]
 
     def compute_joint(self) -> Tensor:
@@ -227,7 +230,7 @@ class FactorGraph:
         if not self.is_possible:
             return self._restore_states({}, 0), torch.zeros(0, dtype=torch.float64)
         summed, order = self.constrained_orders
-        tables = sum_out(self.tables, summed.variables, self.sizes)[0]
+        tables = sum_out(self.tables, summed.variables, self.sizes)
         indices, logs = find_best_states(tables, order, self.sizes, count)
         return self._restore_states(indices, len(logs)), torch.from_numpy(logs)
 
@@ -244,21 +247,16 @@ class FactorGraph:
         call, rows, sizes = self._call(batch), batch.rows, batch.sizes
         digits = np.stack(np.unravel_index(np.arange(rows), sizes)) if sizes else np.zeros((0, rows), dtype=np.int64)
         states = {}
-        for k, color in batch.colors.items():
-            # A variable with fewer states than its color is in its last state in the other rows, which are not used.
+        for k, colour in batch.colours.items():
+            # A variable with fewer states than its colour is in its last state in the other rows, which are not used.
             support = np.array(self.supports[k])
-            states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[color], len(support) - 1)])
+            states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[colour], len(support) - 1)])
         is_latent = np.array([node in self.positions for node in batch.nodes])
         latent, observed = call.compute_log_probs(batch.nodes, is_latent, states, rows)
-        strides = [math.prod(sizes[color + 1 :]) for color in range(len(sizes))]
         columns = np.where(is_latent, is_latent.cumsum(), (~is_latent).cumsum()) - 1
         tables = []
         for k, (node, parents, column) in enumerate(zip(batch.nodes, batch.parents, columns, strict=True)):
-            # The entries of a factor are the rows in which all other colors are in their first state.
-            index = np.zeros([1] * len(parents), dtype=np.int64)
-            for axis, parent in enumerate(parents):
-                steps = np.arange(self.sizes[parent]) * strides[batch.colors[parent]]
-                index = index + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
+            index = self._find_rows(batch, parents)
             if not is_latent[k]:
                 tables.append(LogTable(parents, observed[index, column]))
                 continue
@@ -270,6 +268,19 @@ class FactorGraph:
             if np.isnan(table.values).any():
                 call.raise_nan_error(batch.nodes)
         return tables
+
+    def _find_rows(self, batch: FactorBatch, parents: Sequence[int]) -> NDArray[np.int64]:
+        """The row of a batch for each joint state of some variables, with all other colours in their first state.
+
+        Returns:
+            `[*states of the parents]`.
+        """
+        rows = np.zeros([1] * len(parents), dtype=np.int64)
+        for axis, parent in enumerate(parents):
+            stride = math.prod(batch.sizes[batch.colours[parent] + 1 :])
+            steps = np.arange(self.sizes[parent]) * stride
+            rows = rows + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
+        return rows
 
 
 @dataclass(frozen=True)
@@ -399,7 +410,8 @@ class _GroupCall:
     def raise_nan_error(self, nodes: Sequence[int]) -> None:
         """Raise an error for NaN, which names the node."""
         query = self.query
-        states = {node: torch.tensor(support[0]) for node, support in self.supports.items()}
+        device = query.model.network.device
+        states = {node: torch.tensor(support[0], device=device) for node, support in self.supports.items()}
         run = ReferenceRun(query.model, {**query.fixed, **states})
         reference.log_joint(run, [n for n in nodes if n in states], query.evidence, query.atol)
         raise BNetError(self.spec.group.name, expected="log probabilities that are numbers", actual="NaN")
@@ -444,12 +456,12 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
             continue
         scopes = np.split(is_parent.nonzero()[1], is_parent.sum(1).cumsum()[:-1])
         node_parents = tuple(tuple(scope.tolist()) for scope in scopes)
-        colors = _color_variables(node_parents, words)
-        batch_sizes = [1] * (max(colors.values(), default=-1) + 1)
-        for k, color in colors.items():
-            batch_sizes[color] = max(batch_sizes[color], int(sizes[k]))
+        colours = _colour_variables(node_parents, words)
+        batch_sizes = [1] * (max(colours.values(), default=-1) + 1)
+        for k, colour in colours.items():
+            batch_sizes[colour] = max(batch_sizes[colour], int(sizes[k]))
         spec = model.network.specs[index]
-        batches.append(FactorBatch(spec, tuple(nodes), node_parents, colors, tuple(batch_sizes)))
+        batches.append(FactorBatch(spec, tuple(nodes), node_parents, colours, tuple(batch_sizes)))
     if excess:
         return excess_error(f"at most {query.budget} joint states of {excess[max(excess)]}", max(excess))
     return FactorGraph(query, variables, tuple(supports.values()), tuple(batches))
@@ -469,7 +481,9 @@ def find_supports(query: Query) -> dict[int, tuple[int, ...]]:
         elif not observed.is_floating_point():
             supports[node] = (int(observed),)
         else:
-            values = (ReferenceRun(query.model, {node: torch.tensor(state)}).value(node) for state in states)
+            device = query.model.network.device
+            runs = (ReferenceRun(query.model, {node: torch.tensor(state, device=device)}) for state in states)
+            values = (run.value(node) for run in runs)
             supports[node] = tuple(k for k, v in enumerate(values) if is_close(v, observed, query.atol, v.dim()))
     return supports
 
@@ -543,23 +557,23 @@ def _get_word_order(model: GroundModel, variables: Sequence[int]) -> list[tuple[
     return [(index[-1] if WORD in model.ground.axes(group) else 0, node) for node, (group, index) in located]
 
 
-def _color_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Colors such that the variables of each scope have different colors, with a small number of colors.
+def _colour_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Colors such that the variables of each scope have different colours, with a small number of colours.
 
-    Each row of a batch sets every variable to the state of its color. So the rows contain all joint states of each
-    scope, and their number is the product over colors and not over variables.
+    Each row of a batch sets every variable to the state of its colour. So the rows contain all joint states of each
+    scope, and their number is the product over colours and not over variables.
     """
-    neighbors: dict[int, set[int]] = {}
+    neighbours: dict[int, set[int]] = {}
     for scope in {tuple(scope) for scope in scopes}:
         for k in scope:
-            neighbors.setdefault(k, set()).update(scope)
-    colors: dict[int, int] = {}
-    # Greedy coloring in the order of words: if scopes are intervals of words, it needs only as many colors as the
+            neighbours.setdefault(k, set()).update(scope)
+    colours: dict[int, int] = {}
+    # Greedy colouring in the order of words: if scopes are intervals of words, it needs only as many colours as the
     # largest scope has variables (Golumbic 2004, Algorithmic graph theory and perfect graphs, chapter 8).
-    for k in sorted(neighbors, key=order.__getitem__):
-        taken = {colors[other] for other in neighbors[k] if other in colors}
-        colors[k] = next(color for color in range(len(taken) + 1) if color not in taken)
-    return colors
+    for k in sorted(neighbours, key=order.__getitem__):
+        taken = {colours[other] for other in neighbours[k] if other in colours}
+        colours[k] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
+    return colours
 
 
 def format_nodes(model: GroundModel, nodes: Sequence[int]) -> str:
