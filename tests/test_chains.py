@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer import reference
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, chain, log_evidence, posterior
 from bnet_transformer.inference.chain import chain_log_partition
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.tpm import Attention, Categorical, Embed, Given, Linear, Normal, Select, Weight
+from bnet_transformer.tpm import Add, Attention, Categorical, Embed, Given, Linear, Normal, Pool, Select, Weight
 from tests.cases import close, get_case
 
 D = torch.float64
@@ -204,6 +205,41 @@ def test_draws_have_the_frequencies_of_exact_posteriors(name, reach, forbid_refe
             counts = torch.zeros(expected.shape, dtype=D)
             counts.index_put_(tuple(draws[node] for node in pair), torch.ones(n, dtype=D), accumulate=True)
             assert bool(((counts / n - expected).abs() < 4.5 * (expected / n).sqrt() + 1e-9).all())
+
+
+CHAIN = bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD)
+MEAN = bt.Node("h", Select(2), ["c"], WORD, shape=(2,))
+
+
+def shift(role: str, parent: str, reach: str) -> bt.Node:
+    return bt.Node(role, Add(), [bt.Arrow(parent, reach)], WORD)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "algorithm"),
+    [
+        ([CHAIN, MEAN, shift("g", "h", "before")], "elimination"),
+        ([CHAIN, MEAN, shift("g", "h", "rest")], "elimination"),
+        ([CHAIN, MEAN, shift("f", "h", "before"), shift("g", "f", "after")], None),
+        ([CHAIN, MEAN, shift("f", "h", "before"), shift("g", "f", "before")], None),
+        ([CHAIN, MEAN, shift("f", "h", "after"), bt.Node("g", Add(), ["f", bt.Arrow("h", "before")], WORD)], None),
+        ([CHAIN, MEAN, bt.Node("g", Pool(), [bt.Arrow("h", bt.Reach("window", 1))], WORD)], None),
+        ([bt.Node("c", Categorical(2), [bt.Arrow("h", "before")], WORD), MEAN, shift("g", "h", "same")], "elimination"),
+    ],
+)
+def test_values_at_neighbours_of_a_chain(nodes, algorithm):
+    """Functions of a chain at other words, and inside it; `None` if a value depends on more than two neighbours."""
+    stack = bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)], [bt.Node("y", Normal(0.5), ["g"], plates=WORD)])
+    net = bt.BNet(bt.Declaration([stack])).to(D)
+    torch.manual_seed(0)
+    net = net.replace({name: torch.randn_like(value) for name, value in net.parameters.items()})
+    s = net.sentence(x=torch.zeros(4, 2, dtype=D)).observe({f"y_{i}": torch.randn(2, dtype=D) for i in (0, 1, 3)})
+    close(s.log_prob(), reference.log_evidence(s.state.model, s.state.evidence))
+    for word in range(4):
+        node = s.ground.id(f"c_0_{word}")
+        close(s.posterior(f"c_0_{word}"), reference.posterior(s.state.model, node, s.state.evidence))
+    route = s.explain("log_prob")
+    assert (route.algorithm == "elimination") == (algorithm is not None)
 
 
 def test_the_first_impossible_word_is_named():

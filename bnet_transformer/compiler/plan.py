@@ -254,6 +254,7 @@ def network_to_plan(
     retained = {*output_ids, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
     folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
     components = network.filter_components(needed.difference(*(attention.absorbed for attention in folds.values())))
+    components, recurrent = _split_components(network, components, enumerated | set(known))
     retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
     single = [component[0] for component in components if len(component) == 1]
     fused_maps = find_fused_maps(network, single, {*known, *folds})
@@ -268,8 +269,27 @@ def network_to_plan(
         folds,
         fused_maps,
         deferred,
-        network.graph.recurrent,
+        recurrent,
     )
+
+
+def _split_components(
+    network: Network, components: Sequence[tuple[int, ...]], closed: Collection[int]
+) -> tuple[tuple[tuple[int, ...], ...], frozenset[int]]:
+    """Split the components that are not recurrent once the values of their choices are known or enumerated.
+
+    An example is a chain of choices that depend on a function of the choice before.
+    """
+    split, recurrent = list[tuple[int, ...]](), set[int]()
+    for component in components:
+        inner = set(component) - set(closed)
+        reads = (parent for i in inner for parent in network.specs[i].parents if parent.index in inner)
+        if len(component) > 1 and all(parent.reach.is_positionwise for parent in reads):
+            split += [(index,) for index in component]  # in the order of computation within one word
+        else:
+            split.append(component)
+            recurrent |= set(component) & network.graph.recurrent
+    return tuple(split), frozenset(recurrent)
 
 
 @dataclass(frozen=True)
@@ -445,9 +465,11 @@ def find_word_offset(network: Network, index: int, computed: set[int], enumerate
             reached = set[int]()
             for parent in network.specs[child].parents:
                 reached |= {offset for _, selector in parent.pick for offset in offsets.get(selector, ())}
-                if parent.index in offsets and parent.reach.kind not in steps:
+                values, step = offsets.get(parent.index, set()), steps.get(parent.reach.kind)
+                # The value at a neighbouring word may not depend on a neighbour itself, because a choice has two dims.
+                if values and (step is None or (step and values != {0})):
                     return 0, child
-                reached |= {offset + steps[parent.reach.kind] for offset in offsets.get(parent.index, ())}
+                reached |= {offset + (step or 0) for offset in values}
             reader = child if reader is None and not reached <= {0} else reader
             used |= reached
             if not (used <= {0, -1} or used <= {0, 1}):

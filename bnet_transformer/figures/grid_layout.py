@@ -125,7 +125,7 @@ class Grid:
         """A lane in a gutter for each arrow that passes rows; arrows whose rows do not overlap share a lane."""
         # First fit on intervals, the shortest first, which puts short arrows next to the boxes and long ones outside.
         self.lane_by_arrow: dict[int, tuple[int, int]] = {}
-        occupied: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
+        occupied: dict[int, list[list[tuple[float, float]]]] = defaultdict(list)
         ends: dict[int, tuple[int, int]] = {}
         for k, arrow in enumerate(self.arrows):
             is_inside = arrow.source in self.items_by_name and arrow.target in self.items_by_name
@@ -137,11 +137,14 @@ class Grid:
             passed = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
             if column is None or any((row, None) in self.cells for row in passed):
                 column = max((c for _, c in self.cells if c is not None), default=0)
-            free = (n for n, spans in enumerate(occupied[column]) if all(high <= a or b <= low for a, b in spans))
+            span = (low, high) if low < high else (low - 0.5, high + 0.5)  # within a row: from below it to above it
+            free = (
+                n for n, spans in enumerate(occupied[column]) if all(span[1] <= a or b <= span[0] for a, b in spans)
+            )
             lane = next(free, len(occupied[column]))
             if lane == len(occupied[column]):
                 occupied[column].append([])
-            occupied[column][lane].append((low, high))
+            occupied[column][lane].append(span)
             self.lane_by_arrow[k] = (column, lane)
         self.num_lanes = {column: len(lanes) for column, lanes in occupied.items()}
 
