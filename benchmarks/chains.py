@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, differences, figure, ratios, time_calls
+from benchmarks.harness import Figure, differences, figure, measure_peak, ratios, time_calls
 from benchmarks.limits import measure_limit
 from benchmarks.mixtures import use_one_thread
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
@@ -80,10 +81,13 @@ def _compare_passes(heads: int, dim: int, words: int) -> list[Figure]:
         state, plan = module.run(ExecutionRequest(("x_1",), x, do=do))
         return state.values[plan.outputs[0]]
 
+    def run_back(name: str) -> None:
+        run(name).square().mean().backward()
+
     calls: dict[str, Callable[[], object]] = {}
     for name in settings:
-        calls[name] = lambda name=name: torch.no_grad()(run)(name)  # type: ignore[misc]
-        calls[f"{name}, backward"] = lambda name=name: run(name).square().mean().backward()  # type: ignore[misc]
+        calls[name] = partial(torch.no_grad()(run), name)
+        calls[f"{name}, backward"] = partial(run_back, name)
     spent = time_calls(calls, runs=9, warm=2, clock=time.process_time)
     subject = f"{heads} heads, d={dim}, {words:,} words: "
     figures = [figure(f"{subject}concat net", spent["concat"], "s")]
@@ -141,7 +145,8 @@ def _compare_posteriors(states: int, words: int, sentences: int) -> list[Figure]
         values = torch.as_tensor(model.query([f"c{middle}"], observed, show_progress=False).values)
         figures.append(figure(f"{subject}pgmpy, one word", time.process_time() - start, "s"))
         errors.append((results["ours"][0, middle] - values).abs().max().item())
-    return [*figures, figure(f"{subject}greatest difference from a peer", max(errors), "")]
+    figures.append(figure(f"{subject}greatest difference from a peer", max(errors), ""))
+    return [*figures, figure(f"{subject}peak memory of the job", measure_peak(calls["ours"]), "MB")]
 
 
 def _compare_em() -> list[Figure]:
@@ -159,14 +164,13 @@ def _compare_em() -> list[Figure]:
 
     module = net.module().eval()
     model = _create_hmmlearn(net, 1, "st")
-    calls = {
-        f"{name}, {steps}": call
-        for steps in (1, 1 + EM_STEPS)
-        for name, call in {
-            "ours": lambda steps=steps: fit(steps),  # type: ignore[misc]
-            "hmmlearn": lambda steps=steps: fit_hmmlearn(steps, "st"),  # type: ignore[misc]
-            "hmmlearn with means": lambda steps=steps: fit_hmmlearn(steps, "stm"),  # type: ignore[misc]
-        }.items()
+    fits = {
+        "ours": fit,
+        "hmmlearn": partial(fit_hmmlearn, params="st"),
+        "hmmlearn with means": partial(fit_hmmlearn, params="stm"),
+    }
+    calls: dict[str, Callable[[], Any]] = {
+        f"{name}, {count}": partial(function, count) for count in (1, 1 + EM_STEPS) for name, function in fits.items()
     }
     calls["posterior"] = lambda: posterior(module, "c_0", {"y": Evidence(y)}, x)
     calls["predict_proba"] = lambda: model.predict_proba(data, lengths)
@@ -176,7 +180,7 @@ def _compare_em() -> list[Figure]:
     spent = time_calls(calls, runs=7, clock=time.process_time)
     steps = {
         name: [seconds / EM_STEPS for seconds in differences(spent[f"{name}, {1 + EM_STEPS}"], spent[f"{name}, 1"])]
-        for name in ("ours", "hmmlearn", "hmmlearn with means")
+        for name in fits
     }
     return [
         figure("EM step", steps["ours"], "s"),
@@ -184,6 +188,7 @@ def _compare_em() -> list[Figure]:
         figure("EM iteration of hmmlearn, with means", steps["hmmlearn with means"], "s"),
         figure("EM step / hmmlearn", ratios(steps["ours"], steps["hmmlearn"]), ""),
         figure(f"greatest difference of the tables after {1 + EM_STEPS} steps", error, ""),
+        figure("fit of one step: peak memory of the job", measure_peak(lambda: fit(1)), "MB"),
         figure("posteriors", spent["posterior"], "s"),
         figure("posteriors of hmmlearn", spent["predict_proba"], "s"),
         figure("posteriors / hmmlearn", ratios(spent["posterior"], spent["predict_proba"]), ""),
