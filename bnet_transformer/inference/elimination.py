@@ -456,6 +456,8 @@ def _add_log_tables(tables: list[Tensor], execution: ExecutionState) -> Tensor:
     if not tables:
         return torch.zeros([1] * execution.layout.rank, dtype=execution.log_dtype, device=execution.device)
     ordered = sorted(tables, key=lambda table: table.numel())
+    if len(ordered) == 1:
+        return ordered[0]
     total = ordered[0]
     for table in ordered[1:]:
         total = total + table

@@ -376,9 +376,7 @@ def check_elimination_budget(
 
 def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
     """`log P(state | parents)` of every state, along the dim of the group."""
-    context, parents = _gather_in_log_dtype(execution, spec)
-    log_probs = _log_softmax(execution, spec.tpm.logits(context, *parents))
-    table = _move_states_to_dim(execution, index, log_probs).clamp(min=LOG_ZERO)
+    table = _move_states_to_dim(execution, index, state_log_probs(execution, spec)).clamp(min=LOG_ZERO)
     if index not in execution.patched:
         return table
     # A set node has no parents: its prior is a delta at its state. If it is set to a vector, its children receive that
@@ -390,9 +388,15 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
 
 
 def state_log_probs(execution: ExecutionState, spec: NodeSpec) -> Tensor:
-    """`log P(state | parents)` of every state of a discrete group that is not enumerated: `[*layout, states]`."""
+    """`log P(state | parents)` of every state of a discrete group: `[*layout, states]`."""
     context, parents = _gather_in_log_dtype(execution, spec)
-    return _log_softmax(execution, spec.tpm.logits(context, *parents))
+    names = [name for name in spec.parameters if f"{spec.param_prefix}.{name}" in execution.network.logit_names]
+    if spec.tpm.is_lookup and all(parent.states is not None for parent in spec.tpm_parents):
+        # The rows are normalised once, and not at each word that looks them up.
+        normalised = {name: torch.log_softmax(context[name], -1) for name in names}
+        context = replace(context, parameters={**context.parameters, **normalised})
+        return execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
+    return execution.layout.pad_dims(torch.log_softmax(spec.tpm.logits(context, *parents), -1), 1)
 
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
@@ -430,10 +434,10 @@ def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evi
     """`log P(evidence | parents)` of a group that is not enumerated, or that is a function of its parents."""
     if not spec.tpm.is_random:
         return _value_log_indicator(execution, index, spec, evidence, atol)
+    if spec.tpm.kind == "discrete":
+        return _gather_states(state_log_probs(execution, spec), evidence).clamp(min=LOG_ZERO)
     context, parents = _gather_in_log_dtype(execution, spec)
-    if spec.tpm.kind == "continuous":
-        return spec.tpm.log_prob(context, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
-    return _gather_states(_log_softmax(execution, spec.tpm.logits(context, *parents)), evidence).clamp(min=LOG_ZERO)
+    return spec.tpm.log_prob(context, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
 
 
 def _value_log_indicator(
@@ -454,8 +458,3 @@ def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[Eva
     """The context and the parents of a TPM, in the type of log probabilities."""
     context, parents = gather_parents(execution, spec)
     return context.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
-
-
-def _log_softmax(execution: ExecutionState, logits: Tensor) -> Tensor:
-    """Log probabilities `[*layout, states]`; leading dims that the TPM does not have get size 1."""
-    return execution.layout.pad_dims(torch.log_softmax(logits, -1), 1)

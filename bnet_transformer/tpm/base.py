@@ -235,6 +235,7 @@ class TPM(CheckedDataclass, abc.ABC):
     kind: ClassVar[Kind] = "deterministic"
     is_random: ClassVar[bool] = False  # True if the parents do not determine the value: discrete or continuous
     elementwise: ClassVar[bool] = False  # True if the equation has no matrix product
+    is_lookup: ClassVar[bool] = False  # True if `logits` without a vector parent selects rows of parameters only
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -80,6 +80,7 @@ class Categorical(TPM):
     affine: Annotated[bool, check_bool] = True
     labels: tuple[str, ...] | None = None
     kind: ClassVar[Kind] = "discrete"
+    is_lookup: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,6 +244,7 @@ class Codebook(TPM):
     prior: Annotated[float | None, optional(check_positive)] = None
     spread: Annotated[float | None, optional(check_positive)] = None
     kind: ClassVar[Kind] = "discrete"
+    is_lookup: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     @property

@@ -71,6 +71,7 @@ class Table(TPM):
     learnable: Annotated[bool, check_bool] = False
     prior: Annotated[float | None, optional(check_positive)] = None
     kind: ClassVar[Kind] = "discrete"
+    is_lookup: ClassVar[bool] = True
     slots: ClassVar[tuple[str, ...]] = ("*c",)
     elementwise: ClassVar[bool] = True
 
