@@ -280,7 +280,8 @@ def _split_components(
 
     An example is a chain of choices that depend on a function of the choice before.
     """
-    split, recurrent = list[tuple[int, ...]](), set[int]()
+    split: list[tuple[int, ...]] = []  # torch.compile cannot trace `list[...]()`
+    recurrent: set[int] = set()
     for component in components:
         inner = set(component) - set(closed)
         reads = (parent for i in inner for parent in network.specs[i].parents if parent.index in inner)
