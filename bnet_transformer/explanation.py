@@ -7,6 +7,7 @@ sentence takes the arguments of the method with the same name.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -16,7 +17,7 @@ from typing import Any
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
-from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
 from bnet_transformer.inference.group_posterior import find_group_nodes
@@ -92,7 +93,14 @@ def explain_query(
     if not isinstance(question, str) or question not in EXPLAINERS:
         raise unknown_name_error("question", question, EXPLAINERS)
     method = methods["__getitem__" if question == "value" else question]
-    return EXPLAINERS[question](state, _bind_arguments(question, method, (state, *arguments), options))
+    bound = _bind_arguments(question, method, (state, *arguments), options)
+    try:
+        return EXPLAINERS[question](state, bound)
+    except BudgetError as error:
+        if not hasattr(bound, "budget"):
+            raise
+        bound.budget = sys.maxsize
+        return replace(EXPLAINERS[question](state, bound), excess=str(error))
 
 
 def _bind_arguments(

@@ -124,6 +124,17 @@ def test_the_node_that_rules_elimination_out_is_named():
     assert (route.algorithm, route.node) == ("elimination", None)
 
 
+def test_a_query_beyond_its_budget_is_explained_with_its_error():
+    s = bt.bayesuvius(4, heads=4, slices=2, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijklmn"))
+    evidence = {f"y_{i}": 1 for i in range(14)}
+    for arguments in (("posterior", "c_0_0", evidence), ("most_probable", evidence), ("log_prob", evidence)):
+        route = s.explain(*arguments)
+        assert route.states > 2**16 and "c_0_0" in str(route.excess) and route.excess in str(route)
+        with pytest.raises(bt.BudgetError) as caught:
+            getattr(s, arguments[0])(*arguments[1:])
+        assert str(caught.value) == route.excess
+
+
 def test_flops_of_a_route_are_those_of_the_pass():
     net = bt.bayesuvius(8, heads=3, slices=2, per="slice")
     s = net.sentence("a b c d")

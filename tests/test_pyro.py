@@ -136,6 +136,15 @@ def test_summed_choices_are_one_factor(case: Case):
     assert log_prob == pytest.approx(float(problem.sentence.log_prob()), abs=1e-10)
 
 
+def test_summed_nodes_have_no_sites():
+    problem = make_problem(next(c for c in CASES if c.name == CHAINS[0]))
+    model = PyroModel(problem.sentence.net.network, choices="summed")
+    with pytest.raises(bt.BNetError, match="observations"):
+        model(given=problem.arguments["given"])
+    with pytest.raises(bt.BNetError, match="sums this node out"):
+        pyro.condition(model, data={"z_0": torch.zeros(1, 3).long()})(**problem.arguments)
+
+
 @pytest.mark.parametrize("name", CHAINS[1:])
 def test_draws_of_a_chain_have_the_frequencies_of_the_net(name):
     """Many sentences, drawn word by word, against the exact prior of pairs of neighbouring words."""

@@ -464,6 +464,20 @@ def test_networks_that_are_incomplete_are_refused(tmp_path):
         bt.read_bif(tmp_path / "nothing.bif")
 
 
+def test_restarts_of_a_learnable_table_are_different():
+    """The first restart has the declared numbers, which are a fixed point of EM; the others are random."""
+    nodes = [
+        bt.Node("z", Table([[0.5, 0.5]] * 2, initial=[0.5, 0.5], learnable=True), [bt.Arrow("z", "before")], ["word"]),
+        bt.Node("e", Table([[1 / 3] * 3] * 2, learnable=True), ["z"], ["word"]),
+    ]
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes)]))
+    y = [[0, 1, 2, 0, 1, 2, 0, 1], [1, 2, 0, 1, 2, 0]]
+    f = bt.fit(net, {"e_0": y}, method=bt.EM(steps=20, restarts=3, prune=False), progress=False)
+    last = {restart: score for _, restart, score in f.measured}
+    assert f.restart > 0 and last[0] < min(last[1], last[2]) - 0.1
+    assert f.predict([" ".join("a" * len(row)) for row in y], readout="e_0").shape == (2, 8, 3)
+
+
 def test_words_without_values_are_counted():
     """A hidden Markov model: the number of words, and columns of observations of unequal length, are enough."""
     nodes = [

@@ -391,6 +391,12 @@ def _describe_heads(network: Network, options: FigureOptions) -> str:
     """Return a caption with the heads over which the attention grid is averaged."""
     if "head" not in network.graph.plate_sizes:
         return ""
+    picks = (
+        pair for spec in network.specs if spec.has_word_attention for parent in spec.parents for pair in parent.pick
+    )
+    selectors = dict.fromkeys(network.specs[index].group.name for plate, index in picks if plate == "head")
+    if selectors:
+        return f"Mean over the posterior of {', '.join(selectors)}"
     if options.heads is None:
         return f"Mean over {network.graph.plate_sizes['head']} heads"
     heads = [options.heads] if isinstance(options.heads, int) else list(options.heads)

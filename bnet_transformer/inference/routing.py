@@ -94,6 +94,8 @@ class Route:
         entries: The number of entries of all tables of variable elimination.
         order: The names of the choices in the order in which variable elimination sums them out.
         scope: The names of the choices of the largest scope of variable elimination.
+        excess: The error that the query raises, because it exceeds its budget; None within the budget. The other
+            attributes are then those of the query with a larger budget.
         plan: The plan of variable elimination, conditioning or enumeration, for internal use.
     """
 
@@ -111,6 +113,7 @@ class Route:
     entries: int = 0
     order: tuple[str, ...] = field(default=(), repr=False)
     scope: tuple[str, ...] = ()
+    excess: str | None = None
     plan: JointPlan | None = field(default=None, repr=False, compare=False)
 
     def warn_if_slow(self) -> None:
@@ -128,7 +131,8 @@ class Route:
         cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
         text = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
-        return "\n  ".join([text, *map(str, self.parts)])
+        excess = [] if self.excess is None else [f"The query raises an error: {self.excess}"]
+        return "\n  ".join([text, *map(str, self.parts), *excess])
 
     def _repr_html_(self) -> str:
         """The route as a paragraph of HTML."""

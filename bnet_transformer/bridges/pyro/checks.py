@@ -89,13 +89,21 @@ def count_sentences(
     return max(counts) if batch is None else batch
 
 
-def check_handled_sites(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
-    """Return the sites with `condition` and `do`; raise an error for other nodes, and for `do` on an observed site."""
+def check_handled_sites(
+    network: Network, sites: frozenset[str], observed: frozenset[str], *, is_summed: bool = False
+) -> dict[str, frozenset[str]]:
+    """Return the sites with `condition` and `do`; raise an error for other nodes, and for `do` on an observed site.
+
+    `is_summed` is true for a model that sums all random nodes out.
+    """
     handled: dict[str, set[str]] = {"condition": set(), "do": set()}
     for handler, name, _ in iterate_handled_sites():
         if name in sites:
             handled[handler].add(name)
         elif name in network.graph.by_name:
+            if network.get_spec(name).tpm.is_random and is_summed:
+                hint = "Pass observations as y=, or use net.pyro(choices='sites')"
+                raise BNetError(f"{handler} on {name}: the model sums this node out", hint=hint)
             is_set = network.get_spec(name).tpm.is_random
             kind = "a node that do= sets" if is_set else "a deterministic node"
             hint = f"Leave {name} out of do=" if is_set else f"Use model(x, do={{{name!r}: ...}}) to set the node"

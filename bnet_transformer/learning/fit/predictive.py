@@ -68,7 +68,7 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
     module, spec = CompiledModule(network).eval(), network.get_spec(name)
     if spec.tpm.kind == "discrete":
         probs = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
-        return torch.cat(probs)
+        return torch.cat([part.expand(len(p), *part.shape[1:]) for part, p in zip(probs, parts, strict=True)])
     ancestors = network.ancestral_specs(spec)
     open_choices = [
         m.group.index for m in ancestors if m.tpm.kind == "discrete" and network.graph.out_edges[m.group.index]
@@ -77,7 +77,8 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
         _, words, *_ = module.validate_inputs(part.x, part.given)
         choices = find_ancestor_choices(network, spec.group.index, {*open_choices}, set())
         check_elimination_budget(network, spec.group.index, choices, words, budget)
-    return torch.cat([_predict_mean(module, spec, open_choices, part) for part in parts])
+    means = [_predict_mean(module, spec, open_choices, part) for part in parts]
+    return torch.cat([mean.expand(len(part), *mean.shape[1:]) for mean, part in zip(means, parts, strict=True)])
 
 
 def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:

@@ -57,12 +57,19 @@ def init_restarts(
 ) -> ParameterSets:
     """Create the initial parameters of all restarts: those of the net for the first, random ones for the others.
 
-    Logits that are -inf in the net are -inf in all restarts.
+    Tables with declared numbers are drawn from a uniform Dirichlet. Logits that are -inf in the net are -inf in all
+    restarts.
     """
     sets = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
         init = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
         new = {name: init[name].to(sets[0][name]) for name in names}
+        for name in names:
+            if isinstance(network.parameter_specs[name][1].fill, tuple) and name in network.logit_names:
+                generator = torch.Generator().manual_seed(derive_seed(seed, "restart", r, name))
+                # Normalised exponential variables have the uniform Dirichlet distribution.
+                samples = torch.empty(init[name].shape, dtype=torch.float64).exponential_(generator=generator)
+                new[name] = samples.log().to(sets[0][name])
         sets.append({name: value.where(sets[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
     return ParameterSets.create({name: torch.stack([s[name].detach().to(device) for s in sets]) for name in names})
 
