@@ -14,6 +14,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, chain, log_evidence, posterior
 from bnet_transformer.inference.chain import chain_log_partition
+from bnet_transformer.interventions import Attend
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Add, Attention, Categorical, Embed, Given, Linear, Normal, Pool, Select, Weight
@@ -174,6 +175,9 @@ def test_a_chain_inside_each_state_of_the_sentence_and_of_the_corpus():
         states[state] = s.log_prob({"s": state, "e_0_0": 1, "e_0_1": 2})
     close(s.posterior("s", {"e_0_0": 1, "e_0_1": 2}), states.softmax(0))
     assert s.explain("posterior", "s", evidence={"e_0_0": 1, "e_0_1": 2}).algorithm == "elimination"
+    # The sum has 2 states of s, and 6 states of the chains at each of two words.
+    algorithms = [s.explain("log_prob", evidence={"e_0_1": 2}, budget=budget).algorithm for budget in (71, 72)]
+    assert algorithms == ["variable elimination", "elimination"]
 
 
 def coupled_chains() -> bt.BNet:
@@ -205,6 +209,23 @@ def test_draws_have_the_frequencies_of_exact_posteriors(name, reach, forbid_refe
             counts = torch.zeros(expected.shape, dtype=D)
             counts.index_put_(tuple(draws[node] for node in pair), torch.ones(n, dtype=D), accumulate=True)
             assert bool(((counts / n - expected).abs() < 4.5 * (expected / n).sqrt() + 1e-9).all())
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2, dtype=D), Attend([0.0, 1.0, 0.0])])
+def test_set_functions_inside_a_chain_change_its_draws(value):
+    """A set value, or a set row of attention, at one word; the other words are computed."""
+    inside = bt.Node("e", Select(2), [bt.Arrow("c", "before")], WORD, shape=(2,))
+    attention = bt.Node("a", Attention(), ["x", bt.Arrow("e", "causal"), bt.Arrow("e", "causal")], WORD, shape=(2,))
+    nodes = [inside, attention, bt.Node("c", Categorical(2), ["a"], WORD)]
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)])])).to(D)
+    torch.manual_seed(5)
+    net = net.replace({name: 2 * torch.randn_like(value) for name, value in net.parameters.items()})
+    s = net.sentence(torch.randn(3, 2, dtype=D)).do(a_0_1=value)
+    draws = s.sample(2000, seed=0)
+    for word in range(3):
+        expected = float(s.posterior(f"c_0_{word}")[0])
+        counted = (draws[f"c_0_{word}"] == 0).to(D).mean()
+        assert abs(counted - expected) < 4 * (expected * (1 - expected) / 2000) ** 0.5 + 1e-9
 
 
 CHAIN = bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD)
@@ -242,19 +263,22 @@ def test_values_at_neighbours_of_a_chain(nodes, algorithm):
     assert (route.algorithm == "elimination") == (algorithm is not None)
 
 
-def test_the_first_impossible_word_is_named():
-    """A chain that cannot leave state 1, and observations of which the third needs state 0."""
-    nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD), bt.Node("e", Categorical(2), ["c"], WORD)]
+@pytest.mark.parametrize("role", ["e", "d"])
+def test_the_first_impossible_word_is_named(role):
+    """A chain that cannot leave state 1, and observations of which the third needs state 0; by two readouts."""
+    nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD)]
+    nodes += [bt.Node(name, Categorical(2), ["c"], WORD) for name in "de"]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
     zero = -math.inf
+    same = torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)
     absorbing = torch.tensor([[0.0, 0.0], [zero, 0.0]], dtype=D)
-    net = net.replace({"c_0.logits": absorbing, "e_0.logits": torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)})
+    net = net.replace({"c_0.logits": absorbing, "d_0.logits": same, "e_0.logits": same})
     s = net.sentence(x=torch.zeros(5, 1, dtype=D))
-    possible = {"e_0_0": 0, "e_0_1": 1, "e_0_3": 1}
+    possible = {"e_0_0": 0, "e_0_1": 1, "d_0_3": 1}
     assert float(s.log_prob(possible)) < 0
     for query in (s.log_prob, lambda evidence: s.posterior("c_0_4", evidence)):
-        with pytest.raises(bt.EvidenceError, match=r"e_0_2.*given the evidence before it"):
-            query({**possible, "e_0_2": 0, "e_0_4": 0})
+        with pytest.raises(bt.EvidenceError, match=rf"{role}_0_2.*given the evidence before it"):
+            query({**possible, f"{role}_0_2": 0, "d_0_4": 0, "e_0_3": 0})
 
 
 def make_language_net(seed: int = 0) -> bt.BNet:

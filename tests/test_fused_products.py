@@ -8,10 +8,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
+from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule, evaluate
 from bnet_transformer.compiler.fused import apply_maps, expand_table
 from bnet_transformer.inference import Evidence, deferred_readout as readout, factors, log_evidence, posterior
-from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Normaliser, Relative, Weight
+from bnet_transformer.tpm import (
+    Attention,
+    Categorical,
+    Dot,
+    Given,
+    Linear,
+    Normal,
+    Normaliser,
+    Relative,
+    Select,
+    Weight,
+)
 from bnet_transformer.tpm.random import lookup, squared_distance
 from tests.cases import bucketed, close
 
@@ -67,6 +79,21 @@ def test_folded_maps_change_no_value(options, words):
         pairs = zip(compute_gradients(folded, losses[0]), compute_gradients(unfolded, losses[1]), strict=True)
         for folded_grad, unfolded_grad in pairs:
             close(folded_grad, unfolded_grad, 1e-08)
+
+
+@pytest.mark.parametrize("constant", ["q", "k", "v", "qkv"])
+@pytest.mark.parametrize("reach", ["every", "causal", bt.Reach("window", 1)], ids=str)
+def test_an_attention_reads_values_that_are_the_same_for_all_words(constant, reach):
+    """A choice of the first word decides q, k or v of all words: its value has one word."""
+    same = bt.Node("m", Select(2), [bt.Arrow("a", "first")], ["word"])
+    slots = [bt.Arrow("m" if slot in constant else "x", "same" if slot == "q" else reach) for slot in "qkv"]
+    nodes = [bt.Node("a", Categorical(2), [], ["word"]), same, bt.Node("p", Attention(), slots, ["word"])]
+    readout = bt.Node("y", Normal(0.7), ["p"], ["word"])
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=["word"])], [readout])])).to(D)
+    torch.manual_seed(0)
+    net = net.replace({name: torch.randn_like(value) for name, value in net.parameters.items()})
+    s = net.sentence(torch.randn(3, 2, dtype=D)).observe({"y_1": torch.randn(2, dtype=D)})
+    close(s.log_prob(), reference.log_evidence(s.state.model, s.state.evidence))
 
 
 def test_maps_are_folded_where_it_pays():

@@ -141,6 +141,8 @@ def test_summed_nodes_have_no_sites():
     model = PyroModel(problem.sentence.net.network, choices="summed")
     with pytest.raises(bt.BNetError, match="observations"):
         model(given=problem.arguments["given"])
+    with pytest.raises(bt.BNetError, match="record"):
+        model(**problem.arguments, record=["m_0"])
     with pytest.raises(bt.BNetError, match="sums this node out"):
         pyro.condition(model, data={"z_0": torch.zeros(1, 3).long()})(**problem.arguments)
 

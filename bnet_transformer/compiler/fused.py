@@ -215,14 +215,13 @@ def build_attention_inputs(
     k = tpm.score.rotate(parents[1].squeeze(-3), context.read_indices["k."], context.rotary)
     if q.shape[-2] != k.shape[-2]:  # not `is_causal &= ...`, which torch.compile would turn into a symbolic boolean
         is_causal = False
-    bias = None
-    if (
-        tpm.bias is not None
-    ):  # then each pair of words has a different score, even if q and k are the same for all words
-        bias = _compute_bias(tpm.bias, context, parents[3])
-        q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
-        k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
+    bias = None if tpm.bias is None else _compute_bias(tpm.bias, context, parents[3])
     mask, scale = None if is_full else context.mask["k."], tpm.score.get_scale(q.shape[-1])
+    # A parent that is the same for all words has one; the pairs of words in the bias and the mask are different.
+    pairs = [pair.shape[-2:] for pair in (bias, mask) if pair is not None]
+    n, m = broadcast_shapes((q.shape[-2], k.shape[-2]), (1, v.shape[-2]), *pairs)
+    q = q.expand(*q.shape[:-2], n, -1)
+    k, v = (x.expand(*x.shape[:-2], m, -1) for x in (k, v))
     # Where word i picks head c_i, its score is a product with the keys of all heads side by side, and zeros:
     # q_i . k_j^(c_i) = [0 .. q_i .. 0] . [k_j^1 .. k_j^K], and its mix is the part c_i of sum_j P_ij [v_j^1 .. v_j^K].
     # That is the work of K heads without a softmax for each of them, and no keys or values are copied for each word.

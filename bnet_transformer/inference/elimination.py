@@ -198,15 +198,16 @@ def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: 
     sentence = int((~possible).nonzero()[0])
     is_batch = len(total) > 1
     execution, factors = _select_sentence(execution, factors, sentence) if is_batch else (execution, factors)
-    pieces = sum(_get_evidence_shape(execution, factor).numel() for factor in factors if factor.evidence is not None)
-    count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, 0, k))
+    numbers = _number_observations(execution, factors)
+    pieces = sum(number.numel() for number in numbers)
+    count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, numbers, 0, k))
     if count == 0:
         raise BNetError(
             "log evidence", expected="a log probability that is a number", actual="NaN without any evidence"
         )
     # The first `count - 1` observations are possible together, the first `count` are not. If some observations are
     # impossible, they are also impossible with further ones, so bisection finds the first.
-    raise _impossible_evidence_error(execution, factors, count - 1, sentence if is_batch else None)
+    raise _impossible_evidence_error(execution, factors, numbers, count - 1, sentence if is_batch else None)
 
 
 def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
@@ -248,29 +249,43 @@ def _get_evidence_shape(execution: ExecutionState, factor: Factor) -> torch.Size
     return factor.table.shape[execution.layout.batch_dim :]
 
 
-def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
-    """True if the observations numbered from `low` to `high - 1` have positive probability together."""
-    masked, start = [], 0
+def _number_observations(execution: ExecutionState, factors: Sequence[Factor]) -> list[Tensor]:
+    """For each factor with evidence, the numbers of its observations: word by word, after those without a word."""
+    axis, shapes, words = execution.layout.word_dim - execution.layout.batch_dim, [], []
     for factor in factors:
         if factor.evidence is not None:
             shape = _get_evidence_shape(execution, factor)
-            number = start + torch.arange(shape.numel(), device=factor.table.device).reshape(shape)
-            start += shape.numel()
+            has_words = factor.spec.group.word_stack is not None and not factor.is_summed
+            word = torch.arange(shape[axis]) if has_words else torch.full([shape[axis]], -1)
+            shapes.append(shape)
+            words.append(word.reshape([-1, *[1] * (len(shape) - axis - 1)]).expand(shape).flatten())
+    order = torch.cat(words).argsort(stable=True)
+    numbers = torch.empty_like(order).index_put_((order,), torch.arange(len(order)))
+    return [part.reshape(shape) for part, shape in zip(numbers.split([*map(len, words)]), shapes, strict=True)]
+
+
+def _are_possible(
+    execution: ExecutionState, factors: Sequence[Factor], numbers: Sequence[Tensor], low: int, high: int
+) -> bool:
+    """True if the observations numbered from `low` to `high - 1` have positive probability together."""
+    masked, left = [], iter(numbers)
+    for factor in factors:
+        if factor.evidence is not None:
+            number = next(left).to(factor.table.device)
             factor = replace(factor, table=factor.table.where((low <= number) & (number < high), 0.0), evidence=None)
         masked.append(factor)
     return bool((eliminate_choices(execution, masked) > LOG_ZERO / 2).all())
 
 
 def _impossible_evidence_error(
-    execution: ExecutionState, factors: Sequence[Factor], entry: int, sentence: int | None
+    execution: ExecutionState, factors: Sequence[Factor], numbers: Sequence[Tensor], entry: int, sentence: int | None
 ) -> BNetError:
     """The error for one observation that is impossible, without other evidence or given the earlier observations."""
-    layout, is_by_itself = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
+    layout, is_by_itself = execution.layout, not _are_possible(execution, factors, numbers, entry, entry + 1)
     pieces = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
-    while entry >= _get_evidence_shape(execution, pieces[0][0]).numel():
-        entry -= _get_evidence_shape(execution, pieces.pop(0)[0]).numel()
-    (factor, evidence), group = pieces[0], pieces[0][0].spec.group
-    index = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
+    place = next(k for k, number in enumerate(numbers) if bool((number == entry).any()))
+    (factor, evidence), group = pieces[place], pieces[place][0].spec.group
+    index = (numbers[place] == entry).nonzero()[0].tolist()
     axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
     coordinates = [index[layout.axis(axis) - layout.batch_dim] for axis in axes]
     subject = group.name if factor.is_summed else join_name(group.name, coordinates)
@@ -282,7 +297,7 @@ def _impossible_evidence_error(
         value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else index[0])
     if not bool(torch.isfinite(value).all()):
         return EvidenceError(subject, expected="finite numbers", actual=value.tolist())
-    log_probs = factor.table.flatten(layout.batch_dim)[..., entry]
+    log_probs = factor.table[(..., *index)]
     if bool(log_probs.isnan().any()):
         return BNetError(subject, expected="a log probability that is a number", actual="NaN")
     condition = "" if is_by_itself else " given the evidence before it"

@@ -57,14 +57,14 @@ class EliminationProblem:
     factor_groups: tuple[int, ...]  # groups with a factor
     deferred_attention: Mapping[int, int]  # readout -> the attention that its likelihood computes
     ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices on which it depends
-    chains: tuple[tuple[int, ...], ...]  # choices that form one chain along words
+    chain_scopes: Mapping[int, Collection[int]]  # first choice of a chain -> those of two words, and of the sentence
     fault: StructureError | None  # why elimination does not apply; not raised here
     has_plan: bool  # False if the fault is the error of the plan
 
     @property
     def scopes(self) -> list[tuple[int, Collection[int]]]:
-        """The choices in the scope of each sum, and a group that depends on them; sums of a chain have two words."""
-        return [*self.ancestor_choices.items(), *((chain[0], (*chain, *chain)) for chain in self.chains)]
+        """The choices in the scope of each sum, and a group that depends on them."""
+        return [*self.ancestor_choices.items(), *self.chain_scopes.items()]
 
 
 def build_factors(
@@ -199,7 +199,7 @@ def _build_elimination_problem(
         factor_groups=tuple(sorted(needed)),
         deferred_attention=deferred,
         ancestor_choices={index: choices.get(index, ()) for index in requested},
-        chains=chains,
+        chain_scopes={chain[0]: _join_chain_scopes(network, chain, choices.values()) for chain in chains},
         fault=fault or _find_plate_fault(network, choices, deferred),
         has_plan=plan_fault is None,
     )
@@ -220,6 +220,16 @@ def _find_chains(
         chains.append(joined)
     members = (tuple(sorted(chain & word_offsets.keys())) for chain in chains)
     return tuple(chain for chain in members if chain)
+
+
+def _join_chain_scopes(
+    network: Network, chain: Collection[int], scopes: Collection[Collection[int]]
+) -> tuple[int, ...]:
+    """The choices in the sums of a chain: its own at two neighbouring words, and those of the sentence and the corpus
+    that share a factor with it.
+    """
+    shared = {i for scope in scopes if set(scope) & {*chain} for i in scope}
+    return (*chain, *chain, *sorted(i for i in shared if network.specs[i].group.word_stack is None))
 
 
 def _find_direction_fault(

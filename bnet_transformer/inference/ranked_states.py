@@ -78,7 +78,8 @@ class RankedStates:
     """The k most probable joint states of some nodes given the evidence, the most probable one first.
 
     `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. Of equally
-    probable joint states, the one with smaller states is first.
+    probable joint states, the one with smaller states is first; the last ones of a list are the smallest of at most 256
+    equally probable joint states that are compared.
 
     Attributes:
         nodes: The names of the nodes over whose states the probability was maximised.

@@ -46,6 +46,7 @@ from bnet_transformer.inference.routing import (
 )
 from bnet_transformer.inference.sampling_scan import SamplingScan
 from bnet_transformer.reference import GroundModel, ReferenceRun
+from bnet_transformer.tpm import Attention
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,10 +217,14 @@ def _find_sampling_fault(
     specs = [model.network.specs[index] for index in indices]
     evaluator = NodeEvaluator(module, model, {}).with_batched_states(samples, module)
     if indices[0] in model.network.graph.recurrent:
+        set_groups = {model.ground.group_of(node).index for node in (*model.do, *model.attention_rows)}
         for spec in specs:
+            name = spec.group.name
             if spec.tpm.kind == "continuous":
-                name, reason = spec.group.name, "is continuous and depends on itself at the neighbouring word"
+                reason = "is continuous and depends on itself at the neighbouring word"
                 return Obstacle(name, f"{name} {reason}", f"set or observe {name}")
+            if isinstance(spec.tpm, Attention) and spec.group.index in set_groups:
+                return Obstacle(name, f"{name} is a recurrent attention, and some of its nodes are set")
         outside = [model.network.specs[index] for index in _find_outside_parents(model, indices)]
         return evaluator.find_table_fault("value", [m for m in outside if m.tpm.kind == "deterministic"], ())
     (spec,) = specs
@@ -253,10 +258,10 @@ def _sample_word_by_word(
         execution = evaluator.execute(outside, graph.ancestral_set(outside))
         for name, (value, mask) in group_values(model, {}, states={k: v[chunk] for k, v in known.items()}).items():
             index = graph.get_group(name).index
-            if index in sampled_groups:
-                execution.patched[index] = lay_out_value(execution, index, value), lay_out_value(execution, index, mask)
-            else:
+            if bool(mask.all()):
                 execution.known = {**execution.known, index: lay_out_value(execution, index, value)}
+            else:
+                execution.patched[index] = lay_out_value(execution, index, value), lay_out_value(execution, index, mask)
         size = chunk.stop - chunk.start
         shapes = {}
         for index in sampled_groups:

@@ -120,6 +120,9 @@ class PyroModel:
         y = self._observations_by_group(y)
         if self.choices == "summed" and not y:
             raise BNetError("y", expected="observations, because the model has no other sites with choices='summed'")
+        if self.choices == "summed" and record:
+            expected = "no names, because with choices='summed' no values of nodes are computed"
+            raise BNetError("record", expected=expected, actual=tuple(record))
         handled = checks.check_handled_sites(self.network, sites, frozenset(y), is_summed=self.choices == "summed")
         inputs, word_counts, num_sentences, device = self._module.validate_inputs(x, given)
         assigned = self._module.validate_values("do", do, word_counts, num_sentences)
