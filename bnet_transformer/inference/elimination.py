@@ -283,9 +283,9 @@ def _impossible_evidence_error(
     """The error for one observation that is impossible, without other evidence or given the earlier observations."""
     layout, is_by_itself = execution.layout, not _are_possible(execution, factors, numbers, entry, entry + 1)
     pieces = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
-    place = next(k for k, number in enumerate(numbers) if bool((number == entry).any()))
-    (factor, evidence), group = pieces[place], pieces[place][0].spec.group
-    index = (numbers[place] == entry).nonzero()[0].tolist()
+    position = next(k for k, number in enumerate(numbers) if bool((number == entry).any()))
+    (factor, evidence), group = pieces[position], pieces[position][0].spec.group
+    index = (numbers[position] == entry).nonzero()[0].tolist()
     axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
     coordinates = [index[layout.axis(axis) - layout.batch_dim] for axis in axes]
     subject = group.name if factor.is_summed else join_name(group.name, coordinates)
