@@ -19,9 +19,8 @@ from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
 from bnet_transformer.inference.group_posterior import find_group_nodes
-from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention
+from bnet_transformer.inference.joint_posterior import check_nodes, find_graph_of_marginals, route_expected_attention
 from bnet_transformer.inference.node_evaluator import NodeQuery
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.ranked_states import find_explained_nodes, route_ranked_states
@@ -151,11 +150,11 @@ def _explain_posteriors(state: SentenceState, bound: BoundArguments) -> Route:
     first, question = replace(query, nodes=tuple(nodes[:1])), f"posteriors of the nodes of {bound.group}"
     if find_single_target_fault(first) is None:
         return with_cost(first, Route(question, "elimination", ELIMINATION_REASON))
-    route, graph = with_cost(first, route_posterior(first)), build_factor_graph(query)
-    if route.algorithm == "variable elimination" and isinstance(graph, FactorGraph):
+    graph = find_graph_of_marginals(query)
+    if graph is not None:
         reason = "one elimination, and one pass back, compute the posteriors of all choices"
-        return with_factor_graph(replace(route, question=question, reason=reason), graph, graph.full_order)
-    return replace(route, question=f"{question}, one by one")
+        return with_factor_graph(Route(question, "variable elimination", reason), graph, graph.full_order)
+    return replace(with_cost(first, route_posterior(first)), question=f"{question}, one by one")
 
 
 def _explain_most_probable(state: SentenceState, bound: BoundArguments) -> Route:

@@ -17,7 +17,19 @@ from bnet_transformer.inference.chain import chain_log_partition
 from bnet_transformer.interventions import Attend
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.tpm import Add, Attention, Categorical, Embed, Given, Linear, Normal, Pool, Select, Weight
+from bnet_transformer.tpm import (
+    Add,
+    Attention,
+    Categorical,
+    Codebook,
+    Embed,
+    Given,
+    Linear,
+    Normal,
+    Pool,
+    Select,
+    Weight,
+)
 from tests.cases import close, get_case
 
 D = torch.float64
@@ -221,6 +233,24 @@ def test_set_functions_inside_a_chain_change_its_draws(value):
     torch.manual_seed(5)
     net = net.replace({name: 2 * torch.randn_like(value) for name, value in net.parameters.items()})
     s = net.sentence(torch.randn(3, 2, dtype=D)).do(a_0_1=value)
+    draws = s.sample(2000, seed=0)
+    for word in range(3):
+        expected = float(s.posterior(f"c_0_{word}")[0])
+        counted = (draws[f"c_0_{word}"] == 0).to(D).mean()
+        assert abs(counted - expected) < 4 * (expected * (1 - expected) / 2000) ** 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("known", ["observed", "state", "vector"])
+def test_known_vectors_inside_a_chain_change_its_draws(known):
+    """A codebook that depends on a choice at the word before, of which one word is known."""
+    vectors = bt.Node("V", Codebook(3, 2), [bt.Arrow("c", "before")], WORD, shape=(2,))
+    nodes = [vectors, bt.Node("c", Categorical(2), ["V"], WORD)]
+    readout = bt.Node("y", Categorical(2), ["c"], plates=WORD)
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)], [readout])])).to(D)
+    torch.manual_seed(5)
+    net = net.replace({name: 2 * torch.randn_like(value) for name, value in net.parameters.items()})
+    s = net.sentence(torch.zeros(3, 1, dtype=D)).observe(y_0=1)
+    s = s.observe(V_0_1=2) if known == "observed" else s.do(V_0_1=2 if known == "state" else torch.ones(2, dtype=D))
     draws = s.sample(2000, seed=0)
     for word in range(3):
         expected = float(s.posterior(f"c_0_{word}")[0])

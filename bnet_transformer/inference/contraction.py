@@ -455,6 +455,11 @@ def _merge_lists(
     values, merges = np.zeros((*shape, 1)), list[_Merge]()
     for item in lists:
         aligned = _align_list(item, scope)
+        if not merges:  # one list is its own result; views without copies for each state
+            values = np.broadcast_to(aligned, (*shape, aligned.shape[-1]))
+            ranks = np.arange(aligned.shape[-1])
+            merges.append(_Merge(item.variable, *(np.broadcast_to(k, values.shape) for k in (0 * ranks, ranks))))
+            continue
         # The entry of rank a and the one of rank b have at least (a + 1) (b + 1) - 1 pairs before them.
         pairs = [
             (a, b) for a in range(values.shape[-1]) for b in range(aligned.shape[-1]) if (a + 1) * (b + 1) <= count

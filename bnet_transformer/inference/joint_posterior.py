@@ -202,13 +202,19 @@ def node_posteriors(query: Query) -> dict[int, Tensor]:
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
     query = query.without_input_evidence()
-    graph = build_factor_graph(query) if len(query.nodes) > 1 else None
-    if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+    graph = find_graph_of_marginals(query)
+    if graph is not None:
         marginals = graph.compute_marginals()
         if marginals is None:
             raise_impossible_evidence(query)
         return {node: marginals[node] for node in query.nodes}
     return {node: joint_posterior(replace(query, nodes=(node,))) for node in query.nodes}
+
+
+def find_graph_of_marginals(query: Query) -> FactorGraph | None:
+    """The factor graph that gives the posteriors of several nodes; None for one node, and beyond the budget."""
+    graph = build_factor_graph(query) if len(query.nodes) > 1 else None
+    return graph if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None else None
 
 
 def find_most_probable(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:

@@ -248,7 +248,7 @@ def _sample_word_by_word(
     """Samples of choices of one recurrent component, word by word; its nodes with samples keep them."""
     graph, ground = model.network.graph, model.ground
     component = next(c for c in graph.components if ground.group_of(nodes[0]).index in c)
-    sampled_groups = sorted({ground.group_of(node).index for node in nodes})
+    discrete = [index for index in component if model.network.specs[index].tpm.kind == "discrete"]
     outside, parts = _find_outside_parents(model, component), []
     known = {node: value for node, value in samples.items() if ground.group_of(node).index in component}
     known |= {k: v.expand(n, *v.shape) for k, v in model.do.items() if ground.group_of(k).index in component}
@@ -256,19 +256,24 @@ def _sample_word_by_word(
         states = {node: value[chunk] for node, value in samples.items() if node not in known}
         evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
         execution = evaluator.execute(outside, graph.ancestral_set(outside))
-        for name, (value, mask) in group_values(model, {}, states={k: v[chunk] for k, v in known.items()}).items():
-            index = graph.get_group(name).index
-            if bool(mask.all()):
-                execution.known = {**execution.known, index: lay_out_value(execution, index, value)}
-            else:
-                execution.patched[index] = lay_out_value(execution, index, value), lay_out_value(execution, index, mask)
+        known_states = {}
+        for is_real in (True, False):  # some nodes of a discrete group may be set to vectors, and others to states
+            selected = {k: value[chunk] for k, value in known.items() if value.is_floating_point() == is_real}
+            for name, (value, mask) in group_values(model, {}, states=selected).items():
+                index = graph.get_group(name).index
+                pair = lay_out_value(execution, index, value), lay_out_value(execution, index, mask)
+                if bool(mask.all()):
+                    execution.known = {**execution.known, index: pair[0]}
+                else:
+                    (execution.patched if is_real else known_states)[index] = pair
         size = chunk.stop - chunk.start
         shapes = {}
-        for index in sampled_groups:
+        for index in discrete:
             group = graph.groups[index]
-            shapes[index] = tuple(get_full_shape(execution, group.plates, group.word_stack, size))
+            if index not in execution.known:
+                shapes[index] = tuple(get_full_shape(execution, group.plates, group.word_stack, size))
         draw_states = partial(_sample_from_logits, generator=generator)
-        values = SamplingScan(execution, component, shapes, draw_states).sample()
+        values = SamplingScan(execution, component, shapes, draw_states, known_states).sample()
         parts.append({index: value.reshape(size, -1) for index, value in values.items()})
     result = {}
     for node in nodes:

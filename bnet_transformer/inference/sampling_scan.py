@@ -16,13 +16,14 @@ from bnet_transformer.tpm.base import Shape
 class SamplingScan(Scan):
     """A scan of one recurrent component that draws the states of its discrete groups, each word from its TPM.
 
-    Nodes of these groups with an entry in `state.patched` keep their states.
+    Nodes of these groups with an entry in `state.patched` have this value for their children.
 
     Args:
         state: The state of a run with the values of all groups outside the component.
         component: The groups of the component, in the order of their computation at one word.
         shapes: For each sampled group, the shape of its states, `[*layout]`.
         draw_states: A function from logits `[..., states]` to a sample of each row, `[...]`.
+        known_states: The states of some nodes of sampled groups, `[*layout]`, and the mask of these nodes.
     """
 
     def __init__(
@@ -31,9 +32,14 @@ class SamplingScan(Scan):
         component: Sequence[int],
         shapes: Mapping[int, Shape],
         draw_states: Callable[[Tensor], Tensor],
+        known_states: Mapping[int, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__(state, component)
         self.shapes, self.draw_states = shapes, draw_states
+        self.known_states = {
+            index: (self.split_by_word(states), self.split_by_word(mask))
+            for index, (states, mask) in (known_states or {}).items()
+        }
         self.states: dict[int, list[Tensor]] = {index: [] for index in shapes}
 
     def build_step(self, spec: NodeSpec) -> WordStep:
@@ -46,11 +52,11 @@ class SamplingScan(Scan):
             context, parents = self.gather_word(spec, word)
             logits = spec.tpm.logits(context, *parents)
             sampled = self.draw_states(logits.expand(*self.shapes[index][:-1], 1, logits.shape[-1]))
-            if index in self.patched:
-                values, mask = self.patched[index]
-                sampled = sampled.where(~mask[word], values[word])
+            if index in self.known_states:
+                states, mask = self.known_states[index]
+                sampled = sampled.where(~mask[word], states[word])
             self.states[index].append(sampled)
-            self.values_by_word[index].append(pad_dims(self.state, spec, spec.tpm.emit(context, sampled)))
+            self.append_value(index, word, pad_dims(self.state, spec, spec.tpm.emit(context, sampled)))
 
         return sample_word
 
