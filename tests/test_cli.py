@@ -128,6 +128,7 @@ def test_heads_prints_the_result_of_inclusion(folder, method):
     assert output["agreement"]["ablation"]["ablation"] == 1 and output["roles"] is None
 
 
+@pytest.mark.slow
 def test_heads_prints_the_first_heads_or_all(folder):
     top, full = run_heads(folder, *HEADS, "--top", 2), run_heads(folder, *HEADS, "--roles", "--all")
     rows = [line for line in full.splitlines() if line.lstrip().startswith("a_")]

@@ -414,6 +414,7 @@ def test_an_option_that_a_view_does_not_use_is_refused(view, options):
         s.picture(detail=view, **options)
 
 
+@pytest.mark.slow
 def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
     words = [f"w{i}" for i in range(40)]
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)

@@ -250,6 +250,7 @@ def forms() -> dict[str, Equations]:
     return {f"{name}, {form}": net.equations(form) for name, net in list_variants() for form in FORMS}
 
 
+@pytest.mark.slow
 def test_braces_balance_and_commands_are_known_everywhere(forms: dict[str, Equations]) -> None:
     for name, equation in forms.items():
         text = re.sub(r"\\[{}]", "", str(equation))

@@ -96,7 +96,14 @@ def check_posteriors(
             torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+SLOW = ["word, codebook, pooled"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case.name in SLOW)) for case in EVERY],
+    ids=lambda case: case.name,
+)
 def test_posteriors_are_the_references(case: Case) -> None:
     sentence = case.sentence
     model = get_model(sentence)

@@ -502,7 +502,7 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     assert log_posteriors[1] > log_posteriors[0]
 
 
-@pytest.mark.parametrize("observe", [NoisyWord, Categorical])
+@pytest.mark.parametrize("observe", [pytest.param(NoisyWord, marks=pytest.mark.slow), Categorical])
 @pytest.mark.parametrize("method", [bt.MAP(restarts=1, steps=150, rate=0.05), bt.EM(restarts=1, steps=150, rate=0.05)])
 def test_a_readout_of_states_has_the_prior_that_its_tpm_declares(observe, method):
     lines = [line.split() for line in ("a a a", "a b a", "c a a", "a a b")]

@@ -100,7 +100,9 @@ def are_equal(one, other):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # about chains that are too short
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (k > 0)) for k, kind in enumerate(RUNS)]
+)
 def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
     """It is killed while it writes its third checkpoint, or just before."""
 

@@ -127,6 +127,7 @@ def test_reads_of_the_page_equal_the_attention(case):
             assert [note for note in description["notes"] if note.startswith(f"{name} has no P(j | i)")]
 
 
+@pytest.mark.slow
 def test_posteriors_are_those_of_the_sentence():
     for case in CASES:
         s, description, _ = explore_case(case.name)
@@ -188,6 +189,7 @@ def windowed():
     yield s.do({"x_1_0": Attend([0.5, 0.5, 0.0]), "x_2_2": Attend([1.0, 0.0, 0.0]), "x_2_1": torch.ones(4)})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="the front end's graph is asked by node")
 def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_path):
     pages = [*map(explore_case, BY_NAME), *((s, *explore_page(s, tmp_path)) for s in windowed())]
@@ -261,6 +263,7 @@ def test_given_values_are_shown(tmp_path):
     assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
 
 
+@pytest.mark.slow
 def test_the_posterior_of_heads_has_its_intervals(tmp_path):
     for net, words in (
         (bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),

@@ -199,6 +199,7 @@ def test_details_of_a_node_agree_with_the_graph(show):
 # interaction
 
 
+@pytest.mark.slow
 def test_hover_shows_the_reads_from_and_to_a_word(show):
     s = heads()
     first, second = (np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2))
@@ -422,6 +423,7 @@ def test_the_view_is_saved_as_svg_and_png(show):
 # hostile words and nets without attention
 
 
+@pytest.mark.slow
 def test_hostile_words_stay_text(show):
     net = bt.bayesuvius(4, slices=1, heads=2, vocabulary=HOSTILE, observe=Categorical(3))
     s = net.sentence(HOSTILE).observe(y_1=1)

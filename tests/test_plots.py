@@ -403,6 +403,7 @@ def test_words_never_overlap_however_many():
         assert len(extents) >= 30 and all(a[1] <= b[0] for a, b in itertools.pairwise(extents))
 
 
+@pytest.mark.slow
 def test_nothing_is_cut_off_and_the_page_is_not_exceeded(s, fits):
     results = [(s, {}), (s, {"node": "c", "evidence": {"y_3": "mat"}}), (s.reads(), {"word": 2}), (fits[0], {})]
     for k, (result, options) in enumerate(results):

@@ -150,6 +150,7 @@ def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(loss):
     assert not figure.axes[0].collections and "Bands" not in get_notes(figure)
 
 
+@pytest.mark.slow
 def test_all_are_written_in_every_form_and_into_the_axes_of_others(inclusion, loss):
     assert render(bt.plot(inclusion, show="rho"), "png") and render(bt.plot(inclusion, show="intervals"), "svg")
     assert render(bt.plot(loss), "pdf")

@@ -95,6 +95,7 @@ def test_only_the_top_states_are_shown():
         bt.plot(result, top=0)
 
 
+@pytest.mark.slow
 def test_hostile_words_and_labels_are_drawn():
     result = make_states([list(range(len(HOSTILE)))], labels=HOSTILE, num_states=len(HOSTILE))
     for kind in ("png", "svg", "pdf"):

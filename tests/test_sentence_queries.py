@@ -131,7 +131,10 @@ def test_patching_means_noise_and_undoing():
         s.do(y_0=Zero())
 
 
-@pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
+@pytest.mark.parametrize(
+    "name",
+    ["codebook", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slice", "two selectors", "marginal"))],
+)
 def test_separated_nodes_are_independent_in_the_numbers(name):
     """By d-separation and by D-separation (deterministic=True); some pairs are separated only in the second sense."""
     s = get_case(name).sentence

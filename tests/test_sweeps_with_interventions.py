@@ -31,7 +31,10 @@ def net():
 SIDES = [("corrupt", 2**29), ("both", 1), ("clean", 2**29)]
 
 
-@pytest.mark.parametrize(("label", "side", "memory"), [(label, *SIDES[k % 3]) for k, label in enumerate(SURGERY)])
+@pytest.mark.parametrize(
+    ("label", "side", "memory"),
+    [pytest.param(label, *SIDES[k % 3], marks=[pytest.mark.slow] * (k % 3 > 0)) for k, label in enumerate(SURGERY)],
+)
 def test_what_is_set_stays_set(net, label, side, memory):
     clean, corrupt = net.sentence("the cat sat a"), net.sentence("the dog a sat")
     clean = clean.do(SURGERY[label]) if side != "corrupt" else clean
