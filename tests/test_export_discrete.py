@@ -72,7 +72,15 @@ def count_joint_states(model: GroundModel) -> int:
 
 ALL = [*CASES, *GRID[::2]]
 SELECTED = [case for case in ALL if case.name in ("codebook", "chapter, real", "marginal")]
-LARGE = ("slice", "codebook, two slices", "word, two slices", "two selectors", "grouped", "word, codebook")  # states
+LARGE = (
+    "slice",
+    "codebook, two slices",
+    "word, two slices",
+    "two selectors",
+    "grouped",
+    "word, codebook",
+    "word, codebook, pooled",
+)  # states
 EVERY = [pytest.param(case, marks=[pytest.mark.slow] * (k % 2 or case.name in LARGE)) for k, case in enumerate(ALL)]
 SELECTED_PARAMS = [pytest.param(case, marks=[pytest.mark.slow] * (case is not SELECTED[0])) for case in SELECTED]
 
@@ -96,14 +104,7 @@ def check_posteriors(
             torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
 
 
-SLOW = ["word, codebook, pooled"]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[pytest.mark.slow] * (case.name in SLOW)) for case in EVERY],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_posteriors_are_the_references(case: Case) -> None:
     sentence = case.sentence
     model = get_model(sentence)
