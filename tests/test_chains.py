@@ -293,19 +293,26 @@ def test_values_at_neighbours_of_a_chain(nodes, algorithm):
     assert (route.algorithm == "elimination") == (algorithm is not None)
 
 
+@pytest.mark.parametrize("reach", ["before", "after"])
 @pytest.mark.parametrize("role", ["e", "d"])
-def test_the_first_impossible_word_is_named(role):
-    """A chain that cannot leave state 1, and observations of which the third needs state 0; by two readouts."""
+def test_the_first_impossible_word_is_named(role, reach):
+    """A chain that cannot leave state 1, and observations of which the third needs state 0; by two readouts.
+
+    Elimination applies if the other chain, which the evidence does not exclude, has the same direction.
+    """
     nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD)]
+    nodes += [bt.Node("b", Categorical(2), [bt.Arrow("b", reach)], WORD)]
     nodes += [bt.Node(name, Categorical(2), ["c"], WORD) for name in "de"]
+    nodes += [bt.Node("f", Categorical(2), ["b", "c"], WORD)]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
     zero = -math.inf
     same = torch.tensor([[0.0, zero], [zero, 0.0]], dtype=D)
     absorbing = torch.tensor([[0.0, 0.0], [zero, 0.0]], dtype=D)
     net = net.replace({"c_0.logits": absorbing, "d_0.logits": same, "e_0.logits": same})
     s = net.sentence(x=torch.zeros(5, 1, dtype=D))
-    possible = {"e_0_0": 0, "e_0_1": 1, "d_0_3": 1}
+    possible = {"e_0_0": 0, "e_0_1": 1, "d_0_3": 1, "f_0_2": 1}
     assert float(s.log_prob(possible)) < 0
+    assert (s.explain("log_prob", possible).algorithm == "elimination") == (reach == "before")
     for query in (s.log_prob, lambda evidence: s.posterior("c_0_4", evidence)):
         with pytest.raises(bt.EvidenceError, match=rf"{role}_0_2.*given the evidence before it"):
             query({**possible, f"{role}_0_2": 0, "d_0_4": 0, "e_0_3": 0})

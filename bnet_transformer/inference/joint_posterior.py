@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import NoReturn
 
 import torch
@@ -47,7 +48,7 @@ from bnet_transformer.inference.routing import (
     with_cost,
     with_factor_graph,
 )
-from bnet_transformer.reference import ReferenceRun
+from bnet_transformer.reference import GroundModel, ReferenceRun
 from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
 
 
@@ -105,21 +106,28 @@ def joint_log_evidence(query: Query) -> Tensor:
         logs = elimination.log_evidence(query.module, evidence, **arguments)
         return logs.detach()[0].double()
 
-    def log_prob_of_first(count: int) -> Tensor:
-        first = replace(query, evidence={node: query.evidence[node] for node in [*query.evidence][:count]})
-        return _joint_log_probs(first, route if count == len(query.evidence) else route_joint(first))
-
-    # If a prefix of the evidence is impossible, every longer prefix is: so bisection finds the impossible observation.
-    total = log_prob_of_first(len(query.evidence))
+    total = _joint_log_probs(query, route)
     if total > -math.inf:
         return total
-    lengths = range(1, len(query.evidence))
+    # If a prefix of the evidence is impossible, every longer prefix is: so bisection finds the impossible observation.
+    ordered = dict(sorted(query.evidence.items(), key=lambda item: _find_word(query.model, item[0])))
+
+    def is_impossible(count: int) -> bool:
+        first = replace(query, evidence=dict(islice(ordered.items(), count)))
+        return bool(_joint_log_probs(first, route_joint(first)) == -math.inf)
+
     try:
-        last = bisect_left(lengths, True, key=lambda count: bool(log_prob_of_first(count) == -math.inf))
+        last = bisect_left(range(1, len(ordered)), True, key=is_impossible)
     except BudgetError:  # fewer observations separate fewer choices
         expected = "evidence that is possible in some state of the net"
         raise EvidenceError("evidence", expected=expected, actual="observations of probability zero together") from None
-    raise reference.impossible_evidence_error(query.model, query.evidence, last)
+    raise reference.impossible_evidence_error(query.model, ordered, last)
+
+
+def _find_word(model: GroundModel, node: int) -> int:
+    """The word of a node; -1 for a node without a word."""
+    group, index = model.ground.unravel_index(node)
+    return index[-1] if group.word_stack is not None else -1
 
 
 def raise_impossible_evidence(query: Query) -> NoReturn:
