@@ -1,11 +1,12 @@
 """`explain` names the algorithm that answers a query, the reference exactly where the reference runs."""
 
 import pytest
+import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.explanation import EXPLAINERS
-from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select
+from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select
 from tests.cases import CASES
 
 WORD = ["word"]
@@ -122,6 +123,11 @@ def test_the_node_that_rules_elimination_out_is_named():
     assert (route.algorithm, route.states) == ("enumeration", 81)
     route = s.explain("posterior", "c_0_0", {"x_1_0": s.do(c_0_0=1)["x_1_0"]})
     assert (route.algorithm, route.node) == ("elimination", None)
+    nodes = [bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD), bt.Node("h", Select(1), ["c"], WORD)]
+    nodes += [bt.Node(role, Add(), [bt.Arrow(parent, "before")], WORD) for role, parent in ("fh", "gf")]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(1), plates=WORD)], [bt.Node("y", Normal(0.5), ["g"], WORD)])
+    route = bt.BNet(bt.Declaration([stack])).sentence(torch.zeros(3, 1)).explain("log_prob", {"y_1": [0.0]})
+    assert (route.algorithm, route.choices) == ("conditioning", ()) and "are at state 0" in route.reason
 
 
 def test_a_query_beyond_its_budget_is_explained_with_its_error():

@@ -425,6 +425,40 @@ def test_a_published_file_keeps_its_labels_and_rounded_rows(tmp_path):
     np.testing.assert_allclose(s.posterior("B", {"A": "a_b_c"}), [0.2, 0.8], atol=1e-15)
 
 
+TWO_VARIABLES = """
+variable A { type discrete [ 2 ] { yes, no }; }
+variable default { type discrete [ 3 ] { default, y, z }; }
+probability ( default | A ) { (no) 0.2, 0.3, 0.5; (yes) 0.1, 0.1, 0.8; }
+probability ( A ) { default 0.3, 0.7; }
+"""
+
+
+@pytest.mark.parametrize(
+    "rows", ["(no) 0.2, 0.3, 0.5; default 0.1 0.1 0.8 ;", "default 0.1, 0.1, 0.8; (no) 0.2, 0.3, 0.5;"]
+)
+def test_default_rows_of_a_file(rows, tmp_path):
+    (tmp_path / "a.bif").write_text(TWO_VARIABLES.replace("(no) 0.2, 0.3, 0.5; (yes) 0.1, 0.1, 0.8;", rows))
+    s = bt.read_bif(tmp_path / "a.bif").sentence()
+    np.testing.assert_allclose(s.posterior("A"), [0.3, 0.7], atol=1e-15)
+    for state, row in {"yes": [0.1, 0.1, 0.8], "no": [0.2, 0.3, 0.5]}.items():
+        np.testing.assert_allclose(s.posterior("default", {"A": state}), row, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "message"),
+    [
+        ("| A", "| Q", "probability of default: .*variables of the file; got Q"),
+        ("(no)", "(maybe)", r"probability of default: .*state of each parent \(A\).*maybe"),
+        ("[ 3 ]", "[ 4 ]", "variable default: expected 4 states"),
+        ("default 0.3, 0.7", "default 0.3, 0.3, 0.4", "probability of A: expected 2 numbers"),
+    ],
+)
+def test_faults_of_a_file_are_named(part, changed, message, tmp_path):
+    (tmp_path / "a.bif").write_text(TWO_VARIABLES.replace(part, changed))
+    with pytest.raises(bt.BNetError, match=message):
+        bt.read_bif(tmp_path / "a.bif")
+
+
 def test_names_that_are_no_roles_are_refused_with_a_proposal():
     network = DiscreteBayesianNetwork([("X_1", "a-b")])
     table = TabularCPD("a-b", 2, [[0.5, 0.1], [0.5, 0.9]], ["X_1"], [2])

@@ -37,6 +37,7 @@ from bnet_transformer.tpm.table import check_rows
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from pgmpy.factors.discrete import TabularCPD
     from pgmpy.models import DiscreteBayesianNetwork
@@ -48,6 +49,9 @@ OBSERVATION_STATES = ("seen", "unseen")
 ROW_SUM_TOLERANCE = 0.01  # of pgmpy's `check_model`; published tables are often rounded
 EXACT_SUM_TOLERANCE = 1e-9  # rows whose sum is nearer to 1 stay as they are
 K = TypeVar("K")
+BIF_COMMENT = re.compile(r'("[^"]*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
+BIF_VARIABLE = re.compile(r"variable\s+([^{]+?)\s*\{[^}]*?type\s+\w+\s*\[\s*(\d+)\s*\]\s*\{([^}]+)\}")
+BIF_TABLE = re.compile(r"probability\s*\(\s*([^|)]+?)\s*(?:\|([^)]*))?\)\s*\{([^}]*)\}")
 ESCAPED_STATES = "property states escaped ;"  # in the block "network" of a BIF file: labels by `format_state_name`
 
 
@@ -255,7 +259,11 @@ def bif_to_declaration(path: str | os.PathLike[str], *, roles: Roles = None, lea
     file, expected = as_path(path), "a file in the BIF format"
     with wrap_read_errors(file, expected):
         text = file.read_text(encoding="utf-8-sig") + "\n"  # the reader omits a last block without a line break
+        text, default_rows = _extract_default_rows(file, text)
         reader = BIFReader(string=text)
+        for name, table in reader.variable_cpds.items():  # a row that the file does not contain is zero
+            if name.lower() in default_rows:
+                table[:, table.sum(0) == 0] = np.array(default_rows[name.lower()])[:, None]
         names = [name.lower() for name in reader.variable_names]
         if not names:
             raise FileError(str(file), expected=expected, actual="a file without variables")
@@ -268,6 +276,40 @@ def bif_to_declaration(path: str | os.PathLike[str], *, roles: Roles = None, lea
             reader.variable_states = {name: list(map(parse_state_name, labels)) for name, labels in states}
         network = reader.get_model()
     return pgmpy_to_declaration(network, roles=roles, learnable=learnable)
+
+
+def _extract_default_rows(file: Path, text: str) -> tuple[str, dict[str, list[float]]]:
+    """The text of a BIF file without comments and rows `default`, which pgmpy cannot read, and these rows by variable.
+
+    Raises an error for states and parents that are not declared. Names are in lower case, as pgmpy ignores the case.
+    """
+    text = BIF_COMMENT.sub(lambda match: match[1] or "", text).replace('"', " ")
+    states, default_rows = dict[str, list[str]](), dict[str, list[float]]()
+    for name, count, names in BIF_VARIABLE.findall(text):
+        states[name.lower()] = listed = re.split(r"\s*,\s*" if "," in names else r"\s+", names.strip(" \t\r\n,"))
+        if len(listed) != int(count):
+            hint = "Correct the number in brackets or the list of states"
+            raise FileError(f"{file}, variable {name}", expected=f"{count} states", actual=listed, hint=hint)
+    for header, given, body in BIF_TABLE.findall(text):
+        variables = [header, *(name.strip() for name in given.split(","))] if given else header.split()
+        subject = f"{file}, probability of {variables[0]}"
+        for name in variables:
+            if name.lower() not in states:
+                hint = f"Correct the name, or add a block 'variable {name}'"
+                raise FileError(subject, expected="variables of the file", actual=name, hint=hint)
+        for line in body.split(";"):
+            if (row := line.strip()).startswith("("):
+                labels = [label.strip() for label in row[1:].partition(")")[0].split(",")]
+                parents = [states[name.lower()] for name in variables[1:]]
+                if len(labels) != len(parents) or any(a not in b for a, b in zip(labels, parents, strict=True)):
+                    expected = f"one state of each parent ({', '.join(variables[1:])}) in each row"
+                    raise FileError(subject, expected=expected, actual=f"({', '.join(labels)})")
+            elif re.match(r"default\s", row):
+                default_rows[variables[0].lower()] = numbers = [float(n) for n in re.split(r"[\s,]+", row)[1:] if n]
+                if len(numbers) != (expected_count := len(states[variables[0].lower()])):
+                    raise FileError(subject, expected=f"{expected_count} numbers in the row default", actual=numbers)
+                text = text.replace(f"{line};", "")
+    return text, default_rows
 
 
 def _read_probabilities(variable: Hashable, tables: Mapping[Hashable, TabularCPD]) -> NDArray[np.float64]:

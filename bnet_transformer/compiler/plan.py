@@ -456,7 +456,8 @@ def find_word_offset(network: Network, index: int, computed: set[int], enumerate
 
     Returns:
         The offset, and the first group that depends on the choice at another word, or None. The offset is -1 if all
-        values of word i depend on the choices of the words i - 1 and i only (a chain), 1 for i and i + 1, else 0.
+        values of word i depend on the choices of the words i - 1 and i only (a chain), 1 for i and i + 1, else 0; then
+        the group is the one that rules a chain out.
     """
     offsets: dict[int, set[int]] = {index: {0}} if network.specs[index].group.word_stack is not None else {}
     steps, reader, used, is_changed = {"same": 0, "rest": 0, "before": -1, "after": 1}, None, {0}, bool(offsets)
@@ -474,7 +475,7 @@ def find_word_offset(network: Network, index: int, computed: set[int], enumerate
             reader = child if reader is None and not reached <= {0} else reader
             used |= reached
             if not (used <= {0, -1} or used <= {0, 1}):
-                return 0, reader
+                return 0, child
             if child not in enumerated and not reached <= offsets.get(child, set()):
                 offsets[child] = offsets.get(child, set()) | reached
                 is_changed = True

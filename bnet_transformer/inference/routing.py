@@ -327,6 +327,9 @@ JOINT_REASONS = {
     "summed out",
     "enumeration": "all joint states of the choices fit in batches of the compiled net",
 }
+PRUNED_REASON = (  # of conditioning on no node
+    "the choices on which the evidence does not depend are at state 0, so that the others are summed out in one pass"
+)
 ELIMINATION_REASON = (
     "each value depends on the choices of one word, or of two neighbouring words of a chain, so that choices are "
     "summed out one by one, and chains word by word"
@@ -374,7 +377,9 @@ def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> R
     plan = plans[0] if plans else None
     if not isinstance(plan, JointPlan):
         return route
-    reason = JOINT_REASONS[plan.algorithm].format(nodes=format_nodes(model, plan.nodes)) + route.reason
+    is_pruned = plan.algorithm == "conditioning" and not plan.nodes
+    reason = PRUNED_REASON if is_pruned else JOINT_REASONS[plan.algorithm].format(nodes=format_nodes(model, plan.nodes))
+    reason += route.reason
     route = replace(route, algorithm=plan.algorithm, reason=reason, plan=plan)
     if plan.graph is not None:
         return with_factor_graph(route, plan.graph, plan.graph.order)

@@ -102,8 +102,9 @@ def check_handled_sites(
             handled[handler].add(name)
         elif name in network.graph.by_name:
             if network.get_spec(name).tpm.is_random and is_summed:
-                hint = "Pass observations as y=, or use net.pyro(choices='sites')"
-                raise BNetError(f"{handler} on {name}: the model sums this node out", hint=hint)
+                hint = "Pass observations as y= and interventions as do=, or use net.pyro(choices='sites')"
+                message = f"{handler} on {name}: with choices='summed' choices are summed out, and no node is a site"
+                raise BNetError(message, hint=hint)
             is_set = network.get_spec(name).tpm.is_random
             kind = "a node that do= sets" if is_set else "a deterministic node"
             hint = f"Leave {name} out of do=" if is_set else f"Use model(x, do={{{name!r}: ...}}) to set the node"

@@ -118,12 +118,12 @@ class PyroModel:
         """
         sites = frozenset(name for name in self.sites if name not in check_mapping("do", do))
         y = self._observations_by_group(y)
+        handled = checks.check_handled_sites(self.network, sites, frozenset(y), is_summed=self.choices == "summed")
         if self.choices == "summed" and not y:
             raise BNetError("y", expected="observations, because the model has no other sites with choices='summed'")
         if self.choices == "summed" and record:
             expected = "no names, because with choices='summed' no values of nodes are computed"
             raise BNetError("record", expected=expected, actual=tuple(record))
-        handled = checks.check_handled_sites(self.network, sites, frozenset(y), is_summed=self.choices == "summed")
         inputs, word_counts, num_sentences, device = self._module.validate_inputs(x, given)
         assigned = self._module.validate_values("do", do, word_counts, num_sentences)
         num_sentences = infer_batch_size(self.network, assigned, num_sentences)

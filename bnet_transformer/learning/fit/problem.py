@@ -23,8 +23,14 @@ from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape, has_posterior_dim
+from bnet_transformer.errors import BNetError, EvidenceError
+from bnet_transformer.inference.elimination import (
+    eliminate_choices,
+    get_batch_size,
+    get_full_shape,
+    has_posterior_dim,
+    log_evidence,
+)
 from bnet_transformer.inference.factors import Factor, build_factors, log_prior, select_logits
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.reference import ATOL
@@ -193,6 +199,19 @@ class FitObjective(nn.Module):
     def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
         """Compute the log evidence of each sentence for several sets of parameters, `[set, sentence]`."""
         return torch.vmap(lambda parameters: self.log_evidence(parameters, corpus))(dict(sets))
+
+    def check_possible(self, corpus: Batch, size: int) -> None:
+        """Raise an error for the first observation that is impossible in the net before the fit.
+
+        At most `size` sentences are evaluated together, all of them if they share one draw of a choice.
+        """
+        for number, part in enumerate([corpus] if self.has_corpus_choice else corpus.parts(size)):
+            try:
+                with torch.no_grad():
+                    log_evidence(self.module, part.evidence, part.x, part.mask, given=part.given, budget=self.budget)
+            except EvidenceError as error:
+                where = f" after {number * size} other sentences" if number else ""
+                raise EvidenceError(f"{error.subject}{where}", **error.parts) from error
 
     @property
     def has_prior(self) -> bool:

@@ -180,7 +180,13 @@ class RestartOptimizer(ABC):
             raise self.divergence_error("parameters without a finite bound after the last step")
 
     def divergence_error(self, received: str) -> BNetError:
-        """Create the error of a fit that diverged, with the last checkpoint and the remedies."""
+        """Create the error of a fit that diverged, with the last checkpoint and the remedies.
+
+        Raises:
+            EvidenceError: The sentences are impossible in the net; the error names the first impossible observation.
+        """
+        if self.has_summed_choices:
+            self.objective.check_possible(self.corpus, FULL_PASS_SIZE)
         step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
         remedies = f"a rate= below {self.schedule(step):g}, clip=1.0, or a prior (spread=)"
         return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)

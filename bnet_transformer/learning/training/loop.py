@@ -248,7 +248,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
         while trainer.step < steps and not stop and not _should_stop_early(trainer):
             batch = dataset(trainer.step)
             trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
-            stop = _drain_losses(trainer, path, all=path is not None and due)
+            stop = _drain_losses(trainer, dataset, path, all=path is not None and due)
             if path is not None and due:
                 trainer.save(path)
             trainer.update_parameters()
@@ -258,9 +258,9 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
             stop = stop or (trainer.ranks.world_size == 1 and bool(interrupts))
             due = loop.is_evaluation_step(trainer.step, steps)
             if held_out and not stop and due:
-                _drain_losses(trainer, path, all=True)
+                _drain_losses(trainer, dataset, path, all=True)
                 _evaluate_held_out(trainer, held_out)
-        _drain_losses(trainer, path, all=True)
+        _drain_losses(trainer, dataset, path, all=True)
         if batch is not None:  # the last parameters are saved if their loss on the last batch is valid
             loss = trainer.evaluate([batch])
             if not trainer.config.early_stopping.is_valid(loss):
@@ -271,10 +271,11 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
         raise KeyboardInterrupt
 
 
-def _drain_losses(trainer: Trainer, path: Path | None, *, all: bool = False) -> bool:
+def _drain_losses(trainer: Trainer, dataset: Dataset, path: Path | None, *, all: bool = False) -> bool:
     """Read the finished losses, or `all`; raise an error for an invalid one. Return True if a process must stop."""
     stop = False
     for loss, grad_norm, should_stop in trainer.drain_losses(all=all):
+        trainer.check_possible(loss, dataset, len(trainer.losses))
         if not trainer.config.early_stopping.is_valid(loss, grad_norm):
             raise _divergence_error(trainer, f"loss {loss:g} and gradient norm {grad_norm:g}", path)
         stop = stop or should_stop

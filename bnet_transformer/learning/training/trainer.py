@@ -23,8 +23,8 @@ from bnet_transformer.data.batch import UNOBSERVED, is_observed
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.elimination import eliminate_choices
+from bnet_transformer.errors import BNetError, EvidenceError
+from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
 from bnet_transformer.inference.factors import build_factors
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.training.configs import AdamW, TrainConfig, create_schedule
@@ -32,6 +32,7 @@ from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm import Dropout
 
 Loss = Callable[[CompiledModule, Batch], Tensor]
+IMPOSSIBLE_LOSS = 1e20  # below the mean loss of any batch with probability zero, which is -LOG_ZERO over its words
 
 
 class TrainingLoss(nn.Module):
@@ -204,6 +205,22 @@ class Trainer:
         for loss, grad_norm, should_stop in self.deferred_scalars.pop_ready(all=all):
             yield loss, grad_norm, should_stop > 0
             self.losses.append(loss)
+
+    def check_possible(self, loss: float, dataset: Dataset, step: int) -> None:
+        """Raise an error if the loss of a step is that of an impossible observation; the error names the first.
+
+        Only such a loss requires another pass, on the net as it was before the first step.
+        """
+        has_choices = self.training_loss.loss_fn is None and self.training_loss.task.has_choices
+        if not (has_choices and loss > IMPOSSIBLE_LOSS):
+            return
+        batch = dataset(step).to(self.ranks.device, self.network.dtype)
+        module = CompiledModule(self.network).to(self.ranks.device).eval()
+        try:
+            with torch.no_grad():
+                log_evidence(module, batch.evidence, batch.x, batch.mask)
+        except EvidenceError as error:
+            raise EvidenceError(f"{error.subject} in the batch of step {step + 1}", **error.parts) from error
 
     def evaluate(self, batches: list[Batch]) -> float:
         """Compute the mean loss of held-out data, without dropout and label smoothing."""
