@@ -7,7 +7,6 @@ sentence takes the arguments of the method with the same name.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -38,6 +37,7 @@ from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sentence_state import SentenceState
 
+UNLIMITED_STATES = 2**1023  # more joint states than any sentence has; the largest budget that queries accept
 BoundArguments = SimpleNamespace  # the arguments of a method by name
 
 
@@ -98,7 +98,7 @@ def explain_query(
     except BudgetError as error:
         if not hasattr(bound, "budget"):
             raise
-        bound.budget = sys.maxsize
+        bound.budget = UNLIMITED_STATES
         return replace(EXPLAINERS[question](state, bound), excess=str(error))
 
 

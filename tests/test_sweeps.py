@@ -74,6 +74,7 @@ def test_the_oracle_is_do_and_the_posterior():
 LARGE = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # many joint states: one role is enough
 CASES_WITH_WORDS = [case_ for case_ in CASES if case_.text is not None]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
+REFUSED |= {("backward chain", "x"), *(("windowed selectors", role) for role in "xpWv")}
 
 
 # Roles that are swept: one of every kind of TPM, axes and attended words, and of nets with choices of every kind.

@@ -77,6 +77,7 @@ class CompiledModule(nn.Module):
         if self.find_requirements((self.output,), ()).fault is None:  # else the call raises the error
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)
+            _ = network.graph.backward  # torch.compile does not trace the first access to a cached property
 
     def forward(
         self,

@@ -256,7 +256,7 @@ def _sample_word_by_word(
         states = {node: value[chunk] for node, value in samples.items() if node not in known}
         evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
         execution = evaluator.execute(outside, graph.ancestral_set(outside))
-        known_states = {}
+        known_states: dict[int, tuple[Tensor, Tensor]] = {}
         for is_real in (True, False):  # some nodes of a discrete group may be set to vectors, and others to states
             selected = {k: value[chunk] for k, value in known.items() if value.is_floating_point() == is_real}
             for name, (value, mask) in group_values(model, {}, states=selected).items():
