@@ -212,6 +212,8 @@ class FitObjective(nn.Module):
             except EvidenceError as error:
                 where = f" after {number * size} other sentences" if number else ""
                 raise EvidenceError(f"{error.subject}{where}", **error.parts) from error
+            except BNetError:  # numbers overflow: the fit reports its bound
+                return
 
     @property
     def has_prior(self) -> bool:
