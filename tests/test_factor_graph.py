@@ -26,7 +26,6 @@ from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_gr
 from bnet_transformer.inference.joint_posterior import (
     _joint_log_probs,
     find_marginal_map,
-    find_most_probable,
     node_posteriors,
     route_marginal_map,
 )
@@ -134,6 +133,12 @@ def draw_sentence(pick: random.Random) -> bt.Sentence:
     return s.observe(evidence)
 
 
+def find_best(query: Query, count: int):
+    """The most probable joint states of all latent choices: the nodes, their states and log probabilities."""
+    query = query.without_input_evidence()
+    return find_marginal_map(replace(query, nodes=tuple(query.without_target_evidence().choices)), count)
+
+
 class BruteForce:
     """`log P(choices, evidence)` in every joint state, by the reference."""
 
@@ -184,7 +189,7 @@ def test_every_algorithm_equals_brute_force(seed):
     for node, probs in node_posteriors(joint).items():
         close(probs, brute.sum_out([node]).softmax(0))
     count = pick.randint(1, 6)
-    check_ranked(find_most_probable(replace(query, nodes=()), count), brute.table, count)
+    check_ranked(find_best(replace(query, nodes=()), count), brute.table, count)
     if nodes:
         check_ranked(find_marginal_map(query, count), expected, count)
 
@@ -285,7 +290,7 @@ def test_a_chain_of_1000_words_is_that_of_the_forward_algorithm():
     assert graph.order.entries <= 16 * 1000
     total = graph.compute_joint()
     close(float(total), run_forward(*terms), 1e-9)
-    _, states, log_probs = find_most_probable(query, 2)
+    _, states, log_probs = find_best(query, 2)
     close(float(log_probs[0]), run_forward(*terms, np.max), 1e-9)
     assert states.shape == (2, 1000) and log_probs[1] < log_probs[0]
     samples = graph.draw(50, torch.Generator().manual_seed(1))
@@ -309,7 +314,7 @@ def test_zeros_and_large_gaps_that_reverse_later(dtype):
     tolerance = 1e-10 if dtype == D else 1e-5
     graph = build_factor_graph(s.state.query())
     close(float(graph.compute_joint()), run_forward(*terms), tolerance)
-    _, states, log_probs = find_most_probable(s.state.query(), 40)
+    _, states, log_probs = find_best(s.state.query(), 40)
     close(float(log_probs[0]), run_forward(*terms, np.max), tolerance)
     assert len(states) == 6 and all(row == sorted(row, reverse=True) for row in states.tolist())  # 1 .. 1 0 .. 0
     assert all(bool(probs.isfinite().all()) for probs in graph.compute_marginals().values())
@@ -340,7 +345,7 @@ def test_impossible_evidence_in_a_long_chain_is_named():
         with pytest.raises(bt.EvidenceError, match=r"y_40: .*probability zero given the evidence before it"):
             call({**possible, "y_40": 0})
     with pytest.raises(bt.EvidenceError, match="y_40"):
-        find_most_probable(s.observe({**possible, "y_40": 0}).state.query(), 1)
+        find_best(s.observe({**possible, "y_40": 0}).state.query(), 1)
 
 
 # scopes, costs and budgets
@@ -407,7 +412,7 @@ def test_a_value_of_no_state_is_impossible():
         with pytest.raises(bt.EvidenceError, match=r"W_0_0: .*probability zero"):
             call({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)})
     with pytest.raises(bt.EvidenceError, match="W_0_0"):
-        find_most_probable(s.observe({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)}).state.query(), 2)
+        find_best(s.observe({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)}).state.query(), 2)
 
 
 def test_marginal_map_sums_first():

@@ -5,7 +5,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import routing
-from bnet_transformer.inference.routing import Obstacle, PerformanceWarning
+from bnet_transformer.inference.obstacles import Obstacle
+from bnet_transformer.inference.routing import PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps import engine, explain_sweep
 from tests.cases import get_case

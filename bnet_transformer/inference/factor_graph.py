@@ -23,7 +23,6 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.memory import check_memory
-from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.cost.net_cost import count_plan_flops
@@ -436,7 +435,7 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
         if fault is not None:
             return fault
     sizes = np.array([len(support) for support in supports.values()], dtype=np.float64)
-    words = _get_word_order(model, variables)
+    words = locate_words(model, variables)
     arrived, batches, excess = _propagate_variables(model, variables, sizes), list[FactorBatch](), dict[int, str]()
     for index, nodes in sorted(groups.items()):
         is_parent = np.zeros((len(nodes), len(variables)), dtype=bool)
@@ -551,14 +550,14 @@ def _unpack_lanes(marks: Marks, count: int) -> NDArray[np.bool_]:
     return np.unpackbits(little, axis=-1, bitorder="little")[:, :count].astype(bool)
 
 
-def _get_word_order(model: GroundModel, variables: Sequence[int]) -> list[tuple[int, int]]:
-    """For each variable its word, or 0, and its ground id."""
-    located = ((node, model.ground.unravel_index(node)) for node in variables)
-    return [(index[-1] if WORD in model.ground.axes(group) else 0, node) for node, (group, index) in located]
+def locate_words(model: GroundModel, nodes: Iterable[int]) -> list[tuple[int, int]]:
+    """For each node its word, -1 without a word, and its ground id: keys that sort nodes by word."""
+    located = ((node, model.ground.unravel_index(node)) for node in nodes)
+    return [(-1 if group.word_stack is None else index[-1], node) for node, (group, index) in located]
 
 
 def _colour_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Colors such that the variables of each scope have different colours, with a small number of colours.
+    """Colours such that the variables of each scope have different colours, with a small number of colours.
 
     Each row of a batch sets every variable to the state of its colour. So the rows contain all joint states of each
     scope, and their number is the product over colours and not over variables.
@@ -578,8 +577,13 @@ def _colour_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int
 
 def format_nodes(model: GroundModel, nodes: Sequence[int]) -> str:
     """The names of some nodes; a long list is shortened."""
-    names = [model.ground.name(node) for node in nodes[:MAX_LISTED]]
-    return ", ".join(names) + (f", … ({len(nodes)} nodes)" if len(nodes) > MAX_LISTED else "")
+    return shorten_names([model.ground.name(node) for node in nodes[:MAX_LISTED]], len(nodes))
+
+
+def shorten_names(names: Sequence[str], count: int) -> str:
+    """The first names in one text; if the number of all names is large, it is added."""
+    text = ", ".join(names[:MAX_LISTED])
+    return f"{text}, … ({count} nodes)" if count > MAX_LISTED else text
 
 
 def excess_error(expected: str, states: int) -> BudgetError:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from operator import itemgetter
 from typing import NoReturn
 
 import torch
@@ -27,6 +28,7 @@ from bnet_transformer.inference.factor_graph import (
     build_factor_graph,
     find_supports,
     format_nodes,
+    locate_words,
     scatter_possible,
 )
 from bnet_transformer.inference.factors import LOG_ZERO
@@ -48,7 +50,7 @@ from bnet_transformer.inference.routing import (
     with_cost,
     with_factor_graph,
 )
-from bnet_transformer.reference import GroundModel, ReferenceRun
+from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
 
 
@@ -110,7 +112,9 @@ def joint_log_evidence(query: Query) -> Tensor:
     if total > -math.inf:
         return total
     # If a prefix of the evidence is impossible, every longer prefix is: so bisection finds the impossible observation.
-    ordered = dict(sorted(query.evidence.items(), key=lambda item: _find_word(query.model, item[0])))
+    ordered = {
+        node: query.evidence[node] for _, node in sorted(locate_words(query.model, query.evidence), key=itemgetter(0))
+    }
 
     def is_impossible(count: int) -> bool:
         first = replace(query, evidence=dict(islice(ordered.items(), count)))
@@ -122,12 +126,6 @@ def joint_log_evidence(query: Query) -> Tensor:
         expected = "evidence that is possible in some state of the net"
         raise EvidenceError("evidence", expected=expected, actual="observations of probability zero together") from None
     raise reference.impossible_evidence_error(query.model, ordered, last)
-
-
-def _find_word(model: GroundModel, node: int) -> int:
-    """The word of a node; -1 for a node without a word."""
-    group, index = model.ground.unravel_index(node)
-    return index[-1] if group.word_stack is not None else -1
 
 
 def raise_impossible_evidence(query: Query) -> NoReturn:
@@ -225,27 +223,6 @@ def find_graph_of_marginals(query: Query) -> FactorGraph | None:
     return graph if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None else None
 
 
-def find_most_probable(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
-    """The most probable joint states of all latent choices given the evidence: the most probable explanation, k best.
-
-    Args:
-        query: The sentence and its evidence. The latent choices are those on which the evidence and the requested nodes
-            depend, with the requested nodes.
-        count: The maximum number k of joint states.
-
-    Returns:
-        The choices by ground id, their states `[k, choice]`, and `log P(states, evidence)`, `[k]`, in float64 (a log
-        density if an observed node is continuous). The most probable joint state is first, and of equally probable ones
-        the one with smaller states; k is smaller than `count` if fewer joint states are possible.
-
-    Raises:
-        BudgetError: A scope of the elimination has more joint states than the budget.
-        EvidenceError: The evidence is impossible; the error names the first impossible observation.
-    """
-    query = query.without_input_evidence()
-    return find_marginal_map(replace(query, nodes=tuple(query.without_target_evidence().choices)), count)
-
-
 def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
     """The most probable joint states of the requested nodes, summed over all other choices: marginal MAP, k best.
 
@@ -254,8 +231,9 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
         count: The maximum number k of joint states.
 
     Returns:
-        The nodes by ground id, their states `[k, node]`, and `log P(states, evidence)`, `[k]`, ordered as in
-        `find_most_probable`.
+        The nodes by ground id, their states `[k, node]`, and `log P(states, evidence)`, `[k]` (float64; with an
+        observed continuous node a log density). The most probable states come first, and of equally probable ones
+        those with smaller state numbers; k is smaller than `count` if fewer joint states are possible.
 
     Raises:
         BudgetError: A scope of the elimination has more joint states than the budget.

@@ -25,6 +25,7 @@ from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.inference.obstacles import Fault, Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.query import (
     build_length_inputs,
     enumerate_joint_states,
@@ -34,15 +35,7 @@ from bnet_transformer.inference.query import (
     iter_chunks,
     with_sentence_scope,
 )
-from bnet_transformer.inference.routing import (
-    REFERENCE_REASON,
-    Fault,
-    Obstacle,
-    Route,
-    Rule,
-    choose_route,
-    find_mixed_type_fault,
-)
+from bnet_transformer.inference.routing import REFERENCE_REASON, Route, Rule, choose_route
 from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.reference import BUDGET, GroundModel
 from bnet_transformer.reference.node_tables import (

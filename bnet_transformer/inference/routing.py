@@ -37,19 +37,15 @@ from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.inference.contraction import EliminationOrder
 from bnet_transformer.inference.factor_graph import (
-    MAX_LISTED,
     FactorGraph,
     build_factor_graph,
     excess_error,
     find_supports,
     format_nodes,
+    shorten_names,
 )
 from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
-from bnet_transformer.inference.obstacles import (
-    Fault as Fault,
-    Obstacle as Obstacle,
-    find_mixed_type_fault as find_mixed_type_fault,
-)
+from bnet_transformer.inference.obstacles import Fault, Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.query import (
     Query,
     classify_evidence,
@@ -122,11 +118,11 @@ class Route:
             warnings.warn(str(self), PerformanceWarning, stacklevel=3)
 
     def __str__(self) -> str:
-        scope = f" of {_shorten(self.scope)}" if self.scope else ""
+        scope = f" of {shorten_names(self.scope, len(self.scope))}" if self.scope else ""
         cost = [f"{self.states:,} joint states{scope}"] if self.states > 1 else []
         cost += [f"{self.entries:,} table entries"] if self.entries else []
         cost += [f"{self.rows:,} evaluations of the net"] if self.rows else []
-        cost += [f"in the order {_shorten(self.order)}"] if self.order else []
+        cost += [f"in the order {shorten_names(self.order, len(self.order))}"] if self.order else []
         cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
         cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
@@ -137,12 +133,6 @@ class Route:
     def _repr_html_(self) -> str:
         """The route as a paragraph of HTML."""
         return f"<p>{html.escape(str(self))}</p>"
-
-
-def _shorten(names: Sequence[str]) -> str:
-    """Names in one text; a long list is shortened."""
-    text = ", ".join(names[:MAX_LISTED])
-    return f"{text}, … ({len(names)} nodes)" if len(names) > MAX_LISTED else text
 
 
 @dataclass(frozen=True)

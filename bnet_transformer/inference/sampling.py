@@ -26,6 +26,7 @@ from bnet_transformer.inference.elimination import get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
+from bnet_transformer.inference.obstacles import Fault, Obstacle
 from bnet_transformer.inference.query import (
     Query,
     build_request_arguments,
@@ -35,8 +36,6 @@ from bnet_transformer.inference.query import (
     with_sentence_scope,
 )
 from bnet_transformer.inference.routing import (
-    Fault,
-    Obstacle,
     Route,
     find_elimination_fault,
     format_fault,

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.routing import Obstacle
+from bnet_transformer.inference.obstacles import Obstacle
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites

@@ -25,8 +25,8 @@ import numpy as np
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.naming import WORD
+from bnet_transformer.inference.obstacles import Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.query import find_set_groups
-from bnet_transformer.inference.routing import Obstacle, find_mixed_type_fault
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, find_changed_positions
