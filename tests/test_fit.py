@@ -18,7 +18,8 @@ from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import restarts as ascent
 from bnet_transformer.learning.fit.comparison import match_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.learning.fit.restarts import RestartOptimizer, init_restarts
+from bnet_transformer.learning.fit.restarts import GradientOptimizer, init_restarts
+from bnet_transformer.learning.fit.second_order import SecondOrderOptimizer
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 from tests.custom_tpms import NoisyWord
@@ -141,10 +142,12 @@ def test_em_never_falls_and_ends_where_map_does(prior):
 def test_em_with_one_table_is_the_closed_form():
     """One selector per sentence, known heads: the M-step is the mean of the responsibilities."""
     net, data = randomize(mixture()), vectors(40)
-    f = fit(net, data, method=bt.EM(steps=1), learn=["c.logits"])
+    f = fit(net, data, method=bt.EM(steps=1, optimizer="first-order"), learn=["c.logits"])
     probs = posterior(net.module(), "c", {"y": Evidence(data[1])}, data[0]).mean(0)
     torch.testing.assert_close(f.pi, probs)
-    with_prior = fit(word_mixture(prior=4.0), ids(40), method=bt.EM(steps=1), learn=["c.logits"])
+    with_prior = fit(
+        word_mixture(prior=4.0), ids(40), method=bt.EM(steps=1, optimizer="first-order"), learn=["c.logits"]
+    )
     probs = posterior(word_mixture(prior=4.0).module(), "c", {"y": Evidence(ids(40)[1])}, ids(40)[0]).sum(0) + 3
     torch.testing.assert_close(with_prior.pi, probs / probs.sum())
 
@@ -170,7 +173,14 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
 
 def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
     held_out = vectors(10, seed=1)
-    f = fit(mixture(), vectors(60), method=bt.MAP(restarts=8, steps=16), every=4, held_out=held_out, spread=0.3)
+    f = fit(
+        mixture(),
+        vectors(60),
+        method=bt.MAP(restarts=8, steps=16, optimizer="first-order"),
+        every=4,
+        held_out=held_out,
+        spread=0.3,
+    )
     restarts = {step: sorted(restart for s, restart, _ in f.measured if s == step) for step in (4, 8, 16)}
     assert [len(restarts[step]) for step in (4, 8, 16)] == [8, 4, 2]
     scores = {restart: score for step, restart, score in f.measured if step == 8}
@@ -276,7 +286,9 @@ def test_the_last_phase_returns_no_worse_parameters(monkeypatch):
 
     monkeypatch.setattr(ascent, "_continue_on_all", continue_on_all)
     monkeypatch.setattr(ascent, "FINAL_RATE_FACTOR", 60.0)
-    f = fit(mixture(heads=2), vectors(), method=bt.MAP(restarts=2, steps=8), spread=1.0, every=1)
+    f = fit(
+        mixture(heads=2), vectors(), method=bt.MAP(restarts=2, steps=8, optimizer="first-order"), spread=1.0, every=1
+    )
 
     def log_posterior(parameters):
         objective = start["objective"]
@@ -373,7 +385,7 @@ def test_bad_input_is_refused():
 def test_a_corpus_has_one_draw_and_warns():
     net = randomize(mixture("corpus"))
     with pytest.warns(UserWarning, match="selects a model"):
-        f = fit(net, (X, Y), method=bt.MAP(steps=2))
+        f = fit(net, (X, Y), method=bt.MAP(steps=2, optimizer="first-order"))
     expected = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
     assert f.bounds[0] == pytest.approx(float(expected)) and f.responsibilities((X, Y)).shape == (1, 3)
 
@@ -381,13 +393,20 @@ def test_a_corpus_has_one_draw_and_warns():
 # interrupts and checkpoints
 
 
-@pytest.mark.parametrize("method", ["map", "em", "svi"])
-def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(method, tmp_path, monkeypatch):
-    restarts = {} if method == "svi" else {"restarts": 4}
-    options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **restarts}
-    options = options | ({"held_out": None} if method == "svi" else {})
+INTERRUPTED = {
+    "map": (GradientOptimizer, {"method": "map", "batch": 8, "held_out": vectors(9, seed=3), "restarts": 4}),
+    "em": (GradientOptimizer, {"method": "em", "batch": 8, "held_out": vectors(9, seed=3), "restarts": 4}),
+    "second order": (SecondOrderOptimizer, {"method": "em", "restarts": 4}),
+    "svi": (GradientOptimizer, {"method": "svi", "batch": 8}),
+}
+
+
+@pytest.mark.parametrize("case", INTERRUPTED)
+def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(case, tmp_path, monkeypatch):
+    kind, options = INTERRUPTED[case]
+    options = {"steps": 12, "spread": 1.0, **options}
     expected = fit(mixture(), vectors(), every=4, **options)
-    advance = RestartOptimizer.advance
+    advance = kind.advance
 
     def advance_and_interrupt(self):
         advance(self)
@@ -395,14 +414,14 @@ def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(method, tmp_pa
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RestartOptimizer, "advance", advance_and_interrupt)
+        patch.setattr(kind, "advance", advance_and_interrupt)
         partial = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
     assert not partial.finished and len(partial.bounds) == 7 and partial.bounds == expected.bounds[:7]
     resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)
     assert resumed.bounds == expected.bounds and resumed.measured == expected.measured
     assert all(torch.equal(v, expected.net.parameters[k]) for k, v in resumed.net.parameters.items())
-    with pytest.raises(bt.BNetError, match="rate"):
-        fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, rate=0.5, **options)
+    with pytest.raises(bt.BNetError, match="steps"):
+        fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options | {"steps": 13})
     with pytest.raises(bt.BNetError, match="data"):
         fit(mixture(), vectors(seed=5), every=4, folder=tmp_path, resume=True, **options)
     with pytest.raises(bt.FileError, match="resume=True"):

@@ -130,7 +130,7 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
 
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
-    f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)
+    f = fit(net, data, method=bt.MAP(restarts=2, steps=8, optimizer="first-order"), checkpoints=tmp_path)
     saved = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
     best = net.replace({name: saved.get_tensors("best")[name] for name in f.learned})
     assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
@@ -159,7 +159,7 @@ def test_an_option_of_a_config_names_its_config():
 
 
 def test_a_diverged_fit_resumes_from_its_last_good_step(tmp_path):
-    options = {"folder": tmp_path, "every": 1}
+    options = {"folder": tmp_path, "every": 1, "optimizer": "first-order"}
     first = fit(mixture(), vectors(), steps=6, **options)
     with pytest.raises(bt.BNetError, match=r"Resume from step 6 .*resume='changed'"):
         fit(mixture(), vectors(), steps=20, rate=1e6, resume="changed", **options)
@@ -184,14 +184,15 @@ def test_a_fit_that_diverges_at_once_keeps_no_checkpoint(tmp_path):
 
 def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
-    fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
-    longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
+    method = bt.MAP(restarts=3, steps=8, optimizer="first-order")
+    fit(net, data, method=method, checkpoints=tmp_path)
+    method = replace(method, steps=16)
+    longer = fit(net, data, method=method, checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
     saved = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
     best = net.replace({name: saved.get_tensors("best")[name] for name in longer.learned})
     assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
-    resumed = fit(
-        net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)
-    )  # a finished last phase stays
+    # A finished last phase stays.
+    resumed = fit(net, data, method=method, checkpoints=bt.Checkpoints(tmp_path, resume=True))
     assert resumed.bounds == longer.bounds
 
 

@@ -75,6 +75,7 @@ def build_factors(
     *,
     atol: float,
     budget: int,
+    defer: bool = True,
 ) -> tuple[ExecutionState, list[Factor]]:
     """The factors of evidence and a target, with a dim for each enumerated choice.
 
@@ -85,6 +86,7 @@ def build_factors(
         request: The sentences and their interventions; this function sets the groups that are computed.
         atol: The tolerance of evidence on groups that are functions of their parents.
         budget: The maximum number of joint states of the choices on which one value depends.
+        defer: Whether the likelihood of a readout may be computed without its mean (`deferred_readout`).
 
     Returns:
         The execution state after the pass, and the factors.
@@ -93,7 +95,7 @@ def build_factors(
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
     _check_evidence_groups(network, evidence, do)
     forms = {name: _classify_evidence(item, patched.get(name)) for name, item in evidence.items()}
-    problem = build_elimination_problem(module, forms, target, do, {**patched, **rows})
+    problem = build_elimination_problem(module, forms, target, do, {**patched, **rows}, defer=defer)
     if problem.fault is not None and problem.has_plan:
         raise problem.fault
     inputs = request.x if isinstance(request.x, ValidatedInputs) else module.validate_inputs(request.x, request.given)
@@ -136,6 +138,8 @@ def build_elimination_problem(
     target: str | None,
     do: Collection[str],
     partial: Collection[str],
+    *,
+    defer: bool = True,
 ) -> EliminationProblem:
     """The structure of an elimination and its fault, if it has one; cached for each structure.
 
@@ -145,11 +149,12 @@ def build_elimination_problem(
         target: The requested discrete group, if any.
         do: Groups that are set.
         partial: Groups of which some nodes, or the attention rows of some nodes, are set.
+        defer: Whether the likelihood of a readout may be computed without its mean.
     """
-    key = tuple(forms.items()), target, tuple(do), tuple(partial), _is_half_precision(module)
+    defer = defer and not _is_half_precision(module)
     return module.memoize(
-        ("question", *key),
-        lambda: _build_elimination_problem(module, forms, target, do, partial, is_half=_is_half_precision(module)),
+        ("question", *forms.items(), target, tuple(do), tuple(partial), defer),
+        lambda: _build_elimination_problem(module, forms, target, do, partial, defer=defer),
     )
 
 
@@ -160,7 +165,7 @@ def _build_elimination_problem(
     do: Collection[str],
     partial: Collection[str],
     *,
-    is_half: bool,
+    defer: bool,
 ) -> EliminationProblem:
     """Build the structure of an elimination; see `build_elimination_problem`."""
     # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
@@ -181,7 +186,7 @@ def _build_elimination_problem(
     observed = {network.graph.get_group(name).index for name in forms} - known
     partly = {network.graph.get_group(name).index for name in partial}
     required = {*known, *fixed, *targets, *(observed - random), *partly}
-    deferred = {} if is_half else find_deferred_attention(network, observed, ancestral, required, enumerated)
+    deferred = find_deferred_attention(network, observed, ancestral, required, enumerated) if defer else {}
     closed = known | fixed
     parents_of_fixed = {edge.parent for index in fixed for edge in network.graph.in_edges[index]}
     outputs = _get_group_names(network, (needed - fixed) | parents_of_fixed)
@@ -399,7 +404,7 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
 
 def state_log_probs(execution: ExecutionState, spec: NodeSpec) -> Tensor:
     """`log P(state | parents)` of every state of a discrete group: `[*layout, states]`."""
-    context, parents = _gather_in_log_dtype(execution, spec)
+    context, parents = gather_in_log_dtype(execution, spec)
     names = [name for name in spec.parameters if f"{spec.param_prefix}.{name}" in execution.network.logit_names]
     if spec.tpm.is_lookup and all(parent.states is not None for parent in spec.tpm_parents):
         # The rows are normalised once, and not at each word that looks them up.
@@ -412,7 +417,7 @@ def state_log_probs(execution: ExecutionState, spec: NodeSpec) -> Tensor:
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
     """The logits of a factor, not normalised: of every state, or of the observed states; 0 at padding."""
     spec, evidence = factor.spec, factor.evidence
-    context, parents = _gather_in_log_dtype(execution, spec)
+    context, parents = gather_in_log_dtype(execution, spec)
     logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
     if evidence is None:
         logits = zero_padding(execution, spec.group.word_stack, logits)
@@ -446,7 +451,7 @@ def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evi
         return _value_log_indicator(execution, index, spec, evidence, atol)
     if spec.tpm.kind == "discrete":
         return _gather_states(state_log_probs(execution, spec), evidence).clamp(min=LOG_ZERO)
-    context, parents = _gather_in_log_dtype(execution, spec)
+    context, parents = gather_in_log_dtype(execution, spec)
     return spec.tpm.log_prob(context, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
 
 
@@ -464,7 +469,7 @@ def _is_half_precision(module: CompiledModule) -> bool:
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
-def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
+def gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
     """The context and the parents of a TPM, in the type of log probabilities."""
     context, parents = gather_parents(execution, spec)
     return context.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]

@@ -26,6 +26,7 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
+from bnet_transformer.learning.fit.point import fit_point, resolve_options
 from bnet_transformer.learning.fit.problem import (
     EM,
     MAP,
@@ -37,7 +38,7 @@ from bnet_transformer.learning.fit.problem import (
     PointMethod,
     select_learnable,
 )
-from bnet_transformer.learning.fit.restarts import DEFAULT_BATCH_SIZE, fit_point
+from bnet_transformer.learning.fit.restarts import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.sampling import fit_nuts, fit_svi
 from bnet_transformer.learning.training.configs import LoopConfig
@@ -198,7 +199,8 @@ def create_problem(
     _check_spread(problem.objective, method)
     size = sum(network.parameters[name].nbytes for name in learned.names)
     if isinstance(method, PointMethod):  # parameters and the two moments of Adam
-        check_memory(f"{method.restarts} restarts", 3 * method.restarts * size, "fewer restarts=")
+        restarts = resolve_options(problem, method)[0].restarts
+        check_memory(f"{restarts} restarts", 3 * restarts * size, "fewer restarts=")
     elif isinstance(method, SVI | NUTS):
         draws = method.draws * (method.chains if isinstance(method, NUTS) else 1)
         check_memory(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
@@ -383,6 +385,10 @@ def count_step_flops(problem: FitProblem, method: Method, elimination: Eliminati
     is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS)
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
     plan = objective.module.plan(tuple(dict.fromkeys(names)), known, elimination.enumerated, has_chains=True)
+    sets = method.chains if isinstance(method, NUTS) else 1
+    if isinstance(method, PointMethod):
+        options, adam = resolve_options(problem, method)
+        sets = options.restarts
+        sentences = sentences if adam is not None else len(corpus)
     flops = count_plan_flops(network, plan, words, known, sentences)
-    sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops

@@ -38,6 +38,7 @@ from bnet_transformer.reference import ATOL
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # criteria that choose among restarts and steps
 Parameters = Mapping[str, Tensor]
 A = TypeVar("A")
+OPTIMIZERS = ("auto", "second-order", "first-order")  # of point estimates
 FactorFunction = Callable[[ExecutionState, list[Factor]], A]
 
 
@@ -130,12 +131,14 @@ class FitObjective(nn.Module):
         """True if all sentences share one draw of some selector."""
         return any(spec.scope == "corpus" for spec in self.network.choices)
 
-    def forward(self, corpus: Batch, fn: FactorFunction[Any]) -> Any:
+    def forward(self, corpus: Batch, fn: FactorFunction[Any], *, defer: bool = True) -> Any:
         """Apply `fn` to the execution state and the factors of the sentences, with the parameters in the module."""
         if not self.learned.weights and corpus in self._factor_cache:
             return fn(*self._update_tables(*self._factor_cache[corpus]))
         request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
-        state, factors = build_factors(self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget)
+        state, factors = build_factors(
+            self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget, defer=defer
+        )
         return fn(state, factors)
 
     def cache_factors(self, corpus: Batch) -> None:
@@ -147,11 +150,11 @@ class FitObjective(nn.Module):
         if not self.learned.weights and corpus not in self._factor_cache:
             with torch.no_grad():
                 state, factors = self(corpus, lambda state, factors: (state, factors))
-            if not any(f.evidence is not None and self._learned_tables(f) for f in factors):
+            if not any(f.evidence is not None and self.find_learned_tables(f) for f in factors):
                 state.values.clear()
                 self._factor_cache[corpus] = state, factors
 
-    def _learned_tables(self, factor: Factor) -> list[str]:
+    def find_learned_tables(self, factor: Factor) -> list[str]:
         """Return the parameter names of the learned tables of a factor."""
         names = (f"{factor.spec.param_prefix}.{name}" for name in factor.spec.parameters)
         return [name for name in names if name in self.learned.tables]
@@ -171,12 +174,15 @@ class FitObjective(nn.Module):
 
         If all sentences share one draw of a choice, the result is the log evidence of the corpus, `[1]`.
         """
-        return self._evaluate(parameters, corpus, eliminate_choices)
+        return self.evaluate(parameters, corpus, eliminate_choices)
 
-    def _evaluate(self, parameters: Parameters, corpus: Batch, fn: FactorFunction[A]) -> A:
-        """Apply `fn` to the execution state and the factors of the sentences, with one set of parameters."""
+    def evaluate(self, parameters: Parameters, corpus: Batch, fn: FactorFunction[A], *, defer: bool = True) -> A:
+        """Apply `fn` to the execution state and the factors of the sentences, with one set of parameters.
+
+        With `defer=False` no likelihood of a readout is computed without its mean.
+        """
         stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
-        result: A = torch.func.functional_call(self, stored, (corpus, fn))
+        result: A = torch.func.functional_call(self, stored, (corpus, fn), {"defer": defer})
         return result
 
     def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -194,7 +200,7 @@ class FitObjective(nn.Module):
             return eliminate_choices(state, priors), eliminate_choices(state, likelihoods)
 
         observed = replace(corpus, evidence={**corpus.evidence, **evidence})
-        return self._evaluate(parameters, observed, evaluate)
+        return self.evaluate(parameters, observed, evaluate)
 
     def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
         """Compute the log evidence of each sentence for several sets of parameters, `[set, sentence]`."""
@@ -259,7 +265,7 @@ class FitObjective(nn.Module):
             dims = [k for k in range(state.layout.batch_dim, state.layout.rank) if has_posterior_dim(state, group, k)]
             return probs.movedim(state_dim, -1).reshape(*[shape[k] for k in dims], shape[state_dim])
 
-        return self._evaluate(parameters, corpus, evaluate)
+        return self.evaluate(parameters, corpus, evaluate)
 
     def expected_counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Compute the E step: the expected count of each entry of the learned tables of choices, and the log evidence.
@@ -274,8 +280,8 @@ class FitObjective(nn.Module):
         def evaluate(state: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
             summed = state.layout.enumerated
             is_prior = [f.evidence is None or f.spec.group.index not in summed for f in factors]
-            idx = [k for k, f in enumerate(factors) if is_prior[k] and self._learned_tables(f)]
-            names = dict.fromkeys(name for k in idx for name in self._learned_tables(factors[k]))
+            idx = [k for k, f in enumerate(factors) if is_prior[k] and self.find_learned_tables(f)]
+            names = dict.fromkeys(name for k in idx for name in self.find_learned_tables(factors[k]))
             shapes = {name: state.parameters[name].shape for name in names}
             zeros = {name: torch.zeros(s, dtype=state.log_dtype, device=state.device) for name, s in shapes.items()}
 
@@ -289,7 +295,7 @@ class FitObjective(nn.Module):
             counts, evidence = torch.func.grad_and_value(total)(zeros)
             return counts, evidence
 
-        return self._evaluate(parameters, corpus, evaluate)
+        return self.evaluate(parameters, corpus, evaluate)
 
 
 @dataclass(frozen=True)
@@ -351,52 +357,95 @@ class IterativeMethod(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointMethod(IterativeMethod):
-    """A method whose result is the best of several restarts, which are computed as one batched dim.
+class StepOptions:
+    """The options of a point method for one net, without defaults that depend on the net.
 
     Args:
+        steps: The maximum number of steps.
+        rate: The peak learning rate of Adam.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
         restarts: The number of restarts.
-        prune: True drops the worse half of the restarts at 25% and at 50% of the steps.
+        inner: The number of Adam steps between two updates of the tables of EM; None if tables follow the gradient.
+        prune: Whether Adam drops the worse half of the restarts at 25% and at 50% of the steps.
     """
 
-    is_point: ClassVar[bool] = True
-
+    steps: int
+    rate: float = 0.05
+    clip: float | None = None
     restarts: int = 1
-    prune: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_frozen(self, restarts=check_int("restarts", self.restarts))
-        check_choice("prune", self.prune, (True, False))
+    inner: int | None = None
+    prune: bool = False
 
     @property
     def pruning_steps(self) -> tuple[int, ...]:
-        """The steps after which the worse half of the restarts is dropped: at 25% and at 50% of all steps.
-
-        This is successive halving (Jamieson and Talwalkar 2016) with two rungs. Restarts that end in a poor local
-        optimum are usually behind early, so the remaining steps are spent on the better half.
-        """
+        """The steps after which the worse half of the restarts is dropped: at 25% and at 50% of all steps."""
+        # Successive halving (Jamieson and Talwalkar 2016) with two rungs. Restarts that end in a poor local optimum are
+        # usually behind early, so the remaining steps are spent on the better half.
         return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAP(PointMethod):
-    """The maximum of the posterior density, by Adam on the log evidence plus the log prior.
+class PointMethod(Method):
+    """A method whose result is the best of several restarts, which are computed as one batched dim.
 
     Args:
-        steps: The number of Adam steps.
-        rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
-        clip: The maximum norm of the gradient; None for no clipping.
-        restarts: The number of restarts, which are computed together. The first starts at the parameters of the net,
-            the others at random parameters.
-        prune: True drops the worse half of the restarts at 25% and again at 50% of the steps.
+        restarts: The number of restarts; None for 6 with second-order steps and latent choices, else 1.
+        optimizer: `"second-order"` or `"first-order"`; `"auto"` chooses.
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
+        rate: The peak learning rate of Adam; None for 0.05.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
+        prune: Whether first-order steps drop the worse half of the restarts at 25% and at 50% of the steps.
+    """
+
+    is_point: ClassVar[bool] = True
+    gradient_options: ClassVar[tuple[str, ...]] = ("rate", "clip")  # they apply to gradient steps only
+
+    restarts: int | None = None
+    optimizer: str = "auto"
+    steps: int | None = None
+    rate: float | None = None
+    clip: float | None = None
+    prune: bool = True
+
+    def __post_init__(self) -> None:
+        for option in ("restarts", "steps"):
+            if getattr(self, option) is not None:
+                set_frozen(self, **{option: check_int(option, getattr(self, option))})
+        for option in ("rate", "clip"):
+            if getattr(self, option) is not None:
+                set_frozen(self, **{option: check_float(option, getattr(self, option), above=0)})
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("prune", self.prune, (True, False))
+        if self.optimizer == "second-order":
+            for option in self.gradient_options:
+                if getattr(self, option) is not None:
+                    expected = f"no such option with optimizer={self.optimizer!r}, which has no learning rate"
+                    raise BNetError(option, expected=expected, actual=getattr(self, option))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(PointMethod):
+    """The maximum of the posterior density.
+
+    Args:
+        restarts: The number of restarts, which are computed together; None for 6 with second-order steps and latent
+            choices, else 1. The first starts at the parameters of the net, the others at random parameters.
+        optimizer: `"second-order"`: the algorithm of `bt.EM`, in float64. `"first-order"`: Adam on the log evidence
+            plus the log prior, in minibatches. `"auto"` is second order, unless an option of Adam is given, `batch` is
+            smaller than the data, or the net is not covered (`f.notes` gives the reason).
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
+        rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
+            as a cosine.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
+        prune: Whether first-order steps drop the worse half of the restarts at 25% and again at 50% of the steps.
+            Second-order steps drop a restart only if its predicted maximum is not above that of another one.
 
     Raises:
-        BNetError: If an option is out of range.
+        BNetError: If an option is out of range, or does not apply to the optimizer.
 
     >>> import bnet_transformer as bt
-    >>> bt.MAP(restarts=4, steps=40).pruning_steps
-    (10, 20)
+    >>> bt.MAP(restarts=4).optimizer
+    'auto'
     """
 
     name: ClassVar[str] = "map"
@@ -404,23 +453,26 @@ class MAP(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EM(PointMethod):
-    """Expectation maximisation: closed-form updates of tables from expected counts, Adam steps for weights in between.
-
-    If only tables are learned, every step is a closed-form M step on all sentences. Then `rate`, `clip`, `inner` and
-    the `batch` of `fit` raise an error.
+    """Expectation maximisation: exact responsibilities, closed-form updates of tables, and steps of the weights.
 
     Args:
-        inner: The number of Adam steps of the weights between two closed-form updates of the tables.
-        steps: The total number of steps, including those of the weights.
-        rate: The peak learning rate of the weights. It rises during the first 5% of the steps and decays to 0 as a
-            cosine.
-        clip: The maximum norm of the gradient; None for no clipping.
-        restarts: The number of restarts, which are computed together. The first starts at the parameters of the net,
-            the others at random parameters.
-        prune: True drops the worse half of the restarts at 25% and again at 50% of the steps.
+        restarts: The number of restarts, which are computed together; None for 6 with second-order steps and latent
+            choices, else 1. The first starts at the parameters of the net, the others at random parameters.
+        optimizer: `"second-order"`: a damped Gauss-Newton step of the weights in each iteration, Newton steps at the
+            end, and split-and-merge moves of heads, on all sentences, in float64. `"first-order"`: `inner` steps of
+            Adam between two updates of the tables; EM alone if no weights are learned. `"auto"` is second order, unless
+            an option of Adam is given, `batch` is smaller than the data, or the net is not covered (`f.notes` gives the
+            reason).
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
+        rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
+            as a cosine.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
+        prune: Whether first-order steps drop the worse half of the restarts at 25% and again at 50% of the steps.
+            Second-order steps drop a restart only if its predicted maximum is not above that of another one.
+        inner: The number of Adam steps of the weights between two updates of the tables; None for 10.
 
     Raises:
-        BNetError: If an option is out of range.
+        BNetError: If an option is out of range, or does not apply to the optimizer.
 
     >>> import bnet_transformer as bt
     >>> bt.EM(inner=5).settings["method"]
@@ -428,12 +480,14 @@ class EM(PointMethod):
     """
 
     name: ClassVar[str] = "em"
+    gradient_options: ClassVar[tuple[str, ...]] = ("rate", "clip", "inner")
 
-    inner: int = 10
+    inner: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        set_frozen(self, inner=check_int("inner", self.inner))
+        if self.inner is not None:
+            set_frozen(self, inner=check_int("inner", self.inner))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""`map` and `em`, and the optimizer of several restarts that they share with `svi`.
+"""The loop over the steps of several restarts, and `map` and `em` by Adam.
 
-A subclass of `RestartOptimizer` defines the objective of a step in `bound_and_grad`. `optimize` runs the steps, with
-minibatches, Adam, evaluation, pruning and checkpoints. The result of `map` and `em` is the restart with the highest log
-evidence of held-out sentences, or the highest log posterior density.
+A subclass of `RestartOptimizer` defines a step in `advance`. `optimize` runs the steps, with evaluation and
+checkpoints. A `GradientOptimizer` takes steps of Adam, on minibatches, along the gradient of its `bound_and_grad`: for
+`map` and `em` the `AdamOptimizer`, if `second_order.py` does not apply; for `svi` those of `sampling.py`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import EPS, ParameterSets, adam_step, squared_grad_norm
 from bnet_transformer.learning.fit.problem import (
-    EM,
     LOG_EVIDENCE,
     LOG_POSTERIOR,
-    MAP,
     SVI,
     FitObjective,
     FitProblem,
     IterativeMethod,
     Method,
     PointMethod,
+    StepOptions,
 )
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import LoopConfig, create_schedule, defer_interrupt
@@ -47,7 +46,6 @@ TRAINING_SENTENCES = "the training sentences"
 DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
 FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
 DIVERGENCE_FACTOR = 100.0  # a bound has diverged if it is this many times (1 + |start|) below its start
-GRADIENT_OPTIONS = ("rate", "clip", "inner")  # options of EM that apply only to weights
 FINAL_RATE_FACTOR = 0.2  # factor of the learning rate when the best restart continues on all sentences
 VALIDATION_FRACTION, MAX_VALIDATION = 0.1, 1000  # held-out sentences that choose among restarts, if none are given
 
@@ -85,16 +83,15 @@ class RestartOptimizer(ABC):
 
     has_summed_choices: ClassVar[bool] = True
 
-    def __init__(self, problem: FitProblem, method: IterativeMethod, restarts: int = 1) -> None:
+    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions, restarts: int = 1) -> None:
         self.objective = objective = problem.objective
         self.corpus = corpus = problem.corpus
         self.ranks = ranks = problem.ranks
         self.method, self.restarts, self.seed = method, restarts, problem.seed
-        self.pruning_steps = method.pruning_steps if isinstance(method, PointMethod) else ()
+        self.pruning_steps = method.pruning_steps if isinstance(method, StepOptions) else ()
         self.validation = corpus if problem.held_out is None else problem.held_out
         self.settings = {**problem.settings, "judged_by": self.criterion}
         self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
-        self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
         self.step = 0  # the number of completed steps
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
@@ -114,47 +111,21 @@ class RestartOptimizer(ABC):
         self.batch_size = min(batch, len(corpus))
 
     @abstractmethod
-    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the bound of each restart on the sentences of a step, `[set]`, and the gradient of the step.
-
-        Args:
-            step: The index of the step, from 0; it determines the minibatch and the seed of random draws.
-
-        Returns:
-            The bounds, and the gradient by parameter. The gradient is empty if the step set the parameters in closed
-            form.
-        """
-
-    def minibatch_indices(self, step: int) -> Tensor | None:
-        """Return the indices of the sentences of a step, `[sentence]`; None for all sentences."""
-        size, count = self.batch_size, len(self.corpus)
-        if size >= count:
-            return None
-        epoch, i = divmod(step, -(-count // size))
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
-        order = torch.randperm(count, generator=generator)
-        return send_to_device(order[i * size : (i + 1) * size].clone(), self.ranks.device)
-
     def advance(self) -> None:
-        """Take one step of every restart, and drop the restarts that diverged.
-
-        A restart diverged if its bound or gradient is not finite, or its bound is far below its start.
+        """Take one step of every restart, append the best bound to `bounds`, and drop the restarts that diverged.
 
         Raises:
             BNetError: If no restart remains.
         """
-        bound, gradient = self.bound_and_grad(self.step)
-        is_valid = self.valid_bounds(bound)
-        if gradient:
-            number = self.step + 1
-            is_valid = is_valid & adam_step(self.sets, gradient, number, self.schedule(number), self.method.clip)
-        live = is_valid.nonzero()[:, 0].tolist()
-        if not live:
-            raise self.divergence_error(f"a bound of {float(bound.max()):g}")
-        self.bounds.append(float(bound[live].max()))
-        if len(live) < len(bound):
-            self.sets.select(live)
-        self.step += 1
+
+    @property
+    def is_converged(self) -> bool:
+        """True if no further step is needed."""
+        return False
+
+    def check_last_step(self) -> None:
+        """Raise an error if the parameters after the last step are valid for no restart."""
+        return
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
         """Return whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
@@ -163,21 +134,6 @@ class RestartOptimizer(ABC):
             return is_valid
         start = self.bounds[0]
         return is_valid & (bound > start - DIVERGENCE_FACTOR * (1 + abs(start)))
-
-    def check_next_step(self) -> None:
-        """Compute the next step without taking it, and raise an error if it is valid for no restart.
-
-        A bound is computed before its step changes the parameters, so only this function checks the last step.
-        """
-        before = self.sets
-        self.sets = ParameterSets(
-            dict(before.values), dict(before.first_moments), dict(before.second_moments), list(before.restart_ids)
-        )
-        bound, gradient = self.bound_and_grad(self.step)
-        self.sets = before
-        is_valid = self.valid_bounds(bound)
-        if not bool((is_valid & squared_grad_norm(gradient).isfinite() if gradient else is_valid).any()):
-            raise self.divergence_error("parameters without a finite bound after the last step")
 
     def divergence_error(self, received: str) -> BNetError:
         """Create the error of a fit that diverged, with the last checkpoint and the remedies.
@@ -188,8 +144,13 @@ class RestartOptimizer(ABC):
         if self.has_summed_choices:
             self.objective.check_possible(self.corpus, FULL_PASS_SIZE)
         step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
-        remedies = f"a rate= below {self.schedule(step):g}, clip=1.0, or a prior (spread=)"
+        remedies = f"{self.remedies}, or a prior (spread=)"
         return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)
+
+    @property
+    def remedies(self) -> str:
+        """The options that may help a fit that diverged."""
+        return "another seed=, or data and weights of a smaller scale"
 
     @property
     def criterion(self) -> str:
@@ -278,6 +239,77 @@ class RestartOptimizer(ABC):
             self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
 
 
+class GradientOptimizer(RestartOptimizer):
+    """An optimizer whose steps follow a gradient by Adam."""
+
+    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions, restarts: int = 1) -> None:
+        super().__init__(problem, method, restarts)
+        self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
+
+    @property
+    def remedies(self) -> str:
+        """The options that may help a fit that diverged."""
+        return f"a rate= below {self.schedule(len(self.bounds) + 1):g}, clip=1.0"
+
+    @abstractmethod
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the bound of each restart on the sentences of a step, `[set]`, and the gradient of the step.
+
+        Args:
+            step: The index of the step, from 0; it determines the minibatch and the seed of random draws.
+
+        Returns:
+            The bounds, and the gradient by parameter. The gradient is empty if the step set the parameters in closed
+            form.
+        """
+
+    def minibatch_indices(self, step: int) -> Tensor | None:
+        """Return the indices of the sentences of a step, `[sentence]`; None for all sentences."""
+        size, count = self.batch_size, len(self.corpus)
+        if size >= count:
+            return None
+        epoch, i = divmod(step, -(-count // size))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+        order = torch.randperm(count, generator=generator)
+        return send_to_device(order[i * size : (i + 1) * size].clone(), self.ranks.device)
+
+    def advance(self) -> None:
+        """Take one step of every restart, and drop the restarts that diverged.
+
+        A restart diverged if its bound or gradient is not finite, or its bound is far below its start.
+
+        Raises:
+            BNetError: If no restart remains.
+        """
+        bound, gradient = self.bound_and_grad(self.step)
+        is_valid = self.valid_bounds(bound)
+        if gradient:
+            number = self.step + 1
+            is_valid = is_valid & adam_step(self.sets, gradient, number, self.schedule(number), self.method.clip)
+        live = is_valid.nonzero()[:, 0].tolist()
+        if not live:
+            raise self.divergence_error(f"a bound of {float(bound.max()):g}")
+        self.bounds.append(float(bound[live].max()))
+        if len(live) < len(bound):
+            self.sets.select(live)
+        self.step += 1
+
+    def check_last_step(self) -> None:
+        """Compute the next step without taking it, and raise an error if it is valid for no restart.
+
+        A bound is computed before its step changes the parameters, so only this function checks the last step.
+        """
+        before = self.sets
+        self.sets = ParameterSets(
+            dict(before.values), dict(before.first_moments), dict(before.second_moments), list(before.restart_ids)
+        )
+        bound, gradient = self.bound_and_grad(self.step)
+        self.sets = before
+        is_valid = self.valid_bounds(bound)
+        if not bool((is_valid & squared_grad_norm(gradient).isfinite() if gradient else is_valid).any()):
+            raise self.divergence_error("parameters without a finite bound after the last step")
+
+
 def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
     """Run the remaining steps, with evaluation and checkpoints.
 
@@ -302,10 +334,11 @@ def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
     steps, start, stop = optimizer.method.steps, optimizer.step, False
     pending: checkpoint.Checkpoint | None = None
     with loop.progress_bar(optimizer.ranks, steps, optimizer.step) as bar, defer_interrupt() as interrupts:
-        while optimizer.step < steps and not stop:
+        while optimizer.step < steps and not stop and not optimizer.is_converged:
             optimizer.advance()
             stop = optimizer.ranks.any(bool(interrupts))
             is_due = loop.is_evaluation_step(optimizer.step, steps) or optimizer.step in optimizer.pruning_steps
+            is_due = is_due or optimizer.is_converged
             if pending is not None:
                 optimizer.save(pending)
                 pending = None
@@ -321,32 +354,23 @@ def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
                 optimizer.evaluate_restarts()  # after the checkpoint, so a resumed fit equals an uninterrupted one
         bar.refresh()  # so that a short fit also shows its last state
         if optimizer.step > start:
-            optimizer.check_next_step()
+            optimizer.check_last_step()
         if pending is not None:
             optimizer.save(pending)
     return not stop
 
 
-class PointOptimizer(RestartOptimizer):
-    """The optimizer of `map` and `em`.
+class AdamOptimizer(GradientOptimizer):
+    """The optimizer of `map` and `em` by Adam.
 
     `map` follows the gradient of a minibatch for all parameters. `em` updates the tables of choices in closed form
     every `inner` steps, and the weights by gradient in between. If only tables are learned, every step is an M step on
     all sentences.
     """
 
-    def __init__(self, problem: FitProblem, method: MAP | EM) -> None:
-        learned = problem.objective.learned
-        self.inner = method.inner if isinstance(method, EM) else None
-        if isinstance(method, EM) and not learned.weights:
-            self.inner = 1
-            expected = "no such option, because EM that learns only tables takes no gradient steps"
-            given = {name: getattr(method, name) for name in GRADIENT_OPTIONS} | {"batch": problem.batch}
-            for name, value in given.items():
-                if value != getattr(EM(), name, None):
-                    hint = "Use bt.MAP(), or learn weights too (learn=)"
-                    raise BNetError(name, expected=expected, actual=value, hint=hint)
-        super().__init__(problem, method, method.restarts)
+    def __init__(self, problem: FitProblem, options: StepOptions) -> None:
+        super().__init__(problem, options, options.restarts)
+        self.inner = options.inner
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the M step if it is due, then return the bound of each restart and its gradient.
@@ -377,7 +401,7 @@ class PointOptimizer(RestartOptimizer):
 
 
 def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
-    """Run the M step in closed form, `theta = (counts + concentration - 1) / sum`, for the tables of choices.
+    """Run the E step, and the M step of the tables of choices in closed form.
 
     Args:
         objective: The log evidence; its expected counts are the E step.
@@ -388,11 +412,6 @@ def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ran
     Returns:
         The log evidence of all sentences before the step, `[set]`.
     """
-    # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
-    # whose maximum is the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and
-    # Rubin 1977; Bishop 2006, section 9.4). If every n_k + a_k >= 1, a step never decreases the posterior density.
-    # Otherwise (a prior below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS`
-    # bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
     bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
@@ -400,29 +419,50 @@ def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ran
         bound = bound + evidence
         for name, count in counts.items():
             totals[name] = totals[name] + count
-    for name, count in totals.items():
-        probs = (ranks.all_reduce(count) + objective.learned.tables[name] - 1).clamp(min=EPS)
-        probs = probs.where(sets.values[name] > -torch.inf, 0.0)
-        sets.values[name] = (probs / probs.sum(-1, keepdim=True)).log()
+    sets.values |= update_tables(objective, sets.values, {k: ranks.all_reduce(count) for k, count in totals.items()})
     return ranks.all_reduce(bound)
 
 
-def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
-    """Fit by `map` or `em`: all restarts on the training sentences, then the best restart on all sentences.
+def update_tables(
+    objective: FitObjective, values: Mapping[str, Tensor], counts: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the tables of the M step, `theta = (counts + concentration - 1) / sum`, as logs, `[set, *shape]`.
+
+    Args:
+        objective: The objective, with the concentrations of the priors.
+        values: The parameters before the step.
+        counts: The expected counts of all sentences, `[set, *shape]`, by table.
+    """
+    # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
+    # whose maximum is the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and
+    # Rubin 1977; Bishop 2006, section 9.4). If every n_k + a_k >= 1, a step never decreases the posterior density.
+    # Otherwise (a prior below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS`
+    # bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
+    tables = {}
+    for name, count in counts.items():
+        probs = (count + objective.learned.tables[name] - 1).clamp(min=EPS)
+        probs = probs.where(values[name] > -torch.inf, 0.0)
+        tables[name] = (probs / probs.sum(-1, keepdim=True)).log()
+    return tables
+
+
+def fit_by_adam(problem: FitProblem, method: PointMethod, options: StepOptions) -> Fit[Network]:
+    """Fit by Adam: all restarts on the training sentences, then the best restart on all sentences.
 
     Args:
         problem: The fit problem.
-        method: The options.
+        method: The method.
+        options: Its options for this net.
 
     Returns:
         The fit; its net has the parameters with the best score.
     """
-    split, evaluated_on = _split_validation(problem, method)
-    optimizer = PointOptimizer(split, method)
+    split, evaluated_on = _split_validation(problem, options)
+    optimizer = AdamOptimizer(split, options)
     is_finished = optimize(optimizer, problem.loop)
     (_, restart, best), bounds = optimizer.best, optimizer.bounds
     if len(split.corpus) < len(problem.corpus) and is_finished:
-        last, is_finished = _continue_on_all(problem, method, best)
+        last, is_finished = _continue_on_all(problem, options, best)
         best, bounds = last.best[2], [*bounds, *last.bounds]
     fields = {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "criterion": optimizer.criterion}
     return build_fit(problem, method, best, evaluated_on, restart=restart, finished=is_finished, **fields)
@@ -447,11 +487,11 @@ def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
 
 
 def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Move values or draws of parameters to the devices of the parameters of the net."""
-    return {name: value.to(network.parameters[name].device) for name, value in values.items()}
+    """Move values or draws of parameters to the devices and floating types of the parameters of the net."""
+    return {name: value.to(network.parameters[name]) for name, value in values.items()}
 
 
-def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
+def _split_validation(problem: FitProblem, options: StepOptions) -> tuple[FitProblem, str]:
     """Return the problem with validation sentences that choose among restarts, and a description of them.
 
     One restart, and nets with a selector of the corpus, are scored on the training sentences.
@@ -460,7 +500,7 @@ def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProb
     if problem.held_out is not None:
         return problem, "held-out sentences"
     count = min(MAX_VALIDATION, int(VALIDATION_FRACTION * len(corpus)))
-    if method.restarts == 1 or problem.objective.has_corpus_choice or not count:
+    if options.restarts == 1 or problem.objective.has_corpus_choice or not count:
         return problem, TRAINING_SENTENCES
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
     order = torch.randperm(len(corpus), generator=generator)
@@ -469,21 +509,21 @@ def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProb
 
 
 def _continue_on_all(
-    problem: FitProblem, method: MAP | EM, best: Mapping[str, Tensor]
+    problem: FitProblem, options: StepOptions, best: Mapping[str, Tensor]
 ) -> tuple[RestartOptimizer, bool]:
     """Continue from the best restart on all sentences, for 25% of the steps and at a lower learning rate."""
     objective, ranks = problem.objective, problem.ranks
     network = replace_learned(objective.network, best)
     final_objective = FitObjective(network, objective.learned, objective.budget).to(ranks.device)
-    final_method = replace(method, restarts=1, steps=max(1, method.steps // 4))
-    if isinstance(method, MAP) or objective.learned.weights:
-        final_method = replace(final_method, rate=method.rate * FINAL_RATE_FACTOR)
+    final_options = replace(options, restarts=1, steps=max(1, options.steps // 4))
+    if options.inner is None or objective.learned.weights:
+        final_options = replace(final_options, rate=options.rate * FINAL_RATE_FACTOR)
     settings = {"again": "with all sentences", "parameters": compute_digest(network.parameters)}
     loop = problem.loop
     if loop.checkpoints is not None:
         loop = replace(loop, checkpoints=replace(loop.checkpoints, folder=Path(loop.checkpoints.folder) / "all"))
     problem = replace(problem, objective=final_objective, loop=loop, settings={**problem.settings, **settings})
-    optimizer = PointOptimizer(problem, final_method)
+    optimizer = AdamOptimizer(problem, final_options)
     with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
             path = loop.checkpoints.create_path()

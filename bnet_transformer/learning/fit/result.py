@@ -44,7 +44,7 @@ SENTENCES_PER_PART = 1024
 MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit does
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
 HEADER_FIELDS = (
-    *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate"),
+    *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged", "notes"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
 )
 FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
@@ -62,8 +62,12 @@ class Fit(Generic[N]):
         sentences: The number of training sentences.
         evaluated_on: A description of the sentences that the scores are computed on.
         restart: The index of the best restart.
-        finished: False if Ctrl-C ended the fit early.
+        finished: False if Ctrl-C ended the fit early; a finished fit need not be a good one (`converged`, `notes`).
         approximate: A description of what is not exact; None if the fit is exact.
+        converged: For `map` and `em`, whether the parameters are a maximum to second order: the Newton decrement
+            `sqrt(g^T H^-1 g)` is at most 0.001 in the weights and the log ratios of the tables, with `H` positive
+            definite along the steps. None if this was not tested. A finished fit need not be converged.
+        notes: What a reader of the result must know, such as restarts that disagree.
         learned: The names of the learned parameters.
         budget: The maximum number of joint states of the choices of a sentence that queries sum.
         bounds: The objective at each step, per sentence.
@@ -90,6 +94,8 @@ class Fit(Generic[N]):
     restart: int = 0
     finished: bool = True
     approximate: str | None = None
+    converged: bool | None = None
+    notes: tuple[str, ...] = ()
     learned: tuple[str, ...] = field(default=(), repr=False)
     budget: int = field(default=BUDGET, repr=False)
     bounds: tuple[float, ...] = field(default=(), repr=False)
@@ -417,7 +423,9 @@ class Fit(Generic[N]):
         caption += f", scored by the {self.criterion} on {self.evaluated_on}" + (
             "" if self.finished else ", interrupted"
         )
+        caption += {None: "", True: ", converged", False: ", not converged"}[self.converged]
         caption += "" if self.approximate is None else f"; approximate: {self.approximate}"
+        caption += "".join(f"; {note}" for note in self.notes)
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             names = ", ".join(name for name in self.selectors if name not in self.matched)
             caption += f"; the heads of {names} are not aligned across draws, because they are not exchangeable"

@@ -32,7 +32,7 @@ from bnet_transformer.learning.fit.head_summary import find_representative
 from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.restarts import (
     DEFAULT_BATCH_SIZE,
-    RestartOptimizer,
+    GradientOptimizer,
     build_fit,
     optimize,
     to_network_devices,
@@ -85,7 +85,7 @@ def to_site_name(name: str) -> str:
     return name.replace(".", "_")
 
 
-class VariationalOptimizer(RestartOptimizer):
+class VariationalOptimizer(GradientOptimizer):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight.
 
     The parameters of the guide are `log_concentration/`, `mean/` and `log_spread/`, each followed by the name of the

@@ -1,0 +1,157 @@
+"""`map` and `em`: the choice of the optimizer, the search by restarts, the moves, and the tests of the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.fit.gauss_newton import find_uncovered
+from bnet_transformer.learning.fit.problem import EM, FitObjective, FitProblem, PointMethod, StepOptions
+from bnet_transformer.learning.fit.restarts import TRAINING_SENTENCES, build_fit, fit_by_adam, optimize
+from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOptimizer
+from bnet_transformer.learning.fit.split_merge import improve_by_moves
+from bnet_transformer.learning.training.configs import defer_interrupt
+
+RESTARTS = 6  # of a net with latent choices
+SEARCH_STEPS, FIRST_ORDER_STEPS, INNER_STEPS = 40, 300, 10
+MAX_MOVE_ROUNDS = 10
+FINAL_STEPS = 100  # of the best restart, to a stationary point
+MAX_WEIGHTS = 20_000  # learned weights that second-order steps cover
+
+
+def resolve_options(problem: FitProblem, method: PointMethod) -> tuple[StepOptions, str | None]:
+    """Choose the optimizer of a method for a problem, and fill its defaults.
+
+    Args:
+        problem: The fit problem.
+        method: The method.
+
+    Returns:
+        The options, and the reason for first-order steps; None for second-order steps.
+
+    Raises:
+        BNetError: If an option does not apply.
+    """
+    objective, learned = problem.objective, problem.objective.learned
+    inner = (method.inner or INNER_STEPS) if isinstance(method, EM) else None
+    given = {name: getattr(method, name) for name in method.gradient_options} | {"batch": problem.batch}
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(method, EM) and not learned.weights:
+        for name, value in given.items():
+            expected = "no such option, because EM that learns only tables takes no gradient steps"
+            raise BNetError(name, expected=expected, actual=value, hint="Use bt.MAP(), or learn weights too (learn=)")
+        inner = 1
+    reason = None if method.optimizer == "second-order" else _find_reason_for_first_order(problem, method, given)
+    if method.optimizer == "second-order" and (fault := find_uncovered(objective)) is not None:
+        raise BNetError("optimizer", expected="'first-order' or 'auto'", actual="'second-order'", hint=fault)
+    if reason is None:
+        restarts = method.restarts or (RESTARTS if objective.network.choices else 1)
+        return StepOptions(steps=method.steps or SEARCH_STEPS, restarts=restarts), None
+    options = StepOptions(
+        steps=method.steps or FIRST_ORDER_STEPS,
+        rate=method.rate or StepOptions.rate,
+        clip=method.clip,
+        restarts=method.restarts or 1,
+        inner=inner,
+        prune=method.prune,
+    )
+    return options, reason
+
+
+def _find_reason_for_first_order(problem: FitProblem, method: PointMethod, given: dict[str, object]) -> str | None:
+    """Return the reason for first-order steps; None if second-order steps apply."""
+    if method.optimizer == "first-order":
+        return "optimizer='first-order'"
+    given.pop("batch", None)
+    if given:
+        return f"{', '.join(given)} applies to gradient steps only"
+    if problem.batch is not None and problem.batch < len(problem.corpus):
+        return f"batch={problem.batch}"
+    objective = problem.objective
+    weights = sum(objective.network.parameters[name].numel() for name in objective.learned.weights)
+    if weights > MAX_WEIGHTS:
+        return f"{weights:,} weights, more than the {MAX_WEIGHTS:,} that second-order steps cover"
+    return find_uncovered(objective)
+
+
+def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
+    """Fit by `map` or `em`.
+
+    Args:
+        problem: The fit problem.
+        method: The method.
+
+    Returns:
+        The fit; its net has the parameters with the best score.
+    """
+    options, reason = resolve_options(problem, method)
+    if reason is None:
+        return fit_by_second_order(problem, method, options)
+    result = fit_by_adam(problem, method, options)
+    steps = "steps of Adam" if problem.objective.learned.weights or options.inner is None else "EM steps"
+    note = f"{options.steps} first-order {steps} ({reason}), which can end before they converge"
+    return replace(result, notes=(note, *result.notes))
+
+
+def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepOptions) -> Fit[Network]:
+    """Fit by second-order steps: all restarts, then split-and-merge moves, then steps to a stationary point.
+
+    Args:
+        problem: The fit problem.
+        method: The method.
+        options: Its options for this net.
+
+    Returns:
+        The fit. If held-out sentences choose among restarts, there are no moves and no further steps.
+    """
+    double = _to_float64(problem)
+    optimizer = SecondOrderOptimizer(double, options)
+    is_finished, converged, notes = optimize(optimizer, problem.loop), None, list[str]()
+    if not optimizer.measured or optimizer.measured[-1][0] < optimizer.step:
+        optimizer.evaluate_restarts()
+    (_, restart, best), bounds = optimizer.best, optimizer.bounds
+    fields = {"restart": restart, "criterion": optimizer.criterion}
+    if is_finished and problem.held_out is None:
+        with defer_interrupt() as interrupts:
+            best = improve_by_moves(optimizer, best, MAX_MOVE_ROUNDS, lambda: bool(interrupts))
+            last = optimizer.fork({name: value[None] for name, value in best.items()})
+            while last.step < FINAL_STEPS and not last.is_converged and not interrupts:
+                last.advance()
+            is_finished = not interrupts
+        best, converged = last.sets.get(0), last.is_converged
+        bounds = [*bounds, *last.bounds]
+        notes += _describe_search(optimizer, max(last.log_density.values()), converged)
+    fields |= {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "finished": is_finished}
+    evaluated_on = TRAINING_SENTENCES if problem.held_out is None else "held-out sentences"
+    return build_fit(problem, method, best, evaluated_on, converged=converged, notes=tuple(notes), **fields)
+
+
+def _to_float64(problem: FitProblem) -> FitProblem:
+    """Return the problem in float64."""
+    objective, device = problem.objective, problem.ranks.device
+    network = objective.network.to(torch.float64)
+    double = FitObjective(network, objective.learned, objective.budget).to(device)
+    corpus = problem.corpus.to(device, torch.float64)
+    held_out = None if problem.held_out is None else problem.held_out.to(device, torch.float64)
+    return replace(problem, objective=double, corpus=corpus, held_out=held_out)
+
+
+def _describe_search(optimizer: SecondOrderOptimizer, density: float, converged: bool) -> list[str]:
+    """Return what the user must know of the restarts."""
+    notes = []
+    if not converged:
+        hint = "a prior (spread=), if the likelihood grows without limit; or fewer heads"
+        notes.append(f"not at a stationary point after {FINAL_STEPS} further steps; what may help: {hint}")
+    below = sorted(density - end for end in {**optimizer.log_density, **optimizer.done}.values())
+    count = sum(gap < AGREEMENT for gap in below)
+    if len(below) > 1 and count < 2:
+        source = f"{count} of {len(below)} restarts" if count else f"no restart of {len(below)}, but a move of heads,"
+        notes.append(
+            f"{source} reached this maximum; the next one is {below[count]:.1f} nats lower. There may be a better one: "
+            "use more restarts= or another seed="
+        )
+    return notes

@@ -1,0 +1,243 @@
+"""`map` and `em` by second-order steps: EM with a Gauss-Newton M step, Newton steps, and split-and-merge moves.
+
+All restarts take their steps together. Most are EM iterations (`gauss_newton.py`), which need no good start. Newton
+steps on the log posterior density (`curvature.py`) converge fast near a maximum, and predict how much a restart can
+still gain. The optimizer computes in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bnet_transformer._core.files import wrap_read_errors
+from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit.adam import ParameterSets
+from bnet_transformer.learning.fit.curvature import DECREMENT, FlatLayout, QuadraticModel, expand_function, solve_model
+from bnet_transformer.learning.fit.gauss_newton import EMExpansion, Expansion, Tilt
+from bnet_transformer.learning.fit.problem import FitProblem, StepOptions
+from bnet_transformer.learning.fit.restarts import RestartOptimizer, update_tables
+
+NEWTON_INTERVAL, FIRST_NEWTON_STEP = 5, 10  # each fifth iteration from the tenth is a Newton step
+NEAR_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
+EM_ITERATIONS, CG_TOLERANCE = 10, 0.1  # of the M step, which need not be exact: any ascent keeps EM monotone
+NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
+MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
+INITIAL_DAMPING, MIN_DAMPING = 0.1, 1e-5
+ROUNDING = 1e-11  # relative decrease of a density that may be a rounding error
+AGREEMENT = 0.5  # nats of the log posterior density within which two restarts have found the same maximum
+
+
+class SecondOrderOptimizer(RestartOptimizer):
+    """The optimizer of `map` and `em` by second-order steps.
+
+    A restart that is stationary, or that cannot reach the density of another one, takes no further steps.
+    """
+
+    def __init__(self, problem: FitProblem, options: StepOptions) -> None:
+        super().__init__(problem, replace(options, prune=False), options.restarts)
+        self.expand = EMExpansion(self.objective, self.corpus_parts, self.ranks)
+        self.damping = torch.full((self.restarts,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
+        self.log_density: dict[int, float] = {}  # of each restart after its last step
+        self.done: dict[int, float] = {}  # the restarts that take no further steps: their density, or a bound of it
+        self.is_near = False  # whether the last Newton step was near the maxima of all restarts
+        self._expansion: Expansion | None = None
+
+    @property
+    def is_converged(self) -> bool:
+        """True if every restart is stationary, or cannot win; or one is left, near its maximum."""
+        return {*self.sets.restart_ids} <= {*self.done} or (
+            self.is_near and len(self.sets.restart_ids) == 1 < self.restarts
+        )
+
+    def advance(self) -> None:
+        """Take one iteration of every restart.
+
+        Raises:
+            BNetError: If no restart has a finite density.
+            EvidenceError: The sentences are impossible in the net.
+        """
+        if not self.step:
+            self._start()
+        restarts = list(self.sets.restart_ids)
+        is_newton = self.step % (1 if self.is_near else NEWTON_INTERVAL) == 0 and self.step >= FIRST_NEWTON_STEP
+        log_density = self.newton_step() if is_newton else self.em_step()
+        self.log_density |= dict(zip(restarts, log_density.tolist(), strict=True))
+        self.bounds.append(max(self.log_density.values()) / len(self.corpus))
+        self.step += 1
+
+    def _start(self) -> None:
+        """Drop the restarts whose first density is not finite."""
+        density = self.compute_log_density(self.sets.values)
+        live = self.valid_bounds(density / len(self.corpus)).nonzero()[:, 0].tolist()
+        if not live:
+            raise self.divergence_error(f"a bound of {float(density.max()):g}")
+        self.select(live)
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only the restarts of these rows."""
+        self.sets.select(rows)
+        self.damping, self._expansion = self.damping[rows], None
+
+    def snapshot(self) -> checkpoint.Checkpoint:
+        """Create a checkpoint of the current state."""
+        state = super().snapshot()
+        tensors = dict(state.tensors)
+        tensors["second_order/damping"], tensors["second_order/is_near"] = self.damping, torch.tensor(self.is_near)
+        for name, values in (("log_density", self.log_density), ("done", self.done)):
+            tensors[f"second_order/{name}"] = torch.tensor(list(values.items()), dtype=torch.float64).reshape(-1, 2)
+        return replace(state, tensors=tensors)
+
+    def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
+        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
+        super().restore(path, changeable)
+        state = checkpoint.read_checkpoint(path, self.objective.network)
+        with wrap_read_errors(path, checkpoint.EXPECTED):
+            saved = state.get_tensors("second_order")
+            self.damping, self.is_near = saved["damping"].to(self.damping), bool(saved["is_near"])
+            rows = (saved[name].tolist() for name in ("log_density", "done"))
+            self.log_density, self.done = ({int(k): value for k, value in row} for row in rows)
+            self._expansion = None
+
+    def em_step(self, tilt: Tilt | None = None) -> Tensor:
+        """Take one EM iteration, and return the log posterior density of each set after it, `[set]`.
+
+        A step that would decrease the density of a set is not taken, and its damping rises.
+        """
+        # The closed-form tables and the damped Gauss-Newton step both increase the expected complete-data density, so
+        # this is a generalised EM iteration, whose density never falls (Dempster, Laird and Rubin 1977). The damping is
+        # that of Levenberg and Marquardt (Nocedal and Wright 2006, section 10.3).
+        here = self._expansion if self._expansion is not None and tilt is None else self.expand(self.sets.values, tilt)
+        values = self.sets.values
+        new = {**values, **update_tables(self.objective, values, here.counts)}
+        if here.model is not None:
+            scale = here.model.estimate_scale()
+            found = solve_model(here.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
+            new |= {name: values[name] + d for name, d in here.model.layout.unflatten(found.step).items()}
+        there = self.expand(new, tilt)
+        accepted = there.log_density >= here.log_density - ROUNDING * here.log_density.abs()
+        self.damping = torch.where(accepted, (self.damping * 0.3).clamp(min=MIN_DAMPING), self.damping * 4)
+        if not bool(accepted.all()):
+            # The tables of the other sets are updated: this alone never decreases the density.
+            new = _where(accepted, new, {name: new[name] if name in here.counts else values[name] for name in values})
+            there = self.expand(new, tilt)
+        self.sets.values, self._expansion = new, None if tilt is not None else there
+        return there.log_density
+
+    def expand_log_density(self) -> tuple[Tensor, QuadraticModel, dict[str, Tensor]]:
+        """Expand the log posterior density in the weights and the log ratios of the tables.
+
+        Returns:
+            The density of each set, `[set]`, its exact quadratic model, and the parameters with finite logits.
+        """
+        # A table is moved in its logits, whose differences are log ratios. A constant added to a row does not change
+        # the density, and neither do changes of the basis of W_q and W_k: H is zero in these directions, and the
+        # gradient and all steps of conjugate gradients are orthogonal to them.
+        values = {name: value.clamp(min=LOG_ZERO) for name, value in self.sets.values.items()}
+        layout = FlatLayout.create(values, self.objective.learned.names)
+        with sdpa_kernel(SDPBackend.MATH):
+            local, evidence = expand_function(self._log_evidence, values, layout)
+        log_prior, prior = expand_function(self.objective.log_prior, values, layout)
+
+        def product(v: Tensor) -> Tensor:
+            with sdpa_kernel(SDPBackend.MATH):
+                return self.ranks.all_reduce(evidence.product(v)) + prior.product(v)
+
+        gradient = self.ranks.all_reduce(evidence.gradient) + prior.gradient
+        return self.ranks.all_reduce(local) + log_prior, QuadraticModel(layout, gradient, product), values
+
+    def newton_step(self) -> Tensor:
+        """Take one Newton step where it increases the density, and stop the restarts that are stationary or cannot win.
+
+        Returns:
+            The log posterior density of each set after the step, `[set]`.
+        """
+        before, model, values = self.expand_log_density()
+        scale, point = model.estimate_scale(), model.layout.flatten(self._weights(values))
+        # Regularised Newton steps (Li, Fukushima, Qi and Yamashita 2004). Along a change of basis f is constant on a
+        # curve, not on a line, so that near a maximum H has eigenvalues of either sign there, of the size of the
+        # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
+        length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
+        newton = solve_model(model, scale, length.sqrt(), NEWTON_ITERATIONS, NEWTON_TOLERANCE)
+        is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
+        after, new, is_open, factor = before, self.sets.values, torch.ones_like(is_definite), 1.0
+        while bool(is_open.any()) and factor >= MIN_STEP_FACTOR:
+            trial = self._move(values, model.layout.unflatten(newton.step * factor))
+            density = self.compute_log_density(trial)
+            is_better = is_open & density.isfinite() & (density >= before)
+            new, after = _where(is_better, trial, new), torch.where(is_better, density, after)
+            is_open, factor = is_open & ~is_better, factor / 2
+        self.sets.values, self._expansion = new, None
+        gains = newton.gain.clamp(min=0)
+        is_near = is_definite & (gains < NEAR_GAIN)
+        self.is_near = bool(is_near.all())
+        is_stationary = is_definite & ((2 * gains).sqrt() <= DECREMENT)
+        # At a point with a definite Hessian the model has its maximum at f + g^T H^-1 g / 2. A restart is dropped only
+        # if this is at most what another restart has reached, up to `AGREEMENT`. Other points give no prediction.
+        leader = int(after.argmax())
+        others = torch.arange(len(after), device=after.device) != leader
+        best = max([float(after[leader]), *self.done.values()])
+        is_lost = is_definite & (before + gains < best + AGREEMENT) & (others | (after < best - AGREEMENT))
+        if self.validation is not self.corpus:  # the restart of the highest density need not be the chosen one
+            is_lost = torch.zeros_like(is_lost)
+        self._stop_restarts(is_stationary | is_lost, before + gains)
+        return after
+
+    def _stop_restarts(self, is_done: Tensor, log_density: Tensor) -> None:
+        """Stop some restarts; the last one stays in `sets`."""
+        if not bool(is_done.any()):
+            return
+        self.evaluate_restarts()  # the parameters of a stopped restart may be the best
+        pairs = zip(self.sets.restart_ids, is_done.tolist(), log_density.tolist(), strict=True)
+        self.done |= {restart: value for restart, is_last, value in pairs if is_last}
+        rows = (~is_done).nonzero()[:, 0].tolist()
+        if rows:
+            self.select(rows)
+
+    def _weights(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters with zeros in the tables, whose logits have no scale."""
+        return {k: torch.zeros_like(v) if k in self.objective.learned.tables else v for k, v in values.items()}
+
+    def _move(self, values: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add a step to the parameters, and normalise the tables."""
+        moved = {name: value + step[name] for name, value in values.items()}
+        for name in self.objective.learned.tables:
+            logits = moved[name].log_softmax(-1)
+            moved[name] = logits.where(self.sets.values[name] > -torch.inf, -torch.inf)
+        return moved
+
+    def compute_log_density(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The log posterior density of each set up to a constant, `[set]`, without a gradient."""
+        with torch.no_grad():
+            return self.ranks.all_reduce(self._log_evidence(values)) + self.objective.log_prior(values)
+
+    def _log_evidence(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The log evidence of the sentences of this process, `[set]`."""
+        first = next(iter(values.values()))
+        total = first.new_zeros(len(first))
+        for part in self.corpus_parts:
+            total = total + self.objective.log_evidences(values, part).sum(1)
+        return total
+
+    def fork(self, values: Mapping[str, Tensor]) -> SecondOrderOptimizer:
+        """Return an optimizer of the same problem at other parameters, `[set, *shape]`."""
+        other = copy(self)
+        other.sets = ParameterSets.create(dict(values))
+        count = len(other.sets.restart_ids)
+        other.damping = torch.full((count,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
+        other.step, other.bounds, other.measured = 0, [], []
+        other.restarts, other.is_near = count, False
+        other.log_density, other.done, other._expansion = {}, {}, None
+        return other
+
+
+def _where(condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The new parameters of the sets for which the condition, `[set]`, is true, and the old ones of the others."""
+    return {k: torch.where(condition.reshape(-1, *[1] * (v.dim() - 1)), new[k], v) for k, v in old.items()}
