@@ -91,6 +91,7 @@ def analyze_heads(count):
         ("observed", pairs, {}),
         ("around", texts, {"sigma": 0.5}),
         ("svi", pairs, {"method": "svi", "rounds": 3}),
+        ("gibbs", pairs, {"method": "gibbs", "rounds": 8}),
         ("svi around", texts, {"method": "svi", "rounds": 3, "output": "x_2"}),
     ):
         f = bt.inclusion(net, data, draws=32, progress=False, **options)

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,8 @@ def test_heads_prints_the_result_of_inclusion(folder, method):
         zip(table["slice"], table["head"], strict=True)
     )
     for name in table.columns[2:]:
-        assert [row[name] for row in output["table"]] == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9)
+        values = [math.nan if row[name] is None else row[name] for row in output["table"]]
+        assert values == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9, nan_ok=True)
     assert (output["sentences"], output["method"], output["sigma"], output["interval"]) == (count, method, 0.7, 0.8)
     assert output["dead"] == [[1, 2]] and (output["duplicates"] is None) == (method == "svi")
     assert output["agreement"]["ablation"]["ablation"] == 1 and output["roles"] is None

@@ -2,8 +2,10 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
+import pyro.ops.stats
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -12,11 +14,15 @@ from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
 from bnet_transformer.attention.heads.gate_posterior import (
+    drop_head,
     exact_gate_posterior,
     gate_settings as all_settings,
+    log_likelihood_ratio,
     relaxed_gate_posterior,
     sample_rho,
+    split_by_gate,
 )
+from bnet_transformer.attention.heads.gibbs_posterior import NUM_FREE, _StoredSettings, split_rhat
 from bnet_transformer.attention.heads.head_inclusion import create_runs
 from bnet_transformer.attention.heads.head_tables import head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
@@ -269,6 +275,96 @@ def test_svi_of_one_slice_is_exact_up_to_monte_carlo_error():
     torch.testing.assert_close(f.inclusion[:, 0], exact.inclusion, atol=0.05, rtol=0)
 
 
+def simulate_pairs(net, heads, sentences, generator):
+    """Return x, and y of the net with gates drawn from shares that are drawn from their prior."""
+    x = torch.randn(sentences, 3, 8, generator=generator, dtype=D)
+    rho = torch.rand(2, heads, generator=generator, dtype=D)
+    gates = (torch.rand(sentences, 2, heads, generator=generator, dtype=D) < rho).to(D)
+    y = net.module()(x, gates={"a_0": gates[:, 0], "a_1": gates[:, 1]})
+    return x, (y + 0.3 * torch.randn(y.shape, generator=generator, dtype=D)).detach()
+
+
+@pytest.mark.parametrize(
+    ("heads", "strength"),
+    [(2, 1.0), *(pytest.param(3, strength, marks=pytest.mark.slow) for strength in (1.0, 0.2, 0.05))],
+)
+def test_gibbs_is_the_joint_posterior_of_all_slices(heads, strength):
+    """That of enumeration, within Monte Carlo error: shares, ends of intervals, gates and Bayes factors. Where heads
+    are strong, the gates of a sentence have several modes."""
+    net = bt.bayesuvius(8, heads=heads, slices=2, combine="concat", residual=True, observe=Normal(0.3), seed=2)
+    net = net.to(D)
+    net = net.replace({f"W_o_{t}.value": strength * net.parameters[f"W_o_{t}.value"] for t in (0, 1)})
+    data = simulate_pairs(net, heads, 16, seeded(1))
+    exact = sample_posterior(compute_joint_table(create_runs(net.network, data), 1.0), 1000)
+    f = inclusion(net, data, method="gibbs", rounds=40 if heads == 2 else 60, draws=1000)
+    scale, ends = exact.rho.std(0), torch.tensor([0.05, 0.95], dtype=D)
+    assert float(((f.mean.flatten() - exact.rho.mean(0)) / scale).abs().max()) < 0.4
+    for bound, quantile in zip((f.low, f.high), exact.rho.quantile(ends, dim=0), strict=True):
+        assert float(((bound.flatten() - quantile) / scale).abs().max()) < 0.75
+    torch.testing.assert_close(f.inclusion.flatten(1), exact.inclusion, atol=0.12, rtol=0)
+    difference = (f.log_bayes.flatten() - exact.log_bayes).abs()
+    assert bool((difference < 4 * (f.error.flatten() + exact.error) + 0.1).all())
+    assert bool((f.error.flatten() < 0.03 * exact.log_bayes.abs() + 0.4).all()) and float(f.rhat.max()) < 1.1
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**20))
+def test_gates_are_sampled_among_the_stored_settings(sentences, num_gates, seed):
+    """By their probabilities, if all are stored and some were added twice; a setting that is not stored stays."""
+    generator, bits = seeded(seed), all_settings(num_gates).bool()
+    table = 3 * torch.randn(sentences, 2**num_gates, generator=generator, dtype=D)
+    order = torch.cat([torch.randperm(2**num_gates, generator=generator), torch.tensor([0])])
+    chains = NUM_FREE + num_gates
+    rho = torch.rand(chains, num_gates, generator=generator, dtype=D).clamp(0.01, 0.99)
+    stored = _StoredSettings(sentences, num_gates)
+    stored.add(bits[order].expand(sentences, -1, -1), table[:, order])
+    stored.add(bits[order[:2]].expand(sentences, -1, -1), table[:, order[:2]])
+    log = table[:, None] + (bits[None] * rho.logit()[:, None] + torch.log1p(-rho)[:, None]).sum(-1)
+    gates = torch.zeros(sentences, chains, num_gates, dtype=torch.bool)
+    counts, repeats = torch.zeros(sentences, chains, 2**num_gates, dtype=D), 64
+    for k in range(repeats):  # a grid of uniform numbers, so frequencies are exact up to 1 / repeats
+        uniforms = torch.full((sentences, chains), (k + 0.5) / repeats, dtype=D)
+        sampled, log_probs, ratios = stored.sample(gates, table[:, :1].expand(-1, chains), rho.logit(), uniforms)
+        index = (sampled.long() << torch.arange(num_gates)).sum(-1)
+        torch.testing.assert_close(log_probs, table.gather(1, index))
+        counts.scatter_add_(2, index[..., None], torch.ones(sentences, chains, 1, dtype=D) / repeats)
+    torch.testing.assert_close(counts, log.softmax(-1), atol=1.01 / repeats, rtol=0)
+    for head in range(num_gates):
+        expected = log_likelihood_ratio(*split_by_gate(table, head), drop_head(rho, head)).T[:, :NUM_FREE]
+        torch.testing.assert_close(ratios[:, :NUM_FREE, head], expected)
+    other = _StoredSettings(sentences, num_gates)
+    other.add(bits[None, 1:].expand(sentences, -1, -1), table[:, 1:])
+    sampled, log_probs, ratios = other.sample(gates, table[:, :1].expand(-1, chains), rho.logit(), uniforms)
+    assert not sampled.any() and torch.equal(log_probs, table[:, :1].expand(-1, chains)) and float(ratios.max()) < 0
+
+
+def test_chains_that_disagree_give_no_interval():
+    samples = torch.rand(4, 21, 2, 3, generator=seeded(), dtype=D)
+    rhat = pyro.ops.stats.split_gelman_rubin(samples)
+    torch.testing.assert_close(split_rhat(samples), rhat)
+    samples[0, ..., 1, 2] += 1
+    assert float(split_rhat(samples)[1, 2]) > 1.1
+    net, x = make_net(2, 0), torch.randn(5, 2, 8, generator=seeded(), dtype=D)
+    f = inclusion(net, x, method="gibbs", rounds=8)
+    f = replace(f, rhat=torch.tensor([[1.0, 1.05], [1.2, 1.0]]))
+    assert f.low.isnan().tolist() == f.high.isnan().tolist() == [[False, False], [True, False]]
+    assert "none for 1 head" in f.summary and not f.mean.isnan().any()
+    svi = inclusion(net, x, method="svi", rounds=3)
+    assert bool(svi.low.isnan().all() and svi.high.isnan().all()) and "without intervals" in svi.summary
+
+
+def test_gibbs_repeats_and_leaves_dead_heads_at_their_prior():
+    net = make_net(2, 1)
+    W = net.parameters["W_o_0.value"].clone()
+    W[1] = 0
+    net, x = net.replace({"W_o_0.value": W}), torch.randn(4, 2, 8, generator=seeded(), dtype=D)
+    first, repeated = (inclusion(net, x, method="gibbs", rounds=20, seed=3, draws=500) for _ in range(2))
+    assert torch.equal(first.rho, repeated.rho) and torch.equal(first.log_bayes, repeated.log_bayes)
+    assert first.rho.shape == (500, 2, 2) and first.dead == ((0, 1),)
+    assert first.log_bayes[0, 1].abs() < 1e-9 and first.error[0, 1] < 1e-9
+    assert kstest(first.rho[::9, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
+
+
 def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
     net = make_net(3, 1)
     W = net.parameters["W_o_0.value"].clone()
@@ -309,9 +405,9 @@ def test_an_inclusion_reads_as_a_table():
 
 def test_one_sentence_gives_a_result_without_standard_errors():
     net, x = make_net(2, 0), torch.randn(1, 2, 8, generator=seeded(), dtype=D)
-    for method in ("exact", "svi"):
-        f = inclusion(net, x, method=method, rounds=3)
-        assert bool((f.high - f.low > 0.6).all()) and bool(f.log_bayes.isfinite().all())
+    for method in ("exact", "gibbs", "svi"):
+        f = inclusion(net, x, method=method, rounds=8)
+        assert bool((f.high - f.low > 0.6)[f.has_interval].all()) and bool(f.log_bayes.isfinite().all())
         assert bool(f.ablation_error.isnan().all() and f.importance_error.isnan().all())
         assert "by 1 sentence (" in str(f)
 

@@ -93,9 +93,10 @@ REFUSED = [
     (X, {"output": "x_9"}, "known name"),
     (X, {"output": "x_0"}, "a net that sums heads"),
     (X, {"role": "b"}, "role of heads.*'b'"),
-    (X, {"method": "mcmc"}, "'exact', 'svi'"),
+    (X, {"method": "mcmc"}, "'exact', 'gibbs', 'svi'"),
     (X, {"interval": 1}, "between 0 and 1"),
     (X, {"rounds": 2, "method": "svi"}, "at least 3"),
+    (X, {"rounds": 7, "method": "gibbs"}, "at least 8"),
     (X, {"budget": 23}, "24 .3 sentences x 8 settings of 3 gates.*2 sentences.*svi"),
     ([], {}, "a list of sentences"),
     ([(X[0], None)], {}, "y"),
@@ -142,5 +143,6 @@ def test_the_net_of_the_user_stays_as_it_was():
     module = net.module()
     inclusion(net, (X, Y))
     inclusion(net, X, method="svi", rounds=3)
+    inclusion(net, X, method="gibbs", rounds=8)
     assert all(torch.equal(net.parameters[name], value) for name, value in before.items())
     assert all(value.requires_grad and value.grad is None for value in module.parameters())

@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -278,6 +279,10 @@ def test_the_posterior_of_heads_has_its_intervals(tmp_path):
         assert np.allclose(inclusion["log_bayes"], posterior.log_bayes.numpy(), atol=1e-6)
         s.draw(tmp_path / "b.html", inclusion=posterior)
         assert (tmp_path / "b.html").read_bytes() == (tmp_path / "page.html").read_bytes()
+    without = replace(posterior, method="svi")
+    inclusion = explore_page(s, tmp_path, inclusion=without)[0]["inclusion"]
+    assert inclusion["low"] == inclusion["high"] == [[None, None]] * len(posterior.slices)
+    assert "without intervals" in inclusion["note"]
     one = bt.inclusion(net, [words], role="dec_cross_a", draws=50, progress=False)
     assert explore_page(s, tmp_path, inclusion=one)[0]["inclusion"]["rows"] == ["dec_cross_a_0", "dec_cross_a_1"]
 

@@ -68,6 +68,19 @@ def test_intervals_are_in_the_cells_on_one_scale_from_0_to_1(inclusion):
     assert "50% interval" in get_notes(bt.plot(replace(inclusion, interval=0.5)))
 
 
+def test_heads_without_an_interval_have_none(inclusion):
+    rhat = torch.ones_like(inclusion.log_bayes)
+    rhat[0, 1] = 2.0
+    one, none = replace(inclusion, rhat=rhat), replace(inclusion, method="svi")
+    for show in ("rho", "intervals"):
+        assert "1 of 8 heads have no interval" in get_notes(bt.plot(one, show=show))
+        figure = bt.plot(none, show=show)
+        assert "8 of 8 heads have no interval" in get_notes(figure) and "90%" not in get_notes(figure)
+        assert "90%" not in figure.axes[0].get_xlabel()
+    lines = next(c for c in bt.plot(one).axes[0].collections if c.get_label() == "interval").get_segments()
+    assert sum(len(line) > 0 for line in lines) == 7
+
+
 def test_dead_heads_are_framed_and_only_they(inclusion):
     assert inclusion.dead == ((1, 2),)
     for show in MEASURES:

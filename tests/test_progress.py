@@ -53,7 +53,7 @@ def run_sweep(progress: bool | None) -> None:
 
 def make_heads_run(method: str) -> Callable[[bool | None], None]:
     """A function that computes the inclusion of heads by a method, and their damage."""
-    options = {"rounds": 3} if method == "svi" else {}
+    options = {} if method == "exact" else {"rounds": 8}
 
     def run(progress: bool | None) -> None:
         net = bt.encoder(4, heads=2, slices=1, hidden=4, vocabulary=WORDS)
@@ -70,6 +70,7 @@ RUNS = {
     "sweep": run_sweep,
     "heads, exact": make_heads_run("exact"),
     "heads, svi": make_heads_run("svi"),
+    "heads, gibbs": make_heads_run("gibbs"),
 }
 
 

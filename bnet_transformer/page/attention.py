@@ -136,7 +136,7 @@ def describe_inclusion(network: Network, inclusion: object) -> dict[str, Any] | 
 
 
 def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dict[str, Any]:
-    """The posterior mean of `rho` with its interval, and the log Bayes factor of each head."""
+    """The posterior mean of `rho` with its interval (null without one), and the log Bayes factor of each head."""
     groups = {spec.group.name: spec.group for spec in network.specs}
     heads = inclusion.mean.shape[1]
     for name in inclusion.slices:
@@ -156,13 +156,21 @@ def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dic
     }
     s = "s" * (inclusion.sentences != 1)
     sigma = "" if inclusion.sigma is None else f", sigma {inclusion.sigma:.3g}"
+    line = f"; line: {inclusion.interval:.0%} interval" if inclusion.has_interval.any() else ", without intervals"
     return {
         "title": "Share of sentences that include a head",
-        "note": f"Posterior mean of rho over {inclusion.sentences:,} sentence{s}; line: {inclusion.interval:.0%} "
-        f"interval. {inclusion.likelihood}{sigma}.",
+        "note": f"Posterior mean of rho over {inclusion.sentences:,} sentence{s}{line}. {inclusion.likelihood}{sigma}.",
         "rows": list(inclusion.slices),
-        **{name: to_numpy(values.double()).round(6).tolist() for name, values in tables.items()},
+        **{name: _replace_nan(to_numpy(values.double()).round(6)) for name, values in tables.items()},
     }
+
+
+def _replace_nan(values: NDArray[np.float64]) -> list[Any]:
+    """Return an array as lists, with None for NaN."""
+    objects = values.astype(object)
+    objects[np.isnan(values)] = None
+    result: list[Any] = objects.tolist()
+    return result
 
 
 def _describe_inclusion_table(network: Network, inclusion: object) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top:
         canvas.set_title(f"{MEASURES[show][1]}, {source}")
     sigma = "" if result.sigma is None else f", sigma {result.sigma:.3g}"
     canvas.add_note(f"{result.likelihood}{sigma}; {result.method}.")
+    missing = int((~result.has_interval).sum())
+    canvas.add_note(f"{missing} of {result.has_interval.numel()} heads have no interval." if missing else "")
 
 
 def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
@@ -100,7 +102,7 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
         bar.set_yticks(ticks, labels=[format_short(tick) for tick in ticks])
         bar.minorticks_off()
     _frame_dead_heads(result, canvas, ax, values, norm)
-    if any(line.get_label() == "interval" for line in ax.collections):
+    if result.has_interval.any() and any(line.get_label() == "interval" for line in ax.collections):
         canvas.add_note(f"Line below each mean: {result.interval:.0%} interval, on a scale from 0 (left) to 1.")
     if any("±" in text.get_text() for text in ax.texts):
         kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
@@ -198,7 +200,8 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     ax.set_xlim(0.0, 1.02)
     ax.set_ylim(len(names) - 0.4, -0.6)
     canvas.set_tick_labels(ax, "y", names, height)
-    canvas.set_axis_labels(ax, f"rho with {result.interval:.0%} interval; right: log Bayes factor")
+    interval = f" with {result.interval:.0%} interval" if result.has_interval.any() else ""
+    canvas.set_axis_labels(ax, f"rho{interval}; right: log Bayes factor")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=canvas.colours["line"], linewidth=0.5)
     ax.set_axisbelow(True)

@@ -130,8 +130,8 @@ def print_inclusion(net: bt.BNet) -> Inclusion:
     start = time.perf_counter()
     result = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
-    print(f"\nComputed now, from {len(FRESH)} sentences, in {seconds:.0f} s: few sentences, so the intervals are wide")
-    columns = ["slice", "head", "rho", "low", "high", "log_bayes", "error", "importance", "ablation"]
+    print(f"\nComputed now, from {len(FRESH)} sentences, in {seconds:.0f} s: few sentences, so the ranks are uncertain")
+    columns = ["slice", "head", "rho", "log_bayes", "error", "importance", "ablation"]
     table = result.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
     print("\n".join(f"  {line}" for line in table.splitlines()))
     return result

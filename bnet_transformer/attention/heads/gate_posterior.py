@@ -48,7 +48,9 @@ class GatePosterior:
         log_bayes: The log Bayes factor of each head, `[head]`.
         error: The Monte Carlo error of `log_bayes`, `[head]`.
         inclusion: The probability of each gate, `[sentence, head]`.
-        interaction: The mean log odds ratio of two gates of a sentence, `[head, head]`; None for variational inference.
+        interaction: The mean log odds ratio of two gates of a sentence, `[head, head]`; None unless all settings were
+            run.
+        rhat: R-hat of rho, `[slice, head]`; None without chains.
     """
 
     rho: Tensor
@@ -56,6 +58,7 @@ class GatePosterior:
     error: Tensor
     inclusion: Tensor
     interaction: Tensor | None
+    rhat: Tensor | None = None
 
 
 def exact_gate_posterior(
@@ -119,31 +122,31 @@ def _log_bayes_factor(
     update_progress(1)
     rows = torch.stack(samples)
     by_population = zip(rows.chunk(NUM_POPULATIONS, 1), log_integrals.chunk(NUM_POPULATIONS, 1), strict=True)
-    bridges = torch.stack([_bridge_sampling(off.flatten(), free.flatten()) for off, free in by_population])
+    bridges = torch.stack([bridge_sampling(off.flatten(), free.flatten()) for off, free in by_population])
     # Given the other rho, the integral I of the conditional density over rho_nu, relative to its value at 0, is a Bayes
     # factor. The Bayes factor of the head is the mean of I over the posterior with rho_nu = 0, and also one over the
     # mean of 1 / I over the posterior with free rho_nu. Bridge sampling combines both (Bennett 1976, Efficient
     # estimation of free energy differences). If they do not overlap, the ratio of the SMC evidences is used.
-    low, high = _log_mean_exp(rows.flatten()), -_log_mean_exp(-log_integrals.flatten())
+    low, high = log_mean_exp(rows.flatten()), -log_mean_exp(-log_integrals.flatten())
     if float(high - low) > MAX_BRIDGE_GAP:
         error = (evidence - evidence_off).std() / NUM_POPULATIONS**0.5
-        return torch.stack([_log_mean_exp(evidence) - _log_mean_exp(evidence_off), error])
+        return torch.stack([log_mean_exp(evidence) - log_mean_exp(evidence_off), error])
     # The two estimates are biased in opposite directions.
     error = torch.hypot(bridges.std() / NUM_POPULATIONS**0.5, (high - low) / 4)
-    return torch.stack([_bridge_sampling(rows.flatten(), log_integrals.flatten()), error])
+    return torch.stack([bridge_sampling(rows.flatten(), log_integrals.flatten()), error])
 
 
-def _bridge_sampling(restricted: Tensor, free: Tensor) -> Tensor:
+def bridge_sampling(restricted: Tensor, free: Tensor) -> Tensor:
     """Estimate the log mean of e^x under `rho_nu = 0`, from samples of x with `rho_nu = 0` and with free `rho_nu`."""
     # Fixed-point iteration of Meng and Wong 1996 (Simulating ratios of normalizing constants), for equal sample sizes.
-    estimate = (_log_mean_exp(restricted) - _log_mean_exp(-free)) / 2
+    estimate = (log_mean_exp(restricted) - log_mean_exp(-free)) / 2
     for _ in range(50):
-        log_off = _log_mean_exp(restricted - torch.logaddexp(restricted, estimate))
-        estimate = log_off - _log_mean_exp(-torch.logaddexp(free, estimate))
+        log_off = log_mean_exp(restricted - torch.logaddexp(restricted, estimate))
+        estimate = log_off - log_mean_exp(-torch.logaddexp(free, estimate))
     return estimate
 
 
-def _log_mean_exp(log_values: Tensor) -> Tensor:
+def log_mean_exp(log_values: Tensor) -> Tensor:
     """Compute the log of the mean of e^x."""
     return log_values.logsumexp(0) - math.log(len(log_values))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -214,6 +214,24 @@ class GatedRuns:
         """Compute `log P` of each sentence of a part with its gates in all sites, `[sentence, site, head]`."""
         by_site = {site.name: gates[:, k].reshape(len(gates), *site.plate_sizes) for k, site in enumerate(self.sites)}
         return self._log_probs(part.batch, part.full_output, gates=by_site)
+
+    @torch.no_grad()
+    def log_probs_by_chain(self, part: CorpusPart, gates: Tensor) -> Tensor:
+        """Compute `log P` of each sentence of a part for each of its gate settings.
+
+        Args:
+            part: The sentences.
+            gates: The gates, `[sentence, chain, site, head]`.
+
+        Returns:
+            `log P` in float64 on the processor, `[sentence, chain]`.
+        """
+        network, chains = self.module.network, gates.shape[1]
+        full = part.full_output
+        full = full if full is None or len(full) == 1 else full.repeat_interleave(chains, 0)
+        rows = replace(part, batch=part.batch.repeat(chains), full_output=full)
+        flat = gates.flatten(0, 1).to(network.device, network.dtype)
+        return self.gated_log_probs(rows, flat).reshape(gates.shape[:2]).double().cpu()
 
     def _log_probs(self, batch: Batch, full_output: Tensor | None, **options: Any) -> Tensor:
         """Compute `log P` of each sentence; `full_output` is the output with all heads on."""

@@ -28,6 +28,7 @@ from bnet_transformer.attention.heads.gate_posterior import (
     relaxed_gate_posterior,
 )
 from bnet_transformer.attention.heads.gated_runs import CorpusPart, GatedRuns, find_head_sites, infer_targets
+from bnet_transformer.attention.heads.gibbs_posterior import NUM_FREE, gibbs_gate_posterior
 from bnet_transformer.attention.heads.head_tables import MEASURES, Damage, Inclusion
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Batch, read_batch
@@ -46,7 +47,8 @@ MAX_SIGMA_RATIO = 1e4  # a sigma further from the effect of a head carries no in
 IDLE_TOLERANCE = 1e-6  # a head is idle if its effect is below this fraction of the maximum effect of a head
 OUTPUT_SAMPLES = 8  # sampled outputs of each sentence without observations
 NORMAL_AROUND = "Normal around "
-INCLUSION_METHODS = ("exact", "svi")
+INCLUSION_METHODS = ("exact", "gibbs", "svi")
+MIN_ROUNDS = {"exact": 3, "gibbs": 8, "svi": 3}  # 8 sweeps are 6 after the warmup, so R-hat is defined
 CreateProgressBar = Callable[[str, int], Any]  # creates a progress bar from its unit and its total
 
 
@@ -75,15 +77,16 @@ def inclusion(
     Args:
         net: A net that sums its heads.
         sentences: Text, lists of words, ids or vectors, or pairs with observations.
-        method: `"exact"` sums over all gates of a slice, while the heads of other slices are on. `"svi"` computes all
-            slices at once, by variational inference.
+        method: `"exact"` sums over all gates of a slice, while the heads of other slices are on. The other methods
+            gate all slices at once: `"gibbs"` by Gibbs sampling with the exact likelihood, `"svi"` by variational
+            inference, which gives no intervals.
         sigma: The standard deviation around the output of the full net. By default the root mean square distance by
             which the output changes when one head is off.
         output: The node group of this output, such as x_6; by default the output of the module.
         role: The role of heads, such as dec_cross_a, if the net has several kinds of heads.
         interval: The probability of intervals, 0.9 by default.
         draws: The number of posterior samples.
-        rounds: The number of rounds of `"svi"`.
+        rounds: The number of rounds of `"svi"`, or of sweeps of each chain of `"gibbs"` (at least 8).
         budget: The maximum number of runs (sentences x 2^heads) of a slice for `"exact"`.
         seed: The seed of the draws.
         progress: True shows a progress bar, False none; None shows one only in a terminal.
@@ -107,7 +110,7 @@ def inclusion(
     if not 0 < check_float("interval", interval) < 1:
         raise BNetError("interval", expected="a probability between 0 and 1", actual=interval)
     check_int("draws", draws)
-    check_int("rounds", rounds, minimum=3)
+    check_int("rounds", rounds, minimum=MIN_ROUNDS[method])
     check_seed(seed)
     network = as_network(net)
     runs = create_runs(network, sentences, output, role, should_observe=sigma is None and output is None)
@@ -122,7 +125,7 @@ def inclusion(
         if method == "exact":
             estimate, losses, idle, sigma = _infer_exactly(local_runs, sigma, draws, generator, bars)
         else:
-            estimate, losses, idle, sigma = _infer_by_svi(local_runs, sigma, draws, rounds, generator, bars)
+            estimate, losses, idle, sigma = _infer_jointly(local_runs, method, sigma, draws, rounds, generator, bars)
         with bars("sentences", len(local_runs.corpus)) as bar:
             slopes, error = importance(local_runs, sigma, seed, bar.update)
     ablation_mean, ablation_error = mean_and_error(losses)
@@ -178,15 +181,26 @@ def _infer_exactly(
     return posterior, scale * losses, change <= IDLE_TOLERANCE * change.max(), sigma
 
 
-def _infer_by_svi(
-    runs: GatedRuns, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: CreateProgressBar
+def _infer_jointly(
+    runs: GatedRuns,
+    method: str,
+    sigma: float | None,
+    draws: int,
+    rounds: int,
+    generator: torch.Generator,
+    bars: CreateProgressBar,
 ) -> InclusionEstimate:
-    """Estimate the posterior of all slices at once, with relaxed gates."""
+    """Estimate the posterior of the gates of all slices at once."""
+    num_gates = runs.num_heads * len(runs.sites)
     with bars("runs", len(runs.corpus) * (runs.num_heads + 1) * len(runs.sites)) as bar:
         losses = ablation(runs, bar.update)
     sigma, scale = _resolve_sigma(runs, losses, sigma)
-    with bars("runs", len(runs.corpus) * count_passes(runs.num_heads * len(runs.sites)) * rounds) as bar:
-        posterior = relaxed_gate_posterior(runs, scale, rounds, draws, generator, bar.update)
+    if method == "gibbs":
+        infer, runs_per_sentence = gibbs_gate_posterior, (NUM_FREE + num_gates) * (1 + num_gates * rounds)
+    else:
+        infer, runs_per_sentence = relaxed_gate_posterior, count_passes(num_gates) * rounds
+    with bars("runs", len(runs.corpus) * runs_per_sentence) as bar:
+        posterior = infer(runs, scale, rounds, draws, generator, bar.update)
     change = losses.abs().amax(0)
     idle = (change <= IDLE_TOLERANCE * change.max()) & (posterior.log_bayes.abs() < IDLE_TOLERANCE)
     return posterior, scale * losses, idle, sigma
@@ -323,7 +337,7 @@ def create_runs(
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:
     """Raise an error for more gate settings, or more runs, than the exact method sums over."""
-    subject, alternative = "method='exact'", "method='svi', which is approximate"
+    subject, alternative = "method='exact'", "method='gibbs', or method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
         expected = f"at most {MAX_HEADS} heads in a slice ({2**MAX_HEADS:,} settings of their gates)"
         actual = f"{runs.num_heads} heads ({2**runs.num_heads:,} settings)"

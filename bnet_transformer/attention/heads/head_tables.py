@@ -21,6 +21,7 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_RHAT = 1.1  # above it, the chains of a head disagree, so its interval is not given
 MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 
 
@@ -95,7 +96,7 @@ class Inclusion(HeadTable):
 
     Attributes:
         slices: The names of the groups of heads, such as `a_0`, one for each slice.
-        method: `"exact"` or `"svi"`.
+        method: `"exact"`, `"gibbs"` or `"svi"`.
         sentences: The number of sentences.
         likelihood: A description of the likelihood.
         sigma: The standard deviation around the output of the full net; None with observations.
@@ -109,7 +110,8 @@ class Inclusion(HeadTable):
         ablation: The mean loss in nats with the head off, `[slice, head]`.
         ablation_error: The standard error of `ablation`, `[slice, head]`.
         interaction: The mean over sentences of the log odds ratio of two gates, `[slice, head, head]`. It is below 0
-            for heads that substitute for each other. None for `"svi"`.
+            for heads that substitute for each other. None unless the method is `"exact"`.
+        rhat: R-hat of `rho` over the chains of `"gibbs"`, `[slice, head]`: near 1 if they agree. None for the others.
         idle: True for heads without effect, `[slice, head]`.
         network: The net.
         data: The sentences.
@@ -130,6 +132,7 @@ class Inclusion(HeadTable):
     ablation: Tensor = field(repr=False)
     ablation_error: Tensor = field(repr=False)
     interaction: Tensor | None = field(repr=False)
+    rhat: Tensor | None = field(repr=False)
     idle: Tensor = field(repr=False)
     network: Network = field(repr=False)
     data: Batch = field(repr=False)
@@ -140,14 +143,29 @@ class Inclusion(HeadTable):
         return self.rho.mean(0)
 
     @property
+    def has_interval(self) -> Tensor:
+        """True for each head whose `rho` has an interval, `[slice, head]`.
+
+        Variational inference has no intervals, because its error is about as large as the width of the posterior.
+        Gibbs sampling has none for a head with R-hat above 1.1.
+        """
+        if self.rhat is not None:
+            return self.rhat <= MAX_RHAT
+        return torch.full(self.rho.shape[1:], self.method != "svi")
+
+    @property
     def low(self) -> Tensor:
-        """The lower end of the interval of `rho`, `[slice, head]`."""
-        return self.rho.quantile((1 - self.interval) / 2, dim=0)
+        """The lower end of the interval of `rho`, `[slice, head]`; NaN without `has_interval`."""
+        return self._quantile((1 - self.interval) / 2)
 
     @property
     def high(self) -> Tensor:
-        """The upper end of the interval of `rho`, `[slice, head]`."""
-        return self.rho.quantile((1 + self.interval) / 2, dim=0)
+        """The upper end of the interval of `rho`, `[slice, head]`; NaN without `has_interval`."""
+        return self._quantile((1 + self.interval) / 2)
+
+    def _quantile(self, probability: float) -> Tensor:
+        """Compute a quantile of `rho`, `[slice, head]`; NaN without `has_interval`."""
+        return torch.where(self.has_interval, self.rho.quantile(probability, dim=0), torch.nan)
 
     @property
     def rank(self) -> Tensor:
@@ -178,7 +196,7 @@ class Inclusion(HeadTable):
         """
         check_float("nats", nats, above=0)
         if self.interaction is None:
-            actual = f"method={self.method!r}, which treats heads as independent"
+            actual = f"method={self.method!r}"
             expected, hint = "the joint posterior of a slice's gates", "Use bt.inclusion(..., method='exact')"
             raise BNetError("duplicates", expected=expected, actual=actual, hint=hint)
         pairs = torch.triu(self.interaction, 1)
@@ -237,6 +255,7 @@ class Inclusion(HeadTable):
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row for each head, by rank."""
         names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["rhat"] if self.rhat is not None else []
         names += ["importance", "importance_error", "ablation", "ablation_error"]
         table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
@@ -246,10 +265,17 @@ class Inclusion(HeadTable):
         """The subject and the method, in one line."""
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
-        details = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
-        details += ", too narrow if heads depend on each other" if self.method == "svi" else ""
+        details = f"{self.method}; {self.likelihood}{sigma}; {self._describe_intervals()}"
         counts = [f"{n} {unit}{'' if n == 1 else 's'}" for n, unit in ((slices, "slice"), (self.sentences, "sentence"))]
         return f"{heads} head{'s' * (heads != 1)} of {' by '.join(counts)} ({details})"
+
+    def _describe_intervals(self) -> str:
+        """Describe the intervals, and which heads have none."""
+        if self.method == "svi":
+            return "approximate, without intervals"
+        missing = int((~self.has_interval).sum())
+        heads = f", none for {missing} head{'s' * (missing != 1)} with R-hat above {MAX_RHAT}" if missing else ""
+        return f"intervals of {100 * self.interval:g}%{heads}"
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,11 @@ function renderInclusion(description) {
   if (!inclusion) return [];
   const rows = inclusion.rows.map((/** @type {string} */ name, /** @type {number} */ k) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, name),
     ...inclusion.probabilities[k].map((/** @type {number} */ probability, /** @type {number} */ head) => {
-      const interval = inclusion.low ? [inclusion.low[k][head], inclusion.high[k][head]] : [];
-      const more = inclusion.low ? `, from ${interval[0].toFixed(2)} to ${interval[1].toFixed(2)}; log Bayes factor ${inclusion.log_bayes[k][head].toFixed(1)}` : "";
-      const label = `${name}, head ${head}: ${inclusion.low ? probability.toFixed(2) : probability}${more}`;
-      const cell = htmlElement("td", { class: inclusion.low ? "cell ranged" : "cell", "data-inclusion": `${k}_${head}`, "data-weight": probability, title: label, "aria-label": label }, probability.toFixed(2).replace(/^0/, ""));
+      const isPosterior = Boolean(inclusion.low), interval = isPosterior && inclusion.low[k][head] !== null ? [inclusion.low[k][head], inclusion.high[k][head]] : [];
+      const range = interval.length ? `, from ${interval[0].toFixed(2)} to ${interval[1].toFixed(2)}` : "";
+      const more = isPosterior ? `${range}; log Bayes factor ${inclusion.log_bayes[k][head].toFixed(1)}` : "";
+      const label = `${name}, head ${head}: ${isPosterior ? probability.toFixed(2) : probability}${more}`;
+      const cell = htmlElement("td", { class: interval.length ? "cell ranged" : "cell", "data-inclusion": `${k}_${head}`, "data-weight": probability, title: label, "aria-label": label }, probability.toFixed(2).replace(/^0/, ""));
       cell.style.setProperty("--fraction", String(probability));
       interval.forEach((bound, side) => cell.style.setProperty(side ? "--high" : "--low", String(bound)));
       return cell;
