@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import BoolArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
@@ -20,7 +20,7 @@ from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
 
 FIT_VIEWS = ("pi", "theta", "history")
-MAX_STANDARD_ERRORS = 8.0  # a fit that is farther below the best is drawn at the lower edge, with its gain
+MAX_RANGE_RATIO = 5.0  # a fit below this multiple of the range of the better fits is drawn at the lower edge
 MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn in a pale colour, with its running mean
 
 
@@ -123,9 +123,8 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     order = np.argsort(heads, kind="stable")
     x = np.empty(len(heads))
     x[order] = heads[order] if is_by_heads else np.arange(len(heads))
-    is_in_range = gain >= -MAX_STANDARD_ERRORS * error - result.tie  # False for NaN
-    if is_in_range.sum() < 2:
-        is_in_range = np.isfinite(density)
+    is_in_range = _find_fits_in_range(gain, error, result.tie)
+    is_in_range[choice] = True
     ax = canvas.add_axes(max(3.4, min(PAGE_WIDTH, 0.42 * len(heads) + 1.6)), 2.6)
     accent, second, grey = (canvas.colours[name] for name in ("accent", "second", "grey"))
     ax.axhline(density[best], color=grey, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
@@ -136,7 +135,7 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     ax.errorbar(x[shown], density[shown], yerr=np.nan_to_num(error[shown]), **bars, label="paired standard error")
     ring: Any = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": second, "markeredgewidth": 1.3}
     ax.plot(x[choice], density[choice], "o", **ring, zorder=4, linestyle="none", label="choice")
-    low, high = _frame_densities(ax, density[shown], error[shown], result.tie)
+    low, high = _frame_densities(ax, density[shown], error[shown], result.tie, has_triangles=len(shown) < len(order))
     for k in order:
         if not is_in_range[k]:
             ax.plot(x[k], low + 0.05 * (high - low), "v", color=accent, markersize=4.5, markerfacecolor="none")
@@ -163,12 +162,26 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     )
 
 
-def _frame_densities(ax: Axes, density: FloatArray, error: FloatArray, tie: float) -> tuple[float, float]:
+def _find_fits_in_range(gain: FloatArray, error: FloatArray, tie: float) -> BoolArray:
+    """Find the fits that fit on one scale with the best: a much worse one would hide the differences of the others."""
+    is_in_range, extent = np.zeros(len(gain), dtype=bool), tie
+    for k in np.argsort(-gain, kind="stable"):
+        if is_in_range.sum() >= 2 and -gain[k] > MAX_RANGE_RATIO * extent:
+            break
+        if np.isfinite(gain[k]):
+            is_in_range[k], extent = True, max(extent, float(np.nan_to_num(error[k]) - gain[k]))
+    return is_in_range
+
+
+def _frame_densities(
+    ax: Axes, density: FloatArray, error: FloatArray, tie: float, *, has_triangles: bool
+) -> tuple[float, float]:
     """Set the limits of the y axis around densities and their errors; return them."""
     low, high = float((density - np.nan_to_num(error)).min()), float((density + np.nan_to_num(error)).max())
     margin = max(0.12 * (high - low), tie)
-    ax.set_ylim(low - 2.2 * margin, high + margin)
-    return low - 2.2 * margin, high + margin
+    low, high = low - (2.2 if has_triangles else 1) * margin, high + margin
+    ax.set_ylim(low, high)
+    return low, high
 
 
 def plot_check(result: Check, canvas: Canvas) -> None:
