@@ -120,6 +120,18 @@ def test_a_net_is_compared_as_a_fit_without_learned_parameters(fits):
     assert table.parameters == (2, 0) and table.gain.tolist() == [0.0, 0.0] and table.choice == "net"
 
 
+def test_notes_of_fits_are_notes_of_the_table_and_loaded_fits_are_compared(fits, tmp_path):
+    data = planted(50, seed=1)
+    fits[3].save(tmp_path / "three.fit")
+    warned = replace(fits[4])
+    object.__setattr__(warned, "converged", False)
+    object.__setattr__(warned, "notes", ("restarts disagree",))
+    table = bt.compare({3: bt.load(tmp_path / "three.fit"), 4: warned}, data)
+    torch.testing.assert_close(table.densities, bt.compare({3: fits[3], 4: fits[4]}, data).densities)
+    assert table.notes == ("fit 4: not converged", "fit 4: restarts disagree")
+    assert all(note in table._repr_html_() and note in str(table) for note in table.notes)
+
+
 @pytest.mark.parametrize("options", [{"held_out": planted(150, seed=1)}, {"folds": 3}])
 def test_the_number_of_planted_heads_is_chosen(options):
     table = bt.fit_heads(mixture, planted(150), heads=range(1, 5), **options, **TABLES)
