@@ -139,6 +139,13 @@ def test_the_number_of_planted_heads_is_chosen(options):
     assert all(f.sentences == 150 for f in table.fits.values()) and table.densities.shape == (4, 150)
 
 
+def test_a_choice_at_the_end_of_the_range_or_with_dead_heads_is_noted():
+    data, held_out = planted(60), planted(60, seed=1)
+    end, dead = (bt.fit_heads(mixture, data, heads=k, held_out=held_out, **TABLES) for k in ((1, 2), (4, 5)))
+    assert end.choice == 2 and any("extend heads=" in note for note in end.notes)
+    assert dead.choice == 4 and any("only 3 of the 4 heads" in note for note in dead.notes)
+
+
 @pytest.mark.slow
 def test_the_number_of_planted_heads_is_chosen_if_all_weights_are_learned():
     def create(heads):

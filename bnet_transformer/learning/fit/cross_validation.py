@@ -109,9 +109,21 @@ def fit_heads(
         table = compare(fits, held_out)
     else:
         table = create_comparison(fits, densities, f"{HELD_OUT} ({count_folds}-fold cross-validation)")
-    if len(fits) > 1 and table.choice == max(fits):
+    return replace(table, notes=(*table.notes, *notes, *_describe_choice(table)))
+
+
+def _describe_choice(table: ModelComparison) -> list[str]:
+    """Describe what makes the choice doubtful: it is at the end of the range, or some of its heads are dead."""
+    notes, index = [], [*table.fits].index(table.choice)
+    if len(table.fits) > 1 and table.choice == max(table.fits):
         notes.append(f"the choice has the most heads of all fits: extend heads= beyond {table.choice}")
-    return replace(table, notes=(*table.notes, *notes))
+    if table.live[index] < table.heads[index]:
+        # A net with as many heads as are live contains the same model, so its fit is not the global optimum.
+        notes.append(
+            f"only {table.live[index]} of the {table.heads[index]} heads of the choice are live: fits of fewer heads "
+            "may be poor local optima, so use more restarts"
+        )
+    return notes
 
 
 def assign_folds(sentences: int, folds: int, seed: int) -> list[Tensor]:
