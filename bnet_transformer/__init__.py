@@ -51,7 +51,16 @@ if TYPE_CHECKING:
     from bnet_transformer.interventions.circuits import circuit as circuit
     from bnet_transformer.interventions.sweeps import mediation as mediation, sweep as sweep
     from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
-    from bnet_transformer.learning.fit import EM as EM, MAP as MAP, NUTS as NUTS, SVI as SVI, Fit as Fit, fit as fit
+    from bnet_transformer.learning.fit import (
+        EM as EM,
+        MAP as MAP,
+        NUTS as NUTS,
+        SVI as SVI,
+        Fit as Fit,
+        compare as compare,
+        fit as fit,
+        fit_heads as fit_heads,
+    )
     from bnet_transformer.learning.training import (
         AdamW as AdamW,
         EarlyStopping as EarlyStopping,
@@ -83,7 +92,7 @@ _EXPORTS = {  # the public names of each module
     "interventions.circuits": "circuit",
     "interventions.sweeps": "mediation sweep",
     "learning.checkpoint": "Checkpoints",
-    "learning.fit": "EM Fit MAP NUTS SVI fit",
+    "learning.fit": "EM Fit MAP NUTS SVI compare fit fit_heads",
     "learning.training": "AdamW EarlyStopping Execution train",
     "models": "bayesuvius decoder encoder encoder_decoder geometric recurrent volume_preserving",
     "plots.registry": "plot",

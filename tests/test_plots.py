@@ -19,7 +19,8 @@ from bnet_transformer.attention import learn_tan
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.style import PALETTES
 from bnet_transformer.interventions.counterfactual import Counterfactual
-from bnet_transformer.learning.fit import Check, Comparison
+from bnet_transformer.learning.fit import Check, Comparison, ModelComparison
+from bnet_transformer.learning.fit.result import as_fit
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import DIVERGING_COLOURS, DPI, SEQUENTIAL_COLOURS, lightness
 from bnet_transformer.plots.heat_maps import tick_label_width
@@ -294,6 +295,24 @@ def test_comparisons_checks_training_and_costs():
     assert np.array(get_heights(bt.plot(cost))) * unit == pytest.approx(
         sorted((r.flops for r in cost.rows if r.flops), reverse=True)
     )
+
+
+def test_model_comparisons():
+    fits = {k: as_fit(bt.bayesuvius(2, heads=k, observe=Normal(1.0))) for k in (1, 2, 3)}
+    base = torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
+    noise = torch.tensor([0.1, -0.1, 0.1, -0.1]).double()
+    table = ModelComparison(fits, torch.stack([base - 9 + noise, base - 0.05 + noise, base]), "density", ())
+    ax = bt.plot(table).axes[0]
+    (bars,) = [c for c in ax.containers if c.get_label() == "paired standard error"]
+    points, _, (lines,) = bars
+    assert points.get_xdata().tolist() == [2, 3] and points.get_ydata().tolist() == pytest.approx([1.45, 1.5])
+    (low, high), _ = [segment[:, 1] for segment in lines.get_segments()]
+    assert high - low == pytest.approx(2 * float(table.gain_error[1]))
+    ring = next(line for line in ax.lines if line.get_label() == "choice")
+    assert ring.get_xdata().tolist() == [table.choice] == [2]
+    assert "−9" in [text.get_text() for text in ax.texts]  # a fit far below the others
+    again = ModelComparison({"a": fits[2], "b": fits[2], "c": fits[3]}, table.densities, "density", ())
+    assert get_ticks(bt.plot(again).axes[0]) == ["a", "b", "c"]
 
 
 def test_draws_distributions_counterfactuals(s):

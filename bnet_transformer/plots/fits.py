@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import BoolArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
 from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
 
 FIT_VIEWS = ("pi", "theta", "history")
+MAX_RANGE_RATIO = 5.0  # a fit below this multiple of the range of the better fits is drawn at the lower edge
 MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn in a pale colour, with its running mean
 
 
@@ -108,6 +109,79 @@ def plot_comparison(result: Comparison, canvas: Canvas) -> None:
             frame_cell(canvas, ax, head, match)
     canvas.set_title(f"Adjusted Rand index {result.agreement:.2f}")
     canvas.add_note(f"Red frames: matched heads. Gain: {result.gain:+.3g} ± {result.gain_error:.2g} nats per sentence.")
+
+
+def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
+    """Plot the held-out density of each fit by its number of heads, with paired errors; the choice is marked.
+
+    If fits have equal numbers of heads, the x axis has the labels of the fits.
+    """
+    density, gain, error = (to_numpy(v) for v in (result.density, result.gain, result.gain_error))
+    labels, heads = [*result.fits], np.array(result.heads)
+    best, choice = labels.index(result.best), labels.index(result.choice)
+    is_by_heads = len(set(result.heads)) == len(heads)
+    order = np.argsort(heads, kind="stable")
+    x = np.empty(len(heads))
+    x[order] = heads[order] if is_by_heads else np.arange(len(heads))
+    is_in_range = _find_fits_in_range(gain, error, result.tie)
+    is_in_range[choice] = True
+    ax = canvas.add_axes(max(3.4, min(PAGE_WIDTH, 0.42 * len(heads) + 1.6)), 2.6)
+    accent, second, grey = (canvas.colours[name] for name in ("accent", "second", "grey"))
+    ax.axhline(density[best], color=grey, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    shown = [k for k in order if is_in_range[k]]
+    if is_by_heads:
+        ax.plot(x[shown], density[shown], color=accent, linewidth=0.9, alpha=0.5, zorder=2)
+    bars: Any = {"fmt": "o", "color": accent, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2.5, "zorder": 3}
+    ax.errorbar(x[shown], density[shown], yerr=np.nan_to_num(error[shown]), **bars, label="paired standard error")
+    ring: Any = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": second, "markeredgewidth": 1.3}
+    ax.plot(x[choice], density[choice], "o", **ring, zorder=4, linestyle="none", label="choice")
+    low, high = _frame_densities(ax, density[shown], error[shown], result.tie, has_triangles=len(shown) < len(order))
+    for k in order:
+        if not is_in_range[k]:
+            ax.plot(x[k], low + 0.05 * (high - low), "v", color=accent, markersize=4.5, markerfacecolor="none")
+            canvas.add_text(
+                ax,
+                x[k],
+                low + 0.1 * (high - low),
+                f"{gain[k]:+.3g}".replace("-", "−"),
+                ha="center",
+                va="bottom",
+                color=grey,
+            )
+    canvas.style_curve_axes(ax, "heads" if is_by_heads else "fit", "log density, nats per sentence", 12)
+    ax.set_xlim(x.min() - 0.5, x.max() + 0.5)
+    if not is_by_heads:
+        canvas.set_tick_labels(ax, "x", [str(labels[k]) for k in order], canvas.panel_size(ax)[0])
+    canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    unit = " heads" if labels == heads.tolist() else ""
+    canvas.set_title(f"Choice: {labels[choice]}{unit}", is_above_legend=True)
+    canvas.add_note(f"{result.criterion[0].upper()}{result.criterion[1:]}, {result.densities.shape[1]:,} sentences.")
+    canvas.add_note(f"Dashed line: the best, {labels[best]}{unit}. Errors: of the difference from it.")
+    canvas.add_note(
+        "" if is_in_range.all() else "Triangles: fits below the axis, with their differences from the best."
+    )
+
+
+def _find_fits_in_range(gain: FloatArray, error: FloatArray, tie: float) -> BoolArray:
+    """Find the fits that fit on one scale with the best: a much worse one would hide the differences of the others."""
+    is_in_range, extent = np.zeros(len(gain), dtype=bool), tie
+    for k in np.argsort(-gain, kind="stable"):
+        if is_in_range.sum() >= 2 and -gain[k] > MAX_RANGE_RATIO * extent:
+            break
+        if np.isfinite(gain[k]):
+            is_in_range[k], extent = True, max(extent, float(np.nan_to_num(error[k]) - gain[k]))
+    return is_in_range
+
+
+def _frame_densities(
+    ax: Axes, density: FloatArray, error: FloatArray, tie: float, *, has_triangles: bool
+) -> tuple[float, float]:
+    """Set the limits of the y axis around densities and their errors; return them."""
+    low, high = float((density - np.nan_to_num(error)).min()), float((density + np.nan_to_num(error)).max())
+    margin = max(0.12 * (high - low), tie)
+    low, high = low - (2.2 if has_triangles else 1) * margin, high + margin
+    ax.set_ylim(low, high)
+    return low, high
 
 
 def plot_check(result: Check, canvas: Canvas) -> None:

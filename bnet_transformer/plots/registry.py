@@ -21,7 +21,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
-from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots import (
     distributions,
@@ -57,6 +57,7 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     Fit: fits.plot_fit,
     Heads: fits.plot_heads,
     Comparison: fits.plot_comparison,
+    ModelComparison: fits.plot_model_comparison,
     Check: fits.plot_check,
     Inclusion: heads.plot_inclusion,
     Damage: heads.plot_damage,

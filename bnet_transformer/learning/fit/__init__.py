@@ -4,14 +4,31 @@ A fit passes through these modules: `methods` (`fit`, its checks, the table of m
 objective and the configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (SVI,
 NUTS), and `result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads
 and their invariants) and `comparison` (comparison of two fits, alignment of the heads of draws). `from_pyro` creates a
-`Fit` from a result of Pyro.
+`Fit` from a result of Pyro. `model_comparison` compares many fits in one table, and `cross_validation` fits each number
+of heads.
 """
 
 from bnet_transformer.learning.fit.comparison import Comparison
+from bnet_transformer.learning.fit.cross_validation import fit_heads
 from bnet_transformer.learning.fit.head_summary import Heads
 from bnet_transformer.learning.fit.methods import explain_fit, fit
+from bnet_transformer.learning.fit.model_comparison import ModelComparison, compare
 from bnet_transformer.learning.fit.predictive import Check
 from bnet_transformer.learning.fit.problem import EM, MAP, NUTS, SVI
 from bnet_transformer.learning.fit.result import Fit
 
-__all__ = ["EM", "MAP", "NUTS", "SVI", "Check", "Comparison", "Fit", "Heads", "explain_fit", "fit"]
+__all__ = [
+    "EM",
+    "MAP",
+    "NUTS",
+    "SVI",
+    "Check",
+    "Comparison",
+    "Fit",
+    "Heads",
+    "ModelComparison",
+    "compare",
+    "explain_fit",
+    "fit",
+    "fit_heads",
+]

@@ -1,6 +1,6 @@
 """Comparison of the heads of two fits, or of two draws. Heads have no names: they are matched by responsibilities.
 
-`compare` compares two fits. `align_heads` brings the heads of all posterior draws into one order.
+`compare_heads` compares two fits. `align_heads` brings the heads of all posterior draws into one order.
 """
 
 from __future__ import annotations
@@ -108,22 +108,26 @@ def match_heads(overlap: Tensor) -> tuple[int, ...]:
     return tuple(match.get(row, -1) for row in range(len(overlap)))
 
 
-def compare(
+def compare_heads(
     first: Fit[Any], second: Fit[Any], data: object, selector: str | None, selector_spec: NodeSpec
 ) -> Comparison:
     """Compare two fits by their responsibilities, their heads, and the log likelihood of each sentence."""
-    has_data = data is not None
-    if has_data:
-        corpora = [fit._read_data(data) for fit in (first, second)]
+    fits = first, second
+    if data is not None:
+        corpora = [fit._read_data(data) for fit in fits]
     else:
-        corpora = [*_get_shared_data(first.data, second.data)]
-    a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip((first, second), corpora, strict=True))
+        corpora = [*get_shared_data(first.data, second.data)]
+    a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True))
     if a.shape[:-1] != b.shape[:-1]:
         actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
         expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
         raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
     heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
-    criterion, gain = _log_likelihood_gains(first, second, corpora, has_data=has_data)
+    if data is None and can_leave_one_out(fits):
+        criterion, densities = LEAVE_ONE_OUT, [leave_one_out(fit)[0] for fit in fits]
+    else:
+        criterion = "log likelihood of " + ("the training data" if data is None else "the given data")
+        densities = [fit.log_likelihood(corpus).double() for fit, corpus in zip(fits, corpora, strict=True)]
     from sklearn.metrics import adjusted_rand_score  # slow to import
 
     present = get_present_words(selector_spec, corpora[0])
@@ -134,15 +138,14 @@ def compare(
         match,
         overlap,
         float(adjusted_rand_score(*labels)),
-        float(gain.mean()),
-        float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else float("nan"),
+        *paired_difference(*densities),
         {k: _matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
         {k: _matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
         criterion,
     )
 
 
-def _get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
+def get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
     """Return the training sentences of two fits; raise an error if they differ."""
     if first is None or second is None:
         expected = "data to compare on, because a net or a loaded fit does not contain its training data"
@@ -153,26 +156,29 @@ def _get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, 
     return first, second
 
 
-def _log_likelihood_gains(
-    first: Fit[Any], second: Fit[Any], corpora: Sequence[Batch], *, has_data: bool
-) -> tuple[str, Tensor]:
-    """Return the name of the likelihood that compares two fits, and its difference for each sentence, `[sentence]`."""
-    has_samples = first.log_likelihoods is not None and second.log_likelihoods is not None
-    if not has_data and has_samples and find_spec("arviz") is not None:
-        return LEAVE_ONE_OUT, _leave_one_out(first) - _leave_one_out(second)
-    a, b = (fit.log_likelihood(corpus).double() for fit, corpus in zip((first, second), corpora, strict=True))
-    return "log likelihood of " + ("the given data" if has_data else "the training data"), a - b
+def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Compute the mean over sentences of `a - b` and its standard error; NaN for the error of a single sentence."""
+    # Both fits are evaluated on the same sentences, whose difficulty is common to both and cancels in the difference.
+    difference = a - b
+    error = float(difference.std() / len(difference) ** 0.5) if len(difference) > 1 else float("nan")
+    return float(difference.mean()), error
 
 
-def _leave_one_out(fit: Fit[Any]) -> Tensor:
-    """Compute the leave-one-out log predictive density of each sentence, `[sentence]`."""
+def can_leave_one_out(fits: Sequence[Fit[Any]]) -> bool:
+    """Return True if all fits have log likelihoods of draws and ArviZ is installed."""
+    return find_spec("arviz") is not None and all(fit.log_likelihoods is not None for fit in fits)
+
+
+def leave_one_out(fit: Fit[Any]) -> tuple[Tensor, Tensor]:
+    """Compute the leave-one-out log predictive density of each sentence and its Pareto k-hat, both `[sentence]`."""
     # PSIS-LOO (Vehtari, Gelman and Gabry 2017) estimates log p(y_i | y_-i) from the draws of the full posterior by
     # importance sampling with Pareto-smoothed weights, so no fit is repeated.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         import arviz as az
     result: Any = az.loo(fit.to_arviz(), var_name="y", pointwise=True)  # type: ignore[no-untyped-call]
-    return torch.as_tensor(result.loo_i.values, dtype=torch.float64)
+    densities, khats = (torch.as_tensor(v.values, dtype=torch.float64) for v in (result.loo_i, result.pareto_k))
+    return densities, khats
 
 
 def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:

@@ -27,7 +27,7 @@ from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.elimination import posterior
 from bnet_transformer.learning.fit import head_summary as heads
-from bnet_transformer.learning.fit.comparison import Comparison, compare
+from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
 from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
@@ -380,11 +380,7 @@ class Fit(Generic[N]):
         Raises:
             BNetError: If the fits have no common data, or their selectors do not correspond.
         """
-        if not isinstance(other, Fit):
-            if not isinstance(getattr(other, "network", other), Network):
-                raise BNetError("compare", expected="a Fit, or a net", actual=other)
-            other = Fit(other, "none", 0, "nothing")  # a net that was not fitted
-        return compare(self, other, data, selector, self._find_selector(selector))
+        return compare_heads(self, as_fit(other), data, selector, self._find_selector(selector))
 
     @translate_memory_errors("to_arviz")
     def to_arviz(self) -> az.InferenceData:
@@ -507,6 +503,15 @@ class Fit(Generic[N]):
             idx = torch.linspace(0, count - 1, min(max_draws, count)).round().long().tolist()
             nets = [self.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in idx]
         return nets if ranks is None else [ranks.to_device(net) for net in nets]
+
+
+def as_fit(value: Any) -> Fit[Any]:
+    """Return a fit, or a net as a fit that learned no parameter; raise an error for any other value."""
+    if isinstance(value, Fit):
+        return value
+    if not isinstance(getattr(value, "network", value), Network):
+        raise BNetError("compare", expected="a Fit, or a net", actual=value)
+    return Fit(value, "none", 0, "nothing")
 
 
 def is_fit(path: str | os.PathLike[str]) -> bool:

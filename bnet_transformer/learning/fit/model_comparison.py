@@ -1,0 +1,361 @@
+"""Comparison of many fits in one table by held-out log predictive density, and the choice of the smallest good one."""
+
+from __future__ import annotations
+
+import html
+import warnings
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer.data import Batch
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.fit.comparison import (
+    LEAVE_ONE_OUT,
+    can_leave_one_out,
+    get_shared_data,
+    leave_one_out,
+    paired_difference,
+)
+from bnet_transformer.learning.fit.head_summary import DEAD_USAGE, find_selectors, occupancy
+from bnet_transformer.learning.fit.result import Fit, as_fit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HELD_OUT = "log predictive density of held-out sentences"
+TIE_NATS = 0.1  # a smaller difference over all sentences is a tie: less than rounding and the end of optimisation
+MAX_KHAT = 0.7  # above this Pareto k-hat, importance sampling is unreliable (Vehtari et al. 2024)
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """A table of fits that were evaluated on the same sentences, and the choice of one of them.
+
+    The unit is a sentence: its log predictive density is `log P(y | x)`, for a fit with samples the log of the mean
+    over draws.
+
+    Attributes:
+        fits: The fits by label, in the order of the caller; the labels of `fit_heads` are the numbers of heads.
+        densities: The log predictive density of each sentence under each fit, in nats, `[fit, sentence]`.
+        criterion: The name of the density in `densities`.
+        notes: What a reader of the table must know, such as fits that did not converge.
+    """
+
+    fits: Mapping[Any, Fit[Any]] = field(repr=False)
+    densities: Tensor = field(repr=False)
+    criterion: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def density(self) -> Tensor:
+        """The mean log predictive density of a sentence under each fit, in nats, `[fit]`."""
+        return self.densities.mean(1)
+
+    @property
+    def gain(self) -> Tensor:
+        """The mean difference of the density of a sentence, each fit minus the best, in nats, `[fit]`; at most 0."""
+        return self._gains()[:, 0]
+
+    @property
+    def gain_error(self) -> Tensor:
+        """The paired standard error of `gain`, `[fit]`; NaN for a fit in which a sentence has probability 0."""
+        return self._gains()[:, 1]
+
+    @property
+    def tie(self) -> float:
+        """The difference of densities below which two fits are equal, in nats per sentence: 0.1 nats over all."""
+        return TIE_NATS / self.densities.shape[1]
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The number of heads of each fit: the states of its selectors. Selectors with a common table count once."""
+        return tuple(sum(len(usage) for usage in _head_usages(fit)) for fit in self.fits.values())
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The number of heads of each fit that are not dead, as in `Fit.heads`."""
+        return tuple(sum(int((u >= DEAD_USAGE).sum()) for u in _head_usages(fit)) for fit in self.fits.values())
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """The number of learned numbers of each fit; a distribution over n states counts n - 1.
+
+        Directions that do not change the model, such as a change of basis of `W_q` and `W_k`, are not subtracted.
+        """
+        return tuple(_count_parameters(fit) for fit in self.fits.values())
+
+    @property
+    def log_marginal_likelihood(self) -> tuple[float | None, ...]:
+        """The log marginal likelihood (the evidence) of each fit; None if the fit has no trustworthy estimate."""
+        return tuple(getattr(fit, "log_marginal_likelihood", None) for fit in self.fits.values())
+
+    @property
+    def best(self) -> Any:
+        """The label of the fit with the highest density."""
+        return [*self.fits][int(self.density.argmax())]
+
+    @property
+    def choice(self) -> Any:
+        """The label of the smallest fit whose difference from the best is at most one paired standard error.
+
+        The smallest fit has the fewest heads, and of these the fewest parameters. A difference of less than 0.1 nats
+        over all sentences is a tie, because the errors of rounding and of the optimiser are not part of the standard
+        error.
+        """
+        # The rule of one standard error (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3), with the standard
+        # error of the paired difference: that of a single density contains the spread between sentences, which all
+        # fits share. A comparison with NaN is False.
+        labels, heads, parameters = [*self.fits], self.heads, self.parameters
+        best = labels.index(self.best)
+        gain, error = self.gain, self.gain_error
+        is_within = (-gain <= error) | (-gain < self.tie)
+        within = [k for k in range(len(labels)) if k == best or is_within[k]]
+        return labels[min(within, key=lambda k: (heads[k], parameters[k], -float(gain[k])))]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row for each fit, in descending order of density."""
+        import pandas as pd
+
+        choice = self.choice
+        columns = {
+            "heads": self.heads,
+            "live": self.live,
+            "parameters": self.parameters,
+            "density": self.density.tolist(),
+            "gain": self.gain.tolist(),
+            "gain error": self.gain_error.tolist(),
+            "log marginal likelihood": [float("nan") if v is None else v for v in self.log_marginal_likelihood],
+            "choice": [label == choice for label in self.fits],
+        }
+        index = pd.Index([*self.fits], name="fit", tupleize_cols=False)
+        table = pd.DataFrame(columns, index=index)
+        return table.iloc[np.argsort(-to_numpy(self.density), kind="stable")]
+
+    @property
+    def summary(self) -> str:
+        """The choice, the criterion and the number of sentences, in one line."""
+        count = self.densities.shape[1]
+        return (
+            f"choice: {self.choice}, the smallest fit within one paired standard error of the best, {self.best}; "
+            f"{self.criterion}, {count:,} sentences, nats per sentence"
+        )
+
+    def __str__(self) -> str:
+        table = self._mark_unavailable().to_string(float_format="{:.4f}".format)
+        return "\n".join([self.summary, table, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        """Return the summary, the table and the notes as HTML."""
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        table = self._mark_unavailable().to_html(float_format="{:.4f}".format)
+        return f"<p>{html.escape(self.summary)}</p>{table}" + (f"<ul>{notes}</ul>" if notes else "")
+
+    def _mark_unavailable(self) -> pd.DataFrame:
+        """Return the table for display: an evidence without an estimate is "not available"."""
+        column = "log marginal likelihood"
+        table = self.to_dataframe()
+        texts = [f"{value:.2f}" if value == value else "not available" for value in table[column]]
+        return table.assign(**{column: texts, "choice": ["yes" if value else "" for value in table["choice"]]})
+
+    def _gains(self) -> Tensor:
+        """Compute the gains over the best fit and their paired standard errors, `[fit, 2]`."""
+        best = self.densities[int(self.density.argmax())]
+        return torch.tensor([paired_difference(row, best) for row in self.densities], dtype=torch.float64)
+
+
+@translate_memory_errors("compare")
+def compare(fits: Mapping[Any, Fit[Any]] | Sequence[Fit[Any]], data: object = None) -> ModelComparison:
+    """Compare many fits in one table, and choose the smallest one that predicts held-out sentences well.
+
+    The fits are ordered by the log predictive density of held-out sentences. The choice is the smallest fit (fewest
+    heads, then fewest parameters) whose difference from the best is at most one standard error of the paired
+    difference. `bt.fit_heads` also makes the fits, one for each number of heads.
+
+    Args:
+        fits: The fits by label, or a list of fits, whose labels are 0, 1, 2, ... A net is a fit without learned
+            parameters, such as the net that generated the data.
+        data: Sentences and their observations that no fit was trained on, in the forms of `bt.fit`. None uses the
+            training sentences with leave-one-out cross-validation (PSIS-LOO), which requires ArviZ and samples of
+            all fits.
+
+    Returns:
+        The table of the fits.
+
+    Raises:
+        BNetError: If the fits have other training sentences or other readouts, if `data` contains training sentences,
+            or if without `data` leave-one-out cross-validation is not possible.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> data = torch.randn(20, 3, 2), torch.randn(20, 3, 2)
+    >>> nets = {k: bt.bayesuvius(2, heads=k, observe=bt.tpm.Normal(1.0)) for k in (1, 2)}
+    >>> fits = {k: bt.fit(net, data, method=bt.MAP(steps=2)) for k, net in nets.items()}
+    >>> table = bt.compare(fits, (torch.randn(10, 3, 2), torch.randn(10, 3, 2)))
+    >>> table.densities.shape, table.heads, table.choice in fits
+    (torch.Size([2, 10]), (1, 2), True)
+    """
+    labelled = _read_fits(fits)
+    for label, fit in labelled.items():
+        check_independent_sentences(fit.network, f"fit {label}")
+    if data is None:
+        return _compare_by_leave_one_out(labelled)
+    corpora = [fit._read_data(data) for fit in labelled.values()]
+    check_readouts([*labelled], corpora)
+    note = _check_sentences(labelled, corpora)
+    densities = [fit.log_likelihood(corpus) for fit, corpus in zip(labelled.values(), corpora, strict=True)]
+    return create_comparison(labelled, densities, HELD_OUT, (note,) if note else ())
+
+
+def create_comparison(
+    fits: Mapping[Any, Fit[Any]], densities: Sequence[Tensor], criterion: str, notes: Sequence[str] = ()
+) -> ModelComparison:
+    """Create the table from the densities of each fit, `[sentence]`; check them and collect the notes of the fits."""
+    rows = torch.stack([row.detach().double().cpu() for row in densities])
+    if rows.shape[1] < 2:
+        expected = "at least 2 sentences, because the standard error is estimated from their spread"
+        raise BNetError("compare", expected=expected, actual=rows.shape[1])
+    for label, row in zip(fits, rows, strict=True):
+        if bool((row.isnan() | row.isposinf()).any()):
+            hint = "Its parameters are not valid: fit it again, for example with a lower rate"
+            raise BNetError(f"fit {label}", expected="finite log densities of all sentences", hint=hint)
+    if not bool(rows.isfinite().all(1).any()):
+        expected = "a fit in which every sentence has a probability above 0"
+        raise BNetError("compare", expected=expected, hint="Use a prior=, which leaves no probability 0")
+    collected = list(notes)
+    for label, fit in fits.items():
+        collected += [f"fit {label}: not converged"] if getattr(fit, "converged", None) is False else []
+        collected += [f"fit {label}: interrupted"] if not fit.finished else []
+        collected += [f"fit {label}: {note}" for note in getattr(fit, "notes", ())]
+    return ModelComparison(dict(fits), rows, criterion, tuple(dict.fromkeys(collected)))
+
+
+def _read_fits(fits: object) -> dict[Any, Fit[Any]]:
+    """Return fits by label; the labels of a list are its indices."""
+    if isinstance(fits, Mapping):
+        items = [*fits.items()]
+    elif isinstance(fits, Sequence) and not isinstance(fits, str):
+        items = [*enumerate(fits)]
+    else:
+        items = []
+    if not items:
+        expected = "at least one fit: a mapping from label to Fit, or a list of fits"
+        raise BNetError("fits", expected=expected, actual=fits, hint="A fit of each number of heads: bt.fit_heads(...)")
+    return {label: as_fit(fit) for label, fit in items}
+
+
+def _compare_by_leave_one_out(fits: Mapping[Any, Fit[Any]]) -> ModelComparison:
+    """Compare fits with samples by leave-one-out cross-validation on their training sentences."""
+    first = next(iter(fits.values()))
+    for fit in fits.values():
+        get_shared_data(first.data, fit.data)
+    if not can_leave_one_out([*fits.values()]):
+        expected = "held-out sentences; on training sentences more heads always have a higher likelihood"
+        hint = "Pass data=, or use bt.fit_heads(...), or fits with samples (method='nuts') and install ArviZ"
+        raise BNetError("data", expected=expected, hint=hint)
+    densities, notes = [], []
+    for label, fit in fits.items():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)  # see the note
+            density, khats = leave_one_out(fit)
+        densities.append(density)
+        if count := int((khats > MAX_KHAT).sum()):
+            notes.append(
+                f"fit {label}: leave-one-out is unreliable for {count:,} sentences (Pareto k-hat above {MAX_KHAT})"
+            )
+    return create_comparison(fits, densities, LEAVE_ONE_OUT, notes)
+
+
+def check_independent_sentences(network: Network, subject: str) -> None:
+    """Raise an error for a net in which all sentences share one draw of a choice."""
+    if any(spec.scope == "corpus" for spec in network.choices):
+        expected = "sentences with separate draws; with per='corpus' all share one draw, so a sentence has no density"
+        raise BNetError(subject, expected=expected, hint="Use per='sentence' or 'word'")
+
+
+def check_readouts(labels: Sequence[Hashable], corpora: Sequence[Batch]) -> None:
+    """Raise an error if the fits do not give probabilities to the same observations."""
+    # Densities of different quantities, or with respect to different measures, cannot be subtracted.
+    described = [
+        ", ".join(
+            f"{name} ({'real numbers' if value.is_floating_point() else 'states'}, {list(value.shape)})"
+            for name, value in sorted(corpus.observed.items())
+        )
+        for corpus in corpora
+    ]
+    for label, readouts in zip(labels, described, strict=False):
+        if readouts != described[0]:
+            expected = f"fits with the same observed readouts: {described[0]} in fit {labels[0]}"
+            raise BNetError("compare", expected=expected, actual=f"{readouts} in fit {label}")
+
+
+def _check_sentences(fits: Mapping[Any, Fit[Any]], corpora: Sequence[Batch]) -> str | None:
+    """Check that all fits have the same training sentences and that the others are held out; the result is a note.
+
+    Fits without training data (loaded fits, nets) are not checked.
+    """
+    first: tuple[Any, Counter[bytes], list[bytes]] | None = None
+    note = None
+    for (label, fit), corpus in zip(fits.items(), corpora, strict=True):
+        if fit.data is None:
+            continue
+        training, held_out = Counter(_hash_sentences(fit.network, fit.data)), _hash_sentences(fit.network, corpus)
+        first = first or (label, training, held_out)
+        # Nets with other vocabularies encode the same held-out sentences as other numbers, which cannot be compared.
+        if held_out == first[2] and training != first[1]:
+            shared = (training & first[1]).total()
+            actual = f"{len(fit.data):,} sentences in fit {label}, of which {shared:,} are also in fit {first[0]}"
+            hint = "Fit all on the same sentences; f.log_likelihood(data) evaluates a single fit"
+            raise BNetError("compare", expected="fits of the same training sentences", actual=actual, hint=hint)
+        note = check_held_out(fit.network, fit.data, corpus) or note
+    return note
+
+
+def check_held_out(network: Network, training: Batch, held_out: Batch) -> str | None:
+    """Raise an error if held-out sentences are training sentences; return a note if they may be equal by chance."""
+    # If no sentence occurs twice in the training data, equal sentences are the same observations. If sentences recur,
+    # as in a small discrete net, new observations can be equal to old ones.
+    counts, sentences = Counter(_hash_sentences(network, training)), _hash_sentences(network, held_out)
+    repeated = sum(sentence in counts for sentence in sentences)
+    if repeated and (len(counts) == counts.total() or Counter(sentences) == counts):
+        actual = f"{repeated:,} training sentences among {len(sentences):,} sentences"
+        hint = "Leave these out, or use bt.fit_heads(create, data, folds=5)"
+        raise BNetError("held-out sentences", expected="sentences that no fit used", actual=actual, hint=hint)
+    return (
+        f"{repeated:,} of {len(sentences):,} held-out sentences are equal to a training sentence" if repeated else None
+    )
+
+
+def _hash_sentences(network: Network, corpus: Batch) -> list[bytes]:
+    """Return a hash of each sentence and its observations, which does not depend on padding and floating type."""
+    corpus = corpus.to(torch.device("cpu"), torch.float32)
+    hashes = [b""] * len(corpus)
+    parts = corpus.split_by_length(network, 2**20) if corpus.x else [(torch.arange(len(corpus)), corpus)]
+    for indices, part in parts:
+        values = {**part.x, **part.given, **part.observed}
+        arrays = [to_numpy(values[name]) for name in sorted(values)]
+        for k, index in enumerate(indices.tolist()):
+            hashes[index] = blake2b(b"".join(array[k].tobytes() for array in arrays)).digest()
+    return hashes
+
+
+def _head_usages(fit: Fit[Any]) -> list[Tensor]:
+    """Return `P(head)` of each selector, `[head]`; selectors with a common table are listed once."""
+    theta, selectors = fit.theta, {spec.param_prefix: spec for spec in find_selectors(fit.network)}
+    return [occupancy(spec, theta) for spec in selectors.values()]
+
+
+def _count_parameters(fit: Fit[Any]) -> int:
+    """Count the learned numbers; the probabilities of n states sum to 1, so they are n - 1 numbers."""
+    values = {name: fit.network.parameters[name] for name in fit.learned}
+    tables = set(fit.network.unconditional_logit_names)
+    return sum(v.numel() - (v.numel() // v.shape[-1] if name in tables else 0) for name, v in values.items())
