@@ -166,13 +166,11 @@ def _log_likelihood_gains(
 
 def _leave_one_out(fit: Fit[Any]) -> Tensor:
     """Compute the leave-one-out log predictive density of each sentence, `[sentence]`."""
-    # PSIS-LOO (Vehtari, Gelman and Gabry 2017) estimates log p(y_i | y_-i) from the draws of the full posterior by
-    # importance sampling with Pareto-smoothed weights, so no fit is repeated.
+    from bnet_transformer.learning.fit.arviz_groups import leave_one_out
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
-        import arviz as az
-    result: Any = az.loo(fit.to_arviz(), var_name="y", pointwise=True)  # type: ignore[no-untyped-call]
-    return torch.as_tensor(result.loo_i.values, dtype=torch.float64)
+        return leave_one_out(fit)
 
 
 def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +171,17 @@ def _evaluate_statistic(name: str, statistic: Any, y: Tensor) -> float:
         raise BNetError(f"statistic {name}", expected=expected, actual=value) from error
 
 
+def replicate(networks: Sequence[Network], corpus: Batch, draws: int) -> Iterator[dict[str, Tensor]]:
+    """Sample the observations of all sentences, in their shape, from each of `draws` nets, which are used in turn."""
+    for k in range(draws):
+        network = networks[k % len(networks)]
+        with fork_torch_rng(network.device), torch.no_grad():
+            seed_rngs(k, network.device)
+            model = PyroModel(network, parameters="own")
+            sites = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))
+        yield {name: sites[name].reshape(evidence.value.shape) for name, evidence in corpus.evidence.items()}
+
+
 def check_posterior_predictive(
     networks: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, num_states: int | None
 ) -> Check:
@@ -192,13 +203,8 @@ def check_posterior_predictive(
 
     observed = evaluate(evidence.value)
     rows = []
-    for k in range(draws):
-        network = networks[k % len(networks)]
-        with fork_torch_rng(network.device), torch.no_grad():
-            seed_rngs(k, network.device)
-            model = PyroModel(network, parameters="own")
-            sites = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))
-        rows.append(evaluate(sites[name].reshape(evidence.value.shape)))
+    for replicated in replicate(networks, corpus, draws):
+        rows.append(evaluate(replicated[name]))
     table, actual = (torch.tensor(values, dtype=torch.float64) for values in (rows, observed))
     p = ((table > actual).double() + 0.5 * (table == actual).double() + 0 * (table + actual)).mean(0)  # NaN stays NaN
     spread = table.std(0) if draws > 1 else table[0] * torch.nan
