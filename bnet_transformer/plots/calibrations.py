@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -82,5 +83,5 @@ def _draw_difference(result: Calibration, canvas: Canvas, ax: Axes, name: str) -
     p = f"p = {result.p[name]:.2g}" if result.p[name] >= MIN_P else f"p < {MIN_P:g}"
     is_low = bool(difference.mean() < 0)  # the text is on the other side of the curve
     y, alignment = (0.97, "top") if is_low else (0.03, "bottom")
-    style = {"fontsize": SMALL_FONT_SIZE - 1, "color": canvas.colours["grey"], "va": alignment}
+    style: dict[str, Any] = {"fontsize": SMALL_FONT_SIZE - 1, "color": canvas.colours["grey"], "va": alignment}
     ax.text(0.03, y, f"{p}\n90% interval covers {mean:.0%} ± {error:.0%}", transform=ax.transAxes, **style)

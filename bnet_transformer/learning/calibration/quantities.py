@@ -24,7 +24,7 @@ from bnet_transformer.learning.fit.head_summary import (
     log_likelihoods,
     occupancy,
 )
-from bnet_transformer.learning.fit.predictive import predict_draws
+from bnet_transformer.learning.fit.predictive import ReadoutPredictor, predict_readout
 from bnet_transformer.learning.fit.problem import FitObjective
 
 MAX_SORTED = 4  # sorted probabilities, norms or projections of one node
@@ -55,6 +55,7 @@ class Quantities:
         self.objective, self.network, self.readouts = objective, objective.network, readouts
         self.custom, self.wrap, self.seed = custom, wrap, seed
         self.omitted: dict[str, str] = {}
+        self.predictors: dict[str, ReadoutPredictor] = {}
         self.selectors = find_selectors(self.network)
 
     def evaluate(self, sets: Sets, corpus: Batch) -> dict[str, Tensor]:
@@ -84,13 +85,17 @@ class Quantities:
         part = replace(corpus.take(slice(0, 1)), evidence={})
         if part.x:
             ((_, part),) = part.split_by_length(self.network, 1)
-        values = predict_draws(self.network, spec.group.name, sets, part, self.objective.budget)
+        name = spec.group.name
+        if name not in self.predictors:
+            predict_readout(self.network, name, [part], self.objective.budget)  # raises an error for impossible sums
+            self.predictors[name] = ReadoutPredictor(self.network, name)
+        values = self.predictors[name].predict(sets, part)
         table = values.detach().flatten(1).double().cpu()
         states = spec.tpm.states if spec.tpm.kind == "discrete" else None
         free = table.shape[1] - (0 if states is None else table.shape[1] // states)  # probabilities have the sum 1
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "projection", spec.group.name))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "projection", name))
         directions = torch.randn(table.shape[1], min(PROJECTIONS, free), generator=generator, dtype=torch.float64)
-        return _number(f"{spec.group.name}_predicted", table @ directions)
+        return _number(f"{name}_predicted", table @ directions)
 
     def _tables(self, sets: Sets) -> dict[str, Tensor]:
         """Compute the sorted probabilities of each selector, and the mean entropy of the rows of each learned table."""
@@ -111,7 +116,7 @@ class Quantities:
             probs = sets[name].softmax(-1)
             is_binary_selector = name.removesuffix(".logits") in owners and sets[name][0].numel() == 2
             if probs.shape[-1] > 1 and not is_binary_selector:  # of two probabilities, the larger one determines it
-                entropy = torch.special.entr(probs).sum(-1).flatten(1).mean(1)
+                entropy = torch.special.entr(probs).sum(-1).reshape(len(probs), -1).mean(1)
                 result[f"{name.removesuffix('.logits').replace('.', '_')}_entropy"] = entropy
         return result
 

@@ -78,32 +78,37 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
     return torch.cat([mean.expand(len(part), *mean.shape[1:]) for mean, part in zip(means, parts, strict=True)])
 
 
-def predict_draws(network: Network, name: str, sets: Mapping[str, Tensor], batch: Batch, budget: int) -> Tensor:
-    """Compute `P(y | x)` of a discrete readout, or `E[y | x]`, for sets of parameters, `[set, sentence, ...]`."""
-    predict_readout(network, name, [batch], budget)  # raises an error if the choices cannot be summed
-    predictor = _Predictor(network, network.get_spec(name))
+class ReadoutPredictor(nn.Module):
+    """Predicts a readout for many sets of parameters at once.
 
-    def predict(parameters: dict[str, Tensor]) -> Tensor:
-        stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
-        result: Tensor = torch.func.functional_call(predictor, stored, (batch,))
-        return result
+    Args:
+        network: The net.
+        name: The readout.
+    """
 
-    return torch.vmap(predict)(dict(sets))
-
-
-class _Predictor(nn.Module):
-    """Computes the mean of a readout; its parameters can be replaced by `functional_call`."""
-
-    def __init__(self, network: Network, spec: NodeSpec) -> None:
+    def __init__(self, network: Network, name: str) -> None:
         super().__init__()
-        self.module, self.spec = CompiledModule(network).eval(), spec
+        self.module, self.spec = CompiledModule(network).eval(), network.get_spec(name)
         for value in self.module.store.values():
             value.requires_grad_(False)
-        self.open_choices = _find_open_choices(network, spec)
+        self.open_choices = _find_open_choices(network, self.spec)
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mean of the readout, `[sentence, *plates, word, dim]`."""
         return _predict_mean(self.module, self.spec, self.open_choices, batch, check_values=False)
+
+    def predict(self, sets: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Compute `P(y | x)` of a discrete readout, or `E[y | x]`, for each set, `[set, sentence, ...]`.
+
+        The budget is not checked: see `predict_readout`.
+        """
+
+        def evaluate(parameters: dict[str, Tensor]) -> Tensor:
+            stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
+            result: Tensor = torch.func.functional_call(self, stored, (batch,))
+            return result
+
+        return torch.vmap(evaluate)(dict(sets))
 
 
 def _find_open_choices(network: Network, spec: NodeSpec) -> list[int]:
@@ -127,7 +132,7 @@ def _predict_mean(
     with torch.no_grad():
         state, _ = module.run(ExecutionRequest(names, batch.x, batch.mask, batch.given, **options))
         context, parents = gather_parents(state, spec)
-        distribution = spec.tpm.distribution(context, *parents)
+        distribution: Any = spec.tpm.distribution(context, *parents)
         mean = distribution.probs if spec.tpm.kind == "discrete" else distribution.mean
         priors = [Factor(network.specs[i], log_prior(state, i, network.specs[i])) for i in open_choices]
     group, first = spec.group, state.layout.batch_dim
