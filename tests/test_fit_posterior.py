@@ -21,7 +21,7 @@ from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings(
     "ignore:\nArviZ is undergoing:FutureWarning",
-    "ignore:Estimated shape parameter of Pareto",  # of few draws
+    "ignore:Estimated shape parameter of Pareto",  # of a small number of draws
     "ignore:The inplace keyword in DataFrame",  # az.compare of ArviZ 0.23 with pandas 3.1
 )
 WORDS = list("abcd")
@@ -138,10 +138,10 @@ def test_replicated_observations_have_the_distribution_of_the_posterior_draws():
     result = f.to_arviz(predictive_draws=30)
     assert list(result.log_likelihood) == ["joint"] and result.log_likelihood["joint"].shape == (1, 60, 300)
     assert result.observed_data["a"].dtype.kind == "i" and result.observed_data["b"].dtype.kind == "f"
-    kept = torch.linspace(0, 59, 30).round().long()
+    idx = torch.linspace(0, 59, 30).round().long()
     for name in ("a", "b"):
         share = torch.tensor(result.posterior_predictive[name].values[0]).double().nanmean(1)
-        gap = share - f.samples[f"{name}.logits"][0, kept, 1]
+        gap = share - f.samples[f"{name}.logits"][0, idx, 1]
         assert float(gap.abs().max()) < 5 * (0.25 / 300) ** 0.5 and abs(float(gap.mean())) < 0.02
 
 

@@ -199,10 +199,10 @@ class Calibration:
         if self.failures:
             number, reason = next(iter(self.failures.items()))
             notes.append(f"{len(self.failures)} replications failed and have no ranks; number {number}: {reason}")
-        few = [name for name, draws in self.draws.items() if len(draws) and float(draws.double().median()) < MIN_DRAWS]
-        if few:
+        thin = [name for name, draws in self.draws.items() if len(draws) and float(draws.double().median()) < MIN_DRAWS]
+        if thin:
             notes.append(
-                f"fewer than {MIN_DRAWS} draws after thinning: {', '.join(few)}; request more draws of the method"
+                f"fewer than {MIN_DRAWS} draws after thinning: {', '.join(thin)}; request more draws of the method"
             )
         return tuple(notes)
 

@@ -247,8 +247,8 @@ def _rank(
     if not fitted.samples:
         raise BNetError("this fit has no samples")
     chains, count = next(iter(fitted.samples.values())).shape[:2]
-    kept = _evenly_spaced(count, max(1, MAX_DRAWS // chains))
-    samples = samples_to_parameters(quantities.network, {k: v[:, kept] for k, v in fitted.samples.items()})
+    idx = _evenly_spaced(count, max(1, MAX_DRAWS // chains))
+    samples = samples_to_parameters(quantities.network, {k: v[:, idx] for k, v in fitted.samples.items()})
     sets = {name: torch.cat([truth[name][None], samples[name].to(truth[name])]) for name in truth}
     seed_rngs(seed, torch.device("cpu"))
     ranks = {}

@@ -116,16 +116,16 @@ def _sample_predictive(
 ) -> dict[str, NDArray[Any]]:
     """Sample replicated observations from evenly spaced draws of each chain, `[chain, draw, sentence, ...]`."""
     chains, count = next(iter(fit.samples.values())).shape[:2]
-    kept = torch.linspace(0, count - 1, min(count, max(1, predictive_draws // chains))).round().long()
-    sets = samples_to_parameters(fit.network, {name: value[:, kept] for name, value in fit.samples.items()})
+    idx = torch.linspace(0, count - 1, min(count, max(1, predictive_draws // chains))).round().long()
+    sets = samples_to_parameters(fit.network, {name: value[:, idx] for name, value in fit.samples.items()})
     networks: list[Network] = [
-        fit.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in range(chains * len(kept))
+        fit.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in range(chains * len(idx))
     ]
     rows: dict[str, list[NDArray[Any]]] = {name: [] for name in data.evidence}
     for values in replicate(networks, data, len(networks)):
         for name, value in values.items():
             rows[name].append(_mask(value, observed[name]))
-    return {name: np.stack(row).reshape(chains, len(kept), *row[0].shape) for name, row in rows.items()}
+    return {name: np.stack(row).reshape(chains, len(idx), *row[0].shape) for name, row in rows.items()}
 
 
 def _name_dims(spec: NodeSpec) -> list[str]:
