@@ -63,7 +63,7 @@ CASES = {
     "all heads": Case(3, ("c.logits", "W_q_0.values", "W_k_0.values", "W_v_0.values")),
 }
 METHODS: dict[str, Method] = {
-    "nuts": bt.NUTS(chains=1, draws=200, warmup=150),
+    "nuts": bt.NUTS(chains=1, draws=100, warmup=100),
     "svi": bt.SVI(draws=200, steps=1000, rate=0.03),
 }
 
