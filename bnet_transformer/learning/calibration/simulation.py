@@ -160,8 +160,8 @@ def calibrate(
             done += 1
             bar.update()
         bar.refresh()
-    names = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
-    by_name = {name: torch.tensor([row[name] for row in rows]).unbind(1) for name in names}
+    shared = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
+    by_name = {name: torch.tensor([row[name] for row in rows]).unbind(1) for name in shared}
     return Calibration(
         config.name,
         {name: ranks for name, (ranks, _) in by_name.items()},
