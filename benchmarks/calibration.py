@@ -1,12 +1,16 @@
 """Simulation-based calibration of posteriors (Talts et al. 2018): are the ranks of the true values uniform?
 
-    python -m benchmarks.calibration [--replications 200]
+    python -m benchmarks.calibration [--replications 200] [--only "all heads, nuts"]
 
-Writes docs/benchmarks/calibration.md. The model is tiny: two heads with known W_q and W_k, pi ~ Dirichlet(2, 2),
-entries of W_v ~ N(0, 1), 20 sentences of 2 words of width 2, sigma 1. The two features of a word are correlated (0.95),
-so the entries of a row of W_v are correlated in the posterior, which a mean-field guide cannot represent. Each
-replication draws parameters from the prior and sentences from them. If the posterior is correct, the rank of the true
-value among posterior draws is uniform.
+Writes docs/benchmarks/calibration.md and its figures, except with `--only`, which prints the rows whose name contains a
+text. Each replication draws parameters from the prior and sentences from them, fits from a start that does not know
+them, and ranks the true values among the posterior draws (`bt.calibrate`). A posterior is calibrated if no quantity
+leaves its simultaneous 95% band.
+
+Both nets have two heads, pi ~ Dirichlet(2, 2), N(0, 1) entries of the learned weights, 20 sentences, words of width 2
+and noise sigma 1. The two features of a word are correlated (0.95), so the entries of a row of W_v are correlated in
+the posterior, which a mean-field guide cannot represent. "Known attention" has 2 words and known W_q and W_k; "all
+heads" has 3 words, and learns pi, W_q, W_k and W_v.
 """
 
 from __future__ import annotations
@@ -14,116 +18,128 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, posterior
+from bnet_transformer.learning.calibration import Calibration
+from bnet_transformer.learning.fit.problem import Method
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "calibration.md"
-SENTENCES, WORDS, DIM = 20, 2, 2
+SENTENCES, DIM = 20, 2
 CORRELATION = 0.95  # correlation of a word's two features
-LEARN = ["c.logits", "W_v_0.values"]
+HEADS = "known attention, exact P(c given y)"
+HEADER = "| posterior | quantity | replications | draws | mean position | coverage of 90% | p | verdict |"
 
 
-def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
-    """Return a net with parameters drawn from their prior, sentences drawn from the net, and their heads."""
-    net = bt.bayesuvius(DIM, heads=2, observe=Normal(1.0), prior=2.0, seed=11).to(torch.float64)
-    torch.manual_seed(seed)
-    pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
-    net = net.replace({"c.logits": pi.log(), "W_v_0.values": torch.randn(2, DIM, DIM, dtype=torch.float64)})
-    x = torch.randn(SENTENCES, WORDS, DIM, dtype=torch.float64)
-    x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
-    sample = net.pyro(parameters="own")(x)
-    return net, (x, sample["y"].reshape(SENTENCES, WORDS, DIM)), sample["c"].reshape(-1)
+@dataclass(frozen=True)
+class Case:
+    """A net whose posteriors are checked: the words of a sentence, and the parameters that are learned."""
+
+    words: int
+    learn: tuple[str, ...]
+
+    @property
+    def net(self) -> bt.BNet:
+        """The net; its parameters are the start of each fit, and the values of those that are not learned."""
+        return bt.bayesuvius(DIM, heads=2, observe=Normal(1.0), prior=2.0, seed=11).to(torch.float64)
+
+    def draw_words(self, seed: int) -> Tensor:
+        """Draw the words of all sentences, `[sentence, word, feature]`."""
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(SENTENCES, self.words, DIM, dtype=torch.float64, generator=generator)
+        x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
+        return x
 
 
-def exact_ranks(replications: int, draws: int = 19) -> list[int]:
-    """Return the ranks of the true head among draws of its exact posterior, with ties broken at random."""
-    ranks: list[int] = []
+CASES = {
+    "known attention": Case(2, ("c.logits", "W_v_0.values")),
+    "all heads": Case(3, ("c.logits", "W_q_0.values", "W_k_0.values", "W_v_0.values")),
+}
+METHODS: dict[str, Method] = {
+    "nuts": bt.NUTS(chains=1, draws=100, warmup=100),
+    "svi": bt.SVI(draws=200, steps=1000, rate=0.03),
+}
+
+
+def calibrate(case: str, method: str, replications: int) -> Calibration:
+    """Calibrate the posteriors of a method for a case."""
+    chosen = CASES[case]
+    options = {"learn": chosen.learn, "spread": 1.0, "seed": 1}
+    return bt.calibrate(chosen.net, METHODS[method], x=chosen.draw_words, replications=replications, **options)
+
+
+def calibrate_heads(replications: int, draws: int = 19) -> Calibration:
+    """Calibrate the exact posterior of the head of each sentence, with known parameters: `SENTENCES` ranks a draw."""
+    start, case = time.perf_counter(), CASES["known attention"]
+    ranks: list[Tensor] = []
     for seed in range(-(-replications // SENTENCES)):
-        net, (x, y), c = simulate(seed)
+        torch.manual_seed(seed)
+        pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
+        W_v = torch.randn(2, DIM, DIM, dtype=torch.float64)
+        net, x = case.net.replace({"c.logits": pi.log(), "W_v_0.values": W_v}), case.draw_words(seed)
+        sample = net.pyro(parameters="own")(x)
+        c, y = sample["c"].reshape(-1), sample["y"].reshape(x.shape)
         probs = posterior(net.module(), "c", {"y": Evidence(y)}, x)
         samples = torch.multinomial(probs, draws, replacement=True)
         below, ties = (samples < c[:, None]).sum(1), (samples == c[:, None]).sum(1)
-        ranks += (below + (torch.rand(len(c)) * (ties + 1)).floor().long()).tolist()
-    return ranks[:replications]
+        ranks.append(below + (torch.rand(len(c)) * (ties + 1)).floor().long())
+    values = torch.cat(ranks)[:replications]
+    seconds = time.perf_counter() - start
+    counts = torch.full((replications,), draws)
+    return Calibration("exact", {"c": values}, {"c": counts}, replications, seconds=seconds)
 
 
-def nuts_ranks(
-    replications: int, draws: int = 19, thin: int = 3, warmup: int = 100, learn: Sequence[str] = LEARN
-) -> list[list[int]]:
-    """Return the ranks of the true values among thinned draws of NUTS, separately for each number."""
-    return _fit_ranks(bt.NUTS(chains=1, draws=draws * thin, warmup=warmup), replications, learn, thin)
-
-
-def svi_ranks(replications: int, draws: int = 19) -> list[list[int]]:
-    """Return the ranks of the true values among draws of the mean-field guide."""
-    return _fit_ranks(bt.SVI(draws=draws, steps=1000, rate=0.03), replications, LEARN, 1)
-
-
-def _fit_ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str], thin: int) -> list[list[int]]:
-    """Return the rank of the share of the first head and, where W_v is learned, of the first entry of its W_v."""
-    ranks: list[list[int]] = [[] for _ in learn]
-    for seed in range(replications):
-        net, data, _ = simulate(1000 + seed)
-        f = bt.fit(net, data, method=method, learn=learn, spread=1.0, seed=seed, progress=False)
-        for name, item in zip(learn, ranks, strict=True):
-            samples = f.samples[name].flatten(0, 1)[thin - 1 :: thin].flatten(1)[:, 0]
-            item.append(int((samples < _to_natural(name, net.parameters[name]).flatten()[0]).sum()))
-    return ranks
-
-
-def _to_natural(name: str, value: Tensor) -> Tensor:
-    """Return a parameter of a fit in its natural form."""
-    return value.softmax(-1) if name.endswith("logits") else value
-
-
-def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
-    """Return the chi-square statistic for uniform ranks from 0 to bins - 1, and its p value."""
-    counts = torch.bincount(torch.tensor(ranks), minlength=bins).double()
-    even = len(ranks) / bins
-    statistic = float(((counts - even).square() / even).sum())
-    return statistic, float(chi2.sf(statistic, bins - 1))
+def format_rows(name: str, result: Calibration) -> list[str]:
+    """Format one row of the page for each quantity."""
+    rows = []
+    for quantity, row in result.to_dataframe().iterrows():
+        coverage = f"{row['coverage of 90%']:.1%} ± {row['standard error']:.1%}"
+        verdict = row["verdict"] if row["verdict"] == "calibrated" else f"**{row['verdict']}**"
+        cells = [name, quantity, row["replications"], f"{row['draws']:.0f}", f"{row['mean position']:.2f}", coverage]
+        rows.append("| " + " | ".join(map(str, [*cells, f"{row['p']:.2g}", verdict])) + " |")
+    return rows
 
 
 def main() -> None:
     """Measure, print and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--replications", type=int, default=200)
-    count = parser.parse_args().replications
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [
-        "| posterior | ranks | bins | chi-square | p | least and greatest tenth | |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    nuts, svi = nuts_ranks(count), svi_ranks(count)
-    for name, ranks, has_target in (
-        ("exact P(c given y)", exact_ranks(10 * count), True),
-        ("NUTS, P(first head)", nuts[0], True),
-        ("NUTS, W_v", nuts[1], True),
-        ("mean-field SVI, P(first head)", svi[0], False),
-        ("mean-field SVI, W_v", svi[1], False),
-    ):
-        grouped = [rank // 2 for rank in ranks]
-        statistic, p = chi_square(grouped, 10)
-        ends = sum(g in (0, 9) for g in grouped) / len(grouped)
-        verdict = ("met" if p > 0.01 else "**not met**") if has_target else "no target"
-        lines.append(
-            f"| {name} | {len(ranks)} | 10 | {statistic:.1f} | {p:.2g} | {ends:.2f} (uniform: 0.20) | {verdict} |"
-        )
-        print(lines[-1], flush=True)
+    lines, notes, figures = [HEADER, "|" + "---|" * 8], [], []
+    for name in [HEADS, *(f"{case}, {method}" for case in CASES for method in METHODS)]:
+        if arguments.only not in name:
+            continue
+        if name == HEADS:
+            result = calibrate_heads(10 * arguments.replications)
+        else:
+            case, method = name.split(", ")
+            result = calibrate(case, method, arguments.replications)
+        rows = format_rows(name, result)
+        seconds = result.seconds / max(1, result.replications)
+        notes.append(f"- {name}: {seconds:.3g} seconds for each replication. " + ". ".join(result.notes))
+        lines += rows
+        print("\n".join([*rows, notes[-1]]), flush=True)
+        if not arguments.only:
+            path = PAGE.with_name(f"calibration_{len(figures)}.png")
+            bt.plot(result, title=name).savefig(path)
+            figures.append(f"![ECDF differences of {name}, with simultaneous bands]({path.name})")
+    if arguments.only:
+        return
     text = (__doc__ or "").split("\n\n", 2)[2]
-    text = text[text.index("The model is tiny") :]
+    text = text[text.index("Each replication") :]
     when = f"{datetime.date.today()}, torch {torch.__version__}, one thread"
-    head = "# Calibration of posteriors\n\n"
-    head += f"Measured on {when}, by `python -m benchmarks.calibration`; target p > 0.01."
-    PAGE.write_text(f"{head}\n\n{text}\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    head = f"# Calibration of posteriors\n\nMeasured on {when}, by `python -m benchmarks.calibration`."
+    parts = [head, text.rstrip(), "\n".join(lines), "\n".join(notes), *figures]
+    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

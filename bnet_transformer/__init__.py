@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from bnet_transformer.explanation import explain as explain
     from bnet_transformer.interventions.circuits import circuit as circuit
     from bnet_transformer.interventions.sweeps import mediation as mediation, sweep as sweep
+    from bnet_transformer.learning.calibration import calibrate as calibrate
     from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.learning.fit import (
         EM as EM,
@@ -91,6 +92,7 @@ _EXPORTS = {  # the public names of each module
     "explanation": "explain",
     "interventions.circuits": "circuit",
     "interventions.sweeps": "mediation sweep",
+    "learning.calibration": "calibrate",
     "learning.checkpoint": "Checkpoints",
     "learning.fit": "EM Fit MAP NUTS SVI compare fit fit_heads",
     "learning.training": "AdamW EarlyStopping Execution train",

@@ -25,7 +25,7 @@ IMPORTERS = {
     "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/family.py", "pretrained/source.py"},
-    "arviz": {"learning/fit/comparison.py", "learning/fit/head_summary.py"},
+    "arviz": {"learning/fit/arviz_groups.py"},
     "anywidget": {"page/widget.py"},
     "traitlets": {"page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},

@@ -21,9 +21,11 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
+from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots import (
+    calibrations,
     distributions,
     fits,
     heads,
@@ -59,6 +61,7 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     Comparison: fits.plot_comparison,
     ModelComparison: fits.plot_model_comparison,
     Check: fits.plot_check,
+    Calibration: calibrations.plot_calibration,
     Inclusion: heads.plot_inclusion,
     Damage: heads.plot_damage,
     Roles: heads.plot_roles,

@@ -3,9 +3,9 @@
 A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, `explain_fit`), `problem` (the
 objective and the configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (SVI,
 NUTS), and `result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads
-and their invariants) and `comparison` (comparison of two fits, alignment of the heads of draws). `from_pyro` creates a
-`Fit` from a result of Pyro. `model_comparison` compares many fits in one table, and `cross_validation` fits each number
-of heads.
+and their invariants), `comparison` (comparison of two fits, alignment of the heads of draws) and `arviz_groups` (the
+export to ArviZ). `from_pyro` creates a `Fit` from a result of Pyro. `model_comparison` compares many fits in one table,
+and `cross_validation` fits each number of heads.
 """
 
 from bnet_transformer.learning.fit.comparison import Comparison

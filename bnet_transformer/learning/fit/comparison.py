@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import html
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from torch import Tensor
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.fit.arviz_groups import leave_one_out
 from bnet_transformer.learning.fit.head_summary import (
     cosine_matrix,
     find_selectors,
@@ -167,18 +167,6 @@ def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
 def can_leave_one_out(fits: Sequence[Fit[Any]]) -> bool:
     """Return True if all fits have log likelihoods of draws and ArviZ is installed."""
     return find_spec("arviz") is not None and all(fit.log_likelihoods is not None for fit in fits)
-
-
-def leave_one_out(fit: Fit[Any]) -> tuple[Tensor, Tensor]:
-    """Compute the leave-one-out log predictive density of each sentence and its Pareto k-hat, both `[sentence]`."""
-    # PSIS-LOO (Vehtari, Gelman and Gabry 2017) estimates log p(y_i | y_-i) from the draws of the full posterior by
-    # importance sampling with Pareto-smoothed weights, so no fit is repeated.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
-        import arviz as az
-    result: Any = az.loo(fit.to_arviz(), var_name="y", pointwise=True)  # type: ignore[no-untyped-call]
-    densities, khats = (torch.as_tensor(v.values, dtype=torch.float64) for v in (result.loo_i, result.pareto_k))
-    return densities, khats
 
 
 def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Summaries of the heads of a fit: usage, invariants, intervals, the representative draw, and the export to ArviZ.
+"""Summaries of the heads of a fit: usage, invariants, intervals, and the representative draw.
 
 Functions of many posterior draws work in chunks, so that no table exceeds `MAX_CHUNK_NUMEL` numbers.
 """
@@ -9,12 +9,11 @@ import html
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -22,15 +21,11 @@ from bnet_transformer.learning.fit.problem import FitObjective, to_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 
 if TYPE_CHECKING:
-    import arviz as az
     import pandas as pd
-
-    from bnet_transformer.learning.fit.result import Fit
 
 DEAD_USAGE = 0.01  # a head with a smaller probability is dead
 MAX_CHUNK_NUMEL = 2**22  # maximum number of entries of the table of one chunk: draws x sentences x joint states
 MAX_INTERVAL_NUMEL = 2**28  # maximum number of entries, over all draws, of an invariant with an interval
-ARVIZ_DTYPES = {"diverging": "bool", "n_steps": "int64", "tree_depth": "int64"}  # the dtypes that ArviZ uses
 
 
 @dataclass(frozen=True)
@@ -307,38 +302,3 @@ def _distance(values: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Compute the mean squared distance of each draw from the mean, in units of each number's variance, `[draw]`."""
     tiny = torch.finfo(values.dtype).tiny
     return ((values - mean).square() / variance.clamp(min=tiny)).flatten(1).mean(1).double().cpu()
-
-
-def to_arviz(fit: Fit[Any]) -> az.InferenceData:
-    """Convert the samples of a fit to ArviZ's InferenceData.
-
-    The posterior contains every parameter, with tables as probabilities: `<selector>_pi` for a selector,
-    `<owner>_theta` for other tables. It also contains quantities that do not depend on the labels of heads:
-    `<selector>_sorted` (probabilities in descending order), `<selector>_effective` (the effective number of heads) and
-    `log_evidence`. `sample_stats` contains the sampler statistics of NUTS.
-    """
-    if not fit.samples:
-        hint = "Fit with method='svi' or 'nuts'"
-        raise BNetError("to_arviz", expected="a fit with samples", actual=fit.method, hint=hint)
-    try:
-        import arviz as az
-    except ImportError as error:
-        hint = 'Run pip install "bnet-transformer[arviz]"'
-        raise BNetError("to_arviz requires the package arviz", hint=hint) from error
-    selectors = [spec for spec in map(fit.network.get_spec, fit.selectors) if not spec.parents]
-    owners = [spec.param_prefix for spec in selectors]
-    names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.unconditional_logit_names}
-    names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
-    posterior = {names.get(k, k).replace(".", "_"): value for k, value in fit.samples.items()}
-    for owner in owners:
-        pi = fit.samples.get(f"{owner}.logits")
-        if pi is not None:
-            posterior[f"{owner}_sorted"] = pi.sort(-1, descending=True).values
-            posterior[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp()
-    likelihood = None if fit.log_likelihoods is None else {"y": to_numpy(fit.log_likelihoods)}
-    if fit.log_likelihoods is not None:
-        posterior["log_evidence"] = fit.log_likelihoods.sum(-1)
-    draws = {name: to_numpy(value) for name, value in posterior.items()}
-    stats = {name: to_numpy(value).astype(ARVIZ_DTYPES.get(name, "float64")) for name, value in fit.statistics.items()}
-    result: az.InferenceData = az.from_dict(posterior=draws, log_likelihood=likelihood, sample_stats=stats or None)
-    return result

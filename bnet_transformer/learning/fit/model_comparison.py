@@ -19,11 +19,11 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.fit.arviz_groups import leave_one_out
 from bnet_transformer.learning.fit.comparison import (
     LEAVE_ONE_OUT,
     can_leave_one_out,
     get_shared_data,
-    leave_one_out,
     paired_difference,
 )
 from bnet_transformer.learning.fit.head_summary import DEAD_USAGE, find_selectors, occupancy

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
@@ -69,10 +69,7 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
     if spec.tpm.kind == "discrete":
         probs = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat([part.expand(len(p), *part.shape[1:]) for part, p in zip(probs, parts, strict=True)])
-    ancestors = network.ancestral_specs(spec)
-    open_choices = [
-        m.group.index for m in ancestors if m.tpm.kind == "discrete" and network.graph.out_edges[m.group.index]
-    ]
+    open_choices = _find_open_choices(network, spec)
     for part in parts[:1]:
         _, words, *_ = module.validate_inputs(part.x, part.given)
         choices = find_ancestor_choices(network, spec.group.index, {*open_choices}, set())
@@ -81,27 +78,77 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
     return torch.cat([mean.expand(len(part), *mean.shape[1:]) for mean, part in zip(means, parts, strict=True)])
 
 
-def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:
-    """Compute `E[y | x]` of a real-valued readout, `[sentence, word, dim]`; the latent choices are summed out."""
-    network, name = module.network, spec.group.name
+class ReadoutPredictor(nn.Module):
+    """Predicts a readout for many sets of parameters at once.
+
+    Args:
+        network: The net.
+        name: The readout.
+    """
+
+    def __init__(self, network: Network, name: str) -> None:
+        super().__init__()
+        self.module, self.spec = CompiledModule(network).eval(), network.get_spec(name)
+        for value in self.module.store.values():
+            value.requires_grad_(False)
+        self.open_choices = _find_open_choices(network, self.spec)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute the mean of the readout, `[sentence, *plates, word, dim]`."""
+        return _predict_mean(self.module, self.spec, self.open_choices, batch, check_values=False)
+
+    def predict(self, sets: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Compute `P(y | x)` of a discrete readout, or `E[y | x]`, for each set, `[set, sentence, ...]`.
+
+        The budget is not checked: see `predict_readout`.
+        """
+
+        def evaluate(parameters: dict[str, Tensor]) -> Tensor:
+            stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
+            result: Tensor = torch.func.functional_call(self, stored, (batch,))
+            return result
+
+        return torch.vmap(evaluate)(dict(sets))
+
+
+def _find_open_choices(network: Network, spec: NodeSpec) -> list[int]:
+    """Find the latent choices on which a readout depends."""
+    out_of = network.graph.out_edges
+    ancestors = [m.group.index for m in network.ancestral_specs(spec) if m.tpm.kind == "discrete"]
+    return [index for index in ancestors if out_of[index] and index != spec.group.index]
+
+
+def _predict_mean(
+    module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch, *, check_values: bool = True
+) -> Tensor:
+    """Compute `E[y | x]`, or the probabilities of a discrete readout, `[sentence, *plates, word, dim]`.
+
+    The latent choices are summed out.
+    """
+    network = module.network
+    names = (spec.group.name, *(network.specs[i].group.name for i in open_choices))  # of the groups with a factor
+    enumerated = frozenset(open_choices)
+    options: dict[str, Any] = {"enumerate_too": enumerated, "has_chains": True, "check_values": check_values}
     with torch.no_grad():
-        names = (name, *(network.specs[i].group.name for i in open_choices))  # of the groups with a factor
-        request = ExecutionRequest(
-            names, batch.x, batch.mask, batch.given, enumerate_too=frozenset(open_choices), has_chains=True
-        )
-        state, _ = module.run(request)
+        state, _ = module.run(ExecutionRequest(names, batch.x, batch.mask, batch.given, **options))
         context, parents = gather_parents(state, spec)
-        mean = spec.tpm.distribution(context, *parents).mean
+        distribution: Any = spec.tpm.distribution(context, *parents)
+        mean = distribution.probs if spec.tpm.kind == "discrete" else distribution.mean
         priors = [Factor(network.specs[i], log_prior(state, i, network.specs[i])) for i in open_choices]
     group, first = spec.group, state.layout.batch_dim
+    num_dims = first + 1 + len(group.plates) + (group.word_stack is not None)  # of a factor; a root may have fewer
+    mean = mean.reshape(*[1] * (num_dims - mean.dim() + 1), *mean.shape)
     shape = get_full_shape(state, group.plates, group.word_stack, get_batch_size([Factor(spec, mean[..., 0])], state))
+
     # E[y | x] = sum_c P(c | x) E[y | x, c]. Elimination computes the log of a sum of products, not an expectation, so
     # the mean comes from the cumulant generating function: d/dt log E[exp(t . mean)] at t = 0 is E[mean].
-    tilt = torch.zeros(*shape, *spec.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
-    total = eliminate_choices(state, [*priors, Factor(spec, (tilt * mean).sum(-1))])
-    (gradient,) = torch.autograd.grad(total.sum(), tilt)
+    def generate_cumulants(tilt: Tensor) -> Tensor:
+        return eliminate_choices(state, [*priors, Factor(spec, (tilt * mean).sum(-1))]).sum()
+
+    size = mean.shape[-1]
+    gradient: Tensor = torch.func.grad(generate_cumulants)(mean.new_zeros((*shape, size)))
     dims = [n for k, n in enumerate(shape[first:]) if has_posterior_dim(state, group, first + k)]
-    return gradient.flatten(0, first).reshape(*dims, *spec.shape)
+    return gradient.flatten(0, first).reshape(*dims, size)
 
 
 def default_statistics(num_states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -129,6 +176,17 @@ def _evaluate_statistic(name: str, statistic: Any, y: Tensor) -> float:
         raise BNetError(f"statistic {name}", expected=expected, actual=value) from error
 
 
+def replicate(networks: Sequence[Network], corpus: Batch, draws: int) -> Iterator[dict[str, Tensor]]:
+    """Sample the observations of all sentences, in their shape, from each of `draws` nets, which are used in turn."""
+    for k in range(draws):
+        network = networks[k % len(networks)]
+        with fork_torch_rng(network.device), torch.no_grad():
+            seed_rngs(k, network.device)
+            model = PyroModel(network, parameters="own")
+            sites = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))
+        yield {name: sites[name].reshape(evidence.value.shape) for name, evidence in corpus.evidence.items()}
+
+
 def check_posterior_predictive(
     networks: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, num_states: int | None
 ) -> Check:
@@ -150,13 +208,8 @@ def check_posterior_predictive(
 
     observed = evaluate(evidence.value)
     rows = []
-    for k in range(draws):
-        network = networks[k % len(networks)]
-        with fork_torch_rng(network.device), torch.no_grad():
-            seed_rngs(k, network.device)
-            model = PyroModel(network, parameters="own")
-            sites = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))
-        rows.append(evaluate(sites[name].reshape(evidence.value.shape)))
+    for replicated in replicate(networks, corpus, draws):
+        rows.append(evaluate(replicated[name]))
     table, actual = (torch.tensor(values, dtype=torch.float64) for values in (rows, observed))
     p = ((table > actual).double() + 0.5 * (table == actual).double() + 0 * (table + actual)).mean(0)  # NaN stays NaN
     spread = table.std(0) if draws > 1 else table[0] * torch.nan

@@ -26,7 +26,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.elimination import posterior
-from bnet_transformer.learning.fit import head_summary as heads
+from bnet_transformer.learning.fit import arviz_groups, head_summary as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
 from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
@@ -383,9 +383,28 @@ class Fit(Generic[N]):
         return compare_heads(self, as_fit(other), data, selector, self._find_selector(selector))
 
     @translate_memory_errors("to_arviz")
-    def to_arviz(self) -> az.InferenceData:
-        """Convert the samples to ArviZ's InferenceData: posterior, label-invariant summaries of heads, likelihoods."""
-        return heads.to_arviz(self)
+    def to_arviz(self, *, predictive_draws: int = 100) -> az.InferenceData:
+        """Convert the samples to the data structure of ArviZ: InferenceData, or with ArviZ 1.x xarray's DataTree.
+
+        The groups are `posterior` (with label-invariant summaries of heads), `sample_stats` (NUTS), `log_likelihood`
+        (of each sentence, named by the readout, or `joint` for several readouts), and, for a fit that has its training
+        data, `observed_data` and `posterior_predictive` by readout. Words that are absent or not observed are NaN.
+
+        Args:
+            predictive_draws: The maximum number of draws, evenly spaced in each chain, for which observations are
+                replicated in `posterior_predictive`; 0 omits this group.
+
+        Returns:
+            The groups, with the dims `sentence`, the plates, `word` (`<stack>_word` in a named stack) and
+            `<readout>_dim`.
+
+        Raises:
+            BNetError: If the fit has no samples, or ArviZ is not installed.
+        """
+        result: az.InferenceData = arviz_groups.to_arviz(
+            self, check_int("predictive_draws", predictive_draws, minimum=0)
+        )
+        return result
 
     def save(self, path: str | Path) -> None:
         """Write the fit to one safetensors file: the net, samples, bounds and scores. `bt.load` reads it.
