@@ -16,7 +16,7 @@ from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOpt
 from bnet_transformer.learning.fit.split_merge import improve_by_moves
 from bnet_transformer.learning.training.configs import defer_interrupt
 
-RESTARTS = 6  # of a net with latent choices
+RESTARTS = 4  # of a net with latent choices
 SEARCH_STEPS, FIRST_ORDER_STEPS, INNER_STEPS = 40, 300, 10
 MAX_MOVE_ROUNDS = 10
 FINAL_STEPS = 100  # of the best restart, to a stationary point

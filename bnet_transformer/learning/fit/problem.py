@@ -389,7 +389,7 @@ class PointMethod(Method):
     """A method whose result is the best of several restarts, which are computed as one batched dim.
 
     Args:
-        restarts: The number of restarts; None for 6 with second-order steps and latent choices, else 1.
+        restarts: The number of restarts; None for 4 with second-order steps and latent choices, else 1.
         optimizer: `"second-order"` or `"first-order"`; `"auto"` chooses.
         steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
         rate: The peak learning rate of Adam; None for 0.05.
@@ -428,7 +428,7 @@ class MAP(PointMethod):
     """The maximum of the posterior density.
 
     Args:
-        restarts: The number of restarts, which are computed together; None for 6 with second-order steps and latent
+        restarts: The number of restarts, which are computed together; None for 4 with second-order steps and latent
             choices, else 1. The first starts at the parameters of the net, the others at random parameters.
         optimizer: `"second-order"`: the algorithm of `bt.EM`, in float64. `"first-order"`: Adam on the log evidence
             plus the log prior, in minibatches. `"auto"` is second order, unless an option of Adam is given, `batch` is
@@ -456,7 +456,7 @@ class EM(PointMethod):
     """Expectation maximisation: exact responsibilities, closed-form updates of tables, and steps of the weights.
 
     Args:
-        restarts: The number of restarts, which are computed together; None for 6 with second-order steps and latent
+        restarts: The number of restarts, which are computed together; None for 4 with second-order steps and latent
             choices, else 1. The first starts at the parameters of the net, the others at random parameters.
         optimizer: `"second-order"`: a damped Gauss-Newton step of the weights in each iteration, Newton steps at the
             end, and split-and-merge moves of heads, on all sentences, in float64. `"first-order"`: `inner` steps of

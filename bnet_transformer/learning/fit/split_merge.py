@@ -26,9 +26,9 @@ from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOpt
 
 FORBIDDEN = -1e6  # log weight of a state that an anchor excludes; far from LOG_ZERO, so that sums keep their digits
 MIN_ANCHORS = 20  # sentences (or words) on which a new head starts, if there are as many
-FORCED_STEPS, FREE_STEPS, LAST_STEPS = 3, 8, 16
+FORCED_STEPS, FREE_STEPS, LAST_STEPS = 3, 6, 30
 MAX_FAILURES = 2  # rounds in sequence without an improvement
-FINALISTS = 2  # candidates that take the last steps
+FINALISTS = 2  # candidates that take the last steps, at most `LAST_STEPS`
 
 
 def find_movable_selectors(objective: FitObjective) -> list[NodeSpec]:
@@ -65,11 +65,10 @@ def improve_by_moves(
         for selector in selectors:
             if should_stop():
                 break
-            candidates = propose_moves(optimizer, best, selector, number)
-            found = candidates.log_density
-            top = max(range(len(found)), key=lambda i: found[i])
-            if found[top] > density + AGREEMENT:
-                density, best = found[top], candidates.sets.get(top)
+            score, _, parameters = propose_moves(optimizer, best, selector, number, density).best
+            found = score * len(optimizer.corpus)
+            if found > density + AGREEMENT:
+                density, best = found, parameters
         failures = failures + 1 if density == before else 0
         if failures == MAX_FAILURES or not selectors:
             break
@@ -77,7 +76,7 @@ def improve_by_moves(
 
 
 def propose_moves(
-    optimizer: SecondOrderOptimizer, best: Mapping[str, Tensor], selector: NodeSpec, number: int
+    optimizer: SecondOrderOptimizer, best: Mapping[str, Tensor], selector: NodeSpec, number: int, target: float
 ) -> SecondOrderOptimizer:
     """Return an optimizer with the best candidates of one round, in which one head each was removed and grown again.
 
@@ -86,6 +85,7 @@ def propose_moves(
         best: The parameters from which the moves start.
         selector: The selector of the heads.
         number: The number of the round, which determines the random draws.
+        target: The log posterior density that a candidate must exceed; those that cannot are stopped.
     """
     # Split-and-merge EM (Ueda, Nakano, Ghahramani and Hinton 2000). To remove head k and to grow it elsewhere is their
     # merge of k into the others and a split in one move. As in k-means++ (Arthur and Vassilvitskii 2007) the new head
@@ -103,12 +103,13 @@ def propose_moves(
     candidates = optimizer.fork(sets)
     for _ in range(FORCED_STEPS):
         candidates.em_step(tilt)
-    density = torch.zeros(heads)
-    for step in range(FREE_STEPS + LAST_STEPS):
+    for _ in range(FREE_STEPS):
         density = candidates.em_step()
-        if step == FREE_STEPS - 1:
-            candidates.select(density.topk(min(FINALISTS, heads)).indices.tolist())
-    candidates.log_density = dict(enumerate(density.tolist()))
+    candidates.select(density.topk(min(FINALISTS, heads)).indices.tolist())
+    candidates.reached = target
+    while candidates.step < LAST_STEPS and not candidates.is_converged:
+        candidates.advance()
+    candidates.evaluate_restarts()
     return candidates
 
 
