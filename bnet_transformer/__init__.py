@@ -51,7 +51,15 @@ if TYPE_CHECKING:
     from bnet_transformer.interventions.circuits import circuit as circuit
     from bnet_transformer.interventions.sweeps import mediation as mediation, sweep as sweep
     from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
-    from bnet_transformer.learning.fit import EM as EM, MAP as MAP, NUTS as NUTS, SVI as SVI, Fit as Fit, fit as fit
+    from bnet_transformer.learning.fit import (
+        EM as EM,
+        MAP as MAP,
+        NUTS as NUTS,
+        SVI as SVI,
+        Fit as Fit,
+        Laplace as Laplace,
+        fit as fit,
+    )
     from bnet_transformer.learning.training import (
         AdamW as AdamW,
         EarlyStopping as EarlyStopping,
@@ -83,7 +91,7 @@ _EXPORTS = {  # the public names of each module
     "interventions.circuits": "circuit",
     "interventions.sweeps": "mediation sweep",
     "learning.checkpoint": "Checkpoints",
-    "learning.fit": "EM Fit MAP NUTS SVI fit",
+    "learning.fit": "EM Fit Laplace MAP NUTS SVI fit",
     "learning.training": "AdamW EarlyStopping Execution train",
     "models": "bayesuvius decoder encoder encoder_decoder geometric recurrent volume_preserving",
     "plots.registry": "plot",

@@ -476,6 +476,41 @@ class SVI(IterativeMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Laplace(Method):
+    """Posterior samples by the Laplace approximation: a Normal distribution at the mode of the posterior density.
+
+    The mode is found by point fits from several starts and Newton steps with the exact Hessian, in coordinates without
+    the gauge of attention: `W_q` and `W_k` enter by the triangular factor of `W_q` and by `W_k` in its basis. The prior
+    must be proper: `fit` requires `spread=`. Entries of `W_q` and `W_k` that are Normal with standard deviation s give
+    entries of `A = W_q^T W_k` with mean 0 and standard deviation `s^2 sqrt(key_dim)`, which are uncorrelated but not
+    independent and not Normal: their tails are heavier, and the rank of `A` is at most `key_dim`.
+
+    Args:
+        draws: The number of draws, which are the posterior samples.
+        reweight: True (default) draws from a Student t distribution and reweights the draws by the exact density with
+            Pareto-smoothed importance weights, if their diagnostic k-hat is below 0.7. Otherwise the draws are Normal.
+        restarts: The number of starts of the point fit.
+
+    Raises:
+        BNetError: If an option is out of range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Laplace(draws=500).restarts
+    8
+    """
+
+    name: ClassVar[str] = "laplace"
+
+    draws: int = 1000
+    reweight: bool = True
+    restarts: int = 8
+
+    def __post_init__(self) -> None:
+        set_frozen(self, draws=check_int("draws", self.draws), restarts=check_int("restarts", self.restarts))
+        check_choice("reweight", self.reweight, (True, False))
+
+
+@dataclass(frozen=True, kw_only=True)
 class NUTS(Method):
     """Posterior samples by Pyro's No-U-Turn sampler on the exact log evidence.
 

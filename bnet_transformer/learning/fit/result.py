@@ -46,6 +46,7 @@ FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save 
 HEADER_FIELDS = (
     *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
+    *("notes", "khat", "log_marginal_likelihood"),
 )
 FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
@@ -64,6 +65,7 @@ class Fit(Generic[N]):
         restart: The index of the best restart.
         finished: False if Ctrl-C ended the fit early.
         approximate: A description of what is not exact; None if the fit is exact.
+        notes: What limits the result: singular directions, dead or coincident heads, too few data.
         learned: The names of the learned parameters.
         budget: The maximum number of joint states of the choices of a sentence that queries sum.
         bounds: The objective at each step, per sentence.
@@ -81,6 +83,11 @@ class Fit(Generic[N]):
             log posterior density up to a constant, which is the log evidence if there is no prior.
         known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
         effective_sample_size: The effective sample size of importance sampling; None for other methods.
+        khat: The Pareto k-hat of the importance weights of `laplace`: below 0.7 they are reliable. It does not detect
+            modes that no start found. None for other methods.
+        log_marginal_likelihood: The log marginal likelihood of the training data by Laplace's method, for
+            `method="laplace"`. It is None, with the reason in `notes`, unless every head is live, the Hessian is
+            positive definite and `khat` is below 0.7.
     """
 
     net: N
@@ -90,6 +97,7 @@ class Fit(Generic[N]):
     restart: int = 0
     finished: bool = True
     approximate: str | None = None
+    notes: tuple[str, ...] = ()
     learned: tuple[str, ...] = field(default=(), repr=False)
     budget: int = field(default=BUDGET, repr=False)
     bounds: tuple[float, ...] = field(default=(), repr=False)
@@ -104,6 +112,8 @@ class Fit(Generic[N]):
     criterion: str = LOG_EVIDENCE
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     effective_sample_size: float | None = field(default=None, repr=False)
+    khat: float | None = None
+    log_marginal_likelihood: float | None = field(default=None, repr=False)
     _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -418,6 +428,8 @@ class Fit(Generic[N]):
             "" if self.finished else ", interrupted"
         )
         caption += "" if self.approximate is None else f"; approximate: {self.approximate}"
+        caption += "" if self.khat is None else f"; k-hat {self.khat:.2f}"
+        caption += f"; notes: {'; '.join(self.notes)}" if self.notes else ""
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             names = ", ".join(name for name in self.selectors if name not in self.matched)
             caption += f"; the heads of {names} are not aligned across draws, because they are not exchangeable"
