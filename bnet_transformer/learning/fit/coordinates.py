@@ -52,6 +52,13 @@ class GaugeBlock:
         return min(self.key_dim, self.widths[0])
 
     @property
+    def has_sign(self) -> bool:
+        """True if the last diagonal entry of T is Normal(0, s^2) with a sign: then `Q` is a rotation."""
+        # |Normal(0, 1)| has the distribution chi(1). With Q of determinant 1, the last rows of T and of Q^T W_k have a
+        # common sign that is free: the density has two equal halves, and it is smooth where the entry is 0.
+        return self.rank == self.key_dim
+
+    @property
     def size(self) -> int:
         """The number of coordinates."""
         upper = self.rank * self.widths[0] - self.rank * (self.rank - 1) // 2
@@ -65,12 +72,13 @@ class GaugeBlock:
 
     def decode(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Map coordinates to the columns of the queries and of the keys, `[group, key, column]`, with `Q = 1`."""
-        log_diagonal, upper, keys = self.split(z)
-        entries = torch.cat([log_diagonal.exp(), upper, z.new_zeros(self.groups, 1)], 1)
+        diagonal, upper, keys = self.split(z)
+        logs = self.rank - self.has_sign
+        entries = torch.cat([diagonal[:, :logs].exp(), diagonal[:, logs:], upper, z.new_zeros(self.groups, 1)], 1)
         position = torch.full((self.key_dim, self.widths[0]), entries.shape[1] - 1, device=z.device)
         rows, columns = torch.triu_indices(self.rank, self.widths[0], 1, device=z.device)
-        diagonal = torch.arange(self.rank, device=z.device)
-        position[diagonal, diagonal] = diagonal
+        index = torch.arange(self.rank, device=z.device)
+        position[index, index] = index
         position[rows, columns] = self.rank + torch.arange(len(rows), device=z.device)
         queries = entries[:, position]
         return queries, torch.cat([keys, z.new_zeros(self.groups, self.key_dim - self.rank, self.widths[1])], 1)
@@ -82,16 +90,19 @@ class GaugeBlock:
         sign = torch.where(diagonal < 0, -1.0, 1.0)
         T, keys = sign[..., None] * T, sign[..., None] * (Q.mT @ keys)
         rows, columns = torch.triu_indices(self.rank, self.widths[0], 1)
-        log_diagonal = diagonal.abs().clamp(min=MIN_DIAGONAL).log()
-        return torch.cat([log_diagonal, T[:, rows, columns], keys.flatten(1)], 1).flatten()
+        size, logs = diagonal.abs(), self.rank - self.has_sign
+        log_diagonal = size[:, :logs].clamp(min=MIN_DIAGONAL).log()
+        return torch.cat([log_diagonal, size[:, logs:], T[:, rows, columns], keys.flatten(1)], 1).flatten()
 
     def log_prior(self, z: Tensor) -> Tensor:
         """Compute the log density of the coordinates, for entries of `W_q` and `W_k` that are Normal(0, 1)."""
         # t ~ chi(n) has the density t^(n-1) exp(-t^2/2) / (2^(n/2-1) Gamma(n/2)); that of log t has one factor t more.
-        log_diagonal, upper, keys = self.split(z)
-        n = self.key_dim - torch.arange(self.rank, device=z.device, dtype=z.dtype)
+        diagonal, upper, keys = self.split(z)
+        logs = self.rank - self.has_sign
+        log_diagonal = diagonal[:, :logs]
+        n = self.key_dim - torch.arange(logs, device=z.device, dtype=z.dtype)
         log_chi = n * log_diagonal - (2 * log_diagonal).exp() / 2 - (n / 2 - 1) * math.log(2) - torch.lgamma(n / 2)
-        return log_chi.sum() + _log_normal(upper) + _log_normal(keys)
+        return log_chi.sum() + _log_normal(diagonal[:, logs:]) + _log_normal(upper) + _log_normal(keys)
 
     def sample(self, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
         """Draw coordinates from their prior."""

@@ -18,6 +18,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.learning.fit.gauge import find_gauges
 from bnet_transformer.learning.fit.problem import FitObjective, to_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 
@@ -249,6 +250,16 @@ def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Ten
 
 def interval(network: Network, samples: Mapping[str, Tensor], name: str, probability: float) -> tuple[Tensor, Tensor]:
     """Compute the central interval of each number of a parameter or invariant, with a given probability."""
+    gauge = next((g for g in find_gauges(network) if name in g.names and {*g.names} <= samples.keys()), None)
+    if gauge is not None:
+        labels = [label for s in find_selectors(network) for label in find_invariant_parameters(network, s)]
+        ask = f'f.interval("A {gauge.attention}")'
+        hint = (
+            f"Use {ask}, the matrix W_q^T W_k" if f"A {gauge.attention}" in labels else "Only W_q^T W_k is identified"
+        )
+        expected = "a parameter or invariant that the likelihood identifies; a rotation of the key space changes these "
+        expected += "entries, but not the attention"
+        raise BNetError(name, expected=expected, hint=hint)
     if name in samples:
         return _quantile_bounds(samples[name].flatten(0, 1), probability)
     sets = samples_to_parameters(network, samples)

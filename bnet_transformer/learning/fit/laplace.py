@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import Batch
-from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.comparison import align_heads
@@ -25,14 +25,19 @@ from bnet_transformer.learning.fit.head_summary import (
     find_invariant_parameters,
     find_selectors,
     invariants,
-    invariants_by_draw,
     log_likelihoods,
     occupancy,
-    samples_to_parameters,
 )
 from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
 from bnet_transformer.learning.fit.problem import EM, MAP, FitObjective, FitProblem, Laplace, Parameters
-from bnet_transformer.learning.fit.restarts import FULL_PASS_SIZE, build_fit, fit_point, to_network_devices
+from bnet_transformer.learning.fit.restarts import (
+    FULL_PASS_SIZE,
+    build_fit,
+    fit_point,
+    init_restarts,
+    replace_learned,
+    to_network_devices,
+)
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Codebook
@@ -46,12 +51,13 @@ MAX_DECREMENT = 1e-3  # a mode with a larger decrement has not converged
 MIN_CURVATURE = 1e-3  # of the prior's precision; a direction with less curvature is singular
 PROPOSAL_FREEDOM = 5.0  # degrees of freedom of the Student t proposal
 MIN_PROPOSALS = 2000
-UNINFORMED_SHARE = 0.9  # a direction with this share of its prior variance is not determined by the data
+VARIANCE_DRAWS = 1000  # draws from which variances are compared
+UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 COINCIDENT = 0.05  # relative distance of two heads that coincide
 APPROXIMATE_NOTE = "a Normal distribution at one mode; other modes are not represented"
 REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at one mode; other modes are not represented"
-MORE_DATA = "More sentences of this head, or sentences whose words differ in these directions, determine them"
+MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,13 @@ def find_start(problem: FitProblem, restarts: int, seed: int) -> tuple[Parameter
     return {name: values[name].detach().to(device) for name in objective.learned.names}, fitted.finished
 
 
+def randomize(objective: FitObjective, seed: int) -> FitObjective:
+    """Return the objective with random learned parameters."""
+    network, learned = objective.network, objective.learned
+    values = init_restarts(network, learned.names, 2, seed, objective.device).get(1)
+    return FitObjective(replace_learned(network, values), learned, objective.budget).to(objective.device)
+
+
 def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed: int) -> Mode:
     """Find a mode: a point fit from several starts, then Newton steps with the exact Hessian.
 
@@ -127,6 +140,8 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
     """
     parameters, is_finished = find_start(problem, restarts, seed)
     parts = split_corpus(problem.objective, problem.corpus)
+    for part in parts:
+        problem.objective.cache_factors(part)
     z = coordinates.encode(parameters)
     if coordinates.size > MAX_COORDINATES:
         value = float(_evaluate(coordinates, parts, z))
@@ -245,7 +260,7 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
     samples = {name: value[None] for name, value in coordinates.to_samples(draws, generator).items()}
     log_density = evaluate_draws(coordinates, corpus, draws)[None]
     samples, matched = align_heads(double.objective, corpus, samples, log_density)
-    notes = describe_mode(coordinates, corpus, mode, samples)
+    notes = describe_mode(coordinates, corpus, mode)
     if method.reweight and not is_reweighted:
         notes.append(
             f"the draws are not reweighted, because k-hat of the importance weights is {khat:.2f}, above {MAX_KHAT}: "
@@ -374,7 +389,7 @@ def find_coincident_heads(network: Network, values: Parameters) -> list[str]:
     return result
 
 
-def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode, samples: Parameters) -> list[str]:
+def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[str]:
     """Describe what limits the approximation: too few data, singular directions, heads that coincide, the scale."""
     network, notes = coordinates.objective.network, []
     values = {**network.parameters, **coordinates.decode(mode.z)}
@@ -386,23 +401,20 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode, samples: 
         names = ", ".join(mode.singular[:4])
         notes.append(f"the density has no curvature in directions of {names}; they have the width of the prior")
     if coordinates.unfixed:
-        names = ", ".join(coordinates.unfixed)
-        notes.append(
-            f"the gauge of {names} is not fixed, because its queries and keys are not one pair of matrices; intervals of its parameters depend on the basis"
-        )
+        reason = "because its queries and keys are not one pair of matrices"
+        notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
     if len(corpus) < coordinates.size:
-        notes.append(
-            f"there are {len(corpus)} sentences for {coordinates.size} parameters: the prior determines part of them"
-        )
+        counts = f"{len(corpus)} sentences for {coordinates.size} parameters"
+        notes.append(f"there are {counts}: the prior determines a part of them")
     if dead := find_dead_heads(network, values):
-        notes.append(f"{', '.join(dead)}: dead (probability below {DEAD_USAGE}); use fewer heads, or more sentences")
+        remedy = "use fewer heads, or more sentences"
+        notes.append(f"{', '.join(dead)}: dead (probability below {DEAD_USAGE}); {remedy}")
     if same := find_coincident_heads(network, values):
         notes.append(f"{', '.join(same)} coincide; use fewer heads, or sentences that distinguish them")
     notes += _describe_scale(coordinates, values)
-    if flat := describe_uninformed(coordinates, samples):
-        notes.append(
-            f"the data do not determine {', '.join(flat)}: at least {UNINFORMED_SHARE:.0%} of the prior variance remains. {MORE_DATA}"
-        )
+    if flat := describe_uninformed(coordinates, mode):
+        share = f"at least {UNINFORMED_SHARE:.0%} of the prior variance remains"
+        notes.append(f"the data do not determine {', '.join(flat)}: {share}; {MORE_DATA}")
     return notes
 
 
@@ -415,40 +427,30 @@ def _describe_scale(coordinates: Coordinates, values: Parameters) -> list[str]:
     if not large:
         return []
     names = ", ".join(f"{name} ({scale:.1f})" for name, scale in large.items())
-    return [
-        f"weights are many standard deviations of their prior from 0: {names}; use a larger spread=, or rescale the data"
-    ]
+    problem = "weights are many standard deviations of their prior from 0"
+    return [f"{problem}: {names}; use a larger spread=, or rescale the data"]
 
 
-def _stack_invariants(network: Network, selector: NodeSpec, sets: Parameters) -> dict[str, Tensor]:
-    """Compute the invariants of every draw, `[draw, head, dim, dim]`."""
-    draws = list(invariants_by_draw(network, selector, sets))
-    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
-
-
-def describe_uninformed(coordinates: Coordinates, samples: Parameters) -> list[str]:
-    """Describe the invariants of heads with directions in which the posterior is as wide as the prior."""
-    network = coordinates.objective.network
-    generator = torch.Generator().manual_seed(0)
-    prior_sets = coordinates.to_samples(
-        torch.stack([coordinates.sample_prior(generator) for _ in range(200)]), generator
-    )
+def describe_uninformed(coordinates: Coordinates, mode: Mode) -> list[str]:
+    """Describe the invariants of heads with directions in which the posterior is about as wide as the prior."""
+    assert mode.root is not None
+    network, generator, count = coordinates.objective.network, torch.Generator().manual_seed(0), VARIANCE_DRAWS
+    normal = torch.randn(count, coordinates.size, generator=generator, dtype=torch.float64).to(mode.z.device)
+    prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
+    posterior, prior = (torch.vmap(coordinates.decode)(z) for z in (mode.z + normal @ mode.root.mT, prior_draws))
+    fixed = {name: value.detach() for name, value in network.parameters.items() if name not in posterior}
     result = []
     for selector in find_selectors(network):
         sources = find_invariant_parameters(network, selector)
-        learned = [
-            name for name, sides in sources.items() if {n for side in sides for n in side} <= {*coordinates.shapes}
-        ]
-        posterior = _stack_invariants(network, selector, samples_to_parameters(network, samples))
-        prior = _stack_invariants(
-            network, selector, samples_to_parameters(network, {k: v[None] for k, v in prior_sets.items()})
-        )
+        learned = [k for k, sides in sources.items() if all(name in posterior for side in sides for name in side)]
+        stores = [{**{k: v.expand(count, *v.shape) for k, v in fixed.items()}, **draws} for draws in (posterior, prior)]
+        after, before = (invariants(network, selector, store) for store in stores)
         for name in learned:
-            draws = posterior[name]
-            variance = prior[name].var(0).flatten(1).mean(1)  # [head]; entries of one matrix have one prior variance
-            for head in range(draws.shape[1]):
-                shares = torch.linalg.eigvalsh(torch.cov(draws[:, head].flatten(1).mT)) / variance[head]
-                count = int((shares > UNINFORMED_SHARE).sum())
-                if count:
-                    result.append(f"{name} of head {head} ({count} of {len(shares)} directions)")
+            variance = before[name].var(0).flatten(1).mean(1)  # [head]; all entries of a matrix have one prior variance
+            for head in range(len(variance)):
+                covariance = torch.atleast_2d(torch.cov(after[name][:, head].flatten(1).mT))
+                shares = torch.linalg.eigvalsh(covariance) / variance[head]
+                uninformed = int((shares > UNINFORMED_SHARE).sum())
+                if uninformed:
+                    result.append(f"{name} of head {head} ({uninformed} of {len(shares)} directions)")
     return result

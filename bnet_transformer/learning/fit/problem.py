@@ -438,10 +438,17 @@ class EM(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SVI(IterativeMethod):
-    """Stochastic variational inference with a mean-field guide: a Dirichlet for each row of a table, a Normal for each
-    weight. The exact log evidence is a factor of the model. A mean-field guide underestimates the posterior spread.
+    """Stochastic variational inference. The exact log evidence is a factor of the model.
+
+    The mean-field guide is a Dirichlet for each row of a table and a Normal for each weight. It underestimates the
+    posterior spread, so a fit of weights by it has no intervals. The other guides are Normal distributions in
+    coordinates with a fixed gauge. They start at the Laplace approximation (`bt.Laplace`).
 
     Args:
+        guide: `"mean-field"`; `"full-rank"`, a Normal distribution with any covariance; or `"low-rank"`, whose
+            covariance is that of the Laplace approximation with another scale of each of its axes, plus a matrix of
+            rank `rank`.
+        rank: The rank of the low-rank guide.
         steps: The number of Adam steps.
         rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
         clip: The maximum norm of the gradient; None for no clipping.
@@ -465,9 +472,16 @@ class SVI(IterativeMethod):
     draws: int = 500
     choices: str = "exact"
     anneal: float | None = None
+    guide: str = "mean-field"
+    rank: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("guide", self.guide, ("mean-field", "low-rank", "full-rank"))
+        set_frozen(self, rank=check_int("rank", self.rank))
+        if self.guide != "mean-field" and self.choices != "exact":
+            expected = "'mean-field', because a Normal guide requires choices that are summed (choices='exact')"
+            raise BNetError("guide", expected=expected, actual=self.guide)
         set_frozen(self, draws=check_int("draws", self.draws))
         check_choice("choices", self.choices, ("exact", "sampled"))
         if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):

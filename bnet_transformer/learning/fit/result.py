@@ -46,7 +46,7 @@ FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save 
 HEADER_FIELDS = (
     *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
-    *("notes", "khat", "log_marginal_likelihood"),
+    *("notes", "khat", "guide", "log_marginal_likelihood"),
 )
 FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
@@ -85,6 +85,7 @@ class Fit(Generic[N]):
         effective_sample_size: The effective sample size of importance sampling; None for other methods.
         khat: The Pareto k-hat of the importance weights of `laplace`: below 0.7 they are reliable. It does not detect
             modes that no start found. None for other methods.
+        guide: The guide of `svi`: `"mean-field"`, `"low-rank"` or `"full-rank"`; None for other methods.
         log_marginal_likelihood: The log marginal likelihood of the training data by Laplace's method, for
             `method="laplace"`. It is None, with the reason in `notes`, unless every head is live, the Hessian is
             positive definite and `khat` is below 0.7.
@@ -113,6 +114,7 @@ class Fit(Generic[N]):
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     effective_sample_size: float | None = field(default=None, repr=False)
     khat: float | None = None
+    guide: str | None = field(default=None, repr=False)
     log_marginal_likelihood: float | None = field(default=None, repr=False)
     _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -261,6 +263,13 @@ class Fit(Generic[N]):
             log_probs = heads.log_likelihoods(objective, shard, sets).T if len(shard) else torch.zeros(0)
             return ranks.all_gather(log_probs).to(self.network.device).T.reshape(*shape, -1)
 
+    @property
+    def has_intervals(self) -> bool:
+        """True if the fit has samples whose intervals `interval` returns; False for a mean-field guide of weights."""
+        is_mean_field = self.method == "svi" and self.guide in (None, "mean-field")
+        has_weights = any(name not in self.network.unconditional_logit_names for name in self.learned)
+        return bool(self.samples) and not (is_mean_field and (has_weights or self.choices))
+
     @translate_memory_errors("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Compute the central posterior interval of a parameter, or of an invariant of the heads such as `A x_1`.
@@ -273,11 +282,19 @@ class Fit(Generic[N]):
             The lower and the upper bound of each number, both with the shape of the parameter or invariant.
 
         Raises:
-            BNetError: If the fit has no samples.
+            BNetError: If the fit has no samples, the parameter depends on the basis of the key space, or the samples
+                are those of a mean-field guide of weights, whose intervals are too narrow.
         """
         if not self.samples:
-            hint = "Fit with method='svi' or 'nuts'"
+            hint = "Fit with method='laplace', 'svi' or 'nuts'"
             raise BNetError("interval", expected="a fit with samples", actual=self.method, hint=hint)
+        if not self.has_intervals:
+            expected = (
+                "a posterior whose intervals have about the requested probability; a mean-field guide of weights "
+            )
+            expected += "is far too narrow"
+            hint = "Fit with method=bt.Laplace(), bt.SVI(guide='full-rank') or bt.NUTS()"
+            raise BNetError("interval", expected=expected, actual=f"method={self.method!r}", hint=hint)
         check_fraction("share", share)
         return heads.interval(self.network, self.samples, name, share)
 
