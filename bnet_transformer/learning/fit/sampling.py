@@ -203,11 +203,12 @@ class NormalGuideOptimizer(VariationalOptimizer):
         self.has_start = self.mode.is_finished
         shared = replace(double, ranks=problem.ranks, held_out=None, settings=problem.settings, loop=problem.loop)
         super().__init__(shared, method)
+        self.is_low_rank = method.guide == "low-rank"
         size, dtype, device = self.coordinates.size, torch.float64, self.ranks.device
-        columns = min(method.rank, size) if method.guide == "low-rank" else size
+        columns = min(method.rank, size) if self.is_low_rank else size
         generator = torch.Generator().manual_seed(derive_seed(problem.seed, "factor"))
         factor = torch.zeros(1, size, columns, dtype=dtype)
-        if method.guide == "low-rank":  # a factor of 0 would have a gradient of 0
+        if self.is_low_rank:  # a factor of 0 would have a gradient of 0
             factor = INIT_FACTOR * torch.randn(1, size, columns, generator=generator, dtype=dtype)
         zeros = torch.zeros(1, size, dtype=dtype, device=device)
         self.initialize({"mean": zeros, "log_scale": zeros.clone(), "factor": factor.to(device)})
@@ -215,7 +216,7 @@ class NormalGuideOptimizer(VariationalOptimizer):
     def standard_guide(self, guide_parameters: dict[str, Tensor]) -> Any:
         """Return the distribution of w, `[coordinate]`."""
         mean, scale, factor = (guide_parameters[name] for name in ("mean", "log_scale", "factor"))
-        if self.method.guide == "low-rank":
+        if self.is_low_rank:
             return dist.LowRankMultivariateNormal(mean, factor, (2 * scale).exp())
         return dist.MultivariateNormal(mean, scale_tril=factor.tril(-1) + torch.diag_embed(scale.exp()))
 
