@@ -12,6 +12,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.learning.fit.coordinates import Coordinates, GaugeBlock
 from bnet_transformer.learning.fit.gauge import Gauge, find_gauges, find_unfixed
 from bnet_transformer.learning.fit.importance import resample, smooth_weights
+from bnet_transformer.learning.fit.laplace import compute_evidence, polish
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import get_case
@@ -209,6 +210,25 @@ def test_evidence_counts_the_orders_of_exchangeable_heads():
     sets = {"c.logits": pi.log(), "W_v_0.values": torch.randn(40000, 2, 1, 1).double()}
     expected = float(objective.log_evidences(sets, corpus).sum(1).logsumexp(0)) - math.log(40000)
     assert f.matched == ("c",) and f.log_marginal_likelihood == pytest.approx(expected, abs=0.15)
+
+
+def test_evidence_counts_both_signs_of_the_last_row():
+    """Compared with the mean likelihood of draws from the prior of the matrices, which has no gauge."""
+    net = mixture(heads=1, dim=1, sigma=0.3)
+    net = net.replace({name: torch.full((1, 1, 1), 1.3).double() for name in WEIGHTS})
+    corpus = read_batch(net.network, draw_xy(net, 40, words=3, dim=1))
+    objective = make_objective(net, WEIGHTS)
+    coordinates = Coordinates(objective, corpus)
+    z = coordinates.encode({name: net.parameters[name].detach() for name in WEIGHTS})
+    mode = polish(coordinates, [corpus], z)
+    (mirror,) = coordinates.mirrors(mode.z)
+    torch.testing.assert_close(coordinates.log_density(mirror, corpus), coordinates.log_density(mode.z, corpus))
+    assert not torch.allclose(mirror, mode.z)
+    evidence, reason = compute_evidence(coordinates, corpus, mode, 0.0, ())
+    torch.manual_seed(0)
+    sets = {name: torch.randn(40000, 1, 1, 1).double() for name in WEIGHTS}
+    expected = float(objective.log_evidences(sets, corpus).sum(1).logsumexp(0)) - math.log(40000)
+    assert not reason and evidence == pytest.approx(expected, abs=0.3)
 
 
 def test_laplace_names_what_the_data_do_not_determine():

@@ -104,6 +104,15 @@ class GaugeBlock:
         log_chi = n * log_diagonal - (2 * log_diagonal).exp() / 2 - (n / 2 - 1) * math.log(2) - torch.lgamma(n / 2)
         return log_chi.sum() + _log_normal(diagonal[:, logs:]) + _log_normal(upper) + _log_normal(keys)
 
+    def mirror(self, z: Tensor, group: int) -> Tensor:
+        """Change the sign of the last rows of T and of `Q^T W_k` of one group, which changes no density."""
+        diagonal, upper, keys = (part.clone() for part in self.split(z))
+        rows, _ = torch.triu_indices(self.rank, self.widths[0], 1, device=z.device)
+        diagonal[group, -1] *= -1
+        upper[group, rows == self.rank - 1] *= -1
+        keys[group, -1] *= -1
+        return torch.cat([diagonal, upper, keys.flatten(1)], 1).flatten()
+
     def sample(self, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
         """Draw coordinates from their prior."""
         columns = sum(self.widths)
@@ -213,6 +222,14 @@ class Coordinates:
     def log_density(self, z: Tensor, corpus: Batch) -> Tensor:
         """Compute the log joint density of coordinates and observations, `[]`."""
         return self.log_prior(z) + self.objective.log_evidence(self.decode(z), corpus).sum()
+
+    def mirrors(self, z: Tensor) -> list[Tensor]:
+        """Return the coordinates of equal density that one change of a free sign gives, each `[coordinate]`."""
+        parts, result = list(z.split(self.sizes)), []
+        for k, block in enumerate(self.blocks, len(parts) - len(self.blocks)):
+            for group in range(block.groups if block.has_sign else 0):
+                result.append(torch.cat([*parts[:k], block.mirror(parts[k], group), *parts[k + 1 :]]))
+        return result
 
     def sample_prior(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw coordinates from their prior, `[coordinate]`."""

@@ -54,6 +54,7 @@ MIN_PROPOSALS = 2000
 VARIANCE_DRAWS = 1000  # draws from which variances are compared
 UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
+SAME_MODE, SEPARATE_MODE = 0.1, 4.0  # distances in standard deviations of a mode from its mirror image
 COINCIDENT = 0.05  # relative distance of two heads that coincide
 APPROXIMATE_NOTE = "a Normal distribution at one mode; other modes are not represented"
 REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at one mode; other modes are not represented"
@@ -334,7 +335,7 @@ def compute_evidence(
 ) -> tuple[float | None, str]:
     """Compute the log marginal likelihood by Laplace's method; None and the reason if it is not trustworthy.
 
-    It counts the K! equal modes of a selector with K exchangeable heads.
+    It counts the K! equal modes of a selector with K exchangeable heads, and the two of a free sign.
     """
     network, learned = coordinates.objective.network, coordinates.learned
     values = {**network.parameters, **coordinates.decode(mode.z)}
@@ -354,9 +355,15 @@ def compute_evidence(
         reasons.append("the atoms of a codebook are exchangeable, and their equal modes are not counted")
     if coordinates.unfixed:
         reasons.append("the gauge of attention is not fixed")
+    assert mode.root is not None
+    steps = [torch.linalg.solve(mode.root, mode.z - mirror) for mirror in coordinates.mirrors(mode.z)]
+    distances = [float(step.norm()) for step in steps]
+    if any(SAME_MODE < distance < SEPARATE_MODE for distance in distances):
+        reasons.append("the rank of W_q^T W_k of a head is uncertain, so two equal modes overlap")
     if reasons:
         return None, "; ".join(reasons)
-    modes = sum(math.lgamma(1 + (network.get_spec(name).tpm.states or 1)) for name in matched)
+    modes = math.log(2) * sum(distance >= SEPARATE_MODE for distance in distances)
+    modes += sum(math.lgamma(1 + (network.get_spec(name).tpm.states or 1)) for name in matched)
     return mode.log_density + coordinates.size * math.log(2 * math.pi) / 2 + mode.log_det / 2 + modes, ""
 
 
