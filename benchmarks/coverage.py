@@ -7,7 +7,7 @@ weights and pi learned, 40 sentences of 4 words, sigma 1. The two features of a 
 replication the truth is drawn from the prior of the fit: entries of W_q, W_k and W_v ~ N(0, 1), pi ~ Dirichlet(2, 2).
 A fit starts at random parameters, never at the truth. Its heads are matched to the true heads by the Hungarian method
 on responsibilities. An interval reaches from the 5% to the 95% quantile of the draws. Predictions are means of y on
-five new sentences, which do not depend on labels. Standard errors are clustered by replication. A row is met if 90% is
+five new sentences, which do not depend on labels. Standard errors are clustered by replication. A row passes if 90% is
 within two standard errors and the coverage is between 85% and 95%.
 """
 
@@ -95,10 +95,10 @@ def measure(seed: int, method: Method) -> tuple[dict[str, float], float | None, 
 
 
 def summarize(shares: Tensor) -> str:
-    """Return the coverage with its standard error, clustered by replication, and whether it is met."""
+    """Return the coverage with its standard error, clustered by replication, and whether it passes."""
     mean, error = float(shares.mean()), float(shares.std() / math.sqrt(len(shares)))
-    is_met = abs(mean - SHARE) <= min(0.05, 2 * error)
-    return f"{100 * mean:.1f} ± {100 * error:.1f}" + ("" if is_met else " (**not met**)")
+    passes = abs(mean - SHARE) <= min(0.05, 2 * error)
+    return f"{100 * mean:.1f} ± {100 * error:.1f}" + ("" if passes else " (**not met**)")
 
 
 def main() -> None:

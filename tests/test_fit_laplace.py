@@ -46,26 +46,26 @@ def fit(net, data, method, **options):
 
 @pytest.mark.parametrize("sizes", BLOCKS)
 def test_density_of_the_coordinates_is_that_of_the_matrices(sizes):
-    """p(W_q, W_k) |d(W_q, W_k) / d(z, rotation, rest)| = p(z) p(rotation) p(rest): the ratio does not depend on z."""
+    """p(W_q, W_k) |d(W_q, W_k) / d(z, rotation, unused)| = p(z) p(rotation) p(unused): the ratio does not depend on z."""
     key_dim, _, keys = sizes
     block, free = make_block(*sizes), key_dim * (key_dim - 1) // 2
     rows, columns = torch.triu_indices(key_dim, key_dim, 1)
     torch.manual_seed(0)
 
-    def to_matrices(z, angles, rest):
+    def to_matrices(z, angles, unused):
         q, k = block.decode(z)
         skew = torch.zeros(key_dim, key_dim, dtype=z.dtype).index_put((rows, columns), angles)
-        k = torch.cat([k[0, : block.rank], rest.reshape(-1, keys)])
+        k = torch.cat([k[0, : block.rank], unused.reshape(-1, keys)])
         return torch.cat([(rotation := torch.linalg.matrix_exp(skew - skew.mT)) @ q[0], rotation @ k], 1).flatten()
 
     ratios = []
     for _ in range(4):
         z = torch.randn(block.size).double() * 0.7
-        angles, rest = torch.zeros(free).double(), torch.randn((key_dim - block.rank) * keys).double()
-        jacobian = torch.cat(torch.autograd.functional.jacobian(to_matrices, (z, angles, rest)), 1)
+        angles, unused = torch.zeros(free).double(), torch.randn((key_dim - block.rank) * keys).double()
+        jacobian = torch.cat(torch.autograd.functional.jacobian(to_matrices, (z, angles, unused)), 1)
         assert jacobian.shape[0] == jacobian.shape[1]
         log_normal = lambda x: float(torch.distributions.Normal(0.0, 1.0).log_prob(x).sum())  # noqa: E731
-        density = log_normal(to_matrices(z, angles, rest)) - log_normal(rest)
+        density = log_normal(to_matrices(z, angles, unused)) - log_normal(unused)
         ratios.append(density + float(torch.linalg.slogdet(jacobian).logabsdet) - float(block.log_prior(z)))
     torch.testing.assert_close(torch.tensor(ratios), torch.full((4,), ratios[0]))
     if key_dim == 2:  # the uniform density of the angle over one turn, of which det Q = 1 is all, or one half
@@ -242,8 +242,8 @@ def test_laplace_names_what_the_data_do_not_determine():
     prior_width = 2**0.5 * 2 * 1.645  # of an entry of A, if it were Normal
     low, high = f.interval("A x_1")
     assert 0.5 * prior_width < float((high - low).mean()) < 1.5 * prior_width
-    far = net.replace({"W_v_0.values": 8 * net.parameters["W_v_0.values"]})
-    g = fit(far, draw_xy(far, 40), bt.Laplace(draws=10), learn=["W_v_0.values"], spread=0.2)
+    large = net.replace({"W_v_0.values": 8 * net.parameters["W_v_0.values"]})
+    g = fit(large, draw_xy(large, 40), bt.Laplace(draws=10), learn=["W_v_0.values"], spread=0.2)
     assert any("W_v_0.values" in note and "spread=" in note for note in g.notes)
     same = fit(net, (x, torch.zeros_like(y)), bt.Laplace(draws=10, restarts=1), learn=["c.logits"])
     assert same.pi.isfinite().all()

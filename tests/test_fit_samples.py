@@ -295,8 +295,8 @@ def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
         assert float(gradient.abs().max()) < 1e-3 * float(mode.root.inverse().abs().max())
     assert max(mode.log_density for mode in modes) - min(mode.log_density for mode in modes) < 50
     assert all(mode.root is not None and not mode.singular for mode in modes)
-    found = find_chain_modes(problem, [1])[1][0]
-    torch.testing.assert_close(found.z, modes[1].z)  # the mode of a chain does not depend on the other chains
+    again = find_chain_modes(problem, [1])[1][0]
+    torch.testing.assert_close(again.z, modes[1].z)  # the mode of a chain does not depend on the other chains
 
 
 def test_chains_have_separate_starts_and_do_not_change_the_global_random_state():

@@ -259,8 +259,8 @@ class Coordinates:
             queries, keys = (self._to_columns(s, parameters, block) for s in (block.gauge.query, block.gauge.key))
             if block.rank < block.key_dim:
                 shape = block.groups, block.key_dim - block.rank, block.widths[1]
-                rest = self.spread * torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
-                keys = torch.cat([keys[:, : block.rank], rest], 1)
+                unused = self.spread * torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
+                keys = torch.cat([keys[:, : block.rank], unused], 1)
             result |= self._from_columns(block.gauge.query, Q @ queries, block)
             result |= self._from_columns(block.gauge.key, Q @ keys, block)
         return result

@@ -253,9 +253,9 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
     gauge = next((g for g in find_gauges(network) if name in g.names and {*g.names} <= samples.keys()), None)
     if gauge is not None:
         labels = [label for s in find_selectors(network) for label in find_invariant_parameters(network, s)]
-        ask = f'f.interval("A {gauge.attention}")'
+        label = f'f.interval("A {gauge.attention}")'
         hint = (
-            f"Use {ask}, the matrix W_q^T W_k" if f"A {gauge.attention}" in labels else "Only W_q^T W_k is identified"
+            f"Use {label}, the matrix W_q^T W_k" if f"A {gauge.attention}" in labels else "Only W_q^T W_k is identified"
         )
         expected = "a parameter or invariant that the likelihood identifies; a rotation of the key space changes these "
         expected += "entries, but not the attention"
