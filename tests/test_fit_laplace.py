@@ -275,11 +275,17 @@ def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
     for name in ("A x_1", "OV x_1", "W_v_0.values", "c.logits"):
         low, high = f.interval(name)
         assert bool((low <= high).all())
+    x = data[0][:3]
+    low, high = f.predict_interval(x)
+    mean = f.predict(x)
+    assert low.shape == mean.shape and bool(((low < mean) & (mean < high)).all())
     half = fit(net, data, bt.Laplace(draws=20, restarts=1), learn=["W_q_0.values"])
     assert half.interval("W_q_0.values")[0].isfinite().all()  # W_k is fixed, so W_q is identified
     g = fit(net, data, bt.SVI(steps=3, draws=5))
     with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
         g.interval("A x_1")
+    with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
+        g.predict_interval(x)
     assert fit(net, data, bt.SVI(steps=3, draws=5), learn=["c.logits"]).has_intervals
     f.save(tmp_path / "f.fit")
     loaded = bt.load(tmp_path / "f.fit")

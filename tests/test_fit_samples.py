@@ -17,7 +17,7 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import head_summary as heads
+from bnet_transformer.learning.fit import head_summary as heads, laplace, sampling
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
@@ -297,6 +297,17 @@ def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
     assert all(mode.root is not None and not mode.singular for mode in modes)
     again = find_chain_modes(problem, [1])[1][0]
     torch.testing.assert_close(again.z, modes[1].z)  # the mode of a chain does not depend on the other chains
+
+
+def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
+    net = mixture(sigma=1.5)
+    data, learn = draw_xy(net), ["c.logits", "W_v_0.values"]
+    monkeypatch.setattr(laplace, "MAX_COORDINATES", 3)
+    monkeypatch.setattr(sampling, "MAX_MODE_GAP", -1.0)
+    f = fit_nuts(net, data, learn=learn, draws=2, warmup=2)
+    assert f.samples["W_v_0.values"].shape[:2] == (2, 2) and "nats" in f.notes[0]
+    with pytest.raises(bt.BNetError, match="at most 3 learned numbers"):
+        bt.fit(net, data, method=bt.Laplace(), learn=learn, spread=1.0, progress=False)
 
 
 def test_chains_have_separate_starts_and_do_not_change_the_global_random_state():

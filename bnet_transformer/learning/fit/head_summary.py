@@ -261,7 +261,7 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
         expected += "entries, but not the attention"
         raise BNetError(name, expected=expected, hint=hint)
     if name in samples:
-        return _quantile_bounds(samples[name].flatten(0, 1), probability)
+        return quantile_bounds(samples[name].flatten(0, 1), probability)
     sets = samples_to_parameters(network, samples)
     count = len(next(iter(sets.values())))
     by_name: dict[str, NodeSpec] = {}
@@ -276,10 +276,10 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
             expected = f"at most {MAX_INTERVAL_NUMEL:,} numbers over all draws"
             hint = "Fit with fewer draws"
             raise BNetError(name, expected=expected, actual=f"{count} draws of {draws[0].numel():,} numbers", hint=hint)
-    return _quantile_bounds(torch.stack(draws), probability)
+    return quantile_bounds(torch.stack(draws), probability)
 
 
-def _quantile_bounds(values: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+def quantile_bounds(values: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     """Compute the bounds of the central interval of each number, from its draws `[draw, ...]`."""
     ends = torch.tensor([(1 - probability) / 2, (1 + probability) / 2], dtype=values.dtype, device=values.device)
     columns = values.flatten(1).split(max(1, MAX_CHUNK_NUMEL // len(values)), 1)

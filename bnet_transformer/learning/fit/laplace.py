@@ -338,7 +338,7 @@ def compute_evidence(
     It counts the K! equal modes of a selector with K exchangeable heads, and the two of a free sign.
     """
     network, learned = coordinates.objective.network, coordinates.learned
-    values = {**network.parameters, **coordinates.decode(mode.z)}
+    values = _get_parameters(coordinates, mode)
     reasons = []
     if mode.decrement > MAX_DECREMENT:
         reasons.append("the mode has not converged")
@@ -365,6 +365,12 @@ def compute_evidence(
     modes = math.log(2) * sum(distance >= SEPARATE_MODE for distance in distances)
     modes += sum(math.lgamma(1 + (network.get_spec(name).tpm.states or 1)) for name in matched)
     return mode.log_density + coordinates.size * math.log(2 * math.pi) / 2 + mode.log_det / 2 + modes, ""
+
+
+def _get_parameters(coordinates: Coordinates, mode: Mode) -> dict[str, Tensor]:
+    """Return all parameters of the net at the mode, on the device of the coordinates."""
+    fixed = {name: value.detach().to(mode.z.device) for name, value in coordinates.objective.network.parameters.items()}
+    return {**fixed, **coordinates.decode(mode.z)}
 
 
 def find_dead_heads(network: Network, values: Parameters) -> list[str]:
@@ -399,7 +405,7 @@ def find_coincident_heads(network: Network, values: Parameters) -> list[str]:
 def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[str]:
     """Describe what limits the approximation: too few data, singular directions, heads that coincide, the scale."""
     network, notes = coordinates.objective.network, []
-    values = {**network.parameters, **coordinates.decode(mode.z)}
+    values = _get_parameters(coordinates, mode)
     if mode.decrement > MAX_DECREMENT:
         notes.append(
             f"the mode has not converged: its distance is {mode.decrement:.2g} standard deviations; use more restarts="
@@ -445,7 +451,8 @@ def describe_uninformed(coordinates: Coordinates, mode: Mode) -> list[str]:
     normal = torch.randn(count, coordinates.size, generator=generator, dtype=torch.float64).to(mode.z.device)
     prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
     posterior, prior = (torch.vmap(coordinates.decode)(z) for z in (mode.z + normal @ mode.root.mT, prior_draws))
-    fixed = {name: value.detach() for name, value in network.parameters.items() if name not in posterior}
+    values = _get_parameters(coordinates, mode)
+    fixed = {name: value for name, value in values.items() if name not in posterior}
     result = []
     for selector in find_selectors(network):
         sources = find_invariant_parameters(network, selector)

@@ -285,17 +285,7 @@ class Fit(Generic[N]):
             BNetError: If the fit has no samples, the parameter depends on the basis of the key space, or the samples
                 are those of a mean-field guide of weights, whose intervals are too narrow.
         """
-        if not self.samples:
-            hint = "Fit with method='laplace', 'svi' or 'nuts'"
-            raise BNetError("interval", expected="a fit with samples", actual=self.method, hint=hint)
-        if not self.has_intervals:
-            expected = (
-                "a posterior whose intervals have about the requested probability; a mean-field guide of weights "
-            )
-            expected += "is far too narrow"
-            hint = "Fit with method=bt.Laplace(), bt.SVI(guide='full-rank') or bt.NUTS()"
-            raise BNetError("interval", expected=expected, actual=f"method={self.method!r}", hint=hint)
-        check_fraction("share", share)
+        self._check_intervals("interval", share)
         return heads.interval(self.network, self.samples, name, share)
 
     @translate_memory_errors("responsibilities")
@@ -342,6 +332,50 @@ class Fit(Generic[N]):
 
         with self._shard_sentences("predict", corpus, readout=name) as ranks:
             return self._mean_over_draws(ranks, corpus, evaluate)
+
+    @translate_memory_errors("predict_interval")
+    def predict_interval(
+        self, data: object = None, share: float = 0.9, *, readout: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the central posterior interval of each number of `predict`: of a probability, or of the mean of y.
+
+        It is not an interval of y itself, which also varies given the parameters.
+
+        Args:
+            data: The sentences, in the forms of `predict`.
+            share: The posterior probability of the interval, 0.9 by default.
+            readout: The readout; by default the first without children.
+
+        Returns:
+            The lower and the upper bound, each with the shape of `predict`, from at most 100 draws.
+
+        Raises:
+            BNetError: If the fit has no samples, or those of a mean-field guide of weights.
+        """
+        self._check_intervals("predict_interval", share)
+        name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
+        with self._shard_sentences("predict_interval", corpus, readout=name) as ranks:
+            shard, device = ranks.shard(corpus), self.network.device
+            nets = self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else []
+            parts = shard.parts(SENTENCES_PER_PART) if len(shard) else []
+            draws = [predict_readout(net, name, parts, self.budget) for net in nets]
+            bounds = heads.quantile_bounds(torch.stack(draws), share) if draws else (torch.zeros(0), torch.zeros(0))
+            low, high = (ranks.all_gather(bound).to(device) for bound in bounds)
+            return low, high
+
+    def _check_intervals(self, operation: str, share: float) -> None:
+        """Raise an error if the fit has no intervals, or the probability is out of range."""
+        if not self.samples:
+            hint = "Fit with method='laplace', 'svi' or 'nuts'"
+            raise BNetError(operation, expected="a fit with samples", actual=self.method, hint=hint)
+        if not self.has_intervals:
+            expected = (
+                "a posterior whose intervals have about the requested probability; a mean-field guide of weights "
+            )
+            expected += "is far too narrow"
+            hint = "Fit with method=bt.Laplace(), bt.SVI(guide='full-rank') or bt.NUTS()"
+            raise BNetError(operation, expected=expected, actual=f"method={self.method!r}", hint=hint)
+        check_fraction("share", share)
 
     @translate_memory_errors("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:

@@ -61,6 +61,7 @@ INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessi
 INIT_FACTOR = 0.01  # standard deviation of the initial factor of the low-rank guide
 GUIDE_DRAWS = 8  # draws from a Normal guide for one gradient
 CHAIN_RESTARTS = 4  # starts of the point fit that finds the start of a chain
+MAX_MODE_GAP = 3.0  # difference of the log densities of the starts, in nats, that a note reports
 SITE = "w"  # the name of the state of a chain in Pyro
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
@@ -524,6 +525,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
     check_full_batch(problem, "NUTS")
     chains, is_finished = _run_chains(problem, method)
     draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
+    notes = _describe_starts(chains, problem.ranks)
     fields: dict[str, Any] = {"approximate": WARMUP_NOTE}
     parameters = to_parameters(network, best)
     if draws:
@@ -531,7 +533,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
         samples, matched = align_heads(objective, corpus, samples, statistics["lp"])
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
-        fields = {"divergent": divergent, "statistics": statistics, "matched": matched}
+        fields = {"divergent": divergent, "statistics": statistics, "matched": matched, "notes": notes}
         fields["samples"], parameters = to_network_devices(network, samples), find_representative(network, samples)
     return build_fit(problem, method, parameters, finished=is_finished, **fields)
 
@@ -557,6 +559,17 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
                 bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
             bar.refresh()  # so that a short fit also shows its last state
     return chains, done == steps
+
+
+def _describe_starts(chains: list[NUTSChain], ranks: DistributedContext) -> tuple[str, ...]:
+    """Describe chains that start at modes of different density."""
+    local = [chain.mode.log_density for chain in chains]
+    densities = [density for part in ranks.all_gather_object(local) for density in part]
+    gap = max(densities) - min(densities)
+    if gap <= MAX_MODE_GAP:
+        return ()
+    problem = f"the chains start at modes whose log densities differ by up to {gap:.1f} nats"
+    return (f"{problem}: check R-hat (f.to_arviz()) and statistics['lp'] of each chain",)
 
 
 def _gather_chains(
