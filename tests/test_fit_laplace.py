@@ -1,6 +1,7 @@
 """Coordinates with a fixed gauge, the Laplace approximation, Normal guides, importance weights."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -320,3 +321,13 @@ def test_weights_with_infinite_logs_and_resampling():
     torch.testing.assert_close(weights, torch.cat([torch.full((60,), 1 / 60), torch.zeros(40)]).double())
     indices = resample(torch.tensor([0.5, 0.25, 0.0, 0.25]).double(), 8, torch.Generator().manual_seed(0))
     assert torch.bincount(indices, minlength=4).tolist() == [4, 2, 0, 2]
+
+
+def test_a_normal_guide_has_intervals_only_with_reliable_weights():
+    net = mixture()
+    f = fit(net, draw_xy(net), bt.SVI(guide="full-rank", steps=2, draws=10), learn=["c.logits"])
+    assert f.khat < 0.7 and f.has_intervals
+    g = replace(f, khat=0.9)
+    assert not g.has_intervals
+    with pytest.raises(bt.BNetError, match=r"k-hat 0\.90"):
+        g.interval("c.logits")

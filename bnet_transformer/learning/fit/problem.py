@@ -442,7 +442,8 @@ class SVI(IterativeMethod):
 
     The mean-field guide is a Dirichlet for each row of a table and a Normal for each weight. It underestimates the
     posterior spread, so a fit of weights by it has no intervals. The other guides are Normal distributions in
-    coordinates with a fixed gauge. They start at the Laplace approximation (`bt.Laplace`).
+    coordinates with a fixed gauge. They start at the Laplace approximation (`bt.Laplace`). If their Pareto k-hat is
+    below 0.7, their draws are reweighted by the exact density; otherwise they have no intervals either.
 
     Args:
         guide: `"mean-field"`; `"full-rank"`, a Normal distribution with any covariance; or `"low-rank"`, whose

@@ -29,6 +29,7 @@ from bnet_transformer.inference.elimination import posterior
 from bnet_transformer.learning.fit import head_summary as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare
 from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
+from bnet_transformer.learning.fit.importance import MAX_KHAT
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.training import single_process
@@ -83,7 +84,8 @@ class Fit(Generic[N]):
             log posterior density up to a constant, which is the log evidence if there is no prior.
         known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
         effective_sample_size: The effective sample size of importance sampling; None for other methods.
-        khat: The Pareto k-hat of the importance weights of `laplace`: below 0.7 they are reliable. It does not detect
+        khat: The Pareto k-hat of the importance weights of `laplace`, or of a Normal guide of `svi`: below 0.7 they are
+            reliable. It does not detect
             modes that no start found. None for other methods.
         guide: The guide of `svi`: `"mean-field"`, `"low-rank"` or `"full-rank"`; None for other methods.
         log_marginal_likelihood: The log marginal likelihood of the training data by Laplace's method, for
@@ -265,10 +267,17 @@ class Fit(Generic[N]):
 
     @property
     def has_intervals(self) -> bool:
-        """True if the fit has samples whose intervals `interval` returns; False for a mean-field guide of weights."""
-        is_mean_field = self.method == "svi" and self.guide in (None, "mean-field")
+        """True if the fit has samples whose intervals `interval` returns.
+
+        A mean-field guide of weights has none, and a Normal guide only if `khat` is below 0.7, because their intervals
+        are measured to be too narrow.
+        """
+        if self.method != "svi" or not self.samples:
+            return bool(self.samples)
+        if self.guide in ("low-rank", "full-rank"):
+            return self.khat is not None and self.khat < MAX_KHAT
         has_weights = any(name not in self.network.unconditional_logit_names for name in self.learned)
-        return bool(self.samples) and not (is_mean_field and (has_weights or self.choices))
+        return not (has_weights or self.choices)
 
     @translate_memory_errors("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
@@ -283,7 +292,7 @@ class Fit(Generic[N]):
 
         Raises:
             BNetError: If the fit has no samples, the parameter depends on the basis of the key space, or the samples
-                are those of a mean-field guide of weights, whose intervals are too narrow.
+                are those of a guide whose intervals are too narrow (`has_intervals`).
         """
         self._check_intervals("interval", share)
         return heads.interval(self.network, self.samples, name, share)
@@ -350,7 +359,7 @@ class Fit(Generic[N]):
             The lower and the upper bound, each with the shape of `predict`, from at most 100 draws.
 
         Raises:
-            BNetError: If the fit has no samples, or those of a mean-field guide of weights.
+            BNetError: If the fit has no samples, or those of a guide whose intervals are too narrow (`has_intervals`).
         """
         self._check_intervals("predict_interval", share)
         name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
@@ -369,12 +378,11 @@ class Fit(Generic[N]):
             hint = "Fit with method='laplace', 'svi' or 'nuts'"
             raise BNetError(operation, expected="a fit with samples", actual=self.method, hint=hint)
         if not self.has_intervals:
-            expected = (
-                "a posterior whose intervals have about the requested probability; a mean-field guide of weights "
-            )
-            expected += "is far too narrow"
-            hint = "Fit with method=bt.Laplace(), bt.SVI(guide='full-rank') or bt.NUTS()"
-            raise BNetError(operation, expected=expected, actual=f"method={self.method!r}", hint=hint)
+            expected = "a posterior whose intervals have about the requested probability; those of a mean-field guide "
+            expected += "of weights, and of a Normal guide with k-hat above 0.7, are too narrow"
+            hint = "Fit with method=bt.Laplace() or bt.NUTS()"
+            actual = f"guide={self.guide or 'mean-field'!r}" + ("" if self.khat is None else f", k-hat {self.khat:.2f}")
+            raise BNetError(operation, expected=expected, actual=actual, hint=hint)
         check_fraction("share", share)
 
     @translate_memory_errors("log_likelihood")

@@ -31,8 +31,9 @@ from bnet_transformer.learning.fit.adam import ParameterSets
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.head_summary import find_representative
-from bnet_transformer.learning.fit.importance import smooth_weights
+from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import (
+    MIN_PROPOSALS,
     Mode,
     check_full_batch,
     check_size,
@@ -256,13 +257,16 @@ class NormalGuideOptimizer(VariationalOptimizer):
         return self.coordinates.decode(self.to_coordinates(self.sets.get(0)["mean"]))
 
     def sample(self, count: int) -> dict[str, Tensor]:
-        """Draw samples from the guide, `[1, draw, *shape]`; also compute k-hat and the notes."""
-        guide = self.standard_guide(self.sets.get(0))
-        w = guide.sample((count,))
+        """Draw samples from the guide, `[1, draw, *shape]`; also compute k-hat and the notes.
+
+        If k-hat is below 0.7, the draws are reweighted by the exact density.
+        """
+        guide, corpus = self.standard_guide(self.sets.get(0)), self.corpus
+        w = guide.sample((max(MIN_PROPOSALS, 4 * count),))
         z = self.to_coordinates(w)
+        weights, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) - guide.log_prob(w))
+        z = z[resample(weights, count)] if self.khat < MAX_KHAT else z[:count]
         samples = {name: value[None] for name, value in self.coordinates.to_samples(z).items()}
-        corpus = self.corpus
-        _, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) - guide.log_prob(w))
         self.notes = tuple(describe_mode(self.coordinates, corpus, self.mode))
         return samples
 
