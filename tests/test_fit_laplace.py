@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 import bnet_transformer as bt
-from bnet_transformer.data import read_batch
+from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.learning.fit import laplace
 from bnet_transformer.learning.fit.coordinates import Coordinates, GaugeBlock
@@ -17,7 +17,7 @@ from bnet_transformer.learning.fit.importance import resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import compute_evidence, polish
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import get_case
+from tests.cases import batch_evidence, batch_inputs, get_case
 
 WEIGHTS = ["W_q_0.values", "W_k_0.values", "W_v_0.values"]
 BLOCKS = [(2, 2, 3), (2, 3, 2), (3, 2, 2), (1, 2, 2), (3, 3, 1)]  # key_dim, columns of W_q and of W_k
@@ -134,6 +134,30 @@ def test_coordinates_and_rotations_keep_the_model(name):
         rotated[coordinates.blocks[0].gauge.query[0]], values[coordinates.blocks[0].gauge.query[0]]
     )
     torch.testing.assert_close(coordinates.encode(rotated).abs(), z.abs())  # up to the sign of the last row
+
+
+GAUGES = {  # the number of gauges that are fixed, and of attention nodes whose gauge is not
+    **{"slice": (3, 0), "codebook, two slices": (2, 0), "encoder, pre-norm": (2, 0), "two selectors": (1, 0)},
+    **{"marginal": (1, 0), "bucketed": (2, 0), "backward chain": (1, 0), "grouped": (0, 2), "positioned": (0, 2)},
+}
+
+
+@pytest.mark.parametrize("name", GAUGES)
+def test_gauges_of_the_table_of_nets(name):
+    """Biases, codebooks, chains and pooled readouts; keys that groups share and rotary positions are not fixed."""
+    case = get_case(name)
+    network, evidence = case.net.network, batch_evidence(case.sentence.observe(case.evidence))
+    (x,) = batch_inputs(case.sentence).values()
+    corpus = Batch({"": x}, None, evidence)
+    learned = select_learnable(network, tuple(network.get_spec(key) for key in evidence), None, 0.8)
+    objective = FitObjective(network, learned, 2**16)
+    coordinates = Coordinates(objective, corpus)
+    assert (len(coordinates.blocks), len(coordinates.unfixed)) == GAUGES[name]
+    values = {key: network.parameters[key].detach() for key in learned.names}
+    rotated = coordinates.rotate(coordinates.decode(coordinates.encode(values)), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(objective.log_evidence(rotated, corpus), objective.log_evidence(values, corpus))
+    changed = [key for key in values if not torch.allclose(rotated[key], values[key])]
+    assert {*changed} - {*learned.tables} == {key for block in coordinates.blocks for key in block.gauge.names}
 
 
 def test_gauges_of_biases_rotary_positions_and_shared_queries():
