@@ -269,7 +269,7 @@ def test_laplace_names_what_the_data_do_not_determine():
     x, y = draw_xy(net, 6, words=1)  # attention over one word: no sentence informs A
     f = fit(net, (x, y), bt.Laplace(draws=100, restarts=1))
     notes = "; ".join(f.notes)
-    assert f.log_marginal_likelihood is None and "6 sentences" in notes
+    assert f.log_marginal_likelihood is None and "sentences, 6," in notes
     assert "A x_1 of head 0 (4 of 4" in notes or "A x_1 of head 0 (3 of 4" in notes
     assert all(value.isfinite().all() for value in f.samples.values())
     prior_width = 2**0.5 * 2 * 1.645  # of an entry of A, if it were Normal
@@ -355,3 +355,11 @@ def test_a_normal_guide_has_intervals_only_with_reliable_weights():
     assert not g.has_intervals
     with pytest.raises(bt.BNetError, match=r"k-hat 0\.90"):
         g.interval("c.logits")
+
+
+def test_no_evidence_if_no_sentence_informs_a_head():
+    net = mixture()
+    x = draw_xy(net, 20, words=3)[0]
+    f = fit(net, (x, x), bt.Laplace(draws=50, restarts=2))
+    assert f.log_marginal_likelihood is None
+    assert "no sentence informs a head" in f.notes[-1]

@@ -7,6 +7,7 @@ float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import Batch
-from bnet_transformer.declare import Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.comparison import align_heads
@@ -348,6 +349,9 @@ def compute_evidence(
         reasons.append(f"k-hat is {khat:.2f}, not below {MAX_KHAT}")
     if find_dead_heads(network, values):
         reasons.append("a head is dead")
+    flat = {key for key, (count, total) in find_uninformed(coordinates, mode).items() if count == total}
+    if any(_is_uninformed(network, selector, flat) for selector in find_selectors(network)):
+        reasons.append("no sentence informs a head")
     if find_coincident_heads(network, values):
         reasons.append("heads coincide")
     atoms = [f"{spec.param_prefix}.atoms" for spec in network.specs if isinstance(spec.tpm, Codebook)]
@@ -371,6 +375,12 @@ def _get_parameters(coordinates: Coordinates, mode: Mode) -> dict[str, Tensor]:
     """Return all parameters of the net at the mode, on the device of the coordinates."""
     fixed = {name: value.detach().to(mode.z.device) for name, value in coordinates.objective.network.parameters.items()}
     return {**fixed, **coordinates.decode(mode.z)}
+
+
+def _is_uninformed(network: Network, selector: NodeSpec, flat: Collection[tuple[str, int]]) -> bool:
+    """Return True if all learned invariants of some head of a selector have the width of their prior."""
+    names = list(find_invariant_parameters(network, selector))
+    return any(all((name, head) in flat for name in names) for head in range(selector.tpm.states or 0) if names)
 
 
 def find_dead_heads(network: Network, values: Parameters) -> list[str]:
@@ -417,17 +427,20 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
         reason = "because its queries and keys are not one pair of matrices"
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
     if len(corpus) < coordinates.size:
-        counts = f"{len(corpus)} sentences for {coordinates.size} parameters"
-        notes.append(f"there are {counts}: the prior determines a part of them")
+        counts = f"the number of sentences, {len(corpus)}, is below that of the learned numbers, {coordinates.size}"
+        notes.append(f"{counts}: the prior determines a part of them")
     if dead := find_dead_heads(network, values):
         remedy = "use fewer heads, or more sentences"
         notes.append(f"{', '.join(dead)}: dead (probability below {DEAD_USAGE}); {remedy}")
     if same := find_coincident_heads(network, values):
         notes.append(f"{', '.join(same)} coincide; use fewer heads, or sentences that distinguish them")
     notes += _describe_scale(coordinates, values)
-    if flat := describe_uninformed(coordinates, mode):
+    if flat := find_uninformed(coordinates, mode):
         share = f"at least {UNINFORMED_SHARE:.0%} of the prior variance remains"
-        notes.append(f"the data do not determine {', '.join(flat)}: {share}; {MORE_DATA}")
+        names = [
+            f"{name} of head {head} ({count} of {total} directions)" for (name, head), (count, total) in flat.items()
+        ]
+        notes.append(f"the data do not determine {', '.join(names)}: {share}; {MORE_DATA}")
     return notes
 
 
@@ -444,8 +457,11 @@ def _describe_scale(coordinates: Coordinates, values: Parameters) -> list[str]:
     return [f"{problem}: {names}; use a larger spread=, or rescale the data"]
 
 
-def describe_uninformed(coordinates: Coordinates, mode: Mode) -> list[str]:
-    """Describe the invariants of heads with directions in which the posterior is about as wide as the prior."""
+def find_uninformed(coordinates: Coordinates, mode: Mode) -> dict[tuple[str, int], tuple[int, int]]:
+    """Find the invariants of heads with directions in which the posterior is about as wide as the prior.
+
+    The result is the number of these directions and of all, by invariant and head.
+    """
     assert mode.root is not None
     network, generator, count = coordinates.objective.network, torch.Generator().manual_seed(0), VARIANCE_DRAWS
     normal = torch.randn(count, coordinates.size, generator=generator, dtype=torch.float64).to(mode.z.device)
@@ -453,7 +469,7 @@ def describe_uninformed(coordinates: Coordinates, mode: Mode) -> list[str]:
     posterior, prior = (torch.vmap(coordinates.decode)(z) for z in (mode.z + normal @ mode.root.mT, prior_draws))
     values = _get_parameters(coordinates, mode)
     fixed = {name: value for name, value in values.items() if name not in posterior}
-    result = []
+    result = {}
     for selector in find_selectors(network):
         sources = find_invariant_parameters(network, selector)
         learned = [k for k, sides in sources.items() if all(name in posterior for side in sides for name in side)]
@@ -466,5 +482,5 @@ def describe_uninformed(coordinates: Coordinates, mode: Mode) -> list[str]:
                 shares = torch.linalg.eigvalsh(covariance) / variance[head]
                 uninformed = int((shares > UNINFORMED_SHARE).sum())
                 if uninformed:
-                    result.append(f"{name} of head {head} ({uninformed} of {len(shares)} directions)")
+                    result[name, head] = uninformed, len(shares)
     return result
