@@ -437,10 +437,10 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
     notes += _describe_scale(coordinates, values)
     if flat := find_uninformed(coordinates, mode):
         share = f"at least {UNINFORMED_SHARE:.0%} of the prior variance remains"
-        names = [
+        directions = [
             f"{name} of head {head} ({count} of {total} directions)" for (name, head), (count, total) in flat.items()
         ]
-        notes.append(f"the data do not determine {', '.join(names)}: {share}; {MORE_DATA}")
+        notes.append(f"the data do not determine {', '.join(directions)}: {share}; {MORE_DATA}")
     return notes
 
 
