@@ -58,8 +58,9 @@ class Fit(Generic[N]):
     """A fitted net, with its posterior samples and the history of the fit.
 
     Attributes:
-        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mean of the guide (`svi`),
-            or the representative draw (`nuts`), whose tables and invariants are nearest to their posterior means.
+        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mode (`laplace`), the mean
+            of the guide (`svi`), or the representative draw (`nuts`), whose tables and invariants are nearest to their
+            posterior means.
         method: The name of the method, such as `"map"`.
         sentences: The number of training sentences.
         evaluated_on: A description of the sentences that the scores are computed on.
