@@ -8,12 +8,12 @@ import pytest
 import torch
 from pyro.infer import TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta
-from torch.distributions import biject_to, constraints
 
 import bnet_transformer as bt
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.learning.fit.arviz_groups import build_arviz
+from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.learning.fit.sampling import ParameterModel
 from bnet_transformer.tpm import Categorical, Normal
@@ -190,10 +190,10 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     actual = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
     actual = actual + sum(model.prior(name).log_prob(value) for name, value in theta.items())
     torch.testing.assert_close(actual.detach(), peer.detach())
-    to = biject_to(constraints.simplex)
-    z = {name.replace(".", "_"): to.inv(value.detach()) for name, value in theta.items()}
-    jacobian = sum(to.log_abs_det_jacobian(z[name.replace(".", "_")], value).sum() for name, value in theta.items())
-    torch.testing.assert_close(model.potential(corpus, z).detach(), (-actual - jacobian).detach())
+    coordinates = Coordinates(objective, corpus)
+    z = coordinates.encode({name: value.detach().log() for name, value in theta.items()})
+    jacobian = sum(value.log().sum() for value in theta.values())  # of the log ratios to the last state
+    torch.testing.assert_close(coordinates.log_density(z, corpus).detach(), (actual + jacobian).detach())
 
 
 @pytest.mark.parametrize("atoms", [None, pytest.param(2, marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ import pyro
 import pytest
 import torch
 from pyro.infer import TraceEnum_ELBO
-from torch.distributions import biject_to, constraints, kl_divergence
+from torch.distributions import kl_divergence
 
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import distributed_context
@@ -17,11 +17,12 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import head_summary as heads
+from bnet_transformer.learning.fit import head_summary as heads, laplace, sampling
 from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.sampling import NUTSChain, ParameterModel, VariationalOptimizer, init_chain
+from bnet_transformer.learning.fit.sampling import NUTSChain, VariationalOptimizer, find_chain_modes
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
@@ -106,15 +107,15 @@ def test_draws_of_a_fit_keep_their_likelihoods():
     data = draw_xy(net)
     for learn in (["c.logits", "W_v_0.values"], ["c.logits", *WEIGHTS]):
         f = fit_nuts(net, data, learn=learn, draws=2, warmup=2, seed=1)
-        model, corpus = ParameterModel(make_objective(net, learn)), read_batch(net.network, data)
-        to = biject_to(constraints.simplex)
+        corpus = read_batch(net.network, data)
+        coordinates = Coordinates(make_objective(net, learn), corpus)
         for chain in range(2):
             for draw in range(2):
                 sample = {name: f.samples[name][chain, draw] for name in learn}
-                z = {n.replace(".", "_"): to.inv(v) if n in model.learned.tables else v for n, v in sample.items()}
-                lp = -float(model.potential(corpus, z))
+                sample = {n: v.log() if n == "c.logits" else v for n, v in sample.items()}
+                lp = float(coordinates.log_density(coordinates.encode(sample), corpus))
                 assert lp == pytest.approx(float(f.statistics["lp"][chain, draw]), abs=1e-6)
-                net_ = net.replace({n: v.log() if n in model.learned.tables else v for n, v in sample.items()})
+                net_ = net.replace(sample)
                 expected = log_evidence(net_.module(), {"y": Evidence(data[1])}, data[0])
                 torch.testing.assert_close(f.log_likelihoods[chain, draw], expected.detach())
 
@@ -281,21 +282,32 @@ def test_chunks_give_equal_results_within_the_memory_limit(monkeypatch):
         assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
 
 
-def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():
-    net = mixture()
-    model, corpus = (
-        ParameterModel(make_objective(net, ["c.logits", "W_v_0.values"], 3.0)),
-        read_batch(net.network, draw_xy(net)),
-    )
-    torch.manual_seed(0)
-    first_chain = [init_chain(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
-    value = net.parameters["W_v_0.values"]
-    assert 0.05 < float((torch.stack(first_chain) - value).std()) < 0.2
-    other_chains = [init_chain(model, corpus, k) for k in range(1, 120)]
-    weights = torch.stack([z["W_v_0_values"] for z in other_chains])
-    assert float(weights.std()) == pytest.approx(3.0, rel=0.1) and abs(float(weights.mean())) < 0.3
-    theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in other_chains]))
-    assert float(theta[:, 0].std()) == pytest.approx(0.9 / 12**0.5, rel=0.15)
+def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
+    """The modes are stationary, found from separate starts, and only the first search sees the net's parameters."""
+    net = mixture(sigma=0.2)
+    learn, data = ["c.logits", "W_v_0.values"], draw_xy(net, 30)
+    corpus = read_batch(net.network, data)
+    problem = FitProblem(make_objective(net, learn), corpus, None, None, 0, LoopConfig(progress=False))
+    coordinates, modes = find_chain_modes(problem, [0, 1, 2])
+    for mode in modes:
+        z = mode.z.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(coordinates.log_density(z, corpus), z)
+        assert float(gradient.abs().max()) < 1e-3 * float(mode.root.inverse().abs().max())
+    assert max(mode.log_density for mode in modes) - min(mode.log_density for mode in modes) < 50
+    assert all(mode.root is not None and not mode.singular for mode in modes)
+    again = find_chain_modes(problem, [1])[1][0]
+    torch.testing.assert_close(again.z, modes[1].z)  # the mode of a chain does not depend on the other chains
+
+
+def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
+    net = mixture(sigma=1.5)
+    data, learn = draw_xy(net), ["c.logits", "W_v_0.values"]
+    monkeypatch.setattr(laplace, "MAX_COORDINATES", 3)
+    monkeypatch.setattr(sampling, "MAX_MODE_GAP", -1.0)
+    f = fit_nuts(net, data, learn=learn, draws=2, warmup=2)
+    assert f.samples["W_v_0.values"].shape[:2] == (2, 2) and "nats" in f.notes[0]
+    with pytest.raises(bt.BNetError, match="at most 3 learned numbers"):
+        bt.fit(net, data, method=bt.Laplace(), learn=learn, spread=1.0, progress=False)
 
 
 def test_chains_have_separate_starts_and_do_not_change_the_global_random_state():

@@ -28,7 +28,10 @@ METRIC = {"y_2": ("cat", "sat")}
 
 # Valid arguments of every public function, by its name.
 CONFIGS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("EM", "MAP", "NUTS", "SVI", "AdamW", "EarlyStopping", "Execution", "Reach", "Stack")},
+    **{
+        name: {}
+        for name in ("EM", "Laplace", "MAP", "NUTS", "SVI", "AdamW", "EarlyStopping", "Execution", "Reach", "Stack")
+    },
     **{"Arrow": {"role": "x"}, "Checkpoints": {"folder": "run"}, "Plate": {"name": "head", "size": 2}},
     **{"Node": {"role": "x", "tpm": tpm.Add(), "parents": ["x"]}, "Declaration": {}},
 }

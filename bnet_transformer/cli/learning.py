@@ -148,7 +148,7 @@ def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
     declared=[ApiOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
     options=[
         ApiOptions("learning/fit/methods.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        ApiOptions("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
+        ApiOptions("learning/fit/problem.py", ("MAP", "EM", "Laplace", "SVI", "NUTS")),
     ],
 )
 def fit(
@@ -159,7 +159,7 @@ def fit(
     run_options: RunOptions,
     model: str | None = None,
     observe: Literal["next", "words", "label"] | None = None,
-    method: Literal["map", "em", "svi", "nuts"] = "map",
+    method: Literal["map", "em", "laplace", "svi", "nuts"] = "map",
 ) -> None:
     """Fit the heads of a new chapter net, or of a --model, to SENTENCES or to the lines of a --file.
 
@@ -170,7 +170,8 @@ def fit(
     Args:
         model: A net to fit, instead of a new one.
         observe: The observations: the next words, or after a tab in each line a word for each word, or a label.
-        method: Maximum a posteriori, expectation maximisation, stochastic variational inference, or NUTS sampling.
+        method: Maximum a posteriori, expectation maximisation, the Laplace approximation, stochastic variational
+            inference, or NUTS sampling.
     """
     data = read_examples(source)
     output.check()

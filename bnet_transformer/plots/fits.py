@@ -313,8 +313,8 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
 
 
 def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[FloatArray | None, FloatArray | None]:
-    """The interval of a parameter that has posterior samples, else (None, None)."""
-    if name not in result.samples:
+    """The interval of a parameter that has posterior samples with intervals, else (None, None)."""
+    if name not in result.samples or not result.has_intervals:
         return None, None
     low, high = result.interval(name, share)
     return to_numpy(low.double()), to_numpy(high.double())

@@ -1,11 +1,13 @@
-"""Fitting nets with latent choices: MAP, EM, SVI and NUTS with one objective, the exact log evidence.
+"""Fitting nets with latent choices: MAP, EM, Laplace, SVI and NUTS with one objective, the exact log evidence.
 
 A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, `explain_fit`), `problem` (the
-objective and the configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (SVI,
-NUTS), and `result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads
-and their invariants), `comparison` (comparison of two fits, alignment of the heads of draws) and `arviz_groups` (the
-export to ArviZ). `from_pyro` creates a `Fit` from a result of Pyro. `model_comparison` compares many fits in one table,
-and `cross_validation` fits each number of heads.
+objective and the configs of the methods), `point` (MAP and EM: `restarts` with `adam`, or `second_order` with
+`gauss_newton`, `curvature` and `split_merge`), `laplace` or `sampling` (SVI, NUTS), and `result` (`Fit`). `laplace` and
+`sampling` use `coordinates`, in which the `gauge` of attention is fixed, and `importance` (weights of draws). A `Fit`
+uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads and their invariants), `comparison`
+(comparison of two fits, alignment of the heads of draws) and `arviz_groups` (the export to ArviZ). `from_pyro` creates
+a `Fit` from a result of Pyro. `model_comparison` compares many fits in one table, and `cross_validation` fits each
+number of heads.
 """
 
 from bnet_transformer.learning.fit.comparison import Comparison
@@ -14,7 +16,7 @@ from bnet_transformer.learning.fit.head_summary import Heads
 from bnet_transformer.learning.fit.methods import explain_fit, fit
 from bnet_transformer.learning.fit.model_comparison import ModelComparison, compare
 from bnet_transformer.learning.fit.predictive import Check
-from bnet_transformer.learning.fit.problem import EM, MAP, NUTS, SVI
+from bnet_transformer.learning.fit.problem import EM, MAP, NUTS, SVI, Laplace
 from bnet_transformer.learning.fit.result import Fit
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Comparison",
     "Fit",
     "Heads",
+    "Laplace",
     "ModelComparison",
     "compare",
     "explain_fit",

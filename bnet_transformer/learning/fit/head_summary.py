@@ -17,6 +17,7 @@ from torch import Tensor
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.learning.fit.gauge import find_gauges
 from bnet_transformer.learning.fit.problem import FitObjective, to_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 
@@ -244,8 +245,18 @@ def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Ten
 
 def interval(network: Network, samples: Mapping[str, Tensor], name: str, probability: float) -> tuple[Tensor, Tensor]:
     """Compute the central interval of each number of a parameter or invariant, with a given probability."""
+    gauge = next((g for g in find_gauges(network) if name in g.names and {*g.names} <= samples.keys()), None)
+    if gauge is not None:
+        labels = [label for s in find_selectors(network) for label in find_invariant_parameters(network, s)]
+        label = f'f.interval("A {gauge.attention}")'
+        hint = (
+            f"Use {label}, the matrix W_q^T W_k" if f"A {gauge.attention}" in labels else "Only W_q^T W_k is identified"
+        )
+        expected = "a parameter or invariant that the likelihood identifies; a rotation of the key space changes these "
+        expected += "entries, but not the attention"
+        raise BNetError(name, expected=expected, hint=hint)
     if name in samples:
-        return _quantile_bounds(samples[name].flatten(0, 1), probability)
+        return quantile_bounds(samples[name].flatten(0, 1), probability)
     sets = samples_to_parameters(network, samples)
     count = len(next(iter(sets.values())))
     by_name: dict[str, NodeSpec] = {}
@@ -260,10 +271,10 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
             expected = f"at most {MAX_INTERVAL_NUMEL:,} numbers over all draws"
             hint = "Fit with fewer draws"
             raise BNetError(name, expected=expected, actual=f"{count} draws of {draws[0].numel():,} numbers", hint=hint)
-    return _quantile_bounds(torch.stack(draws), probability)
+    return quantile_bounds(torch.stack(draws), probability)
 
 
-def _quantile_bounds(values: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+def quantile_bounds(values: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     """Compute the bounds of the central interval of each number, from its draws `[draw, ...]`."""
     ends = torch.tensor([(1 - probability) / 2, (1 + probability) / 2], dtype=values.dtype, device=values.device)
     columns = values.flatten(1).split(max(1, MAX_CHUNK_NUMEL // len(values)), 1)

@@ -26,6 +26,7 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
+from bnet_transformer.learning.fit.laplace import fit_laplace
 from bnet_transformer.learning.fit.point import fit_point, resolve_options
 from bnet_transformer.learning.fit.problem import (
     EM,
@@ -34,6 +35,7 @@ from bnet_transformer.learning.fit.problem import (
     SVI,
     FitObjective,
     FitProblem,
+    Laplace,
     Method,
     PointMethod,
     select_learnable,
@@ -51,6 +53,7 @@ METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
     EM: fit_point,
     SVI: fit_svi,
     NUTS: fit_nuts,
+    Laplace: fit_laplace,
 }
 LOOP_OPTIONS = ("every", "checkpoints", "device", "progress")
 SAMPLED_CHOICES_HINT = "use method=bt.SVI(choices='sampled'), which samples them"
@@ -90,18 +93,18 @@ def fit(
     Args:
         net: A net with a readout.
         data: A list of pairs (sentence, observed), or a tuple (x, y) of arrays or lists.
-        method: The method with its options, `bt.MAP(...)`, `bt.EM(...)`, `bt.SVI(...)` or `bt.NUTS(...)`; or its name
-            for default options, `"map"`, `"em"`, `"svi"` or `"nuts"`.
+        method: The method with its options, `bt.MAP(...)`, `bt.EM(...)`, `bt.Laplace(...)`, `bt.SVI(...)` or
+            `bt.NUTS(...)`; or its name for default options, `"map"`, `"em"`, `"laplace"`, `"svi"` or `"nuts"`.
         held_out: Data, in the forms of `data`, that choose the best restart and step of MAP and EM; None for none.
         batch: The number of sentences of a step; by default 256, or all if there are fewer.
-        spread: The standard deviation of a Normal prior on every weight; None for no prior. SVI and NUTS require it if
-            weights are learned.
+        spread: The standard deviation of a Normal prior on every weight; None for no prior. Laplace, SVI and NUTS
+            require it if weights are learned.
         learn: The names of the parameters to learn; None for all parameters on which a readout depends.
         missing: True treats a word whose numbers are all NaN as not observed.
         budget: The maximum number of joint states of the choices of a sentence that are summed.
         every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a fit.
         checkpoints: The folder of checkpoints, and whether the fit resumes from one. A path starts a new fit. None
-            writes no checkpoints. NUTS has no checkpoints.
+            writes no checkpoints. Laplace and NUTS have no checkpoints.
         seed: The seed of restarts, minibatches and draws.
         device: The device of the computation; None for the device of the net.
         progress: True shows a progress bar, False none; None shows one only in a terminal.
@@ -124,8 +127,10 @@ def fit(
     """
     config = resolve_method(method)
     loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
-    if isinstance(config, NUTS) and checkpoints is not None:
+    if isinstance(config, NUTS | Laplace) and checkpoints is not None:
         expected = "None with method=bt.NUTS: the state of Pyro's sampler cannot be saved"
+        if isinstance(config, Laplace):
+            expected = "None with method=bt.Laplace, which has no checkpoints"
         hint = "Ctrl-C returns the draws so far, and f.save(path) saves them; MAP, EM and SVI write checkpoints"
         raise BNetError("checkpoints", expected=expected, hint=hint)
     problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
@@ -201,7 +206,7 @@ def create_problem(
     if isinstance(method, PointMethod):  # parameters and the two moments of Adam
         restarts = resolve_options(problem, method)[0].restarts
         check_memory(f"{restarts} restarts", 3 * restarts * size, "fewer restarts=")
-    elif isinstance(method, SVI | NUTS):
+    elif isinstance(method, SVI | NUTS | Laplace):
         draws = method.draws * (method.chains if isinstance(method, NUTS) else 1)
         check_memory(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
     return problem
@@ -227,8 +232,8 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         fork_torch_rng(ranks.device),
         lock_checkpoints(loop.checkpoints, ranks.is_main_process),
     ):
-        # A chain of NUTS uses all sentences; the other methods shard them.
-        if ranks.world_size > 1 and objective.has_corpus_choice and not isinstance(method, NUTS):
+        # NUTS and Laplace use all sentences in each process; the other methods shard them.
+        if ranks.world_size > 1 and objective.has_corpus_choice and not isinstance(method, NUTS | Laplace):
             expected = "one process, because with per='corpus' all sentences share one draw and cannot be sharded"
             raise BNetError("torchrun", expected=expected, hint="Run without torchrun, or use per='sentence' or 'word'")
         shared = {"net": network, "budget": objective.budget, "loop": (method, loop.shared_settings)}
@@ -382,7 +387,7 @@ def count_step_flops(problem: FitProblem, method: Method, elimination: Eliminati
     names = (*elimination.outputs, *(network.specs[index].group.name for index in elimination.factor_groups))
     known = frozenset(network.graph.get_group(name).index for name in elimination.fixed)
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
-    is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS)
+    is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS | Laplace)
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
     plan = objective.module.plan(tuple(dict.fromkeys(names)), known, elimination.enumerated, has_chains=True)
     sets = method.chains if isinstance(method, NUTS) else 1

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit.gauss_newton import find_uncovered
-from bnet_transformer.learning.fit.problem import EM, FitObjective, FitProblem, PointMethod, StepOptions
+from bnet_transformer.learning.fit.problem import EM, FitProblem, PointMethod, StepOptions, to_float64
 from bnet_transformer.learning.fit.restarts import TRAINING_SENTENCES, build_fit, fit_by_adam, optimize
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOptimizer
@@ -108,7 +106,7 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
     Returns:
         The fit. If held-out sentences choose among restarts, there are no moves and no further steps.
     """
-    double = _to_float64(problem)
+    double = to_float64(problem)
     optimizer = SecondOrderOptimizer(double, options)
     is_finished, converged, notes = optimize(optimizer, problem.loop), None, list[str]()
     if not optimizer.measured or optimizer.measured[-1][0] < optimizer.step:
@@ -128,16 +126,6 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
     fields |= {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "finished": is_finished}
     evaluated_on = TRAINING_SENTENCES if problem.held_out is None else "held-out sentences"
     return build_fit(problem, method, best, evaluated_on, converged=converged, notes=tuple(notes), **fields)
-
-
-def _to_float64(problem: FitProblem) -> FitProblem:
-    """Return the problem in float64."""
-    objective, device = problem.objective, problem.ranks.device
-    network = objective.network.to(torch.float64)
-    double = FitObjective(network, objective.learned, objective.budget).to(device)
-    corpus = problem.corpus.to(device, torch.float64)
-    held_out = None if problem.held_out is None else problem.held_out.to(device, torch.float64)
-    return replace(problem, objective=double, corpus=corpus, held_out=held_out)
 
 
 def _describe_search(optimizer: SecondOrderOptimizer, density: float, converged: bool) -> list[str]:

@@ -323,6 +323,15 @@ class FitProblem:
     ranks: DistributedContext = SINGLE_PROCESS
 
 
+def to_float64(problem: FitProblem) -> FitProblem:
+    """Return the problem in float64, on the device of its ranks."""
+    objective, device = problem.objective, problem.ranks.device
+    double = FitObjective(objective.network.to(torch.float64), objective.learned, objective.budget).to(device)
+    corpus = problem.corpus.to(device, torch.float64)
+    held_out = None if problem.held_out is None else problem.held_out.to(device, torch.float64)
+    return replace(problem, objective=double, corpus=corpus, held_out=held_out)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A method of `fit` with its options."""
@@ -492,10 +501,18 @@ class EM(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SVI(IterativeMethod):
-    """Stochastic variational inference with a mean-field guide: a Dirichlet for each row of a table, a Normal for each
-    weight. The exact log evidence is a factor of the model. A mean-field guide underestimates the posterior spread.
+    """Stochastic variational inference. The exact log evidence is a factor of the model.
+
+    The mean-field guide is a Dirichlet for each row of a table and a Normal for each weight. It underestimates the
+    posterior spread, so a fit of weights by it has no intervals. The other guides are Normal distributions in
+    coordinates with a fixed gauge. They start at the Laplace approximation (`bt.Laplace`). If their Pareto k-hat is
+    below 0.7, their draws are reweighted by the exact density; otherwise they have no intervals either.
 
     Args:
+        guide: `"mean-field"`; `"full-rank"`, a Normal distribution with any covariance; or `"low-rank"`, whose
+            covariance is that of the Laplace approximation with another scale of each of its axes, plus a matrix of
+            rank `rank`.
+        rank: The rank of the low-rank guide.
         steps: The number of Adam steps.
         rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
         clip: The maximum norm of the gradient; None for no clipping.
@@ -519,14 +536,56 @@ class SVI(IterativeMethod):
     draws: int = 500
     choices: str = "exact"
     anneal: float | None = None
+    guide: str = "mean-field"
+    rank: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("guide", self.guide, ("mean-field", "low-rank", "full-rank"))
+        set_frozen(self, rank=check_int("rank", self.rank))
+        if self.guide != "mean-field" and self.choices != "exact":
+            expected = "'mean-field', because a Normal guide requires choices that are summed (choices='exact')"
+            raise BNetError("guide", expected=expected, actual=self.guide)
         set_frozen(self, draws=check_int("draws", self.draws))
         check_choice("choices", self.choices, ("exact", "sampled"))
         if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
             expected = "a power above 0 and at most 1, with choices='sampled'"
             raise BNetError("anneal", expected=expected, actual=self.anneal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(Method):
+    """Posterior samples by the Laplace approximation: a Normal distribution at the mode of the posterior density.
+
+    The mode is found by point fits from several starts and Newton steps with the exact Hessian, in coordinates without
+    the gauge of attention: `W_q` and `W_k` enter by the triangular factor of `W_q` and by `W_k` in its basis. The prior
+    must be proper: `fit` requires `spread=`. Entries of `W_q` and `W_k` that are Normal with standard deviation s give
+    entries of `A = W_q^T W_k` with mean 0 and standard deviation `s^2 sqrt(key_dim)`, which are uncorrelated but not
+    independent and not Normal: their tails are heavier, and the rank of `A` is at most `key_dim`.
+
+    Args:
+        draws: The number of draws, which are the posterior samples.
+        reweight: True (default) draws from a Student t distribution and reweights the draws by the exact density with
+            Pareto-smoothed importance weights, if their diagnostic k-hat is below 0.7. Otherwise the draws are Normal.
+        restarts: The number of starts of the point fit.
+
+    Raises:
+        BNetError: If an option is out of range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Laplace(draws=500).restarts
+    4
+    """
+
+    name: ClassVar[str] = "laplace"
+
+    draws: int = 1000
+    reweight: bool = True
+    restarts: int = 4
+
+    def __post_init__(self) -> None:
+        set_frozen(self, draws=check_int("draws", self.draws), restarts=check_int("restarts", self.restarts))
+        check_choice("reweight", self.reweight, (True, False))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from bnet_transformer.inference.elimination import posterior
 from bnet_transformer.learning.fit import arviz_groups, head_summary as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
 from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
+from bnet_transformer.learning.fit.importance import MAX_KHAT
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.training import single_process
@@ -46,6 +47,7 @@ FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save 
 HEADER_FIELDS = (
     *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged", "notes"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
+    *("notes", "khat", "guide", "log_marginal_likelihood"),
 )
 FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
@@ -56,8 +58,9 @@ class Fit(Generic[N]):
     """A fitted net, with its posterior samples and the history of the fit.
 
     Attributes:
-        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mean of the guide (`svi`),
-            or the representative draw (`nuts`), whose tables and invariants are nearest to their posterior means.
+        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mode (`laplace`), the mean
+            of the guide (`svi`), or the representative draw (`nuts`), whose tables and invariants are nearest to their
+            posterior means.
         method: The name of the method, such as `"map"`.
         sentences: The number of training sentences.
         evaluated_on: A description of the sentences that the scores are computed on.
@@ -67,7 +70,8 @@ class Fit(Generic[N]):
         converged: For `map` and `em`, whether the parameters are a maximum to second order: the Newton decrement
             `sqrt(g^T H^-1 g)` is at most 0.001 in the weights and the log ratios of the tables, with `H` positive
             definite along the steps. None if this was not tested. A finished fit need not be converged.
-        notes: What a reader of the result must know, such as restarts that disagree.
+        notes: What a reader of the result must know, such as restarts that disagree, singular
+            directions, dead or coincident heads, too few data.
         learned: The names of the learned parameters.
         budget: The maximum number of joint states of the choices of a sentence that queries sum.
         bounds: The objective at each step, per sentence.
@@ -85,6 +89,13 @@ class Fit(Generic[N]):
             log posterior density up to a constant, which is the log evidence if there is no prior.
         known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
         effective_sample_size: The effective sample size of importance sampling; None for other methods.
+        khat: The Pareto k-hat of the importance weights of `laplace`, or of a Normal guide of `svi`: below 0.7 they are
+            reliable. It does not detect
+            modes that no start found. None for other methods.
+        guide: The guide of `svi`: `"mean-field"`, `"low-rank"` or `"full-rank"`; None for other methods.
+        log_marginal_likelihood: The log marginal likelihood of the training data by Laplace's method, for
+            `method="laplace"`. It is None, with the reason in `notes`, unless every head is live, the Hessian is
+            positive definite and `khat` is below 0.7.
     """
 
     net: N
@@ -110,6 +121,9 @@ class Fit(Generic[N]):
     criterion: str = LOG_EVIDENCE
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     effective_sample_size: float | None = field(default=None, repr=False)
+    khat: float | None = None
+    guide: str | None = field(default=None, repr=False)
+    log_marginal_likelihood: float | None = field(default=None, repr=False)
     _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -257,6 +271,20 @@ class Fit(Generic[N]):
             log_probs = heads.log_likelihoods(objective, shard, sets).T if len(shard) else torch.zeros(0)
             return ranks.all_gather(log_probs).to(self.network.device).T.reshape(*shape, -1)
 
+    @property
+    def has_intervals(self) -> bool:
+        """True if the fit has samples whose intervals `interval` returns.
+
+        A mean-field guide of weights has none, and a Normal guide only if `khat` is below 0.7, because their intervals
+        are measured to be too narrow.
+        """
+        if self.method != "svi" or not self.samples:
+            return bool(self.samples)
+        if self.guide in ("low-rank", "full-rank"):
+            return self.khat is not None and self.khat < MAX_KHAT
+        has_weights = any(name not in self.network.unconditional_logit_names for name in self.learned)
+        return not (has_weights or self.choices)
+
     @translate_memory_errors("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Compute the central posterior interval of a parameter, or of an invariant of the heads such as `A x_1`.
@@ -269,12 +297,10 @@ class Fit(Generic[N]):
             The lower and the upper bound of each number, both with the shape of the parameter or invariant.
 
         Raises:
-            BNetError: If the fit has no samples.
+            BNetError: If the fit has no samples, the parameter depends on the basis of the key space, or the samples
+                are those of a guide whose intervals are too narrow (`has_intervals`).
         """
-        if not self.samples:
-            hint = "Fit with method='svi' or 'nuts'"
-            raise BNetError("interval", expected="a fit with samples", actual=self.method, hint=hint)
-        check_fraction("share", share)
+        self._check_intervals("interval", share)
         return heads.interval(self.network, self.samples, name, share)
 
     @translate_memory_errors("responsibilities")
@@ -321,6 +347,49 @@ class Fit(Generic[N]):
 
         with self._shard_sentences("predict", corpus, readout=name) as ranks:
             return self._mean_over_draws(ranks, corpus, evaluate)
+
+    @translate_memory_errors("predict_interval")
+    def predict_interval(
+        self, data: object = None, share: float = 0.9, *, readout: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the central posterior interval of each number of `predict`: of a probability, or of the mean of y.
+
+        It is not an interval of y itself, which also varies given the parameters.
+
+        Args:
+            data: The sentences, in the forms of `predict`.
+            share: The posterior probability of the interval, 0.9 by default.
+            readout: The readout; by default the first without children.
+
+        Returns:
+            The lower and the upper bound, each with the shape of `predict`, from at most 100 draws.
+
+        Raises:
+            BNetError: If the fit has no samples, or those of a guide whose intervals are too narrow (`has_intervals`).
+        """
+        self._check_intervals("predict_interval", share)
+        name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
+        with self._shard_sentences("predict_interval", corpus, readout=name) as ranks:
+            shard, device = ranks.shard(corpus), self.network.device
+            nets = self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else []
+            parts = shard.parts(SENTENCES_PER_PART) if len(shard) else []
+            draws = [predict_readout(net, name, parts, self.budget) for net in nets]
+            bounds = heads.quantile_bounds(torch.stack(draws), share) if draws else (torch.zeros(0), torch.zeros(0))
+            low, high = (ranks.all_gather(bound).to(device) for bound in bounds)
+            return low, high
+
+    def _check_intervals(self, operation: str, share: float) -> None:
+        """Raise an error if the fit has no intervals, or the probability is out of range."""
+        if not self.samples:
+            hint = "Fit with method='laplace', 'svi' or 'nuts'"
+            raise BNetError(operation, expected="a fit with samples", actual=self.method, hint=hint)
+        if not self.has_intervals:
+            expected = "a posterior whose intervals have about the requested probability; those of a mean-field guide "
+            expected += "of weights, and of a Normal guide with k-hat above 0.7, are too narrow"
+            hint = "Fit with method=bt.Laplace() or bt.NUTS()"
+            actual = f"guide={self.guide or 'mean-field'!r}" + ("" if self.khat is None else f", k-hat {self.khat:.2f}")
+            raise BNetError(operation, expected=expected, actual=actual, hint=hint)
+        check_fraction("share", share)
 
     @translate_memory_errors("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
@@ -440,7 +509,8 @@ class Fit(Generic[N]):
         )
         caption += {None: "", True: ", converged", False: ", not converged"}[self.converged]
         caption += "" if self.approximate is None else f"; approximate: {self.approximate}"
-        caption += "".join(f"; {note}" for note in self.notes)
+        caption += "" if self.khat is None else f"; k-hat {self.khat:.2f}"
+        caption += f"; notes: {'; '.join(self.notes)}" if self.notes else ""
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             names = ", ".join(name for name in self.selectors if name not in self.matched)
             caption += f"; the heads of {names} are not aligned across draws, because they are not exchangeable"

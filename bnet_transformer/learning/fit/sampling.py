@@ -1,7 +1,8 @@
-"""`svi` and `nuts`: posterior samples of the learned parameters. Both use one model, `ParameterModel`.
+"""`svi` and `nuts`: posterior samples of the learned parameters.
 
 `svi` fits a mean-field guide with the choices summed out (`VariationalOptimizer`) or sampled
-(`SampledChoicesOptimizer`). `nuts` runs Pyro's No-U-Turn sampler; its chains draw in turn, one draw each.
+(`SampledChoicesOptimizer`), or a Normal guide in coordinates with a fixed gauge (`NormalGuideOptimizer`). `nuts` runs
+Pyro's No-U-Turn sampler in these coordinates; its chains draw in turn, one draw each.
 """
 
 from __future__ import annotations
@@ -9,27 +10,40 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import NUTS as Kernel
 from torch import Tensor
-from torch.distributions import Categorical, biject_to, constraints, kl_divergence
+from torch.distributions import Categorical, kl_divergence
 
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import seed_rngs
 from bnet_transformer.compiler.validate_inputs import get_plate_sizes
-from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.adam import ParameterSets
 from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.head_summary import find_representative
-from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, to_parameters
+from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
+from bnet_transformer.learning.fit.laplace import (
+    MIN_PROPOSALS,
+    Mode,
+    check_full_batch,
+    check_size,
+    describe_mode,
+    evaluate_draws,
+    find_mode,
+    randomize,
+    to_double,
+)
+from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, Laplace, to_parameters
 from bnet_transformer.learning.fit.restarts import (
     DEFAULT_BATCH_SIZE,
     GradientOptimizer,
@@ -40,18 +54,22 @@ from bnet_transformer.learning.fit.restarts import (
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import defer_interrupt
 
-SIMPLEX = constraints.simplex
 MEAN_FIELD_NOTE = "the mean-field guide treats parameters as independent in the posterior and underestimates its spread"
 SAMPLED_CHOICES_NOTE = "; choices are sampled, not summed, and treated as independent given the sentence"
 CHOICE_SAMPLES = 8  # samples of the choices of each sentence for one gradient
-MAX_INIT_TRIES = 100  # draws from the prior that are tried as a start with finite density
-INIT_JITTER = 0.1  # standard deviation of the start of the first chain around the parameters of the net
+MAX_INIT_TRIES = 100  # draws at the mode that are tried as a start with finite density
+INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessian
+INIT_FACTOR = 0.01  # standard deviation of the initial factor of the low-rank guide
+GUIDE_DRAWS = 8  # draws from a Normal guide for one gradient
+CHAIN_RESTARTS = 2  # starts of the point fit that finds the start of a chain
+MAX_MODE_GAP = 3.0  # difference of the log densities of the starts, in nats, that a note reports
+SITE = "w"  # the name of the state of a chain in Pyro
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
 
 
 class ParameterModel:
-    """The joint density of parameters and data: Dirichlet tables, Normal weights, exact log evidence of sentences."""
+    """The prior of the mean-field guide: Dirichlet tables, Normal weights."""
 
     def __init__(self, objective: FitObjective) -> None:
         self.objective, self.learned, self.network = objective, objective.learned, objective.network
@@ -65,25 +83,6 @@ class ParameterModel:
             return prior.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
-    def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
-        """Return minus the log density of the unconstrained parameters `z`, by site, for NUTS."""
-        # NUTS moves in R^n, so a probability vector is mapped by the stick-breaking bijection (Stan Reference Manual,
-        # "Unit simplex"). The density of z is the density of the parameters times |d parameters / d z|.
-        values, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
-        for name in self.learned.names:
-            values[name] = value = z[to_site_name(name)]
-            if name in self.learned.tables:
-                to = biject_to(SIMPLEX)
-                values[name] = to(value)
-                total = total + to.log_abs_det_jacobian(value, values[name]).sum()
-            total = total + self.prior(name).log_prob(values[name])
-        return -(total + self.objective.log_evidence(to_parameters(self.network, values), corpus).sum())
-
-
-def to_site_name(name: str) -> str:
-    """Return the name of the Pyro site of a parameter."""
-    return name.replace(".", "_")
-
 
 class VariationalOptimizer(GradientOptimizer):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight.
@@ -91,6 +90,11 @@ class VariationalOptimizer(GradientOptimizer):
     The parameters of the guide are `log_concentration/`, `mean/` and `log_spread/`, each followed by the name of the
     parameter.
     """
+
+    note: ClassVar[str] = MEAN_FIELD_NOTE
+    notes: tuple[str, ...] = ()
+    khat: float | None = None
+    has_start: bool = True  # False if Ctrl-C ended the search for a start
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
@@ -177,6 +181,94 @@ class VariationalOptimizer(GradientOptimizer):
         """Return the mean of the guide, as parameters of the net."""
         means = {name: q.mean for name, q in self.guide(self.sets.get(0)).items()}
         return to_parameters(self.network, means)
+
+    def sample(self, count: int) -> dict[str, Tensor]:
+        """Draw samples from the guide, `[1, draw, *shape]`, with tables as probabilities."""
+        return {name: q.sample((1, count)) for name, q in self.guide(self.sets.get(0)).items()}
+
+
+class NormalGuideOptimizer(VariationalOptimizer):
+    """A Normal guide with a low-rank or full-rank covariance, in the coordinates of the Laplace approximation.
+
+    The coordinates are `z = mode + L w`, where `L L'` is the covariance of the Laplace approximation, and the guide is
+    a Normal distribution of w, which starts at Normal(0, 1). Its parameters are `mean`, `log_scale` and `factor`.
+    """
+
+    note: ClassVar[str] = "a Normal guide at one mode; other modes are not represented"
+
+    def __init__(self, problem: FitProblem, method: SVI) -> None:
+        double = to_double(problem)
+        self.coordinates = Coordinates(double.objective, double.corpus)
+        check_size(self.coordinates)
+        seed = derive_seed(problem.seed, "mode")
+        self.mode = find_mode(double, self.coordinates, Laplace().restarts, seed)
+        self.has_start = self.mode.is_finished
+        shared = replace(double, ranks=problem.ranks, held_out=None, settings=problem.settings, loop=problem.loop)
+        super().__init__(shared, method)
+        self.is_low_rank = method.guide == "low-rank"
+        size, dtype, device = self.coordinates.size, torch.float64, self.ranks.device
+        columns = min(method.rank, size) if self.is_low_rank else size
+        generator = torch.Generator().manual_seed(derive_seed(problem.seed, "factor"))
+        factor = torch.zeros(1, size, columns, dtype=dtype)
+        if self.is_low_rank:  # a factor of 0 would have a gradient of 0
+            factor = INIT_FACTOR * torch.randn(1, size, columns, generator=generator, dtype=dtype)
+        zeros = torch.zeros(1, size, dtype=dtype, device=device)
+        self.initialize({"mean": zeros, "log_scale": zeros.clone(), "factor": factor.to(device)})
+
+    def standard_guide(self, guide_parameters: dict[str, Tensor]) -> Any:
+        """Return the distribution of w, `[coordinate]`."""
+        mean, scale, factor = (guide_parameters[name] for name in ("mean", "log_scale", "factor"))
+        if self.is_low_rank:
+            return dist.LowRankMultivariateNormal(mean, factor, (2 * scale).exp())
+        return dist.MultivariateNormal(mean, scale_tril=factor.tril(-1) + torch.diag_embed(scale.exp()))
+
+    def to_coordinates(self, w: Tensor) -> Tensor:
+        """Map `w` to coordinates, `[..., coordinate]`."""
+        assert self.mode.root is not None
+        return self.mode.z + w @ self.mode.root.mT
+
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the evidence lower bound per sentence from pairs of draws, `[1]`, and its gradient.
+
+        Under torchrun all ranks draw the same coordinates. Each rank adds the likelihood of its shard and an equal part
+        of the prior and the entropy.
+        """
+        # ELBO = E_q[log p(y, z)] + H(q). The entropy is exact; draws w = mean +- S e in pairs have the exact mean, so
+        # the linear part of the log density has no noise.
+        seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
+        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        guide = self.standard_guide({name: value[0] for name, value in leaves.items()})
+        half = guide.rsample((GUIDE_DRAWS // 2,))
+        z = self.to_coordinates(torch.cat([half, 2 * leaves["mean"] - half]))
+        indices = self.minibatch_indices(step)
+        part = self.ranks.shard(self.corpus if indices is None else self.corpus.take(indices))
+        size = len(self.corpus) if indices is None else len(indices)
+        bound = torch.vmap(self.coordinates.log_prior)(z).mean() + guide.entropy() + self.mode.log_det / 2
+        bound = bound / len(self.corpus) / self.ranks.world_size
+        if len(part):
+            sets = torch.vmap(self.coordinates.decode)(z)
+            bound = bound + self.objective.log_evidences(sets, part).sum(1).mean() / size
+        gradients = torch.autograd.grad(bound, list(leaves.values()))
+        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
+        return self.ranks.all_reduce(bound.detach()[None]), reduced
+
+    def mean(self) -> dict[str, Tensor]:
+        """Return the mean of the guide, as parameters of the net."""
+        return self.coordinates.decode(self.to_coordinates(self.sets.get(0)["mean"]))
+
+    def sample(self, count: int) -> dict[str, Tensor]:
+        """Draw samples from the guide, `[1, draw, *shape]`; also compute k-hat and the notes.
+
+        If k-hat is below 0.7, the draws are reweighted by the exact density.
+        """
+        guide, corpus = self.standard_guide(self.sets.get(0)), self.corpus
+        w = guide.sample((max(MIN_PROPOSALS, 4 * count),))
+        z = self.to_coordinates(w)
+        weights, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) - guide.log_prob(w))
+        z = z[resample(weights, count)] if self.khat < MAX_KHAT else z[:count]
+        samples = {name: value[None] for name, value in self.coordinates.to_samples(z).items()}
+        self.notes = tuple(describe_mode(self.coordinates, corpus, self.mode))
+        return samples
 
 
 class SampledChoicesOptimizer(VariationalOptimizer):
@@ -267,7 +359,7 @@ class SampledChoicesOptimizer(VariationalOptimizer):
 
 
 def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
-    """Fit a mean-field guide.
+    """Fit a guide.
 
     Args:
         problem: The fit problem.
@@ -277,17 +369,24 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         The fit, with draws from the guide as samples.
     """
     network, is_sampled = problem.objective.network, method.choices == "sampled"
-    optimizer = (SampledChoicesOptimizer if is_sampled else VariationalOptimizer)(problem, method)
+    optimizer: VariationalOptimizer
+    if method.guide == "mean-field":
+        optimizer = (SampledChoicesOptimizer if is_sampled else VariationalOptimizer)(problem, method)
+    else:
+        optimizer = NormalGuideOptimizer(problem, method)
     is_finished = optimize(optimizer, problem.loop)
     seed_rngs(derive_seed(problem.seed, "posterior"), problem.ranks.device)
     learned = optimizer.sets.get(0)
-    samples = {name: q.sample((1, method.draws)) for name, q in optimizer.guide(learned).items()}
+    samples = {name: value.to(network.dtype) for name, value in optimizer.sample(method.draws).items()}
     return build_fit(
         problem,
         method,
-        optimizer.mean(),
-        finished=is_finished,
-        approximate=MEAN_FIELD_NOTE + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
+        {name: value.to(network.dtype) for name, value in optimizer.mean().items()},
+        finished=is_finished and optimizer.has_start,
+        approximate=optimizer.note + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
+        notes=optimizer.notes,
+        khat=optimizer.khat,
+        guide=method.guide,
         bounds=tuple(optimizer.bounds),
         measured=tuple(optimizer.measured),
         samples=to_network_devices(network, samples),
@@ -297,27 +396,48 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
 
 
 class NUTSChain:
-    """One chain of NUTS: its random state, its draws after the warmup, and the statistics of each draw."""
+    """One chain of NUTS: its random state, its draws after the warmup, and the statistics of each draw.
 
-    def __init__(self, model: ParameterModel, problem: FitProblem, warmup: int, index: int) -> None:
-        self.model, self.corpus, self.warmup, self.index = model, problem.corpus, warmup, index
+    The chain moves in `w` with `z = mode + L w`, where `L L'` is the covariance of the Laplace approximation at the
+    mode that its own random starts found: there the posterior is about Normal(0, 1).
+    """
+
+    def __init__(self, coordinates: Coordinates, problem: FitProblem, mode: Mode, warmup: int, index: int) -> None:
+        self.coordinates, self.corpus, self.mode = coordinates, problem.corpus, mode
+        self.device, self.warmup, self.index = coordinates.device, warmup, index
+        dtype = coordinates.dtype
+        self.center, self.root = mode.z.to(dtype), None if mode.root is None else mode.root.to(dtype)
         self.samples: list[dict[str, Tensor]] = []
         self.statistics: list[tuple[float, ...]] = []
         self.step = self.num_evaluations = self.num_divergences = 0
-        seed_rngs(derive_seed(problem.seed, "chain", index), model.device)
-        self.rng_state = _get_rng_state(model.device)
+        seed_rngs(derive_seed(problem.seed, "chain", index), self.device)
+        self.rng_state = _get_rng_state(self.device)
         self.kernel = Kernel(potential_fn=self._potential)
         with self._use_rng_state():
-            self.z = init_chain(model, problem.corpus, index)
-            self.kernel.initial_params = self.z
+            self.w = {SITE: self._init()}
+            self.kernel.initial_params = self.w
             self.kernel.setup(warmup)
+
+    def _init(self) -> Tensor:
+        """Draw the start from the Laplace approximation, with a finite density; near the mode without one."""
+        scale = 1.0 if self.root is not None else INIT_JITTER
+        for _ in range(MAX_INIT_TRIES):
+            w = scale * torch.randn_like(self.center)
+            if self._log_density(w) > LOG_ZERO / 2:
+                return w
+            scale *= 0.9
+        raise BNetError(
+            f"chain {self.index}",
+            expected=f"a start with a finite density; {MAX_INIT_TRIES} draws at the mode have none",
+            hint="Use a smaller spread=, or a net in float64",
+        )
 
     def advance(self) -> None:
         """Run one step of the warmup, or one draw."""
         # Pyro exposes the acceptance rate only as a private running mean m. That of draw n is n m_n - (n - 1) m_(n-1).
         before, mean = self.num_evaluations, self.kernel._mean_accept_prob
         with self._use_rng_state():
-            self.z = self.kernel.sample(self.z)
+            self.w = self.kernel.sample(self.w)
         self.step += 1
         count = self.step - self.warmup
         if count <= 0:
@@ -329,32 +449,40 @@ class NUTSChain:
         diverging, self.num_divergences = float(divergences > self.num_divergences), divergences
         depth = steps.bit_length()  # a tree of depth d has from 2^(d-1) to 2^d - 1 leapfrog steps
         self.statistics.append((diverging, acceptance, steps, depth, float(self.kernel.step_size), self.log_density()))
-        self.samples.append(self.parameters())
+        with self._use_rng_state():
+            self.samples.append(self.parameters())
 
     def log_density(self) -> float:
-        """Return the log density of the current state, in the unconstrained parameters."""
-        with torch.no_grad():
-            return -float(self.model.potential(self.corpus, self.z))
+        """Return the log density of the current state, in the coordinates."""
+        return self._log_density(self.w[SITE])
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return the current state as parameters, with tables as probabilities."""
-        values = {name: self.z[to_site_name(name)].detach() for name in self.model.learned.names}
-        return {k: biject_to(SIMPLEX)(v) if k in self.model.learned.tables else v for k, v in values.items()}
+        """Return the current state as parameters in a random gauge, with tables as probabilities."""
+        samples = self.coordinates.to_samples(self._to_coordinates(self.w[SITE].detach())[None])
+        return {name: value[0] for name, value in samples.items()}
 
-    def _potential(self, z: dict[str, Tensor]) -> Tensor:
+    def _log_density(self, w: Tensor) -> float:
+        """Return the log density of a state, in the coordinates."""
+        with torch.no_grad():
+            return float(self.coordinates.log_density(self._to_coordinates(w), self.corpus))
+
+    def _to_coordinates(self, w: Tensor) -> Tensor:
+        """Map a state to coordinates."""
+        return self.center + (w if self.root is None else self.root @ w)
+
+    def _potential(self, w: dict[str, Tensor]) -> Tensor:
         """Evaluate the potential, and count the evaluation."""
         self.num_evaluations += 1
-        return self.model.potential(self.corpus, z)
+        return -self.coordinates.log_density(self._to_coordinates(w[SITE]), self.corpus)
 
     @contextmanager
     def _use_rng_state(self) -> Iterator[None]:
         """Use the random state of this chain in a block, and save it afterwards."""
-        device = self.model.device
         torch.set_rng_state(self.rng_state[0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(self.rng_state[1], device)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self.rng_state[1], self.device)
         yield
-        self.rng_state = _get_rng_state(device)
+        self.rng_state = _get_rng_state(self.device)
 
 
 def _get_rng_state(device: torch.device) -> list[Tensor]:
@@ -362,28 +490,24 @@ def _get_rng_state(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def init_chain(model: ParameterModel, corpus: Batch, index: int) -> dict[str, Tensor]:
-    """Draw the unconstrained start of a chain: near the parameters of the net for chain 0, else from the prior.
+def find_chain_modes(problem: FitProblem, numbers: list[int]) -> tuple[Coordinates, list[Mode]]:
+    """Find the mode at which each chain starts, by fits from random starts that no other chain uses.
 
-    Dispersed starts let R-hat detect chains that have not mixed (Gelman and Rubin 1992).
+    Separate starts let R-hat detect modes that the chains do not connect (Gelman and Rubin 1992). Only the first chain
+    also starts at the parameters of the net.
     """
-    for _ in range(MAX_INIT_TRIES):
-        z = {}
-        for name in model.learned.names:
-            initial = model.objective.network.parameters[name].detach().to(model.device)
-            is_table = name in model.learned.tables
-            value = model.prior(name).sample() if index else initial.softmax(-1) if is_table else initial
-            if is_table:
-                value = biject_to(SIMPLEX).inv(0.9 * value + 0.1 / value.shape[-1])
-            z[to_site_name(name)] = value if index else value + INIT_JITTER * torch.randn_like(value)
-        with torch.no_grad():
-            if bool(model.potential(corpus, z) < -LOG_ZERO / 2):
-                return z
-    raise BNetError(
-        f"chain {index}",
-        expected=f"a start with a finite density; {MAX_INIT_TRIES} draws from the prior have none",
-        hint="Use a smaller spread=, or a net in float64",
-    )
+    double = to_double(problem)
+    double = replace(double, loop=replace(double.loop, progress=False))
+    coordinates, modes = Coordinates(double.objective, double.corpus), list[Mode]()
+    for number in numbers:
+        if modes and not modes[-1].is_finished:  # Ctrl-C
+            modes.append(modes[-1])
+            continue
+        seed, start = derive_seed(problem.seed, "mode of chain", number), double
+        if number:
+            start = replace(double, objective=randomize(double.objective, seed))
+        modes.append(find_mode(start, coordinates, CHAIN_RESTARTS, seed))
+    return Coordinates(problem.objective, problem.corpus), modes
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
@@ -402,11 +526,10 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         BNetError: If `batch` is smaller than the number of sentences.
     """
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
-    if problem.batch is not None and problem.batch < len(corpus):
-        expected = f"None or all {len(corpus)} sentences, because NUTS requires the whole likelihood"
-        raise BNetError("batch", expected=expected, actual=problem.batch, hint="Use method='svi' for minibatches")
+    check_full_batch(problem, "NUTS")
     chains, is_finished = _run_chains(problem, method)
     draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
+    notes = _describe_starts(chains, problem.ranks)
     fields: dict[str, Any] = {"approximate": WARMUP_NOTE}
     parameters = to_parameters(network, best)
     if draws:
@@ -414,7 +537,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
         samples, matched = align_heads(objective, corpus, samples, statistics["lp"])
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
-        fields = {"divergent": divergent, "statistics": statistics, "matched": matched}
+        fields = {"divergent": divergent, "statistics": statistics, "matched": matched, "notes": notes}
         fields["samples"], parameters = to_network_devices(network, samples), find_representative(network, samples)
     return build_fit(problem, method, parameters, finished=is_finished, **fields)
 
@@ -423,10 +546,13 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
     """Run the chains of this rank; also return whether they finished."""
     ranks = problem.ranks
     problem.objective.cache_factors(problem.corpus)
-    model, steps, done, stop = ParameterModel(problem.objective), method.warmup + method.draws, 0, False
+    steps, done, numbers = method.warmup + method.draws, 0, list(ranks.shard(range(method.chains)))
     with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as interrupts:
         warnings.simplefilter("ignore", UserWarning)  # warnings of Pyro about deprecated functions of torch
-        chains = [NUTSChain(model, problem, method.warmup, number) for number in ranks.shard(range(method.chains))]
+        coordinates, modes = find_chain_modes(problem, numbers)
+        stop = ranks.any(not all(mode.is_finished for mode in modes))
+        pairs = zip(numbers, modes, strict=True)
+        chains = [NUTSChain(coordinates, problem, mode, method.warmup, number) for number, mode in pairs]
         with problem.loop.progress_bar(ranks, steps, 0, "draw") as bar:
             while done < steps and not stop:
                 for chain in chains:
@@ -437,6 +563,17 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
                 bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
             bar.refresh()  # so that a short fit also shows its last state
     return chains, done == steps
+
+
+def _describe_starts(chains: list[NUTSChain], ranks: DistributedContext) -> tuple[str, ...]:
+    """Describe chains that start at modes of different density."""
+    local = [chain.mode.log_density for chain in chains]
+    densities = [density for part in ranks.all_gather_object(local) for density in part]
+    gap = max(densities) - min(densities)
+    if gap <= MAX_MODE_GAP:
+        return ()
+    problem = f"the chains start at modes whose log densities differ by up to {gap:.1f} nats"
+    return (f"{problem}: check R-hat (f.to_arviz()) and statistics['lp'] of each chain",)
 
 
 def _gather_chains(

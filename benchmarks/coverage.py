@@ -1,0 +1,133 @@
+"""Coverage of 90% intervals of `A`, `OV`, `pi` and predictions, by each method with a posterior.
+
+    python -m benchmarks.coverage [--replications 60] [--methods laplace,nuts] [--first 0]
+
+Writes docs/benchmarks/coverage.md if all methods are measured. The model: two heads of width 2 for each sentence, all
+weights and pi learned, 40 sentences of 4 words, sigma 1. The two features of a word are correlated (0.95). In each
+replication the truth is drawn from the prior of the fit: entries of W_q, W_k and W_v ~ N(0, 1), pi ~ Dirichlet(2, 2).
+A fit starts at random parameters, never at the truth. Its heads are matched to the true heads by the Hungarian method
+on responsibilities. An interval reaches from the 5% to the 95% quantile of the draws. Predictions are means of y on
+five new sentences, which do not depend on labels. Standard errors are clustered by replication. A row passes if 90% is
+within two standard errors and the coverage is between 85% and 95%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import bnet_transformer as bt
+from bnet_transformer.learning.fit.comparison import count_overlap, match_heads
+from bnet_transformer.learning.fit.problem import Method
+from bnet_transformer.tpm import Normal
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "coverage.md"
+SENTENCES, NEW_SENTENCES, WORDS, DIM, HEADS = 40, 5, 4, 2, 2
+CORRELATION = 0.95  # correlation of a word's two features
+SHARE = 0.9
+LEARN = ["c.logits", "W_q_0.values", "W_k_0.values", "W_v_0.values"]
+METHODS: dict[str, tuple[str, Method]] = {
+    "mean-field": ("SVI, mean-field", bt.SVI(steps=1000, rate=0.03)),
+    "low-rank": ("SVI, low-rank", bt.SVI(guide="low-rank", steps=300)),
+    "full-rank": ("SVI, full-rank", bt.SVI(guide="full-rank", steps=300)),
+    "laplace": ("Laplace", bt.Laplace(reweight=False)),
+    "reweighted": ("Laplace, reweighted if k-hat < 0.7", bt.Laplace()),
+    "nuts": ("NUTS", bt.NUTS(chains=2, draws=150, warmup=150)),
+}
+QUANTITIES = ("A", "OV", "pi", "predictions")
+
+
+def draw_sentences(count: int) -> Tensor:
+    """Draw the words of some sentences, `[sentence, word, dim]`."""
+    x = torch.randn(count, WORDS, DIM, dtype=torch.float64)
+    x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
+    return x
+
+
+def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
+    """Return a net with parameters drawn from the prior of the fit, its sentences, and new sentences."""
+    torch.manual_seed(seed)
+    truth = bt.bayesuvius(DIM, heads=HEADS, observe=Normal(1.0), prior=2.0, seed=seed).to(torch.float64)
+    pi = torch.distributions.Dirichlet(torch.full((HEADS,), 2.0, dtype=torch.float64)).sample()
+    shape = (HEADS, DIM, DIM)
+    weights = {name: torch.randn(shape, dtype=torch.float64) for name in LEARN[1:]}
+    truth = truth.replace({"c.logits": pi.log(), **weights})
+    x, new = draw_sentences(SENTENCES), draw_sentences(NEW_SENTENCES)
+    y = truth.pyro(parameters="own")(x)["y"].reshape(SENTENCES, WORDS, DIM)
+    return truth, (x, y), new
+
+
+def compute_quantities(samples: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    """Compute `A`, `OV`, `pi` and the means of the new sentences for each draw, `[draw, ...]`."""
+    A = samples["W_q_0.values"].mT @ samples["W_k_0.values"]
+    V, pi = samples["W_v_0.values"], samples["c.logits"]
+    weights = torch.einsum("sid,nhde,sje->nhsij", x, A, x).softmax(-1)
+    means = torch.einsum("nh,nhsij,nhod,sjd->nsio", pi, weights, V, x)
+    return {"A": A, "OV": V, "pi": pi, "predictions": means}
+
+
+def measure(seed: int, method: Method) -> tuple[dict[str, float], float | None, float]:
+    """Return the share of covered numbers of each quantity, k-hat, and the seconds of one fit."""
+    truth, data, new = simulate(seed)
+    net = bt.bayesuvius(DIM, heads=HEADS, observe=Normal(1.0), prior=2.0, seed=10_000 + seed).to(torch.float64)
+    start = time.perf_counter()
+    f = bt.fit(net, data, method=method, learn=LEARN, spread=1.0, seed=seed, progress=False)
+    seconds = time.perf_counter() - start
+    true_samples = {name: truth.parameters[name].detach()[None] for name in LEARN}
+    true_samples["c.logits"] = true_samples["c.logits"].exp()
+    reference = bt.Fit(truth, "none", SENTENCES, "nothing")
+    match = list(match_heads(count_overlap(reference.responsibilities(data), f.responsibilities(data))))
+    draws = compute_quantities({name: value.flatten(0, 1) for name, value in f.samples.items()}, new)
+    covered = {}
+    for name, true in compute_quantities(true_samples, new).items():
+        values = draws[name] if name == "predictions" else draws[name][:, match]
+        ends = torch.tensor([(1 - SHARE) / 2, (1 + SHARE) / 2], dtype=torch.float64)
+        low, high = torch.quantile(values.flatten(1), ends, dim=0)
+        inside = (low <= true.flatten()) & (true.flatten() <= high)
+        covered[name] = float((inside[:1] if name == "pi" else inside).double().mean())
+    return covered, f.khat, seconds
+
+
+def summarize(shares: Tensor) -> str:
+    """Return the coverage with its standard error, clustered by replication, and whether it passes."""
+    mean, error = float(shares.mean()), float(shares.std() / math.sqrt(len(shares)))
+    passes = abs(mean - SHARE) <= min(0.05, 2 * error)
+    return f"{100 * mean:.1f} ± {100 * error:.1f}" + ("" if passes else " (**not met**)")
+
+
+def main() -> None:
+    """Measure, print and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--replications", type=int, default=60)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = range(options.first, options.first + options.replications)
+    lines = [f"| method | {' | '.join(QUANTITIES)} | k-hat < 0.7 | seconds per fit |", "|---|" + "---|" * 6]
+    for key in options.methods.split(","):
+        label, method = METHODS[key]
+        results = [measure(seed, method) for seed in seeds]
+        cells = [summarize(torch.tensor([covered[name] for covered, _, _ in results])) for name in QUANTITIES]
+        khats = [khat for _, khat, _ in results if khat is not None]
+        share = f"{sum(khat < 0.7 for khat in khats)} of {len(khats)}" if khats else ""
+        seconds = sorted(s for _, _, s in results)[len(results) // 2]
+        lines.append(f"| {label} | {' | '.join(cells)} | {share} | {seconds:.1f} |")
+        print(lines[-1], flush=True)
+    if options.methods == ",".join(METHODS):
+        text = (__doc__ or "").split("\n\n", 2)[2]
+        text = text[text.index("The model") :]
+        when = f"{datetime.date.today()}, torch {torch.__version__}, one thread"
+        head = f"# Coverage of intervals\n\nMeasured on {when}, {options.replications} replications, by "
+        head += "`python -m benchmarks.coverage`; coverage in percent, target 90."
+        PAGE.write_text(f"{head}\n\n{text}\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

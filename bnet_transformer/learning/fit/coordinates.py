@@ -1,0 +1,329 @@
+"""Unconstrained coordinates of the learned parameters, `[coordinate]`, in which the gauge of attention is fixed.
+
+Tables are log ratios to their last probability, weights are in units of the standard deviation of their prior, and a
+pair of matrices of attention is replaced by its orbit under rotations of the key space. The prior density of the
+coordinates is the density of the net's prior, normalised: draws of their posterior, mapped back to parameters, are
+draws of the posterior of the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.data import Batch
+from bnet_transformer.learning.fit.gauge import Gauge, find_gauges, find_unfixed
+from bnet_transformer.learning.fit.problem import FitObjective
+
+CHECK_SENTENCES = 16  # the sentences on which the invariance of a gauge is checked
+MIN_DIAGONAL = 1e-6  # a smaller diagonal entry of a start is replaced: its logarithm is unbounded
+
+
+@dataclass(frozen=True)
+class GaugeBlock:
+    """The coordinates of one pair `W_q, W_k` of `groups` heads: `log diag T`, the entries of T above it, and `Q^T W_k`.
+
+    Attributes:
+        gauge: The parameters of the pair.
+        groups: The number of gauges: one for each head, or one for all atoms.
+        key_dim: The width of queries and keys.
+        widths: The number of columns of all matrices of the queries of one gauge, and of the keys.
+    """
+
+    # W_q = Q T with orthogonal Q, `[key, key]`, and T upper trapezoidal with a positive diagonal (QR decomposition).
+    # For independent entries Normal(0, s^2), Q is uniform and independent of T, T_ii / s ~ chi(key_dim - i + 1) for
+    # i = 1.., the entries above the diagonal are Normal(0, s^2) (Bartlett 1933; Muirhead 1982, theorem 3.2.14), and
+    # Q^T W_k has the distribution of W_k, because it is invariant under rotations. The likelihood depends on T and
+    # Q^T W_k only, so the posterior of Q is uniform. If key_dim exceeds the number of columns of W_q, the last rows of
+    # T are 0: neither the likelihood nor T depends on the last rows of Q^T W_k, which stay Normal(0, s^2).
+
+    gauge: Gauge
+    groups: int
+    key_dim: int
+    widths: tuple[int, int]
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of T that are not 0."""
+        return min(self.key_dim, self.widths[0])
+
+    @property
+    def has_sign(self) -> bool:
+        """True if the last diagonal entry of T is Normal(0, s^2) with a sign: then `Q` is a rotation."""
+        # |Normal(0, 1)| has the distribution chi(1). With Q of determinant 1, the last rows of T and of Q^T W_k have a
+        # common sign that is free: the density has two equal halves, and it is smooth where the entry is 0.
+        return self.rank == self.key_dim
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        upper = self.rank * self.widths[0] - self.rank * (self.rank - 1) // 2
+        return self.groups * (upper + self.rank * self.widths[1])
+
+    def split(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split coordinates into `log diag T`, `[group, rank]`, the entries above it, and `Q^T W_k`."""
+        rows, m = z.reshape(self.groups, -1), self.rank
+        keys = m * self.widths[1]
+        return rows[:, :m], rows[:, m : rows.shape[1] - keys], rows[:, rows.shape[1] - keys :].unflatten(1, (m, -1))
+
+    def decode(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Map coordinates to the columns of the queries and of the keys, `[group, key, column]`, with `Q = 1`."""
+        diagonal, upper, keys = self.split(z)
+        logs = self.rank - self.has_sign
+        entries = torch.cat([diagonal[:, :logs].exp(), diagonal[:, logs:], upper, z.new_zeros(self.groups, 1)], 1)
+        position = torch.full((self.key_dim, self.widths[0]), entries.shape[1] - 1, device=z.device)
+        rows, columns = torch.triu_indices(self.rank, self.widths[0], 1, device=z.device)
+        index = torch.arange(self.rank, device=z.device)
+        position[index, index] = index
+        position[rows, columns] = self.rank + torch.arange(len(rows), device=z.device)
+        queries = entries[:, position]
+        return queries, torch.cat([keys, z.new_zeros(self.groups, self.key_dim - self.rank, self.widths[1])], 1)
+
+    def encode(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Map the columns of queries and keys to coordinates."""
+        Q, T = torch.linalg.qr(queries, mode="reduced")
+        diagonal = T.diagonal(dim1=-2, dim2=-1)
+        sign = torch.where(diagonal < 0, -1.0, 1.0)
+        T, keys = sign[..., None] * T, sign[..., None] * (Q.mT @ keys)
+        rows, columns = torch.triu_indices(self.rank, self.widths[0], 1)
+        size, logs = diagonal.abs(), self.rank - self.has_sign
+        log_diagonal = size[:, :logs].clamp(min=MIN_DIAGONAL).log()
+        return torch.cat([log_diagonal, size[:, logs:], T[:, rows, columns], keys.flatten(1)], 1).flatten()
+
+    def log_prior(self, z: Tensor) -> Tensor:
+        """Compute the log density of the coordinates, for entries of `W_q` and `W_k` that are Normal(0, 1)."""
+        # t ~ chi(n) has the density t^(n-1) exp(-t^2/2) / (2^(n/2-1) Gamma(n/2)); that of log t has one factor t more.
+        diagonal, upper, keys = self.split(z)
+        logs = self.rank - self.has_sign
+        log_diagonal = diagonal[:, :logs]
+        n = self.key_dim - torch.arange(logs, device=z.device, dtype=z.dtype)
+        log_chi = n * log_diagonal - (2 * log_diagonal).exp() / 2 - (n / 2 - 1) * math.log(2) - torch.lgamma(n / 2)
+        return log_chi.sum() + _log_normal(diagonal[:, logs:]) + _log_normal(upper) + _log_normal(keys)
+
+    def mirror(self, z: Tensor, group: int) -> Tensor:
+        """Change the sign of the last rows of T and of `Q^T W_k` of one group, which changes no density."""
+        diagonal, upper, keys = (part.clone() for part in self.split(z))
+        rows, _ = torch.triu_indices(self.rank, self.widths[0], 1, device=z.device)
+        diagonal[group, -1] *= -1
+        upper[group, rows == self.rank - 1] *= -1
+        keys[group, -1] *= -1
+        return torch.cat([diagonal, upper, keys.flatten(1)], 1).flatten()
+
+    def sample(self, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+        """Draw coordinates from their prior."""
+        columns = sum(self.widths)
+        joint = torch.randn(self.groups, self.key_dim, columns, generator=generator, dtype=dtype)
+        return self.encode(joint[..., : self.widths[0]], joint[..., self.widths[0] :])
+
+
+class Coordinates:
+    """The bijection between coordinates and learned parameters up to the gauge, and the prior of the coordinates.
+
+    Args:
+        objective: The log evidence, with the learned parameters and their priors.
+        corpus: The sentences on which the invariance of each gauge is checked.
+
+    Attributes:
+        size: The number of coordinates.
+        unfixed: The attention nodes whose matrices are learned and whose gauge is not fixed.
+    """
+
+    def __init__(self, objective: FitObjective, corpus: Batch) -> None:
+        self.objective, self.learned = objective, objective.learned
+        network = objective.network
+        self.dtype, self.device = network.dtype, objective.device
+        self.spread = self.learned.spread or 1.0
+        self.shapes = {name: network.parameters[name].shape for name in self.learned.names}
+        self.blocks: list[GaugeBlock] = []
+        for gauge in find_gauges(network):
+            if {*gauge.names} <= {*self.learned.weights}:
+                block = self._create_block(gauge)
+                if self._is_invariant(block, corpus):
+                    self.blocks.append(block)
+        in_gauge = {name for block in self.blocks for name in block.gauge.names}
+        self.unfixed = find_unfixed(network, {*self.learned.weights} - in_gauge)
+        self.plain = [name for name in self.learned.weights if name not in in_gauge]
+        sizes = [
+            self.shapes[name].numel() // self.shapes[name][-1] * (self.shapes[name][-1] - 1) for name in self.tables
+        ]
+        sizes += [self.shapes[name].numel() for name in self.plain] + [block.size for block in self.blocks]
+        self.sizes, self.size = sizes, sum(sizes)
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the learned tables."""
+        return list(self.learned.tables)
+
+    @property
+    def labels(self) -> list[str]:
+        """The name of the parameter, or pair of parameters, of each part of the coordinates."""
+        return [*self.tables, *self.plain, *(" and ".join(block.gauge.names) for block in self.blocks)]
+
+    def describe(self, direction: Tensor) -> str:
+        """Return the name of the parameter, or pair, with the largest part of a direction, and its row or head."""
+        parts = direction.square().split(self.sizes)
+        k = max(range(len(parts)), key=lambda k: float(parts[k].sum()))
+        name = self.labels[k]
+        if k >= len(self.tables) + len(self.plain):
+            rows = self.blocks[k - len(self.tables) - len(self.plain)].groups
+        else:
+            rows = self.shapes[name][0] if len(self.shapes[name]) > 1 else 1
+        row = int(parts[k].reshape(rows, -1).sum(1).argmax())
+        return name if rows == 1 else f"{name} [{row}]"
+
+    def decode(self, z: Tensor) -> dict[str, Tensor]:
+        """Map coordinates to parameters in which every `Q` is 1, `[coordinate]` to `[*shape]`; tables are logits."""
+        parts, result = list(z.split(self.sizes)), {}
+        for name in self.tables:
+            shape = self.shapes[name]
+            ratios = parts.pop(0).reshape(*shape[:-1], shape[-1] - 1)
+            result[name] = torch.cat([ratios, ratios.new_zeros(*shape[:-1], 1)], -1).log_softmax(-1)
+        for name in self.plain:
+            result[name] = self.spread * parts.pop(0).reshape(self.shapes[name])
+        for block in self.blocks:
+            for side, columns in zip((block.gauge.query, block.gauge.key), block.decode(parts.pop(0)), strict=True):
+                result |= self._from_columns(side, self.spread * columns, block)
+        return {name: result[name] for name in self.learned.names}
+
+    def encode(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Map parameters to their coordinates, `[*shape]` to `[coordinate]`; tables are logits."""
+        parts = []
+        for name in self.tables:
+            logits = parameters[name].log_softmax(-1)
+            parts.append((logits[..., :-1] - logits[..., -1:]).flatten())
+        parts += [parameters[name].flatten() / self.spread for name in self.plain]
+        for block in self.blocks:
+            columns = (self._to_columns(side, parameters, block) for side in (block.gauge.query, block.gauge.key))
+            parts.append(block.encode(*(value / self.spread for value in columns)))
+        return torch.cat(parts)
+
+    def log_prior(self, z: Tensor) -> Tensor:
+        """Compute the normalised log density of the prior of the coordinates, `[]`."""
+        # |d(p_1..p_(K-1)) / d(log ratios)| = prod_k p_k (Aitchison 1986, section 6.2), so the density of the log ratios
+        # of a Dirichlet(a) row is Gamma(K a) / Gamma(a)^K prod_k p_k^a.
+        parts, total = list(z.split(self.sizes)), z.new_zeros(())
+        values = self.decode(z)
+        for name, concentration in self.learned.tables.items():
+            parts.pop(0)
+            logits = values[name]
+            states, rows = logits.shape[-1], logits.numel() // logits.shape[-1]
+            constant = math.lgamma(states * concentration) - states * math.lgamma(concentration)
+            total = total + concentration * logits.sum() + rows * constant
+        for _ in self.plain:
+            total = total + _log_normal(parts.pop(0))
+        for block in self.blocks:
+            total = total + block.log_prior(parts.pop(0))
+        return total
+
+    def log_density(self, z: Tensor, corpus: Batch) -> Tensor:
+        """Compute the log joint density of coordinates and observations, `[]`."""
+        return self.log_prior(z) + self.objective.log_evidence(self.decode(z), corpus).sum()
+
+    def mirrors(self, z: Tensor) -> list[Tensor]:
+        """Return the coordinates of equal density that one change of a free sign gives, each `[coordinate]`."""
+        parts, result = list(z.split(self.sizes)), []
+        for k, block in enumerate(self.blocks, len(parts) - len(self.blocks)):
+            for group in range(block.groups if block.has_sign else 0):
+                result.append(torch.cat([*parts[:k], block.mirror(parts[k], group), *parts[k + 1 :]]))
+        return result
+
+    def sample_prior(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw coordinates from their prior, `[coordinate]`."""
+        parts = []
+        for name, concentration in self.learned.tables.items():
+            gamma = torch.full(self.shapes[name], concentration, dtype=torch.float64)
+            # The logarithm of a Gamma(a) variable is that of a Gamma(a + 1) variable plus log(U) / a (Marsaglia and
+            # Tsang 2000), which does not underflow for small a.
+            uniform = torch.rand(gamma.shape, generator=generator, dtype=torch.float64)
+            logs = torch._standard_gamma(gamma + 1, generator=generator).log() + uniform.log() / concentration
+            parts.append((logs[..., :-1] - logs[..., -1:]).flatten().to(self.dtype))
+        for name in self.plain:
+            parts.append(torch.randn(self.shapes[name], generator=generator, dtype=self.dtype).flatten())
+        parts += [block.sample(generator, self.dtype) for block in self.blocks]
+        return torch.cat(parts).to(self.device)
+
+    def rotate(self, parameters: Mapping[str, Tensor], generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Rotate parameters that `decode` returned by a random `Q` for each gauge; the model stays the same.
+
+        Rows of the keys that no query reaches are drawn from the prior.
+        """
+        result = dict(parameters)
+        for block in self.blocks:
+            normal = torch.randn(block.groups, block.key_dim, block.key_dim, generator=generator, dtype=self.dtype)
+            Q, R = torch.linalg.qr(normal.to(self.device))
+            Q = Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # uniform on the orthogonal group (Mezzadri 2007)
+            queries, keys = (self._to_columns(s, parameters, block) for s in (block.gauge.query, block.gauge.key))
+            if block.rank < block.key_dim:
+                shape = block.groups, block.key_dim - block.rank, block.widths[1]
+                unused = self.spread * torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
+                keys = torch.cat([keys[:, : block.rank], unused], 1)
+            result |= self._from_columns(block.gauge.query, Q @ queries, block)
+            result |= self._from_columns(block.gauge.key, Q @ keys, block)
+        return result
+
+    def to_samples(self, draws: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Map draws `[draw, coordinate]` to samples of the parameters, `[draw, *shape]`, with tables as probabilities.
+
+        The gauge of each draw is random, so the samples are draws of the posterior of the parameters.
+        """
+        sets = [self.rotate(self.decode(z), generator) for z in draws]
+        stacked = {name: torch.stack([values[name] for values in sets]) for name in self.learned.names}
+        return {name: value.exp() if name in self.learned.tables else value for name, value in stacked.items()}
+
+    def _create_block(self, gauge: Gauge) -> GaugeBlock:
+        """Create the coordinates of a gauge."""
+        leading = [self.shapes[name][:-2] for name in (gauge.query[0], gauge.key[0])]
+        is_per_head = gauge.is_per_head and leading[0] == leading[1]
+        groups = leading[0].numel() if is_per_head else 1
+        key_dim = self.shapes[gauge.query[0]][-2]
+        widths = [
+            sum(self.shapes[name].numel() for name in side) // key_dim // groups for side in (gauge.query, gauge.key)
+        ]
+        return GaugeBlock(gauge, groups, key_dim, (widths[0], widths[1]))
+
+    def _to_columns(self, names: tuple[str, ...], parameters: Mapping[str, Tensor], block: GaugeBlock) -> Tensor:
+        """Arrange matrices `[*heads, key, in]`, and biases `[*heads, key]`, as columns `[group, key, column]`."""
+        columns = []
+        for number, name in enumerate(names):
+            value = parameters[name].unsqueeze(-1) if number else parameters[name]
+            value = value.reshape(block.groups, -1, *value.shape[-2:])
+            columns.append(value.transpose(1, 2).flatten(2))
+        return torch.cat(columns, 2)
+
+    def _from_columns(self, names: tuple[str, ...], columns: Tensor, block: GaugeBlock) -> dict[str, Tensor]:
+        """Split columns into the matrices and biases that `_to_columns` arranged."""
+        widths = [self.shapes[name].numel() // block.groups // block.key_dim for name in names]
+        result = {}
+        for number, (name, part) in enumerate(zip(names, columns.split(widths, 2), strict=True)):
+            last = 1 if number else self.shapes[name][-1]
+            value = part.reshape(block.groups, block.key_dim, -1, last).transpose(1, 2)
+            result[name] = value.reshape(self.shapes[name])
+        return result
+
+    def _is_invariant(self, block: GaugeBlock, corpus: Batch) -> bool:
+        """Return True if a random rotation of random matrices leaves the log evidence unchanged."""
+        # The log evidence is an analytic function of the matrices, so an invariance that holds at random values holds
+        # everywhere, with probability 1 (for the structure of these sentences).
+        generator = torch.Generator().manual_seed(0)
+        part = corpus if self.objective.has_corpus_choice else corpus.take(slice(0, CHECK_SENTENCES))
+        values = {name: self.objective.network.parameters[name].detach().to(self.device) for name in self.shapes}
+        for name in block.gauge.names:
+            values[name] = torch.randn(self.shapes[name], generator=generator, dtype=self.dtype).to(self.device)
+        normal = torch.randn(block.groups, block.key_dim, block.key_dim, generator=generator, dtype=self.dtype)
+        Q = torch.linalg.qr(normal).Q.to(self.device)
+        rotated = dict(values)
+        for side in (block.gauge.query, block.gauge.key):
+            rotated |= self._from_columns(side, Q @ self._to_columns(side, values, block), block)
+        with torch.no_grad():
+            before, after = (self.objective.log_evidence(v, part) for v in (values, rotated))
+        tolerance = torch.finfo(self.dtype).eps ** 0.5
+        return torch.allclose(before, after, rtol=tolerance, atol=tolerance)
+
+
+def _log_normal(value: Tensor) -> Tensor:
+    """Compute the log density of independent standard Normal variables, `[]`."""
+    return -value.square().sum() / 2 - value.numel() * math.log(2 * math.pi) / 2

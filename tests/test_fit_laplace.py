@@ -1,0 +1,358 @@
+"""Coordinates with a fixed gauge, the Laplace approximation, Normal guides, importance weights."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+import bnet_transformer as bt
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.learning.fit.coordinates import Coordinates, GaugeBlock
+from bnet_transformer.learning.fit.gauge import Gauge, find_gauges, find_unfixed
+from bnet_transformer.learning.fit.importance import resample, smooth_weights
+from bnet_transformer.learning.fit.laplace import compute_evidence, polish
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.tpm import Categorical, Normal
+from tests.cases import batch_evidence, batch_inputs, get_case
+
+WEIGHTS = ["W_q_0.values", "W_k_0.values", "W_v_0.values"]
+BLOCKS = [(2, 2, 3), (2, 3, 2), (3, 2, 2), (1, 2, 2), (3, 3, 1)]  # key_dim, columns of W_q and of W_k
+
+
+def make_block(key_dim, queries, keys, groups=1):
+    return GaugeBlock(Gauge("x", ("q",), ("k",), True), groups, key_dim, (queries, keys))
+
+
+def mixture(heads=2, sigma=0.5, dim=2, **options):
+    return bt.bayesuvius(dim, heads=heads, observe=Normal(sigma), prior=1.0, seed=3, **options).to(torch.float64)
+
+
+def draw_xy(net, sentences=12, words=2, seed=0, dim=2):
+    torch.manual_seed(seed)
+    x = torch.randn(sentences, words, dim).double()
+    return x, net.pyro(parameters="own")(x)["y"].reshape(sentences, words, dim).detach()
+
+
+def make_objective(net, learn=None, spread=1.0):
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
+    return FitObjective(net.network, learned, 2**16)
+
+
+def fit(net, data, method, **options):
+    return bt.fit(net, data, method=method, progress=False, **{"spread": 1.0, **options})
+
+
+@pytest.mark.parametrize("sizes", BLOCKS)
+def test_density_of_the_coordinates_is_that_of_the_matrices(sizes):
+    """`p(W_q, W_k) |d(W_q, W_k) / d(z, Q, unused)| = p(z) p(Q) p(unused)`: the ratio does not depend on z."""
+    key_dim, _, keys = sizes
+    block, free = make_block(*sizes), key_dim * (key_dim - 1) // 2
+    rows, columns = torch.triu_indices(key_dim, key_dim, 1)
+    torch.manual_seed(0)
+
+    def to_matrices(z, angles, unused):
+        q, k = block.decode(z)
+        skew = torch.zeros(key_dim, key_dim, dtype=z.dtype).index_put((rows, columns), angles)
+        k = torch.cat([k[0, : block.rank], unused.reshape(-1, keys)])
+        return torch.cat([(rotation := torch.linalg.matrix_exp(skew - skew.mT)) @ q[0], rotation @ k], 1).flatten()
+
+    ratios = []
+    for _ in range(4):
+        z = torch.randn(block.size).double() * 0.7
+        angles, unused = torch.zeros(free).double(), torch.randn((key_dim - block.rank) * keys).double()
+        jacobian = torch.cat(torch.autograd.functional.jacobian(to_matrices, (z, angles, unused)), 1)
+        assert jacobian.shape[0] == jacobian.shape[1]
+        log_normal = lambda x: float(torch.distributions.Normal(0.0, 1.0).log_prob(x).sum())  # noqa: E731
+        density = log_normal(to_matrices(z, angles, unused)) - log_normal(unused)
+        ratios.append(density + float(torch.linalg.slogdet(jacobian).logabsdet) - float(block.log_prior(z)))
+    torch.testing.assert_close(torch.tensor(ratios), torch.full((4,), ratios[0]))
+    if key_dim == 2:  # the uniform density of the angle over one turn, of which det Q = 1 is all, or one half
+        assert ratios[0] == pytest.approx(-math.log(2 * math.pi) if block.has_sign else -math.log(4 * math.pi))
+
+
+@pytest.mark.parametrize("sizes", BLOCKS)
+def test_the_prior_of_the_coordinates_is_bartletts(sizes):
+    """The diagonal is chi, the other entries are Normal, and `T' Q'W_k` has the distribution of `W_q' W_k`."""
+    key_dim, queries, keys = sizes
+    block = make_block(*sizes, groups=4000)
+    z = block.sample(torch.Generator().manual_seed(1), torch.float64)
+    _, upper, rows = block.split(z)
+    chi = torch.linalg.qr(block.decode(z)[0]).R.diagonal(dim1=-2, dim2=-1).abs()
+    for i in range(block.rank):
+        assert stats.kstest(chi[:, i], stats.chi(key_dim - i).cdf).pvalue > 1e-3
+    for values in (upper, rows):
+        assert values.numel() == 0 or stats.kstest(values.flatten(), stats.norm.cdf).pvalue > 1e-3
+    q, k = block.decode(z)
+    generator = torch.Generator().manual_seed(2)
+    W_q = torch.randn(4000, key_dim, queries, generator=generator, dtype=torch.float64)
+    W_k = torch.randn(4000, key_dim, keys, generator=generator, dtype=torch.float64)
+    A, expected = q.mT @ k, W_q.mT @ W_k
+    assert stats.ks_2samp(A[:, 0, 0], expected[:, 0, 0]).pvalue > 1e-3
+    assert stats.ks_2samp(A.flatten(1).norm(dim=1), expected.flatten(1).norm(dim=1)).pvalue > 1e-3
+
+
+NETS = {
+    "heads": lambda: mixture(),
+    "narrow keys": lambda: mixture(dim=3, key_dim=2),
+    "wide keys": lambda: mixture(key_dim=4),
+    "codebook": lambda: mixture(atoms=(2, 3, 2)),
+    "words": lambda: mixture(per="word"),
+    "words, codebook": lambda: mixture(per="word", atoms=2),
+    "concat": lambda: mixture(combine="concat"),
+    "marginal": lambda: mixture(attention="marginal"),
+    "two slices": lambda: mixture(slices=2, per="slice"),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_coordinates_and_rotations_keep_the_model(name):
+    net = NETS[name]()
+    dim = 3 if name == "narrow keys" else 2
+    data = torch.randn(4, 3, dim).double(), torch.randn(4, 3, dim).double()
+    objective, corpus = make_objective(net, spread=1.3), read_batch(net.network, data)
+    coordinates = Coordinates(objective, corpus)
+    assert coordinates.blocks and not coordinates.unfixed
+    values = {key: net.parameters[key].detach() for key in objective.learned.names}
+    z = coordinates.encode(values)
+    expected = objective.log_evidence(values, corpus)
+    decoded = coordinates.decode(z)
+    torch.testing.assert_close(coordinates.encode(decoded), z)
+    torch.testing.assert_close(objective.log_evidence(decoded, corpus), expected)
+    rotated = coordinates.rotate(decoded, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(objective.log_evidence(rotated, corpus), expected)
+    assert not torch.allclose(
+        rotated[coordinates.blocks[0].gauge.query[0]], values[coordinates.blocks[0].gauge.query[0]]
+    )
+    torch.testing.assert_close(coordinates.encode(rotated).abs(), z.abs())  # up to the sign of the last row
+
+
+GAUGES = {  # the number of gauges that are fixed, and of attention nodes whose gauge is not
+    **{"slice": (3, 0), "codebook, two slices": (2, 0), "encoder, pre-norm": (2, 0), "two selectors": (1, 0)},
+    **{"marginal": (1, 0), "bucketed": (2, 0), "backward chain": (1, 0), "grouped": (0, 2), "positioned": (0, 2)},
+}
+
+
+@pytest.mark.parametrize("name", GAUGES)
+def test_gauges_of_the_table_of_nets(name):
+    """Biases, codebooks, chains and pooled readouts; keys that groups share and rotary positions are not fixed."""
+    case = get_case(name)
+    network, evidence = case.net.network, batch_evidence(case.sentence.observe(case.evidence))
+    (x,) = batch_inputs(case.sentence).values()
+    corpus = Batch({"": x}, None, evidence)
+    learned = select_learnable(network, tuple(network.get_spec(key) for key in evidence), None, 0.8)
+    objective = FitObjective(network, learned, 2**16)
+    coordinates = Coordinates(objective, corpus)
+    assert (len(coordinates.blocks), len(coordinates.unfixed)) == GAUGES[name]
+    values = {key: network.parameters[key].detach() for key in learned.names}
+    rotated = coordinates.rotate(coordinates.decode(coordinates.encode(values)), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(objective.log_evidence(rotated, corpus), objective.log_evidence(values, corpus))
+    changed = [key for key in values if not torch.allclose(rotated[key], values[key])]
+    assert {*changed} - {*learned.tables} == {key for block in coordinates.blocks for key in block.gauge.names}
+
+
+def test_gauges_of_biases_rotary_positions_and_shared_queries():
+    (first, _) = find_gauges(get_case("encoder, post-norm").net.network)
+    assert first.query == ("W_q_0.value", "q_0.bias") and first.is_per_head
+    (mixed,) = find_gauges(get_case("two selectors").net.network)
+    assert not mixed.is_per_head  # queries of selector c and keys of codebook d occur in all pairs
+    rotary = get_case("chapter").net.network
+    assert find_gauges(rotary) and not find_unfixed(rotary, ())
+    positioned = get_case("positioned").net.network
+    assert not find_gauges(positioned)
+
+
+@pytest.mark.parametrize("concentration", [0.5, 3.0])
+def test_log_ratios_have_the_density_of_a_dirichlet(concentration):
+    net = bt.bayesuvius(2, heads=3, observe=Normal(1.0), prior=concentration).to(torch.float64)
+    data = torch.randn(2, 2, 2).double(), torch.randn(2, 2, 2).double()
+    coordinates = Coordinates(make_objective(net, ["c.logits"]), read_batch(net.network, data))
+    z = torch.tensor([0.4, -1.1]).double()
+    probs = coordinates.decode(z)["c.logits"].exp()
+    jacobian = torch.autograd.functional.jacobian(lambda z: coordinates.decode(z)["c.logits"].exp()[:2], z)
+    expected = torch.distributions.Dirichlet(torch.full((3,), concentration).double()).log_prob(probs)
+    torch.testing.assert_close(coordinates.log_prior(z), expected + torch.linalg.slogdet(jacobian).logabsdet)
+    draws = torch.stack([coordinates.sample_prior() for _ in range(2000)])
+    share = torch.vmap(coordinates.decode)(draws)["c.logits"].exp()[:, 0]
+    assert stats.kstest(share, stats.beta(concentration, 2 * concentration).cdf).pvalue > 1e-3
+
+
+@pytest.fixture(scope="module")
+def regression():
+    """Return a net whose only learned parameter is `W_v` of one head: Bayesian linear regression."""
+    net, sigma, spread = mixture(heads=1, sigma=0.8), 0.8, 0.4
+    x, y = draw_xy(net, 16)
+    z = net.replace({"W_v_0.values": torch.eye(2).double()[None]}).module()(x, want=("x_1",))["x_1"].reshape(-1, 2)
+    z = z.detach()
+    covariance = torch.linalg.inv(z.mT @ z / sigma**2 + torch.eye(2).double() / spread**2)
+    mean = (covariance @ z.mT @ y.reshape(-1, 2) / sigma**2).mT
+    marginal = torch.distributions.MultivariateNormal(
+        torch.zeros(len(z)).double(), spread**2 * z @ z.mT + sigma**2 * torch.eye(len(z)).double()
+    )
+    evidence = float(marginal.log_prob(y.reshape(-1, 2).mT).sum())
+    return net, (x, y), spread, mean, covariance, evidence
+
+
+def test_laplace_is_exact_for_linear_regression(regression):
+    net, data, spread, mean, covariance, evidence = regression
+    for reweight in (True, False):
+        f = fit(net, data, bt.Laplace(draws=4000, reweight=reweight, restarts=1), learn=["W_v_0.values"], spread=spread)
+        draws = f.samples["W_v_0.values"][0, :, 0]
+        torch.testing.assert_close(f.net.parameters["W_v_0.values"][0], mean)
+        torch.testing.assert_close(draws.mean(0), mean, atol=0.05 * float(covariance.max()) ** 0.5, rtol=0)
+        for row in range(2):
+            torch.testing.assert_close(torch.cov(draws[:, row].mT), covariance, rtol=0.1, atol=0.05 * covariance.max())
+        assert f.khat < 0.5 and f.log_marginal_likelihood == pytest.approx(evidence)
+        assert (f.effective_sample_size is not None) == reweight
+
+
+@pytest.mark.parametrize("guide", [pytest.param("low-rank", marks=pytest.mark.slow), "full-rank"])
+def test_normal_guides_are_exact_for_linear_regression(regression, guide):
+    net, data, spread, mean, covariance, _ = regression
+    method = bt.SVI(guide=guide, rank=2, steps=150 if guide == "low-rank" else 40, draws=4000)
+    f = fit(net, data, method, learn=["W_v_0.values"], spread=spread)
+    draws = f.samples["W_v_0.values"][0, :, 0]
+    torch.testing.assert_close(draws.mean(0), mean, atol=0.1 * float(covariance.max()) ** 0.5, rtol=0)
+    for row in range(2):
+        torch.testing.assert_close(
+            torch.cov(draws[:, row].mT), covariance, rtol=0.15, atol=0.1 * float(covariance.max())
+        )
+    assert f.has_intervals and f.khat < 0.7
+
+
+@pytest.mark.slow
+def test_evidence_counts_the_orders_of_exchangeable_heads():
+    """Compared with the mean likelihood of draws from the prior; with equal W_q, W_k the two heads are exchangeable."""
+    net = mixture(dim=1, sigma=0.4)
+    equal = {name: net.parameters[name][:1].expand(2, 1, 1).clone() for name in WEIGHTS[:2]}
+    net = net.replace({**equal, WEIGHTS[2]: torch.tensor([1.4, -1.2]).double().reshape(2, 1, 1)})
+    data, learn = draw_xy(net, 30, dim=1), ["c.logits", "W_v_0.values"]
+    f = fit(net, data, bt.Laplace(draws=200), learn=learn)
+    objective, corpus = make_objective(net, learn), read_batch(net.network, data)
+    torch.manual_seed(0)
+    pi = torch.distributions.Dirichlet(torch.ones(2).double()).sample((40000,))
+    sets = {"c.logits": pi.log(), "W_v_0.values": torch.randn(40000, 2, 1, 1).double()}
+    expected = float(objective.log_evidences(sets, corpus).sum(1).logsumexp(0)) - math.log(40000)
+    assert f.matched == ("c",) and f.log_marginal_likelihood == pytest.approx(expected, abs=0.15)
+
+
+def test_evidence_counts_both_signs_of_the_last_row():
+    """Compared with the mean likelihood of draws from the prior of the matrices, which has no gauge."""
+    net = mixture(heads=1, dim=1, sigma=0.3)
+    net = net.replace({name: torch.full((1, 1, 1), 1.3).double() for name in WEIGHTS})
+    corpus = read_batch(net.network, draw_xy(net, 40, words=3, dim=1))
+    objective = make_objective(net, WEIGHTS)
+    coordinates = Coordinates(objective, corpus)
+    z = coordinates.encode({name: net.parameters[name].detach() for name in WEIGHTS})
+    mode = polish(coordinates, [corpus], z)
+    (mirror,) = coordinates.mirrors(mode.z)
+    torch.testing.assert_close(coordinates.log_density(mirror, corpus), coordinates.log_density(mode.z, corpus))
+    assert not torch.allclose(mirror, mode.z)
+    evidence, reason = compute_evidence(coordinates, corpus, mode, 0.0, ())
+    torch.manual_seed(0)
+    sets = {name: torch.randn(40000, 1, 1, 1).double() for name in WEIGHTS}
+    expected = float(objective.log_evidences(sets, corpus).sum(1).logsumexp(0)) - math.log(40000)
+    assert not reason and evidence == pytest.approx(expected, abs=0.3)
+
+
+def test_laplace_names_what_the_data_do_not_determine():
+    net = mixture(sigma=1.0)
+    x, y = draw_xy(net, 6, words=1)  # attention over one word: no sentence informs A
+    f = fit(net, (x, y), bt.Laplace(draws=100, restarts=1))
+    notes = "; ".join(f.notes)
+    assert f.log_marginal_likelihood is None and "sentences, 6," in notes
+    assert "A x_1 of head 0 (4 of 4" in notes or "A x_1 of head 0 (3 of 4" in notes
+    assert all(value.isfinite().all() for value in f.samples.values())
+    prior_width = 2**0.5 * 2 * 1.645  # of an entry of A, if it were Normal
+    low, high = f.interval("A x_1")
+    assert 0.5 * prior_width < float((high - low).mean()) < 1.5 * prior_width
+    large = net.replace({"W_v_0.values": 8 * net.parameters["W_v_0.values"]})
+    g = fit(large, draw_xy(large, 40), bt.Laplace(draws=10, restarts=1), learn=["W_v_0.values"], spread=0.2)
+    assert any("W_v_0.values" in note and "spread=" in note for note in g.notes)
+    same = fit(net, (x, torch.zeros_like(y)), bt.Laplace(draws=10, restarts=1), learn=["c.logits"])
+    assert same.pi.isfinite().all()
+
+
+def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
+    net = mixture()
+    data = draw_xy(net)
+    with pytest.raises(bt.BNetError, match="spread"):
+        fit(net, data, bt.Laplace(), spread=None)
+    with pytest.raises(bt.BNetError, match="batch"):
+        fit(net, data, bt.Laplace(), batch=3)
+    with pytest.raises(bt.BNetError, match="checkpoints"):
+        fit(net, data, bt.Laplace(), checkpoints=tmp_path)
+    with pytest.raises(bt.BNetError, match="guide"):
+        bt.SVI(guide="full-rank", choices="sampled")
+    f = fit(net, data, bt.Laplace(draws=20, restarts=1))
+    for name in WEIGHTS[:2]:
+        with pytest.raises(bt.BNetError, match="A x_1"):
+            f.interval(name)
+    for name in ("A x_1", "OV x_1", "W_v_0.values", "c.logits"):
+        low, high = f.interval(name)
+        assert bool((low <= high).all())
+    x = data[0][:3]
+    low, high = f.predict_interval(x)
+    mean = f.predict(x)
+    assert low.shape == mean.shape and bool(((low < mean) & (mean < high)).all())
+    half = fit(net, data, bt.Laplace(draws=20, restarts=1), learn=["W_q_0.values"])
+    assert half.interval("W_q_0.values")[0].isfinite().all()  # W_k is fixed, so W_q is identified
+    g = fit(net, data, bt.SVI(steps=3, draws=5))
+    with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
+        g.interval("A x_1")
+    with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
+        g.predict_interval(x)
+    assert fit(net, data, bt.SVI(steps=3, draws=5), learn=["c.logits"]).has_intervals
+    f.save(tmp_path / "f.fit")
+    loaded = bt.load(tmp_path / "f.fit")
+    assert (loaded.khat, loaded.notes, loaded.log_marginal_likelihood) == (f.khat, f.notes, f.log_marginal_likelihood)
+
+
+def test_a_discrete_readout_and_a_net_of_float32():
+    net = bt.bayesuvius(2, heads=2, vocabulary=["a", "b", "c"], observe=Categorical(3), prior=1.0)
+    data = [("a b c", "b c a"), ("b c", "a b"), ("c a b", "c a a")] * 3
+    f = fit(net, data, bt.Laplace(draws=30, restarts=1))
+    assert f.samples["W_q_0.values"].dtype == torch.float32 and f.pi.isfinite().all()
+    assert f.predict(data).isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.4, 3.0])
+def test_smoothed_weights_are_those_of_arviz(scale):
+    arviz = pytest.importorskip("arviz")
+    if not hasattr(arviz, "psislw"):
+        pytest.skip("ArviZ 1 moved psislw")
+    torch.manual_seed(0)
+    logs = scale * torch.randn(1500).double()
+    weights, khat = smooth_weights(logs)
+    expected, shape = arviz.psislw(logs.numpy())
+    torch.testing.assert_close(weights, torch.as_tensor(expected).exp())
+    assert khat == pytest.approx(float(shape))
+
+
+def test_weights_with_infinite_logs_and_resampling():
+    logs = torch.full((100,), -math.inf).double()
+    logs[:60] = 0.0
+    weights, _ = smooth_weights(logs)
+    torch.testing.assert_close(weights, torch.cat([torch.full((60,), 1 / 60), torch.zeros(40)]).double())
+    indices = resample(torch.tensor([0.5, 0.25, 0.0, 0.25]).double(), 8, torch.Generator().manual_seed(0))
+    assert torch.bincount(indices, minlength=4).tolist() == [4, 2, 0, 2]
+
+
+def test_a_normal_guide_has_intervals_only_with_reliable_weights():
+    net = mixture()
+    f = fit(net, draw_xy(net), bt.SVI(guide="full-rank", steps=2, draws=10), learn=["c.logits"])
+    assert f.khat < 0.7 and f.has_intervals
+    g = replace(f, khat=0.9)
+    assert not g.has_intervals
+    with pytest.raises(bt.BNetError, match=r"k-hat 0\.90"):
+        g.interval("c.logits")
+
+
+def test_no_evidence_if_no_sentence_informs_a_head():
+    net = mixture()
+    x = draw_xy(net, 20, words=3)[0]
+    f = fit(net, (x, x), bt.Laplace(draws=50, restarts=2))
+    assert f.log_marginal_likelihood is None
+    assert "no sentence informs a head" in f.notes[-1]
