@@ -68,7 +68,9 @@ def test_the_most_probable_path_is_that_of_hmmlearn():
 def test_an_em_step_is_that_of_hmmlearn():
     net, model = make_pair()
     x, y, _ = draw_words([WORDS] * SENTENCES)
-    fit = bt.fit(net, (x, y), method=bt.EM(steps=1), learn=["c_0.initial", "c_0.logits"], progress=False)
+    fit = bt.fit(
+        net, (x, y), method=bt.EM(steps=1, optimizer="first-order"), learn=["c_0.initial", "c_0.logits"], progress=False
+    )
     model.fit(y.flatten(0, 1).numpy(), [WORDS] * SENTENCES)
     close(fit.net.parameters["c_0.initial"].softmax(-1).numpy(), model.startprob_)
     close(fit.net.parameters["c_0.logits"].softmax(-1).numpy(), model.transmat_)

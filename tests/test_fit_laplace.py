@@ -352,7 +352,7 @@ def test_a_normal_guide_has_intervals_only_with_reliable_weights():
 
 def test_no_evidence_if_no_sentence_informs_a_head():
     net = mixture()
-    x = draw_xy(net, 20, words=3)[0]
+    x = draw_xy(net, 2, words=3)[0]
     f = fit(net, (x, x), bt.Laplace(draws=50, restarts=2))
     assert f.log_marginal_likelihood is None
     assert "no sentence informs a head" in f.notes[-1]

@@ -145,6 +145,11 @@ def get_sentence() -> bt.Sentence:
     return get_net().sentence(TEXTS[0])
 
 
+def build_mixture(heads: int) -> bt.BNet:
+    """A mixture of some heads."""
+    return bt.bayesuvius(4, heads=heads, vocabulary=WORDS, observe=tpm.Categorical(3, labels=WORDS))
+
+
 @cache
 def get_pgmpy_model() -> object:
     """A network of one coin."""
@@ -167,6 +172,9 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         **{"from_pgmpy": {"model": get_pgmpy_model()}, "read_bif": {"path": "net.bif"}},
         **{name: {**two, "progress": False} for name in ("sweep", "mediation")},
         **{"fit": {"net": get_net(), "data": PAIRS, "method": bt.MAP(steps=1), "progress": False}},
+        **{"fit_heads": {"create": build_mixture, "data": PAIRS, "method": bt.EM(steps=1), "progress": False}},
+        **{"compare": {"fits": {"a": get_net(), "b": get_net()}, "data": PAIRS}},
+        **{"calibrate": {"net": get_net(), "method": bt.SVI(steps=1), "x": TEXTS, "spread": 1.0, "progress": False}},
         **{"train": {"net": get_decoder(), "data": TEXTS, "steps": 1, "progress": False}},
         **{"inclusion": {"net": get_decoder(), "sentences": TEXTS, "draws": 20, "progress": False}},
         **{"roles": {"net": get_decoder(), "sentences": TEXTS, "draws": 20}, "from_pretrained": {"source": "minilm"}},

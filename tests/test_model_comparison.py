@@ -122,10 +122,11 @@ def test_a_net_is_compared_as_a_fit_without_learned_parameters(fits):
 
 def test_notes_of_fits_are_notes_of_the_table_and_loaded_fits_are_compared(fits, tmp_path):
     data = planted(50, seed=1)
-    fits[3].save(tmp_path / "three.fit")
     warned = replace(fits[4])
     object.__setattr__(warned, "converged", False)
     object.__setattr__(warned, "notes", ("restarts disagree",))
+    object.__setattr__(fits[3], "notes", ())
+    fits[3].save(tmp_path / "three.fit")
     table = bt.compare({3: bt.load(tmp_path / "three.fit"), 4: warned}, data)
     torch.testing.assert_close(table.densities, bt.compare({3: fits[3], 4: fits[4]}, data).densities)
     assert table.notes == ("fit 4: not converged", "fit 4: restarts disagree")

@@ -50,7 +50,7 @@ def fits():
     net = bt.bayesuvius(3, heads=3, key_dim=2, observe=Normal(0.3))
     torch.manual_seed(1)
     x, y = torch.randn(24, 3, 3), torch.randn(24, 3, 3)
-    plain = bt.fit(net, (x, y), method=bt.MAP(restarts=3, steps=12), progress=False)
+    plain = bt.fit(net, (x, y), method=bt.MAP(restarts=3, steps=12, optimizer="first-order"), progress=False)
     nuts = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=20, warmup=5), learn=["c.logits"], progress=False)
     return plain, nuts, x, y
 

@@ -173,11 +173,11 @@ def test_words_without_input_nodes_are_counted():
     ]
     net = bt.BNet(bt.Declaration([bt.Stack(prologue=nodes)])).to(D)
     rows = [("a b c", [0, 1, 2]), ("a b", [1, 1])]
-    fitted = bt.fit(net, rows, method=bt.EM(steps=1), progress=False)
+    fitted = bt.fit(net, rows, method=bt.EM(steps=1, optimizer="first-order"), progress=False)
     y = np.array([0, 1, 2, 1, 1])
     posterior = prior[:, None] * emission[:, y]
     np.testing.assert_allclose(fitted.theta["z"], (posterior / posterior.sum(0)).mean(1), atol=1e-10)
-    start = bt.fit(net, rows, method=bt.EM(steps=1), learn=["z.logits"], progress=False)
+    start = bt.fit(net, rows, method=bt.EM(steps=1, optimizer="first-order"), learn=["z.logits"], progress=False)
     expected = [float(start.net.sentence(t).log_prob({f"y_{i}": k for i, k in enumerate(ys)})) for t, ys in rows]
     numbers = [(len(t.split()) * [0], ys) for t, ys in rows]
     np.testing.assert_allclose(start.log_likelihood(numbers), expected, atol=1e-10)
@@ -212,7 +212,7 @@ def test_a_hidden_markov_model_is_fitted_by_the_counts_of_its_paths():
             for pair in zip(path, y, strict=True):
                 counts["y"][pair] += p
     net = bt.BNet(bt.Declaration([stack])).to(D)
-    theta = bt.fit(net, rows, method=bt.EM(steps=1), progress=False).theta
+    theta = bt.fit(net, rows, method=bt.EM(steps=1, optimizer="first-order"), progress=False).theta
     for name, count in counts.items():
         np.testing.assert_allclose(theta[name], count / count.sum(-1, keepdims=True), atol=1e-10)
 
@@ -395,7 +395,9 @@ def test_pgmpy_both_ways():
     again = bt.from_pgmpy(back)
     assert {n.role: n.parents for n in again.declaration.nodes} == {n.role: n.parents for n in net.declaration.nodes}
     learned = bt.from_pgmpy(source, learnable=True)
-    assert bt.fit(learned, {"c": [0, 1, 1]}, method=bt.EM(steps=1), progress=False).theta.keys() == {"a", "b", "c", "d"}
+    assert bt.fit(
+        learned, {"c": [0, 1, 1]}, method=bt.EM(steps=1, optimizer="first-order"), progress=False
+    ).theta.keys() == {"a", "b", "c", "d"}
 
 
 def test_bif_both_ways(tmp_path):
@@ -506,7 +508,9 @@ def test_restarts_of_a_learnable_table_are_different():
     ]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes)]))
     y = [[0, 1, 2, 0, 1, 2, 0, 1], [1, 2, 0, 1, 2, 0]]
-    f = bt.fit(net, {"e_0": y}, method=bt.EM(steps=20, restarts=3, prune=False), progress=False)
+    f = bt.fit(
+        net, {"e_0": y}, method=bt.EM(steps=20, restarts=3, prune=False, optimizer="first-order"), progress=False
+    )
     last = {restart: score for _, restart, score in f.measured}
     assert f.restart > 0 and last[0] < min(last[1], last[2]) - 0.1
     assert f.predict([" ".join("a" * len(row)) for row in y], readout="e_0").shape == (2, 8, 3)

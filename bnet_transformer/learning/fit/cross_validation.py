@@ -71,6 +71,9 @@ def fit_heads(
     >>> found.densities.shape, found.choice in (1, 2)
     (torch.Size([2, 20]), True)
     """
+    if not callable(create):
+        expected = "a function from a number of heads to a net, such as lambda heads: bt.bayesuvius(4, heads=heads)"
+        raise BNetError("create", expected=expected, actual=create)
     counts = check_sequence("heads", heads, int, lambda value: check_int("heads", value))
     if not counts or len(set(counts)) < len(counts):
         raise BNetError("heads", expected="at least one number of heads, each once", actual=counts)

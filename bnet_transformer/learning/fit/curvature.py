@@ -88,7 +88,14 @@ class ModelStep:
     residual: Tensor
 
 
-def solve_model(model: QuadraticModel, scale: Tensor, damping: Tensor, iterations: int, tolerance: float) -> ModelStep:
+def solve_model(
+    model: QuadraticModel,
+    scale: Tensor,
+    damping: Tensor,
+    iterations: int,
+    tolerance: float,
+    floor: Tensor | float = 0.0,
+) -> ModelStep:
     """Maximise the damped models of all sets by conjugate gradients.
 
     Args:
@@ -97,6 +104,8 @@ def solve_model(model: QuadraticModel, scale: Tensor, damping: Tensor, iteration
         damping: The factor of `scale` that is added to `H`, `[set]`.
         iterations: The maximum number of products.
         tolerance: The relative residual at which a set stops.
+        floor: The square of the scaled norm of a gradient, `[set]`, that may be a rounding error: such a set gets the
+            step 0.
 
     Returns:
         The steps.
@@ -109,7 +118,7 @@ def solve_model(model: QuadraticModel, scale: Tensor, damping: Tensor, iteration
     d, r = torch.zeros_like(g), g.clone()
     z = r / scale
     p, rz = z.clone(), (r * z).sum(1)
-    start, active = rz.clone(), rz > 0
+    start, active = rz.clone(), rz > floor
     has_ascent, product = torch.zeros_like(active), torch.zeros_like(g)  # H d
     for _ in range(iterations):
         if not bool(active.any()):
@@ -131,7 +140,7 @@ def solve_model(model: QuadraticModel, scale: Tensor, damping: Tensor, iteration
         rz, active = new, active & (new > tolerance**2 * start)
     gain = (g * d).sum(1) - 0.5 * (d * product).sum(1)
     residual = (rz / start.clamp(min=torch.finfo(rz.dtype).tiny)).sqrt()
-    return ModelStep(d, gain, has_ascent, torch.where(start > 0, residual, 0.0))
+    return ModelStep(d, gain, has_ascent, torch.where(start > floor, residual, 0.0))
 
 
 def expand_function(

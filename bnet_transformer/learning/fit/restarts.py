@@ -45,6 +45,7 @@ from bnet_transformer.learning.training.configs import LoopConfig, create_schedu
 TRAINING_SENTENCES = "the training sentences"
 DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
 FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
+ROUNDING = 1e-12  # relative difference of two scores that may be a rounding error
 DIVERGENCE_FACTOR = 100.0  # a bound has diverged if it is this many times (1 + |start|) below its start
 FINAL_RATE_FACTOR = 0.2  # factor of the learning rate when the best restart continues on all sentences
 VALIDATION_FRACTION, MAX_VALIDATION = 0.1, 1000  # held-out sentences that choose among restarts, if none are given
@@ -185,7 +186,8 @@ class RestartOptimizer(ABC):
         scores = self.scores()
         for i, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
             self.measured.append((self.step, restart, score))
-            if score > self.best[0]:
+            # Of restarts that are equal up to rounding errors, the first is the best.
+            if math.isinf(self.best[0]) or score > self.best[0] + ROUNDING * abs(self.best[0]):
                 self.best = score, restart, self.sets.get(i)
         if self.step in self.pruning_steps:
             order = sorted(range(len(scores)), key=lambda i: -scores[i])

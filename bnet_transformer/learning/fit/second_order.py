@@ -35,8 +35,9 @@ MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
 MIN_SAMPLE, VALUES_PER_WEIGHT = 50, 20  # the sample of the first iterations: sentences, observed numbers per weight
 WARM_STEPS = 12  # iterations on the sample
 INITIAL_DAMPING, MIN_DAMPING = 0.1, 1e-5
+GRADIENT_ROUNDING = 1e-13  # the same of a squared gradient, in nats
 ROUNDING = 1e-11  # relative decrease of a density that may be a rounding error
-AGREEMENT = 0.5  # nats of the log posterior density within which two restarts have found the same maximum
+AGREEMENT = 0.5  # nats of the log posterior density within which two restarts have reached the same maximum
 
 
 class SecondOrderOptimizer(RestartOptimizer):
@@ -53,14 +54,14 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.done: dict[int, float] = {}  # the restarts that take no further steps: their density, or a bound of it
         self.is_started = False
         self.reached = -math.inf  # the highest log posterior density that a restart has reached
-        self.is_near = False  # whether the last Newton step was near the maxima of all restarts
+        self.is_close_to_maximum = False  # whether the last Newton step was near the maxima of all restarts
         self._expansion: Expansion | None = None
 
     @property
     def is_converged(self) -> bool:
         """True if every restart is stationary, or cannot win; or one is left, near its maximum."""
         return {*self.sets.restart_ids} <= {*self.done} or (
-            self.is_near and len(self.sets.restart_ids) == 1 < self.restarts
+            self.is_close_to_maximum and len(self.sets.restart_ids) == 1 < self.restarts
         )
 
     def advance(self) -> None:
@@ -73,7 +74,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         if not self.is_started:
             self._start()
         restarts = list(self.sets.restart_ids)
-        is_newton = self.step % (1 if self.is_near else NEWTON_INTERVAL) == 0 and self.step > 0
+        is_newton = self.step % (1 if self.is_close_to_maximum else NEWTON_INTERVAL) == 0 and self.step > 0
         log_density = self.newton_step() if is_newton else self.em_step()
         self.log_density |= dict(zip(restarts, log_density.tolist(), strict=True))
         self.bounds.append(max(self.log_density.values()) / len(self.corpus))
@@ -115,7 +116,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         state = super().snapshot()
         tensors = dict(state.tensors)
         tensors["second_order/damping"] = self.damping
-        tensors["second_order/search"] = torch.tensor([self.is_near, self.reached], dtype=torch.float64)
+        tensors["second_order/search"] = torch.tensor([self.is_close_to_maximum, self.reached], dtype=torch.float64)
         for name, values in (("log_density", self.log_density), ("done", self.done)):
             tensors[f"second_order/{name}"] = torch.tensor(list(values.items()), dtype=torch.float64).reshape(-1, 2)
         return replace(state, tensors=tensors)
@@ -127,8 +128,8 @@ class SecondOrderOptimizer(RestartOptimizer):
         with wrap_read_errors(path, checkpoint.EXPECTED):
             saved = state.get_tensors("second_order")
             self.damping = saved["damping"].to(self.damping)
-            is_near, self.reached = saved["search"].tolist()
-            self.is_near, self.is_started = bool(is_near), True
+            is_close_to_maximum, self.reached = saved["search"].tolist()
+            self.is_close_to_maximum, self.is_started = bool(is_close_to_maximum), True
             rows = (saved[name].tolist() for name in ("log_density", "done"))
             self.log_density, self.done = ({int(k): value for k, value in row} for row in rows)
             self._expansion = None
@@ -141,22 +142,24 @@ class SecondOrderOptimizer(RestartOptimizer):
         # The closed-form tables and the damped Gauss-Newton step both increase the expected complete-data density, so
         # this is a generalised EM iteration, whose density never falls (Dempster, Laird and Rubin 1977). The damping is
         # that of Levenberg and Marquardt (Nocedal and Wright 2006, section 10.3).
-        here = self._expansion if self._expansion is not None and tilt is None else self.expand(self.sets.values, tilt)
+        before = self._expansion
+        if before is None or tilt is not None:
+            before = self.expand(self.sets.values, tilt)
         values = self.sets.values
-        new = {**values, **update_tables(self.objective, values, here.counts)}
-        if here.model is not None:
-            scale = here.model.estimate_scale()
-            found = solve_model(here.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
-            new |= {name: values[name] + d for name, d in here.model.layout.unflatten(found.step).items()}
-        there = self.expand(new, tilt)
-        accepted = there.log_density >= here.log_density - ROUNDING * here.log_density.abs()
+        new = {**values, **update_tables(self.objective, values, before.counts)}
+        if before.model is not None:
+            scale = before.model.estimate_scale()
+            solution = solve_model(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
+            new |= {name: values[name] + d for name, d in before.model.layout.unflatten(solution.step).items()}
+        after = self.expand(new, tilt)
+        accepted = after.log_density >= before.log_density - ROUNDING * before.log_density.abs()
         self.damping = torch.where(accepted, (self.damping * 0.3).clamp(min=MIN_DAMPING), self.damping * 4)
         if not bool(accepted.all()):
             # The tables of the other sets are updated: this alone never decreases the density.
-            new = _where(accepted, new, {name: new[name] if name in here.counts else values[name] for name in values})
-            there = self.expand(new, tilt)
-        self.sets.values, self._expansion = new, None if tilt is not None else there
-        return there.log_density
+            new = _where(accepted, new, {name: new[name] if name in before.counts else values[name] for name in values})
+            after = self.expand(new, tilt)
+        self.sets.values, self._expansion = new, None if tilt is not None else after
+        return after.log_density
 
     def expand_log_density(self) -> tuple[Tensor, QuadraticModel, dict[str, Tensor]]:
         """Expand the log posterior density in the weights and the log ratios of the tables.
@@ -192,9 +195,12 @@ class SecondOrderOptimizer(RestartOptimizer):
         # curve, not on a line, so that near a maximum H has eigenvalues of either sign there, of the size of the
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
-        newton = solve_model(model, scale, length.sqrt(), NEWTON_ITERATIONS, NEWTON_TOLERANCE)
+        floor = GRADIENT_ROUNDING * before.abs()
+        newton = solve_model(model, scale, length.sqrt(), NEWTON_ITERATIONS, NEWTON_TOLERANCE, floor)
         is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
-        after, new, is_open, factor = before, self.sets.values, torch.ones_like(is_definite), 1.0
+        # A gain below the rounding errors of the density is no reason to move.
+        after, new, factor = before, self.sets.values, 1.0
+        is_open = newton.gain > ROUNDING * before.abs()
         while bool(is_open.any()) and factor >= MIN_STEP_FACTOR:
             trial = self._move(values, model.layout.unflatten(newton.step * factor))
             density = self.compute_log_density(trial)
@@ -203,17 +209,17 @@ class SecondOrderOptimizer(RestartOptimizer):
             is_open, factor = is_open & ~is_better, factor / 2
         self.sets.values, self._expansion = new, None
         gains = newton.gain.clamp(min=0)
-        is_near = is_definite & (gains < NEAR_GAIN)
-        self.is_near = bool(is_near.all())
+        is_close_to_maximum = is_definite & (gains < NEAR_GAIN)
+        self.is_close_to_maximum = bool(is_close_to_maximum.all())
         is_stationary = is_definite & ((2 * gains).sqrt() <= DECREMENT)
         # At a point with a definite Hessian the model has its maximum at f + g^T H^-1 g / 2. A restart is dropped only
         # if this is at most what another restart has reached, up to `AGREEMENT`. Other points give no prediction.
         self.reached = max(self.reached, float(after.max()))
         is_leader = (after == self.reached) & (torch.arange(len(after), device=after.device) == int(after.argmax()))
-        is_lost = is_definite & (before + gains < self.reached + AGREEMENT) & ~is_leader
+        cannot_win = is_definite & (before + gains < self.reached + AGREEMENT) & ~is_leader
         if self.validation is not self.corpus:  # the restart of the highest density need not be the chosen one
-            is_lost = torch.zeros_like(is_lost)
-        self._stop_restarts(is_stationary | is_lost, before + gains)
+            cannot_win = torch.zeros_like(cannot_win)
+        self._stop_restarts(is_stationary | cannot_win, before + gains)
         return after
 
     def _stop_restarts(self, is_done: Tensor, log_density: Tensor) -> None:
@@ -259,7 +265,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         count = len(other.sets.restart_ids)
         other.damping = torch.full((count,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
         other.step, other.bounds, other.measured = 0, [], []
-        other.is_started, other.restarts, other.is_near, other.best = True, count, False, (-math.inf, 0, {})
+        other.is_started, other.restarts, other.is_close_to_maximum, other.best = True, count, False, (-math.inf, 0, {})
         other.reached = -math.inf
         other.log_density, other.done, other._expansion = {}, {}, None
         return other

@@ -66,9 +66,9 @@ def improve_by_moves(
             if should_stop():
                 break
             score, _, parameters = propose_moves(optimizer, best, selector, number, density).best
-            found = score * len(optimizer.corpus)
-            if found > density + AGREEMENT:
-                density, best = found, parameters
+            new_density = score * len(optimizer.corpus)
+            if new_density > density + AGREEMENT:
+                density, best = new_density, parameters
         failures = failures + 1 if density == before else 0
         if failures == MAX_FAILURES or not selectors:
             break
@@ -89,7 +89,7 @@ def propose_moves(
     """
     # Split-and-merge EM (Ueda, Nakano, Ghahramani and Hinton 2000). To remove head k and to grow it elsewhere is their
     # merge of k into the others and a split in one move. As in k-means++ (Arthur and Vassilvitskii 2007) the new head
-    # starts on sentences that are drawn in proportion to how badly the other heads explain them.
+    # starts on sentences that are sampled in proportion to how badly the other heads explain them.
     objective, heads = optimizer.objective, selector.tpm.states or 0
     sets = {name: value.expand(heads, *value.shape).clone() for name, value in best.items()}
     fresh = init_restarts(
@@ -130,8 +130,10 @@ def draw_anchors(optimizer: SecondOrderOptimizer, best: Mapping[str, Tensor], se
     weights = gathered.transpose(0, 1).flatten(1).double().cpu()
     weights = weights - weights.amin(1, keepdim=True) + torch.finfo(torch.float32).tiny
     count = min(weights.shape[1], max(MIN_ANCHORS, weights.shape[1] // (2 * heads)))
-    drawn = torch.multinomial(weights, count, generator=torch.Generator().manual_seed(seed))
-    is_anchor = torch.zeros_like(weights, dtype=torch.bool).scatter_(1, drawn, torch.ones_like(drawn, dtype=torch.bool))
+    sampled = torch.multinomial(weights, count, generator=torch.Generator().manual_seed(seed))
+    is_anchor = torch.zeros_like(weights, dtype=torch.bool).scatter_(
+        1, sampled, torch.ones_like(sampled, dtype=torch.bool)
+    )
     anchors = is_anchor.reshape(heads, len(gathered), *gathered.shape[2:]).transpose(0, 1).to(gathered.device)
     states_dim, batch_dim = dims
     log_weights = []
