@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ DEFAULT_FOLDS = 5
 
 
 def fit_heads(
-    create: Callable[[int], Any],
+    create: Any,
     data: object,
     *,
     heads: Iterable[int] = range(1, 7),
