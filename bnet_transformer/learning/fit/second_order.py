@@ -28,7 +28,7 @@ from bnet_transformer.learning.fit.problem import FitProblem, StepOptions
 from bnet_transformer.learning.fit.restarts import RestartOptimizer, update_tables
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
-NEAR_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
+SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
 EM_ITERATIONS, CG_TOLERANCE = 10, 0.1  # of the M step, which need not be exact: any ascent keeps EM monotone
 NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
 MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
@@ -209,7 +209,7 @@ class SecondOrderOptimizer(RestartOptimizer):
             is_open, factor = is_open & ~is_better, factor / 2
         self.sets.values, self._expansion = new, None
         gains = newton.gain.clamp(min=0)
-        is_close_to_maximum = is_definite & (gains < NEAR_GAIN)
+        is_close_to_maximum = is_definite & (gains < SMALL_GAIN)
         self.is_close_to_maximum = bool(is_close_to_maximum.all())
         is_stationary = is_definite & ((2 * gains).sqrt() <= DECREMENT)
         # At a point with a definite Hessian the model has its maximum at f + g^T H^-1 g / 2. A restart is dropped only
