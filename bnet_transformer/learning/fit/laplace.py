@@ -21,13 +21,12 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
+from bnet_transformer.learning.fit.diagnostics import describe_parameters, find_coincident_heads, find_dead_heads
 from bnet_transformer.learning.fit.head_summary import (
-    DEAD_USAGE,
     find_invariant_parameters,
     find_selectors,
     invariants,
     log_likelihoods,
-    occupancy,
 )
 from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
 from bnet_transformer.learning.fit.point import fit_point
@@ -53,9 +52,7 @@ PROPOSAL_FREEDOM = 5.0  # degrees of freedom of the Student t proposal
 MIN_PROPOSALS = 2000
 VARIANCE_DRAWS = 1000  # draws from which variances are compared
 UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
-MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 SAME_MODE, SEPARATE_MODE = 0.1, 4.0  # distances in standard deviations of a mode from its mirror image
-COINCIDENT = 0.05  # relative distance of two heads that coincide
 APPROXIMATE_NOTE = "a Normal distribution at one mode; other modes are not represented"
 REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at one mode; other modes are not represented"
 MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
@@ -373,38 +370,9 @@ def _is_uninformed(network: Network, selector: NodeSpec, flat: Collection[tuple[
     return any(all((name, head) in flat for name in names) for head in range(selector.tpm.states or 0) if names)
 
 
-def find_dead_heads(network: Network, values: Parameters) -> list[str]:
-    """Find the heads with a probability below 0.01, at one set of parameters."""
-    result = []
-    for selector in find_selectors(network):
-        theta = {
-            name.removesuffix(".logits"): values[name].detach().softmax(-1)
-            for name in network.unconditional_logit_names
-        }
-        usage = occupancy(selector, theta)
-        result += [f"head {k} of {selector.group.name}" for k in (usage < DEAD_USAGE).nonzero()[:, 0].tolist()]
-    return result
-
-
-def find_coincident_heads(network: Network, values: Parameters) -> list[str]:
-    """Find pairs of heads whose invariants differ by less than 5% of their norm, at one set of parameters."""
-    result = []
-    for selector in find_selectors(network):
-        matrices = list(invariants(network, selector, values).values())
-        if not matrices:
-            continue
-        heads = torch.cat([matrix.flatten(1) / matrix.norm().clamp(min=1e-30) for matrix in matrices], 1)
-        for a in range(len(heads)):
-            for b in range(a + 1, len(heads)):
-                scale = max(float(heads[a].norm()), float(heads[b].norm()), 1e-30)
-                if float((heads[a] - heads[b]).norm()) < COINCIDENT * scale:
-                    result.append(f"heads {a} and {b} of {selector.group.name}")
-    return result
-
-
 def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[str]:
     """Describe what limits the approximation: too few data, singular directions, heads that coincide, the scale."""
-    network, notes = coordinates.objective.network, []
+    notes: list[str] = []
     values = _get_parameters(coordinates, mode)
     if mode.decrement > MAX_DECREMENT:
         notes.append(
@@ -416,15 +384,7 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
     if coordinates.unfixed:
         reason = "because its queries and keys are not one pair of matrices"
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
-    if len(corpus) < coordinates.size:
-        counts = f"the number of sentences, {len(corpus)}, is below that of the learned numbers, {coordinates.size}"
-        notes.append(f"{counts}: the prior determines a part of them")
-    if dead := find_dead_heads(network, values):
-        remedy = "use fewer heads, or more sentences"
-        notes.append(f"{', '.join(dead)}: dead (probability below {DEAD_USAGE}); {remedy}")
-    if same := find_coincident_heads(network, values):
-        notes.append(f"{', '.join(same)} coincide; use fewer heads, or sentences that distinguish them")
-    notes += _describe_scale(coordinates, values)
+    notes += describe_parameters(coordinates.objective, len(corpus), coordinates.size, values)
     if flat := find_uninformed(coordinates, mode):
         share = f"at least {UNINFORMED_SHARE:.0%} of the prior variance remains"
         directions = [
@@ -432,19 +392,6 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
         ]
         notes.append(f"the data do not determine {', '.join(directions)}: {share}; {MORE_DATA}")
     return notes
-
-
-def _describe_scale(coordinates: Coordinates, values: Parameters) -> list[str]:
-    """Describe the weights that are large in units of their prior."""
-    scales = {
-        name: float(values[name].square().mean().sqrt()) / coordinates.spread for name in coordinates.learned.weights
-    }
-    large = {name: scale for name, scale in scales.items() if scale > MAX_PRIOR_SCALE}
-    if not large:
-        return []
-    names = ", ".join(f"{name} ({scale:.1f})" for name, scale in large.items())
-    problem = "weights are many standard deviations of their prior from 0"
-    return [f"{problem}: {names}; use a larger spread=, or rescale the data"]
 
 
 def find_uninformed(coordinates: Coordinates, mode: Mode) -> dict[tuple[str, int], tuple[int, int]]:

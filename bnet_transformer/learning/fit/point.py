@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.gauss_newton import find_uncovered
 from bnet_transformer.learning.fit.problem import EM, FitProblem, PointMethod, StepOptions, to_float64
 from bnet_transformer.learning.fit.restarts import TRAINING_SENTENCES, build_fit, fit_by_adam, optimize
@@ -16,6 +17,7 @@ from bnet_transformer.learning.training.configs import defer_interrupt
 
 RESTARTS = 4  # of a net with latent choices
 SEARCH_STEPS, FIRST_ORDER_STEPS, INNER_STEPS = 40, 300, 10
+# With `SEARCH_STEPS`; in proportion with more or fewer steps:
 MAX_MOVE_ROUNDS = 10
 FINAL_STEPS = 100  # of the best restart, to a stationary point
 MAX_WEIGHTS = 20_000  # learned weights that second-order steps cover
@@ -115,14 +117,19 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
     fields = {"restart": restart, "criterion": optimizer.criterion}
     if is_finished and problem.held_out is None:
         with defer_interrupt() as interrupts:
-            best = improve_by_moves(optimizer, best, MAX_MOVE_ROUNDS, lambda: bool(interrupts))
+            rounds = options.steps * MAX_MOVE_ROUNDS // SEARCH_STEPS
+            best = improve_by_moves(optimizer, best, rounds, lambda: bool(interrupts))
             last = optimizer.fork({name: value[None] for name, value in best.items()})
-            while last.step < FINAL_STEPS and not last.is_converged and not interrupts:
+            final_steps = options.steps * FINAL_STEPS // SEARCH_STEPS
+            while last.step < final_steps and not last.is_converged and not interrupts:
                 last.advance()
             is_finished = not interrupts
-        best, converged = last.sets.get(0), last.is_converged
+        best, converged = last.sets.get(0), bool(last.stationary)
         bounds = [*bounds, *last.bounds]
         notes += _describe_search(optimizer, max(last.log_density.values()), converged)
+        size = sum(value.numel() for value in best.values())
+        values = {**optimizer.objective.network.parameters, **best}
+        notes += describe_parameters(optimizer.objective, len(problem.corpus), size, values)
     fields |= {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "finished": is_finished}
     evaluated_on = TRAINING_SENTENCES if problem.held_out is None else "held-out sentences"
     return build_fit(problem, method, best, evaluated_on, converged=converged, notes=tuple(notes), **fields)
@@ -133,7 +140,7 @@ def _describe_search(optimizer: SecondOrderOptimizer, density: float, converged:
     notes = []
     if not converged:
         hint = "a prior (spread=), if the likelihood grows without limit; or fewer heads"
-        notes.append(f"not at a stationary point after {FINAL_STEPS} further steps; what may help: {hint}")
+        notes.append(f"the fit has not reached a stationary point; what may help: more steps=; {hint}")
     below = sorted(density - end for end in {**optimizer.log_density, **optimizer.done}.values())
     count = sum(gap < AGREEMENT for gap in below)
     if len(below) > 1 and count < 2:

@@ -442,7 +442,8 @@ class MAP(PointMethod):
         optimizer: `"second-order"`: the algorithm of `bt.EM`, in float64. `"first-order"`: Adam on the log evidence
             plus the log prior, in minibatches. `"auto"` is second order, unless an option of Adam is given, `batch` is
             smaller than the data, or the net is not covered (`f.notes` gives the reason).
-        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
+            moves and final steps after second-order steps are in proportion: 10 and 100 with 40 steps.
         rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
             as a cosine.
         clip: The maximum norm of the gradient of Adam; None for no clipping.
@@ -472,7 +473,8 @@ class EM(PointMethod):
             Adam between two updates of the tables; EM alone if no weights are learned. `"auto"` is second order, unless
             an option of Adam is given, `batch` is smaller than the data, or the net is not covered (`f.notes` gives the
             reason).
-        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
+            moves and final steps after second-order steps are in proportion: 10 and 100 with 40 steps.
         rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
             as a cosine.
         clip: The maximum norm of the gradient of Adam; None for no clipping.

@@ -31,6 +31,7 @@ NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
 EM_ITERATIONS, CG_TOLERANCE = 10, 0.1  # of the M step, which need not be exact: any ascent keeps EM monotone
 NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
+STALL_INTERVAL, STALLED_GAIN = 10, 0.01  # a restart stops if it gains less, in nats, in so many iterations
 MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
 MIN_SAMPLE, VALUES_PER_WEIGHT = 50, 20  # the sample of the first iterations: sentences, observed numbers per weight
 WARM_STEPS = 12  # iterations on the sample
@@ -51,10 +52,12 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.expand = EMExpansion(self.objective, self.corpus_parts, self.ranks)
         self.damping = torch.full((self.restarts,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
         self.log_density: dict[int, float] = {}  # of each restart after its last step
+        self.stationary: set[int] = set()  # the restarts at a stationary point
         self.done: dict[int, float] = {}  # the restarts that take no further steps: their density, or a bound of it
         self.is_started = False
         self.reached = -math.inf  # the highest log posterior density that a restart has reached
         self.is_close_to_maximum = False  # whether the last Newton step was near the maxima of all restarts
+        self._last_density: dict[int, float] = {}  # of each restart at the last test of its gain
         self._expansion: Expansion | None = None
 
     @property
@@ -79,6 +82,16 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.log_density |= dict(zip(restarts, log_density.tolist(), strict=True))
         self.bounds.append(max(self.log_density.values()) / len(self.corpus))
         self.step += 1
+        if self.step % STALL_INTERVAL == 0:
+            self._stop_stalled()
+
+    def _stop_stalled(self) -> None:
+        """Stop the restarts that gained almost nothing since the last call, stationary or not."""
+        # Without a prior the likelihood can grow without limit along weights that grow, ever more slowly.
+        density = torch.tensor([self.log_density[restart] for restart in self.sets.restart_ids], dtype=torch.float64)
+        before = [self._last_density.get(restart, -math.inf) for restart in self.sets.restart_ids]
+        self._stop_restarts(density - torch.tensor(before, dtype=torch.float64) < STALLED_GAIN, density)
+        self._last_density = dict(self.log_density)
 
     def _start(self) -> None:
         """Drop the restarts whose first density is not finite, and take the first iterations on a sample."""
@@ -96,7 +109,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         observed = sum(evidence.value[0].numel() for evidence in self.corpus.evidence.values())
         weights = sum(value[0].numel() for value in self.sets.values.values())
         count = max(MIN_SAMPLE, VALUES_PER_WEIGHT * weights // max(1, observed))
-        if self.objective.has_corpus_choice or 2 * count > len(self.corpus):
+        if self.objective.has_corpus_choice or 2 * count > len(self.corpus) or self.method.steps < WARM_STEPS:
             return
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "sample"))
         sample = self.corpus.take(torch.randperm(len(self.corpus), generator=generator)[:count])
@@ -111,13 +124,18 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.sets.select(rows)
         self.damping, self._expansion = self.damping[rows], None
 
+    @property
+    def _histories(self) -> dict[str, dict[int, float]]:
+        """The numbers of each restart that a checkpoint contains."""
+        return {"log_density": self.log_density, "done": self.done, "last_density": self._last_density}
+
     def snapshot(self) -> checkpoint.Checkpoint:
         """Create a checkpoint of the current state."""
         state = super().snapshot()
         tensors = dict(state.tensors)
         tensors["second_order/damping"] = self.damping
         tensors["second_order/search"] = torch.tensor([self.is_close_to_maximum, self.reached], dtype=torch.float64)
-        for name, values in (("log_density", self.log_density), ("done", self.done)):
+        for name, values in self._histories.items():
             tensors[f"second_order/{name}"] = torch.tensor(list(values.items()), dtype=torch.float64).reshape(-1, 2)
         return replace(state, tensors=tensors)
 
@@ -130,8 +148,9 @@ class SecondOrderOptimizer(RestartOptimizer):
             self.damping = saved["damping"].to(self.damping)
             is_close_to_maximum, self.reached = saved["search"].tolist()
             self.is_close_to_maximum, self.is_started = bool(is_close_to_maximum), True
-            rows = (saved[name].tolist() for name in ("log_density", "done"))
-            self.log_density, self.done = ({int(k): value for k, value in row} for row in rows)
+            for name, values in self._histories.items():
+                values.clear()
+                values.update({int(k): value for k, value in saved[name].tolist()})
             self._expansion = None
 
     def em_step(self, tilt: Tilt | None = None) -> Tensor:
@@ -195,8 +214,8 @@ class SecondOrderOptimizer(RestartOptimizer):
         # curve, not on a line, so that near a maximum H has eigenvalues of either sign there, of the size of the
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
-        floor = GRADIENT_ROUNDING * before.abs()
-        newton = solve_model(model, scale, length.sqrt(), NEWTON_ITERATIONS, NEWTON_TOLERANCE, floor)
+        floor, iterations = GRADIENT_ROUNDING * before.abs(), min(NEWTON_ITERATIONS, 2 * point.shape[1])
+        newton = solve_model(model, scale, length.sqrt(), iterations, NEWTON_TOLERANCE, floor)
         is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
         # A gain below the rounding errors of the density is no reason to move.
         after, new, factor = before, self.sets.values, 1.0
@@ -213,12 +232,14 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.is_close_to_maximum = bool(is_close_to_maximum.all())
         is_stationary = is_definite & ((2 * gains).sqrt() <= DECREMENT)
         # At a point with a definite Hessian the model has its maximum at f + g^T H^-1 g / 2. A restart is dropped only
-        # if this is at most what another restart has reached, up to `AGREEMENT`. Other points give no prediction.
+        # if this is not above the density that another restart has reached, by more than `AGREEMENT`. Other points give
+        # no prediction.
         self.reached = max(self.reached, float(after.max()))
         is_leader = (after == self.reached) & (torch.arange(len(after), device=after.device) == int(after.argmax()))
         cannot_win = is_definite & (before + gains < self.reached + AGREEMENT) & ~is_leader
         if self.validation is not self.corpus:  # the restart of the highest density need not be the chosen one
             cannot_win = torch.zeros_like(cannot_win)
+        self.stationary |= {self.sets.restart_ids[row] for row in is_stationary.nonzero()[:, 0].tolist()}
         self._stop_restarts(is_stationary | cannot_win, before + gains)
         return after
 
@@ -267,7 +288,8 @@ class SecondOrderOptimizer(RestartOptimizer):
         other.step, other.bounds, other.measured = 0, [], []
         other.is_started, other.restarts, other.is_close_to_maximum, other.best = True, count, False, (-math.inf, 0, {})
         other.reached = -math.inf
-        other.log_density, other.done, other._expansion = {}, {}, None
+        other.log_density, other.done, other._last_density, other._expansion = {}, {}, {}, None
+        other.stationary = set()
         return other
 
 
