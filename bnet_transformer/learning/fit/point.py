@@ -118,12 +118,12 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
     if is_finished and problem.held_out is None:
         with defer_interrupt() as interrupts:
             rounds = options.steps * MAX_MOVE_ROUNDS // SEARCH_STEPS
-            best = improve_by_moves(optimizer, best, rounds, lambda: bool(interrupts))
+            best = improve_by_moves(optimizer, best, rounds, lambda: optimizer.ranks.any(bool(interrupts)))
             last = optimizer.fork({name: value[None] for name, value in best.items()})
             final_steps = options.steps * FINAL_STEPS // SEARCH_STEPS
-            while last.step < final_steps and not last.is_converged and not interrupts:
+            while last.step < final_steps and not last.is_converged and is_finished:
                 last.advance()
-            is_finished = not interrupts
+                is_finished = not optimizer.ranks.any(bool(interrupts))
         best, converged = last.sets.get(0), bool(last.stationary)
         bounds = [*bounds, *last.bounds]
         notes += _describe_search(optimizer, max(last.log_density.values()), converged)

@@ -180,15 +180,20 @@ class RestartOptimizer(ABC):
         shard = self.ranks.shard(corpus)
         return shard.parts(FULL_PASS_SIZE) if len(shard) else []
 
-    def evaluate_restarts(self) -> None:
-        """Score every restart and keep the best parameters. At a pruning step, drop the worse half."""
-        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
+    def update_best(self) -> list[float]:
+        """Score every restart, and keep the best parameters so far."""
         scores = self.scores()
         for i, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
-            self.measured.append((self.step, restart, score))
             # Of restarts that are equal up to rounding errors, the first is the best.
             if math.isinf(self.best[0]) or score > self.best[0] + ROUNDING * abs(self.best[0]):
                 self.best = score, restart, self.sets.get(i)
+        return scores
+
+    def evaluate_restarts(self) -> None:
+        """Score every restart and keep the best parameters. At a pruning step, drop the worse half."""
+        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
+        scores = self.update_best()
+        self.measured += [(self.step, k, score) for k, score in zip(self.sets.restart_ids, scores, strict=True)]
         if self.step in self.pruning_steps:
             order = sorted(range(len(scores)), key=lambda i: -scores[i])
             self.sets.select(sorted(order[: -(-len(order) // 2)]))

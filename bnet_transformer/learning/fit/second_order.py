@@ -174,7 +174,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         accepted = after.log_density >= before.log_density - ROUNDING * before.log_density.abs()
         self.damping = torch.where(accepted, (self.damping * 0.3).clamp(min=MIN_DAMPING), self.damping * 4)
         if not bool(accepted.all()):
-            # The tables of the other sets are updated: this alone never decreases the density.
+            # The tables of the other sets are updated: this never decreases the density.
             new = _where(accepted, new, {name: new[name] if name in before.counts else values[name] for name in values})
             after = self.expand(new, tilt)
         self.sets.values, self._expansion = new, None if tilt is not None else after
@@ -247,7 +247,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         """Stop some restarts; the last one stays in `sets`."""
         if not bool(is_done.any()):
             return
-        self.evaluate_restarts()  # the parameters of a stopped restart may be the best
+        self.update_best()  # the parameters of a stopped restart may be the best
         pairs = zip(self.sets.restart_ids, is_done.tolist(), log_density.tolist(), strict=True)
         self.done |= {restart: value for restart, is_last, value in pairs if is_last}
         rows = (~is_done).nonzero()[:, 0].tolist()
