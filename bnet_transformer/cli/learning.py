@@ -236,7 +236,7 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     heads = {name: fitted.heads_of(name) for name in fitted.selectors}
     document = {"method": fitted.method, "sentences": fitted.sentences}
     document |= {"judged_on": fitted.evaluated_on, "judged_by": fitted.criterion}
-    names = ("restart", "finished", "approximate", "learned", "divergent", "bounds", "measured")
+    names = ("restart", "finished", "converged", "approximate", "notes", "learned", "divergent", "bounds", "measured")
     document |= {name: getattr(fitted, name) for name in names}
     document["heads"] = {name: table.to_dataframe().reset_index() for name, table in heads.items()}
     document["effective"] = {name: table.effective for name, table in heads.items()}
@@ -249,6 +249,7 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
         lines.append(f"{name}: {counts}")
         lines += format_table(table.to_dataframe().reset_index())
     lines += [f"approximate: {fitted.approximate}"] if fitted.approximate else []
+    lines += [f"note: {note}" for note in fitted.notes]
     save = lambda out: (fitted if out.lower().endswith(".fit") else fitted.net).save(out)  # noqa: E731
     return CommandResult(document, lines, None, make_plotter(fitted), save)
 
