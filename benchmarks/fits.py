@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest import mock
 
 import torch
@@ -36,7 +37,7 @@ TABLE = "c.logits"
 WEIGHTS = {role: f"W_{role}_0.values" for role in "qkv"}
 
 
-def recovery_of_small_worlds() -> list[Figure]:
+def recovery_with_2_features() -> list[Figure]:
     """Seconds until the success rule of the page on head recovery holds in worlds of its small level, on one thread:
     the log posterior density of some restart is within 0.5 nats of that of a fit started at the truth, and it has as
     many planted heads. The default `bt.fit(method="em")` runs first; Adam-EM and Adam-MAP of this library (8 restarts),
@@ -46,7 +47,7 @@ def recovery_of_small_worlds() -> list[Figure]:
     return _measure_recovery("small", runs=5, target=2.0)
 
 
-def recovery_of_wide_worlds() -> list[Figure]:
+def recovery_with_8_features() -> list[Figure]:
     """The same in worlds of the wide level (d=8). The target is that the default EM is not slower than Adam."""
     return _measure_recovery("wide", runs=3)
 
@@ -92,14 +93,14 @@ class Rule:
     def __init__(self, world: World) -> None:
         oracle = fit_from_truth(world).net
         self.world, self.oracle = world, oracle
-        self.log_posterior, self.found = world.log_posterior(oracle), world.count_found(oracle)
+        self.log_posterior, self.recovered = world.log_posterior(oracle), world.count_recovered(oracle)
 
     def holds(self, sets: Sets) -> bool:
         """Whether one of several sets of parameters, `[set, *shape]`, fulfils the rule."""
         for i in range(len(sets[TABLE])):
             net = self.oracle.replace({name: value[i].detach().double() for name, value in sets.items()})
             is_as_high = self.world.log_posterior(net) >= self.log_posterior - TOLERANCE
-            if is_as_high and self.world.count_found(net) >= self.found:
+            if is_as_high and self.world.count_recovered(net) >= self.recovered:
                 return True
         return False
 
@@ -154,13 +155,13 @@ def _fit_library(world: World, method: bt.EM | bt.MAP, clock: Clock) -> None:
 
 def _fit_by_adam(world: World, method: type[bt.EM] | type[bt.MAP], clock: Clock, limit: float) -> None:
     """Fit by Adam, with as many steps as take the time."""
-    options = {"optimizer": "first-order", "restarts": ADAM_RESTARTS}
+    create = partial(method, optimizer="first-order", restarts=ADAM_RESTARTS)
     net, data = world.level.create_mixture(world.seed).to(torch.float32), (world.x.float(), world.y.float())
     start = time.process_time()
-    bt.fit(net, data, method=method(**options, steps=TRIAL_STEPS), spread=SPREAD, seed=world.seed, progress=False)
+    bt.fit(net, data, method=create(steps=TRIAL_STEPS), spread=SPREAD, seed=world.seed, progress=False)
     steps = max(1, round(TRIAL_STEPS * limit / (time.process_time() - start)))
     clock.start = time.process_time()
-    _fit_library(world, method(**options, steps=steps), clock)
+    _fit_library(world, create(steps=steps), clock)
 
 
 def _fit_by_torch(world: World, clock: Clock, limit: float) -> None:
@@ -203,6 +204,7 @@ def _fit_by_pyro(world: World, clock: Clock, limit: float) -> None:
     import pyro.distributions as dist
     from pyro.infer import SVI, TraceEnum_ELBO, config_enumerate
     from pyro.infer.autoguide import AutoDelta, init_to_sample
+    from pyro.optim import Adam
 
     level, x, y = world.level, world.x.float(), world.y.float()
     heads, rows = len(level.pi), {"q": level.key, "k": level.key, "v": level.dim}
@@ -221,7 +223,7 @@ def _fit_by_pyro(world: World, clock: Clock, limit: float) -> None:
     pyro.clear_param_store()
     pyro.set_rng_seed(world.seed)
     guide = AutoDelta(pyro.poutine.block(model, hide=["c", "y"]), init_loc_fn=init_to_sample)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": RATE}), TraceEnum_ELBO(max_plate_nesting=1))
+    svi = SVI(model, guide, Adam({"lr": RATE}), TraceEnum_ELBO(max_plate_nesting=1))
     number = 0
     while clock.seconds() < limit:
         svi.step()
