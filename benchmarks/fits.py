@@ -65,10 +65,10 @@ def _measure_recovery(level: str, runs: int, target: float | None = None) -> lis
             totals.append(clock.seconds())
             reached.setdefault(DEFAULT, []).append(clock.reached)
             methods: dict[str, Callable[[Clock, float], None]] = {
-                "Adam-EM, 8 restarts": lambda clock, limit, world=world: _fit_by_adam(world, bt.EM, clock, limit),
-                "Adam-MAP, 8 restarts": lambda clock, limit, world=world: _fit_by_adam(world, bt.MAP, clock, limit),
-                "Pyro, SVI": lambda clock, limit, world=world: _fit_by_pyro(world, clock, limit),
-                "EM in torch, 8 restarts": lambda clock, limit, world=world: _fit_by_torch(world, clock, limit),
+                "Adam-EM, 8 restarts": partial(_fit_by_adam, world, bt.EM),
+                "Adam-MAP, 8 restarts": partial(_fit_by_adam, world, bt.MAP),
+                "Pyro, SVI": partial(_fit_by_pyro, world),
+                "EM in torch, 8 restarts": partial(_fit_by_torch, world),
             }
             for name, fit in methods.items():
                 clock = Clock(rule)
@@ -204,7 +204,7 @@ def _fit_by_pyro(world: World, clock: Clock, limit: float) -> None:
     import pyro.distributions as dist
     from pyro.infer import SVI, TraceEnum_ELBO, config_enumerate
     from pyro.infer.autoguide import AutoDelta, init_to_sample
-    from pyro.optim import Adam
+    from pyro.optim import PyroOptim
 
     level, x, y = world.level, world.x.float(), world.y.float()
     heads, rows = len(level.pi), {"q": level.key, "k": level.key, "v": level.dim}
@@ -223,7 +223,7 @@ def _fit_by_pyro(world: World, clock: Clock, limit: float) -> None:
     pyro.clear_param_store()
     pyro.set_rng_seed(world.seed)
     guide = AutoDelta(pyro.poutine.block(model, hide=["c", "y"]), init_loc_fn=init_to_sample)
-    svi = SVI(model, guide, Adam({"lr": RATE}), TraceEnum_ELBO(max_plate_nesting=1))
+    svi = SVI(model, guide, PyroOptim(torch.optim.Adam, {"lr": RATE}), TraceEnum_ELBO(max_plate_nesting=1))
     number = 0
     while clock.seconds() < limit:
         svi.step()

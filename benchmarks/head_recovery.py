@@ -189,7 +189,7 @@ def measure_world(name: str, seed: int) -> Record:
 
 
 # The second table: one world for each row, at rising noise, compared by ARI on test sentences.
-DIM, KEY, WORDS, TRAIN, TEST = 8, 4, 8, 2000, 1000
+DIM, KEY, WORDS, TRAIN, TEST = 8, 4, 8, 500, 1000
 PI = (0.4, 0.3, 0.2, 0.1)
 ROW_SPREAD = 0.5  # close to that of the planted weights
 ROWS: dict[str, tuple[str, float, float | None, float | None]] = {
