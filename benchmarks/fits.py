@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, limit_runs, ratios, time_calls
+from benchmarks.harness import Figure, figure, limit_runs, peak_memory, ratios, time_calls
 from benchmarks.head_recovery import LEVELS, SPREAD, TOLERANCE, World, fit_from_truth
 from benchmarks.limits import measure_limit
 from benchmarks.mixtures import use_one_thread
@@ -84,7 +84,7 @@ def _measure_recovery(level: str, runs: int, target: float | None = None) -> lis
         default = figure("", reached[DEFAULT], "").value
         ratio = default / adam if math.isfinite(default) else math.inf
         figures.append(figure(f"{DEFAULT} over the faster Adam: until the rule holds", ratio, "", target=1.0))
-    return figures
+    return [*figures, figure("peak memory of this process", peak_memory(), "MB")]
 
 
 class Rule:
