@@ -414,7 +414,7 @@ def format_level(name: str, records: Sequence[Record]) -> str:
         f"{oracle_recovered} of {planted}",
         f"{complete}, {oracle_complete}",
         str(max(record["restarts"] for record in records)),
-        f"{statistics.median(seconds):.1f} s, {max(seconds):.1f} s" if seconds else "",
+        f"{statistics.median(seconds):.1f} s, {max(seconds):.1f} s ({len(seconds)} worlds)" if seconds else "",
         f"{statistics.mean(bool(record['converged']) for record in records):.0%}",
         verdict,
     ]
