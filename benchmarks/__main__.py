@@ -37,6 +37,7 @@ STRINGS = "string work and gzip"
 BROWSER = "drawing by a browser"
 RATIO = "the row compares queries with each other"
 RECURSIONS = "recursions along the words, without large products"
+SEARCHES = "the row measures searches, not a fixed amount of work"
 SLOPES = "the row measures growth, not speed"
 
 ROWS = (
@@ -54,6 +55,8 @@ ROWS = (
     Row("mixture-step-32", "fit", mixtures.mixture_step_of_32),
     Row("codebook-step-32", "fit", mixtures.codebook_step_of_32),
     Row("restarts", "fit", fits.batched_restarts),
+    Row("recovery-small", "fit", fits.recovery_with_2_features, SEARCHES),
+    Row("recovery-wide", "fit", fits.recovery_with_8_features, SEARCHES),
     Row("separations-512", "queries", queries.separations_of_512_words, SEARCH),
     Row("posteriors-1000", "queries", queries.posteriors_of_1000_sentences),
     Row("posteriors-ablated", "queries", queries.posteriors_after_an_ablation, RATIO),
