@@ -2,7 +2,7 @@
 
 A quadratic model of the log posterior density `f` at the parameters `w` of a set is `f(w + d) = f + g d - d^T H d / 2`.
 The matrix `H` is never formed: a model multiplies it with vectors. Two models are used: of the expected complete-data
-density (with the Gauss-Newton matrix, `gauss_newton.py`), and of `f` itself (with its exact Hessian).
+density (with the Gauss-Newton matrix, `gauss_newton.py`), and of `f` (with its exact Hessian).
 """
 
 from __future__ import annotations

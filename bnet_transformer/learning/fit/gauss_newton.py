@@ -73,7 +73,7 @@ class _PartGraph:
     def linearize(self) -> tuple[list[Tensor], Tensor]:
         """Return cotangents `u` and the graph of `J^T u`, whose derivative by `u` in a direction `v` is `J v`."""
         # J v is a product in forward mode. A backward pass is linear in its cotangent u, so that its own derivative
-        # gives J v by reverse mode alone, which every operation of the compiled net supports.
+        # gives J v by reverse mode only, which every operation of the compiled net supports.
         assert self.flat is not None
         predictions = [p for p, _, _ in self.rows]
         u = [torch.zeros_like(p, requires_grad=True) for p in predictions]

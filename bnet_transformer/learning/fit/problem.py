@@ -470,7 +470,7 @@ class EM(PointMethod):
             choices, else 1. The first starts at the parameters of the net, the others at random parameters.
         optimizer: `"second-order"`: a damped Gauss-Newton step of the weights in each iteration, Newton steps at the
             end, and split-and-merge moves of heads, on all sentences, in float64. `"first-order"`: `inner` steps of
-            Adam between two updates of the tables; EM alone if no weights are learned. `"auto"` is second order, unless
+            Adam between two updates of the tables; plain EM if no weights are learned. `"auto"` is second order, unless
             an option of Adam is given, `batch` is smaller than the data, or the net is not covered (`f.notes` gives the
             reason).
         steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
