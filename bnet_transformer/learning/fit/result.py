@@ -45,7 +45,7 @@ SENTENCES_PER_PART = 1024
 MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit does
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
 HEADER_FIELDS = (
-    *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged", "notes"),
+    *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
     *("notes", "khat", "guide", "log_marginal_likelihood"),
 )
