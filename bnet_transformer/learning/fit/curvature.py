@@ -40,6 +40,12 @@ class FlatLayout:
         pairs = zip(self.shapes.items(), parts, strict=True)
         return {name: part.reshape(-1, *shape) for (name, shape), part in pairs}
 
+    def locate(self, names: Sequence[str]) -> Tensor:
+        """Return the places of the entries of some parameters in the flat vector, `[entry]`."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        places = dict(zip(self.shapes, torch.arange(sum(sizes)).split(sizes), strict=True))
+        return torch.cat([places[name] for name in names])
+
     def block_means(self, flat: Tensor) -> Tensor:
         """Replace each entry by the mean over the entries of its parameter, `[set, entry]`."""
         parts = flat.split([shape.numel() for shape in self.shapes.values()], 1)
@@ -79,13 +85,15 @@ class ModelStep:
         step: The step `d`, `[set, entry]`.
         gain: The predicted gain `g d - d^T H d / 2`, `[set]`, without the damping.
         has_ascent: Whether a direction of negative curvature of `H` (plus damping) was met, `[set]`.
-        residual: The norm of `g - (H + damping) d` over that of `g`, in the scaled norm, `[set]`.
+        residual: The norm of `g - (H + damping) d` over that of `g`, in the norm of the preconditioner, `[set]`.
+        iterations: The number of products.
     """
 
     step: Tensor
     gain: Tensor
     has_ascent: Tensor
     residual: Tensor
+    iterations: int
 
 
 def solve_model(
@@ -95,17 +103,20 @@ def solve_model(
     iterations: int,
     tolerance: float,
     floor: Tensor | float = 0.0,
+    precondition: Callable[[Tensor], Tensor] | None = None,
 ) -> ModelStep:
     """Maximise the damped models of all sets by conjugate gradients.
 
     Args:
         model: The models.
-        scale: The positive diagonal of the preconditioner and of the damping, `[set, entry]`.
+        scale: The positive diagonal of the damping, `[set, entry]`.
         damping: The factor of `scale` that is added to `H`, `[set]`.
         iterations: The maximum number of products.
         tolerance: The relative residual at which a set stops.
         floor: The square of the scaled norm of a gradient, `[set]`, that may be a rounding error: such a set gets the
             step 0.
+        precondition: The function from vectors, `[set, entry]`, to their products with the inverse of a matrix that
+            is similar to the damped `H`; None for the inverse of `scale`.
 
     Returns:
         The steps.
@@ -114,15 +125,16 @@ def solve_model(
     # 7.2): at a direction p of negative curvature the iteration ends, with a further step along p, as long as the step
     # before it; at the first iteration p is the scaled gradient. Sets are independent: each has its own step lengths,
     # and a set that has stopped gets steps of length 0.
+    precondition = precondition or (lambda r: r / scale)
     g, added = model.gradient, damping[:, None] * scale
     d, r = torch.zeros_like(g), g.clone()
-    z = r / scale
+    z = precondition(r)
     p, rz = z.clone(), (r * z).sum(1)
     start, active = rz.clone(), rz > floor
     has_ascent, product = torch.zeros_like(active), torch.zeros_like(g)  # H d
-    for _ in range(iterations):
-        if not bool(active.any()):
-            break
+    count = 0
+    while count < iterations and bool(active.any()):
+        count += 1
         Hp = model.product(p)
         curvature, norm = (p * (Hp + added * p)).sum(1), (scale * p * p).sum(1)
         is_negative = active & ~(curvature > NEGATIVE_CURVATURE * norm)
@@ -134,13 +146,13 @@ def solve_model(
         length = torch.where(is_negative & curvature.isfinite(), along, length)
         d, product = d + length[:, None] * p, product + length[:, None] * Hp
         r = r - length[:, None] * (Hp + added * p)
-        z = r / scale
+        z = precondition(r)
         new = torch.where(active, (r * z).sum(1), rz)
         p = z + (new / torch.where(rz > 0, rz, 1.0))[:, None] * p
         rz, active = new, active & (new > tolerance**2 * start)
     gain = (g * d).sum(1) - 0.5 * (d * product).sum(1)
     residual = (rz / start.clamp(min=torch.finfo(rz.dtype).tiny)).sqrt()
-    return ModelStep(d, gain, has_ascent, torch.where(start > floor, residual, 0.0))
+    return ModelStep(d, gain, has_ascent, torch.where(start > floor, residual, 0.0), count)
 
 
 def expand_function(

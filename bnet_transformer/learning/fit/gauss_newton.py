@@ -21,6 +21,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.inference.elimination import eliminate_choices
 from bnet_transformer.inference.factors import Factor, gather_in_log_dtype, mask_unobserved, select_logits
 from bnet_transformer.learning.fit.curvature import FlatLayout, QuadraticModel, expand_function
+from bnet_transformer.learning.fit.preconditioner import BlockGroup, CurvatureBlocks
 from bnet_transformer.learning.fit.problem import FitObjective
 from bnet_transformer.tpm import Normal
 
@@ -57,6 +58,23 @@ class Tilt:
 
 
 @dataclass(frozen=True)
+class _Prediction:
+    """The parameters of the distribution of a factor at each state of the latent choices."""
+
+    value: Tensor  # [set, *layout, entry]
+    weight: Tensor  # the posterior probability of the states, [set, *layout]
+    is_categorical: bool  # whether the entries are logits
+    state_dims: Mapping[int, int]  # the dim of `value` with the states of each choice, by the index of its group
+
+    def multiply_root(self, tangent: Tensor) -> Tensor:
+        """Return `R J v` of `J v`, where `R^T R` is the weighted Fisher information."""
+        if self.is_categorical:  # the Fisher information of logits is diag(p) - p p^T
+            probs = self.value.detach().softmax(-1)
+            tangent = probs.sqrt() * (tangent - (probs * tangent).sum(-1, keepdim=True))
+        return self.weight.clamp(min=0).sqrt()[..., None] * tangent
+
+
+@dataclass(frozen=True)
 class _PartGraph:
     """The evaluation of one part of the sentences, with a graph for products with the Gauss-Newton matrix.
 
@@ -68,14 +86,14 @@ class _PartGraph:
     counts: dict[str, Tensor]
     gradient: Tensor | None
     flat: Tensor | None
-    rows: list[tuple[Tensor, Tensor, bool]]  # predictions [set, *layout, entry], their weights, are they logits
+    rows: list[_Prediction]
 
     def linearize(self) -> tuple[list[Tensor], Tensor]:
         """Return cotangents `u` and the graph of `J^T u`, whose derivative by `u` in a direction `v` is `J v`."""
         # J v is a product in forward mode. A backward pass is linear in its cotangent u, so that its own derivative
         # gives J v by reverse mode only, which every operation of the compiled net supports.
         assert self.flat is not None
-        predictions = [p for p, _, _ in self.rows]
+        predictions = [row.value for row in self.rows]
         u = [torch.zeros_like(p, requires_grad=True) for p in predictions]
         (back,) = torch.autograd.grad(predictions, self.flat, u, create_graph=True)
         return u, back
@@ -84,15 +102,37 @@ class _PartGraph:
         """Return `J^T F J v`, `[set, entry]`."""
         assert self.flat is not None
         cotangents = []
-        for tangent, (p, w, is_categorical) in zip(
+        for tangent, row in zip(
             torch.autograd.grad(linear[1], linear[0], v, retain_graph=True), self.rows, strict=True
         ):
-            if is_categorical:  # the Fisher information of logits is diag(p) - p p^T
-                probs = p.detach().softmax(-1)
+            if row.is_categorical:
+                probs = row.value.detach().softmax(-1)
                 tangent = probs * (tangent - (probs * tangent).sum(-1, keepdim=True))
-            cotangents.append(w[..., None] * tangent)
-        (result,) = torch.autograd.grad([p for p, _, _ in self.rows], self.flat, cotangents, retain_graph=True)
+            cotangents.append(row.weight[..., None] * tangent)
+        (result,) = torch.autograd.grad([row.value for row in self.rows], self.flat, cotangents, retain_graph=True)
         return result
+
+    def compute_blocks(self, group: BlockGroup) -> Tensor:
+        """Return the blocks of a group, `[set, block, entry, entry]`, from one product `J v` for each entry."""
+        assert self.flat is not None
+        u, back = self.linearize()
+        columns: list[list[Tensor]] = [[] for _ in self.rows]
+        for places in group.index.mT:  # the same entry of each block
+            v = torch.zeros_like(self.flat)
+            v[:, places] = 1.0
+            for row, column, tangent in zip(
+                self.rows, columns, torch.autograd.grad(back, u, v, retain_graph=True), strict=True
+            ):
+                column.append(row.multiply_root(tangent))
+        blocks, entries = group.index.shape
+        total = self.flat.new_zeros(len(self.flat), blocks, entries, entries)
+        for row, column in zip(self.rows, columns, strict=True):
+            J = torch.stack(column, 1)  # [set, entry, *layout, entry of the prediction]
+            dim = row.state_dims.get(group.selector.group.index) if group.selector else None
+            J = J[:, None] if dim is None else J.movedim(dim + 1, 1)
+            J = J.flatten(3)
+            total = total + J @ J.mT  # broadcast over the blocks where all predictions depend on all of them
+        return total
 
 
 def find_uncovered(objective: FitObjective) -> str | None:
@@ -115,6 +155,7 @@ class _Site:
     table_shape: torch.Size
     state_dim: int | None  # the dim of the states of a latent choice; None for evidence
     is_categorical: bool
+    state_dims: Mapping[int, int]  # of `_Prediction`
 
 
 class EMExpansion:
@@ -130,6 +171,32 @@ class EMExpansion:
         self.objective, self.parts, self.ranks = objective, parts, ranks
         self.learned = objective.learned
         self._sites: dict[int, list[_Site]] = {}
+
+    def compute_blocks(
+        self, sets: Mapping[str, Tensor], groups: Sequence[BlockGroup], factor: float
+    ) -> CurvatureBlocks:
+        """Compute blocks of the Gauss-Newton matrix.
+
+        Args:
+            sets: The learned parameters, `[set, *shape]`.
+            groups: The weights of the blocks, in the flat vector of all learned weights.
+            factor: The number of sentences for which each sentence stands.
+
+        Returns:
+            The blocks.
+        """
+        layout = FlatLayout.create(sets, self.learned.weights)
+        flat = layout.flatten(sets).detach().requires_grad_()
+        totals = [flat.new_zeros(len(flat), *group.index.shape, group.index.shape[1]) for group in groups]
+        with sdpa_kernel(SDPBackend.MATH):
+            for number, part in enumerate(self.parts):
+                graph = self._expand_part(number, part, sets, flat, layout, None)
+                totals = [t + graph.compute_blocks(group) for t, group in zip(totals, groups, strict=True)]
+        _, prior = expand_function(self.objective.log_prior, sets, layout)
+        diagonal = prior.product(torch.ones_like(flat))  # the prior is a product over the entries
+        pairs = zip(groups, totals, strict=True)
+        matrices = [factor * self.ranks.all_reduce(t) + diagonal[:, g.index].diag_embed() for g, t in pairs]
+        return CurvatureBlocks(groups, matrices)
 
     def __call__(self, sets: Mapping[str, Tensor], tilt: Tilt | None = None) -> Expansion:
         """Expand at these parameters.
@@ -230,7 +297,7 @@ class EMExpansion:
             if p.requires_grad:
                 # The distribution of a choice is the same for all its states.
                 weight = w if site.state_dim is None else w.sum(site.state_dim + 1, keepdim=True)
-                rows.append((p, weight, site.is_categorical))
+                rows.append(_Prediction(p, weight, site.is_categorical, site.state_dims))
         return _PartGraph(evidence.detach(), counts, None if flat is None else gradients[-1], flat, rows)
 
     def _find_sites(self, part: Batch, sets: Mapping[str, Tensor]) -> list[_Site]:
@@ -241,12 +308,14 @@ class EMExpansion:
 
         def fn(state: ExecutionState, factors: list[Factor]) -> list[_Site]:
             sites = []
+            state_dims = {index: dim + 1 for dim, index in enumerate(state.layout.enumerated)}
             for k, factor in enumerate(factors):
                 spec = factor.spec
                 depends = any(other.param_prefix in weighted for other in network.ancestral_specs(spec))
                 if is_density(state, factor) and spec.tpm.is_random and depends:
                     state_dim = None if factor.evidence is not None else state.layout.enumerated.index(spec.group.index)
-                    sites.append(_Site(k, factor.table.shape, state_dim, spec.tpm.kind == "discrete"))
+                    is_categorical = spec.tpm.kind == "discrete"
+                    sites.append(_Site(k, factor.table.shape, state_dim, is_categorical, state_dims))
             return sites
 
         with torch.no_grad():

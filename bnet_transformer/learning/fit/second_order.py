@@ -19,17 +19,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bnet_transformer._core.files import wrap_read_errors
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.data import Batch
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import ParameterSets
-from bnet_transformer.learning.fit.curvature import DECREMENT, FlatLayout, QuadraticModel, expand_function, solve_model
+from bnet_transformer.learning.fit.curvature import (
+    DECREMENT,
+    FlatLayout,
+    ModelStep,
+    QuadraticModel,
+    expand_function,
+    solve_model,
+)
 from bnet_transformer.learning.fit.gauss_newton import EMExpansion, Expansion, Tilt
+from bnet_transformer.learning.fit.preconditioner import CurvatureBlocks, find_groups
 from bnet_transformer.learning.fit.problem import FitProblem, StepOptions
 from bnet_transformer.learning.fit.restarts import RestartOptimizer, update_tables
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
 EM_ITERATIONS, CG_TOLERANCE = 10, 0.1  # of the M step, which need not be exact: any ascent keeps EM monotone
+MAX_PROBES = 16  # products with the Jacobian for a preconditioner: more are of a sample of the sentences
 NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
 STALL_INTERVAL, STALLED_GAIN = 10, 0.01  # a restart stops if it gains less, in nats, in this number of iterations
 MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
@@ -49,7 +59,6 @@ class SecondOrderOptimizer(RestartOptimizer):
 
     def __init__(self, problem: FitProblem, options: StepOptions) -> None:
         super().__init__(problem, replace(options, prune=False), options.restarts)
-        self.expand = EMExpansion(self.objective, self.corpus_parts, self.ranks)
         self.damping = torch.full((self.restarts,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
         self.log_density: dict[int, float] = {}  # of each restart after its last step
         self.stationary: set[int] = set()  # the restarts at a stationary point
@@ -58,7 +67,44 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.reached = -math.inf  # the highest log posterior density that a restart has reached
         self.is_close_to_maximum = False  # whether the last Newton step was near the maxima of all restarts
         self._last_density: dict[int, float] = {}  # of each restart at the last test of its gain
+        self._gains: dict[int, float] = {}  # of each restart by the last iteration
         self._expansion: Expansion | None = None
+        self._blocks: CurvatureBlocks | None = None
+        self._excess, self._products_with_new_blocks = 0.0, dict[int, float]()  # by the limit of a solution
+        self.use_sentences(self.corpus)
+
+    def use_sentences(self, corpus: Batch) -> None:
+        """Take EM iterations on these sentences."""
+        self.expand = EMExpansion(self.objective, self.split_full_pass(corpus), self.ranks)
+        self._expansion, self._blocks = None, None
+        layout = FlatLayout.create(self.sets.values, self.objective.learned.weights)
+        self._groups = find_groups(self.objective.network, layout)
+        probes = sum(group.index.shape[1] for group in self._groups)
+        self._stride = 1 if self.objective.has_corpus_choice else math.ceil(max(1, probes / MAX_PROBES))
+        sample = corpus.take(torch.arange(0, len(corpus), self._stride))
+        self._expand_sample = EMExpansion(self.objective, self.split_full_pass(sample), self.ranks)
+
+    def _solve(
+        self,
+        model: QuadraticModel,
+        scale: Tensor,
+        damping: Tensor,
+        limit: int,
+        tolerance: float,
+        floor: Tensor | float = 0.0,
+    ) -> ModelStep:
+        """Maximise damped models by conjugate gradients that blocks of the Gauss-Newton matrix precondition."""
+        learned = self.objective.learned
+        if not learned.weights:
+            return solve_model(model, scale, damping, limit, tolerance, floor)
+        # Blocks of earlier parameters serve until they have cost more products than new ones would.
+        if self._blocks is None or self._excess > MAX_PROBES:
+            self._blocks = self._expand_sample.compute_blocks(self.sets.values, self._groups, self._stride)
+            self._excess, self._products_with_new_blocks = 0.0, {}
+        precondition = self._blocks.factorize(scale, damping, model.layout.locate(learned.weights))
+        solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
+        self._excess += solution.iterations - self._products_with_new_blocks.setdefault(limit, solution.iterations)
+        return solution
 
     @property
     def is_converged(self) -> bool:
@@ -79,7 +125,9 @@ class SecondOrderOptimizer(RestartOptimizer):
         restarts = list(self.sets.restart_ids)
         is_newton = self.step % (1 if self.is_close_to_maximum else NEWTON_INTERVAL) == 0 and self.step > 0
         log_density = self.newton_step() if is_newton else self.em_step()
-        self.log_density |= dict(zip(restarts, log_density.tolist(), strict=True))
+        densities = dict(zip(restarts, log_density.tolist(), strict=True))
+        self._gains = {k: density - self.log_density.get(k, -math.inf) for k, density in densities.items()}
+        self.log_density |= densities
         self.bounds.append(max(self.log_density.values()) / len(self.corpus))
         self.step += 1
         if self.step % STALL_INTERVAL == 0:
@@ -93,6 +141,14 @@ class SecondOrderOptimizer(RestartOptimizer):
         self._stop_restarts(density - torch.tensor(before, dtype=torch.float64) < STALLED_GAIN, density)
         self._last_density = dict(self.log_density)
 
+    def stop_slow(self, target: float, patience: float) -> None:
+        """Stop the sets that would not reach a density with some iterations that gain as much as the last one."""
+        density, gain = (
+            torch.tensor([values[k] for k in self.sets.restart_ids], dtype=torch.float64)
+            for values in (self.log_density, self._gains)
+        )
+        self._stop_restarts(density + patience * gain < target, density)
+
     def _start(self) -> None:
         """Drop the restarts whose first density is not finite, and take the first iterations on a sample."""
         self.is_started = True
@@ -105,36 +161,51 @@ class SecondOrderOptimizer(RestartOptimizer):
 
     def _warm_start(self) -> None:
         """Take the first EM iterations on a sample of the sentences."""
+        if self.method.steps < WARM_STEPS or (sample := self.draw_sample("sample")) is None:
+            return
+        warm = self.fork(self.sets.values)
+        warm.use_sentences(sample)
+        for _ in range(WARM_STEPS):
+            warm.em_step()
+        self.sets.values = warm.sets.values
+
+    def draw_sample(self, *labels: str | int) -> Batch | None:
+        """Draw sentences for the first iterations. None if most sentences are necessary.
+
+        Args:
+            *labels: Other labels give another sample.
+        """
         # Far from a maximum, a sample tells the direction as well as all sentences do, at a fraction of the cost.
         observed = sum(evidence.value[0].numel() for evidence in self.corpus.evidence.values())
         weights = sum(value[0].numel() for value in self.sets.values.values())
         count = max(MIN_SAMPLE, VALUES_PER_WEIGHT * weights // max(1, observed))
-        if self.objective.has_corpus_choice or 2 * count > len(self.corpus) or self.method.steps < WARM_STEPS:
-            return
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "sample"))
-        sample = self.corpus.take(torch.randperm(len(self.corpus), generator=generator)[:count])
-        warm = self.fork(self.sets.values)
-        warm.expand = EMExpansion(self.objective, self.split_full_pass(sample), self.ranks)
-        for _ in range(WARM_STEPS):
-            warm.em_step()
-        self.sets.values = warm.sets.values
+        if self.objective.has_corpus_choice or 2 * count > len(self.corpus):
+            return None
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *labels))
+        return self.corpus.take(torch.randperm(len(self.corpus), generator=generator)[:count])
 
     def select(self, rows: list[int]) -> None:
         """Keep only the restarts of these rows."""
         self.sets.select(rows)
         self.damping, self._expansion = self.damping[rows], None
+        self._blocks = None if self._blocks is None else self._blocks.select(rows)
 
     @property
     def _histories(self) -> dict[str, dict[int, float]]:
         """The numbers of each restart that a checkpoint contains."""
-        return {"log_density": self.log_density, "done": self.done, "last_density": self._last_density}
+        histories = {"log_density": self.log_density, "done": self.done, "last_density": self._last_density}
+        return histories | {"new_blocks": self._products_with_new_blocks}
 
     def snapshot(self) -> checkpoint.Checkpoint:
         """Create a checkpoint of the current state."""
         state = super().snapshot()
         tensors = dict(state.tensors)
         tensors["second_order/damping"] = self.damping
-        tensors["second_order/search"] = torch.tensor([self.is_close_to_maximum, self.reached], dtype=torch.float64)
+        tensors["second_order/search"] = torch.tensor(
+            [self.is_close_to_maximum, self.reached, self._excess], dtype=torch.float64
+        )
+        for i, matrix in enumerate(self._blocks.matrices if self._blocks else ()):
+            tensors[f"second_order/blocks_{i}"] = matrix
         for name, values in self._histories.items():
             tensors[f"second_order/{name}"] = torch.tensor(list(values.items()), dtype=torch.float64).reshape(-1, 2)
         return replace(state, tensors=tensors)
@@ -146,12 +217,15 @@ class SecondOrderOptimizer(RestartOptimizer):
         with wrap_read_errors(path, checkpoint.EXPECTED):
             saved = state.get_tensors("second_order")
             self.damping = saved["damping"].to(self.damping)
-            is_close_to_maximum, self.reached = saved["search"].tolist()
+            is_close_to_maximum, self.reached, self._excess = saved["search"].tolist()
             self.is_close_to_maximum, self.is_started = bool(is_close_to_maximum), True
             for name, values in self._histories.items():
                 values.clear()
                 values.update({int(k): value for k, value in saved[name].tolist()})
-            self._expansion = None
+            self._expansion, self._blocks = None, None
+            if "blocks_0" in saved:
+                matrices = [saved[f"blocks_{i}"].to(self.damping) for i in range(len(self._groups))]
+                self._blocks = CurvatureBlocks(self._groups, matrices)
 
     def em_step(self, tilt: Tilt | None = None) -> Tensor:
         """Take one EM iteration, and return the log posterior density of each set after it, `[set]`.
@@ -165,20 +239,23 @@ class SecondOrderOptimizer(RestartOptimizer):
         if before is None or tilt is not None:
             before = self.expand(self.sets.values, tilt)
         values = self.sets.values
-        new = {**values, **update_tables(self.objective, values, before.counts)}
+        new, gain = {**values, **update_tables(self.objective, values, before.counts)}, torch.zeros_like(self.damping)
         if before.model is not None:
             scale = before.model.estimate_scale()
-            solution = solve_model(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
+            if tilt is None:
+                solution = self._solve(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
+            else:  # the blocks do not know the sentences of a new head
+                solution = solve_model(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
             new |= {name: values[name] + d for name, d in before.model.layout.unflatten(solution.step).items()}
+            gain = solution.gain
         after = self.expand(new, tilt)
-        accepted = after.log_density >= before.log_density - ROUNDING * before.log_density.abs()
-        self.damping = torch.where(accepted, (self.damping * 0.3).clamp(min=MIN_DAMPING), self.damping * 4)
-        if not bool(accepted.all()):
-            # The tables of the other sets are updated: this never decreases the density.
-            new = _where(accepted, new, {name: new[name] if name in before.counts else values[name] for name in values})
-            after = self.expand(new, tilt)
-        self.sets.values, self._expansion = new, None if tilt is not None else after
-        return after.log_density
+        increase = after.log_density - before.log_density
+        accepted = increase >= -ROUNDING * before.log_density.abs()
+        factor = torch.where(increase > 0.75 * gain, 0.3, torch.where(increase < 0.25 * gain, 2.0, 1.0))
+        self.damping = (self.damping * torch.where(accepted, factor, 4.0)).clamp(min=MIN_DAMPING)
+        is_reusable = tilt is None and bool(accepted.all())
+        self.sets.values, self._expansion = _where(accepted, new, values), after if is_reusable else None
+        return torch.where(accepted, after.log_density, before.log_density)
 
     def expand_log_density(self) -> tuple[Tensor, QuadraticModel, dict[str, Tensor]]:
         """Expand the log posterior density in the weights and the log ratios of the tables.
@@ -215,7 +292,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
         floor, iterations = GRADIENT_ROUNDING * before.abs(), min(NEWTON_ITERATIONS, 2 * point.shape[1])
-        newton = solve_model(model, scale, length.sqrt(), iterations, NEWTON_TOLERANCE, floor)
+        newton = self._solve(model, scale, length.sqrt(), iterations, NEWTON_TOLERANCE, floor)
         is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
         # A gain below the rounding errors of the density is no reason to move.
         after, new, factor = before, self.sets.values, 1.0
@@ -288,7 +365,9 @@ class SecondOrderOptimizer(RestartOptimizer):
         other.step, other.bounds, other.measured = 0, [], []
         other.is_started, other.restarts, other.is_close_to_maximum, other.best = True, count, False, (-math.inf, 0, {})
         other.reached = -math.inf
-        other.log_density, other.done, other._last_density, other._expansion = {}, {}, {}, None
+        other.log_density, other.done, other._last_density, other._gains = {}, {}, {}, {}
+        other._expansion, other._blocks = None, None
+        other._excess, other._products_with_new_blocks = 0.0, {}
         other.stationary = set()
         return other
 

@@ -27,7 +27,8 @@ from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOpt
 FORBIDDEN = -1e6  # log weight of a state that an anchor excludes; far from LOG_ZERO, so that sums keep their digits
 MIN_ANCHORS = 20  # sentences (or words) on which a new head starts, if there are as many
 FORCED_STEPS, FREE_STEPS, LAST_STEPS = 3, 6, 30
-MAX_FAILURES = 2  # rounds in sequence without an improvement
+MAX_FAILURES = 4  # rounds in sequence without an improvement
+PATIENCE = 10  # gains as large as its last one with which a candidate must be able to exceed the density of the fit
 FINALISTS = 2  # candidates that take the last steps, at most `LAST_STEPS`
 
 
@@ -99,16 +100,21 @@ def propose_moves(
         for dim in head_dims(objective.network, selector, name)[:1]:
             for k in range(heads):
                 sets[name][k].select(dim, k).copy_(fresh[name][k + 1].select(dim, k))
-    tilt = draw_anchors(optimizer, best, selector, derive_seed(optimizer.seed, "anchors", number))
     candidates = optimizer.fork(sets)
+    if (sample := optimizer.draw_sample("move sample", number)) is not None:
+        candidates.use_sentences(sample)
+    tilt = draw_anchors(candidates, best, selector, derive_seed(optimizer.seed, "anchors", number))
     for _ in range(FORCED_STEPS):
         candidates.em_step(tilt)
     for _ in range(FREE_STEPS):
         density = candidates.em_step()
     candidates.select(density.topk(min(FINALISTS, heads)).indices.tolist())
+    if sample is not None:
+        candidates.use_sentences(optimizer.corpus)
     candidates.reached = target
     while candidates.step < LAST_STEPS and not candidates.is_converged:
         candidates.advance()
+        candidates.stop_slow(target + AGREEMENT, PATIENCE)
     candidates.evaluate_restarts()
     return candidates
 
@@ -120,7 +126,7 @@ def draw_anchors(optimizer: SecondOrderOptimizer, best: Mapping[str, Tensor], se
     """
     heads, dims, badness = selector.tpm.states or 0, (0, 0), list[Tensor]()
     with torch.no_grad():
-        for part in optimizer.corpus_parts:
+        for part in optimizer.expand.parts:
             measure = partial(_measure_badness, selector=selector)
             values, dims = optimizer.objective.evaluate(best, part, measure)
             badness.append(values)
