@@ -38,11 +38,11 @@ def test_every_form_of_data_gives_equal_results():
     net = mixture()
     trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
     first, *remaining = make_forms(net)
-    f = bt.fit(net, first, method=bt.MAP(steps=2), progress=False)
+    f = bt.fit(net, first, method=bt.MAP(restarts=1, steps=2), progress=False)
 
     def query_all(data):
         return (
-            bt.fit(net, data, method=bt.MAP(steps=1), progress=False).bounds,
+            bt.fit(net, data, method=bt.MAP(restarts=1, steps=1), progress=False).bounds,
             *(query(data).tolist() for query in (f.responsibilities, f.predict, f.log_likelihood)),
             f.check(data, draws=1).observed,
             bt.train(trained, data, steps=1, batch=2, progress=False).losses,
@@ -56,7 +56,7 @@ def test_every_form_of_data_gives_equal_results():
 
 def test_sentences_alone_and_with_what_is_observed_predict_the_same():
     net = mixture()
-    f = bt.fit(net, make_forms(net)[0], method=bt.MAP(steps=2), progress=False)
+    f = bt.fit(net, make_forms(net)[0], method=bt.MAP(restarts=1, steps=2), progress=False)
     for data in (["a b c", "d c b"], X, np.array(X), torch.tensor(X), {"": X}):
         assert torch.equal(f.predict(data), f.predict(make_forms(net)[0]))
 

@@ -21,7 +21,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.inference.elimination import eliminate_choices
 from bnet_transformer.inference.factors import Factor, gather_in_log_dtype, mask_unobserved, select_logits
 from bnet_transformer.learning.fit.curvature import FlatLayout, QuadraticModel, expand_function
-from bnet_transformer.learning.fit.preconditioner import BlockGroup, CurvatureBlocks
+from bnet_transformer.learning.fit.curvature_blocks import BlockGroup, CurvatureBlocks
 from bnet_transformer.learning.fit.problem import FitObjective
 from bnet_transformer.tpm import Normal
 

@@ -1,93 +1,116 @@
-"""The preconditioner of conjugate gradients: dense blocks of the Gauss-Newton matrix, one for each head.
+"""Conjugate gradients that Gauss-Newton blocks of the heads precondition.
 
-Under a choice of heads, each prediction depends on the weights of one head, so that the matrix has one block for each
-head, and one vector that contains the same entry of every head probes all blocks at once. Where weights of several
-heads act together, the blocks omit what lies between them: they only speed up the solution, and never change it.
+The blocks only speed up a solution, and never change what it converges to. So they may be those of a sample of the
+sentences, or of earlier parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.learning.fit.comparison import head_dims
-from bnet_transformer.learning.fit.curvature import FlatLayout
-from bnet_transformer.learning.fit.head_summary import find_selectors
+from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer.data import Batch
+from bnet_transformer.learning.fit.curvature import FlatLayout, ModelStep, QuadraticModel, solve_model
+from bnet_transformer.learning.fit.curvature_blocks import CurvatureBlocks, find_groups
+from bnet_transformer.learning.fit.gauss_newton import EMExpansion
+from bnet_transformer.learning.fit.problem import FitObjective
 
-MAX_ENTRIES = 256  # of a block; weights of larger ones have the mean of the diagonal only
-RIDGE = 1e-6  # of the scale, which is added to a block: without a prior it can be singular
+# Blocks are those of a sample if they need more products with the Jacobian, or if there are more sentences.
+MAX_PROBES, MAX_SENTENCES = 16, 1000
+MAX_VALUES = 2**25  # numbers in the products of one part of the sample
 
 
-@dataclass(frozen=True)
-class BlockGroup:
-    """Some weights with one block for each head of a selector.
+class PreconditionedSolver:
+    """Maximises quadratic models of several sets of parameters. Blocks are computed again as soon as it saves products.
 
-    Attributes:
-        selector: The selector; None for one block of weights that are not of heads.
-        index: The places of the entries of each block in the flat vector of the weights, `[block, entry]`.
+    Args:
+        objective: The log evidence and the log prior.
+        corpus: The sentences of the blocks, or a set of which they are a sample.
+        split: The function that splits sentences into the parts of this process.
+        sets: The learned parameters, `[set, *shape]`.
+        ranks: The processes that share the sentences.
     """
 
-    selector: NodeSpec | None
-    index: Tensor
+    def __init__(
+        self,
+        objective: FitObjective,
+        corpus: Batch,
+        split: Callable[[Batch], list[Batch]],
+        sets: Mapping[str, Tensor],
+        ranks: DistributedContext,
+    ) -> None:
+        self.weights = objective.learned.weights
+        self.groups = find_groups(objective.network, FlatLayout.create(sets, self.weights))
+        self.blocks: CurvatureBlocks | None = None
+        self.excess = 0.0  # products since the blocks were computed, beyond those that new blocks would have needed
+        self.first_products: dict[int, float] = {}  # of the first solution with these blocks, by its limit
+        sizes = [group.index.shape[1] for group in self.groups]
+        self.stride = max(1, math.ceil(sum(sizes) / MAX_PROBES), math.ceil(len(corpus) / MAX_SENTENCES))
+        if objective.has_corpus_choice:
+            self.stride = 1
+        sample = corpus.take(torch.arange(0, len(corpus), self.stride))
+        count, observed = len(next(iter(sets.values()))), count_observed_numbers(corpus)
+        states = max((spec.tpm.states or 1 for spec in objective.network.choices), default=1)
+        size = max(1, MAX_VALUES // (count * max(sizes, default=1) * states * observed))
+        parts = split(sample) if self.stride == 1 else [part for full in split(sample) for part in full.parts(size)]
+        self.expand = EMExpansion(objective, parts, ranks)
 
-
-@dataclass(frozen=True)
-class CurvatureBlocks:
-    """Blocks of the Gauss-Newton matrix of several sets of parameters.
-
-    Attributes:
-        groups: The weights of the blocks.
-        matrices: The blocks of each group, `[set, block, entry, entry]`, without damping.
-    """
-
-    groups: Sequence[BlockGroup]
-    matrices: Sequence[Tensor]
-
-    def select(self, rows: Sequence[int]) -> CurvatureBlocks:
-        """Return the blocks of some sets."""
-        return replace(self, matrices=[matrix[list(rows)] for matrix in self.matrices])
-
-    def factorize(self, scale: Tensor, damping: Tensor, places: Tensor) -> Callable[[Tensor], Tensor]:
-        """Factorise the damped blocks.
+    def solve(
+        self,
+        sets: Mapping[str, Tensor],
+        model: QuadraticModel,
+        scale: Tensor,
+        damping: Tensor,
+        limit: int,
+        tolerance: float,
+        floor: Tensor | float = 0.0,
+    ) -> ModelStep:
+        """Maximise damped models by conjugate gradients.
 
         Args:
-            scale: The diagonal of the matrix where there are no blocks, `[set, entry]`.
-            damping: The factor of `scale` that is added to the matrix, `[set]`.
-            places: The place of each weight in the vectors to be multiplied, `[weight]`.
+            sets: The parameters, at which new blocks are computed.
+            model: The models.
+            scale: The positive diagonal of the damping, `[set, entry]`.
+            damping: The factor of `scale` that is added to `H`, `[set]`.
+            limit: The maximum number of products.
+            tolerance: The relative residual at which a set stops.
+            floor: As that of `solve_model`.
 
         Returns:
-            The function from vectors, `[set, entry]`, to their products with the inverse.
+            The steps.
         """
-        factors = []
-        for group, matrix in zip(self.groups, self.matrices, strict=True):
-            at = places[group.index]
-            added = (damping[:, None] + RIDGE) * scale
-            factors.append((at, torch.linalg.cholesky_ex(matrix + added[:, at].diag_embed()).L))
-        diagonal = (1 + damping[:, None]) * scale
+        if not self.groups:
+            return solve_model(model, scale, damping, limit, tolerance, floor)
+        if self.blocks is None or self.excess > MAX_PROBES:
+            self.blocks = self.expand.compute_blocks(sets, self.groups, self.stride)
+            self.excess, self.first_products = 0.0, {}
+        precondition = self.blocks.factorize(scale, damping, model.layout.locate(self.weights))
+        solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
+        self.excess += solution.iterations - self.first_products.setdefault(limit, solution.iterations)
+        return solution
 
-        def solve(r: Tensor) -> Tensor:
-            z = r / diagonal
-            for at, factor in factors:
-                z[:, at] = torch.cholesky_solve(r[:, at][..., None], factor)[..., 0]
-            return z
+    def select(self, rows: list[int]) -> None:
+        """Keep only some sets."""
+        self.blocks = self.blocks and self.blocks.select(rows)
 
-        return solve
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return the state as tensors."""
+        state = {f"blocks_{i}": matrix for i, matrix in enumerate(self.blocks.matrices if self.blocks else ())}
+        products = [(0.0, self.excess), *self.first_products.items()]
+        return state | {"products": torch.tensor(products, dtype=torch.float64)}
+
+    def restore(self, state: Mapping[str, Tensor], like: Tensor) -> None:
+        """Load the state of a snapshot, to the device of another tensor."""
+        (_, self.excess), *products = state["products"].tolist()
+        self.first_products = {int(limit): count for limit, count in products}
+        matrices = [state[f"blocks_{i}"].to(like) for i in range(len(self.groups)) if f"blocks_{i}" in state]
+        self.blocks = CurvatureBlocks(self.groups, matrices) if matrices else None
 
 
-def find_groups(network: Network, layout: FlatLayout) -> list[BlockGroup]:
-    """Group the weights of a layout into blocks. Weights whose block would have too many entries are in no group."""
-    parts: dict[str | None, tuple[NodeSpec | None, list[Tensor]]] = {}
-    offset = 0
-    for name, shape in layout.shapes.items():
-        index = torch.arange(offset, offset + shape.numel()).reshape(shape)
-        offset += shape.numel()
-        found = [(s, dims[0]) for s in find_selectors(network) if (dims := head_dims(network, s, name))]
-        selector, index = (found[0][0], index.movedim(found[0][1], 0)) if found else (None, index[None])
-        key = selector.param_prefix if selector else None
-        parts.setdefault(key, (selector, []))[1].append(index.reshape(len(index), -1))
-    groups = [BlockGroup(selector, torch.cat(index, 1)) for selector, index in parts.values()]
-    return [group for group in groups if group.index.shape[1] <= MAX_ENTRIES]
+def count_observed_numbers(corpus: Batch) -> int:
+    """Count the observed numbers of one sentence; at least 1."""
+    return max(1, sum(evidence.value[0].numel() for evidence in corpus.evidence.values()))

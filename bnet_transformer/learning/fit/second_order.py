@@ -23,23 +23,15 @@ from bnet_transformer.data import Batch
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import ParameterSets
-from bnet_transformer.learning.fit.curvature import (
-    DECREMENT,
-    FlatLayout,
-    ModelStep,
-    QuadraticModel,
-    expand_function,
-    solve_model,
-)
+from bnet_transformer.learning.fit.curvature import DECREMENT, FlatLayout, QuadraticModel, expand_function, solve_model
 from bnet_transformer.learning.fit.gauss_newton import EMExpansion, Expansion, Tilt
-from bnet_transformer.learning.fit.preconditioner import CurvatureBlocks, find_groups
+from bnet_transformer.learning.fit.preconditioner import PreconditionedSolver, count_observed_numbers
 from bnet_transformer.learning.fit.problem import FitProblem, StepOptions
 from bnet_transformer.learning.fit.restarts import RestartOptimizer, update_tables
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
 EM_ITERATIONS, CG_TOLERANCE = 10, 0.1  # of the M step, which need not be exact: any ascent keeps EM monotone
-MAX_PROBES = 16  # products with the Jacobian for a preconditioner: more are of a sample of the sentences
 NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
 STALL_INTERVAL, STALLED_GAIN = 10, 0.01  # a restart stops if it gains less, in nats, in this number of iterations
 MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
@@ -69,42 +61,12 @@ class SecondOrderOptimizer(RestartOptimizer):
         self._last_density: dict[int, float] = {}  # of each restart at the last test of its gain
         self._gains: dict[int, float] = {}  # of each restart by the last iteration
         self._expansion: Expansion | None = None
-        self._blocks: CurvatureBlocks | None = None
-        self._excess, self._products_with_new_blocks = 0.0, dict[int, float]()  # by the limit of a solution
         self.use_sentences(self.corpus)
 
     def use_sentences(self, corpus: Batch) -> None:
         """Take EM iterations on these sentences."""
-        self.expand = EMExpansion(self.objective, self.split_full_pass(corpus), self.ranks)
-        self._expansion, self._blocks = None, None
-        layout = FlatLayout.create(self.sets.values, self.objective.learned.weights)
-        self._groups = find_groups(self.objective.network, layout)
-        probes = sum(group.index.shape[1] for group in self._groups)
-        self._stride = 1 if self.objective.has_corpus_choice else math.ceil(max(1, probes / MAX_PROBES))
-        sample = corpus.take(torch.arange(0, len(corpus), self._stride))
-        self._expand_sample = EMExpansion(self.objective, self.split_full_pass(sample), self.ranks)
-
-    def _solve(
-        self,
-        model: QuadraticModel,
-        scale: Tensor,
-        damping: Tensor,
-        limit: int,
-        tolerance: float,
-        floor: Tensor | float = 0.0,
-    ) -> ModelStep:
-        """Maximise damped models by conjugate gradients that blocks of the Gauss-Newton matrix precondition."""
-        learned = self.objective.learned
-        if not learned.weights:
-            return solve_model(model, scale, damping, limit, tolerance, floor)
-        # Blocks of earlier parameters serve until they have cost more products than new ones would.
-        if self._blocks is None or self._excess > MAX_PROBES:
-            self._blocks = self._expand_sample.compute_blocks(self.sets.values, self._groups, self._stride)
-            self._excess, self._products_with_new_blocks = 0.0, {}
-        precondition = self._blocks.factorize(scale, damping, model.layout.locate(learned.weights))
-        solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
-        self._excess += solution.iterations - self._products_with_new_blocks.setdefault(limit, solution.iterations)
-        return solution
+        self.expand, self._expansion = EMExpansion(self.objective, self.split_full_pass(corpus), self.ranks), None
+        self.solver = PreconditionedSolver(self.objective, corpus, self.split_full_pass, self.sets.values, self.ranks)
 
     @property
     def is_converged(self) -> bool:
@@ -176,9 +138,8 @@ class SecondOrderOptimizer(RestartOptimizer):
             *labels: Other labels give another sample.
         """
         # Far from a maximum, a sample tells the direction as well as all sentences do, at a fraction of the cost.
-        observed = sum(evidence.value[0].numel() for evidence in self.corpus.evidence.values())
         weights = sum(value[0].numel() for value in self.sets.values.values())
-        count = max(MIN_SAMPLE, VALUES_PER_WEIGHT * weights // max(1, observed))
+        count = max(MIN_SAMPLE, VALUES_PER_WEIGHT * weights // count_observed_numbers(self.corpus))
         if self.objective.has_corpus_choice or 2 * count > len(self.corpus):
             return None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *labels))
@@ -188,24 +149,20 @@ class SecondOrderOptimizer(RestartOptimizer):
         """Keep only the restarts of these rows."""
         self.sets.select(rows)
         self.damping, self._expansion = self.damping[rows], None
-        self._blocks = None if self._blocks is None else self._blocks.select(rows)
+        self.solver.select(rows)
 
     @property
     def _histories(self) -> dict[str, dict[int, float]]:
         """The numbers of each restart that a checkpoint contains."""
-        histories = {"log_density": self.log_density, "done": self.done, "last_density": self._last_density}
-        return histories | {"new_blocks": self._products_with_new_blocks}
+        return {"log_density": self.log_density, "done": self.done, "last_density": self._last_density}
 
     def snapshot(self) -> checkpoint.Checkpoint:
         """Create a checkpoint of the current state."""
         state = super().snapshot()
         tensors = dict(state.tensors)
         tensors["second_order/damping"] = self.damping
-        tensors["second_order/search"] = torch.tensor(
-            [self.is_close_to_maximum, self.reached, self._excess], dtype=torch.float64
-        )
-        for i, matrix in enumerate(self._blocks.matrices if self._blocks else ()):
-            tensors[f"second_order/blocks_{i}"] = matrix
+        tensors["second_order/search"] = torch.tensor([self.is_close_to_maximum, self.reached], dtype=torch.float64)
+        tensors |= {f"second_order/{name}": value for name, value in self.solver.snapshot().items()}
         for name, values in self._histories.items():
             tensors[f"second_order/{name}"] = torch.tensor(list(values.items()), dtype=torch.float64).reshape(-1, 2)
         return replace(state, tensors=tensors)
@@ -217,15 +174,13 @@ class SecondOrderOptimizer(RestartOptimizer):
         with wrap_read_errors(path, checkpoint.EXPECTED):
             saved = state.get_tensors("second_order")
             self.damping = saved["damping"].to(self.damping)
-            is_close_to_maximum, self.reached, self._excess = saved["search"].tolist()
+            is_close_to_maximum, self.reached = saved["search"].tolist()
             self.is_close_to_maximum, self.is_started = bool(is_close_to_maximum), True
             for name, values in self._histories.items():
                 values.clear()
                 values.update({int(k): value for k, value in saved[name].tolist()})
-            self._expansion, self._blocks = None, None
-            if "blocks_0" in saved:
-                matrices = [saved[f"blocks_{i}"].to(self.damping) for i in range(len(self._groups))]
-                self._blocks = CurvatureBlocks(self._groups, matrices)
+            self._expansion = None
+            self.solver.restore(saved, self.damping)
 
     def em_step(self, tilt: Tilt | None = None) -> Tensor:
         """Take one EM iteration, and return the log posterior density of each set after it, `[set]`.
@@ -243,7 +198,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         if before.model is not None:
             scale = before.model.estimate_scale()
             if tilt is None:
-                solution = self._solve(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
+                solution = self.solver.solve(values, before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
             else:  # the blocks do not know the sentences of a new head
                 solution = solve_model(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
             new |= {name: values[name] + d for name, d in before.model.layout.unflatten(solution.step).items()}
@@ -292,7 +247,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
         floor, iterations = GRADIENT_ROUNDING * before.abs(), min(NEWTON_ITERATIONS, 2 * point.shape[1])
-        newton = self._solve(model, scale, length.sqrt(), iterations, NEWTON_TOLERANCE, floor)
+        newton = self.solver.solve(values, model, scale, length.sqrt(), iterations, NEWTON_TOLERANCE, floor)
         is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
         # A gain below the rounding errors of the density is no reason to move.
         after, new, factor = before, self.sets.values, 1.0
@@ -366,9 +321,8 @@ class SecondOrderOptimizer(RestartOptimizer):
         other.is_started, other.restarts, other.is_close_to_maximum, other.best = True, count, False, (-math.inf, 0, {})
         other.reached = -math.inf
         other.log_density, other.done, other._last_density, other._gains = {}, {}, {}, {}
-        other._expansion, other._blocks = None, None
-        other._excess, other._products_with_new_blocks = 0.0, {}
         other.stationary = set()
+        other.use_sentences(self.corpus)
         return other
 
 
