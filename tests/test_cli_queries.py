@@ -163,8 +163,10 @@ def test_fit_is_that_of_python_and_can_be_queried(folder):
     net = bt.bayesuvius(
         4, heads=2, mask="causal", vocabulary=vocabulary, observe=bt.tpm.Categorical(len(vocabulary)), seed=2
     )
-    expected = bt.fit(net, [(ws[:-1], ws[1:]) for ws in words], method=bt.MAP(steps=3), seed=2, progress=False)
-    options = ["--dim", 4, "--steps", 3, "--seed", 2]
+    expected = bt.fit(
+        net, [(ws[:-1], ws[1:]) for ws in words], method=bt.MAP(restarts=1, steps=3), seed=2, progress=False
+    )
+    options = ["--dim", 4, "--restarts", 1, "--steps", 3, "--seed", 2]
     result = query(
         "fit", "-f", "said.txt", *options, "-o", "n.safetensors", "-o", "n.fit", "-o", "n.svg", "-o", "n.json"
     )

@@ -323,11 +323,11 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
 
 
 def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
-    net = word_mixture()
+    net, method = word_mixture(), bt.MAP(restarts=1, steps=3)
     x, y = ids(4)
     pairs = [([WORDS[i] for i in a], b.tolist()) for a, b in zip(x, y, strict=True)]
-    for f in (fit(net, pairs, method=bt.MAP(steps=3)), fit(net, (x.numpy(), y.numpy()), method=bt.MAP(steps=3))):
-        assert f.bounds == fit(net, (x, y), method=bt.MAP(steps=3)).bounds
+    for f in (fit(net, pairs, method=method), fit(net, (x.numpy(), y.numpy()), method=method)):
+        assert f.bounds == fit(net, (x, y), method=method).bounds
     ragged = [*pairs, (["a", "b"], [1, None])]
     f = fit(net, ragged, method=bt.MAP(steps=1, rate=1e-12))
     observed = Evidence(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))

@@ -310,6 +310,7 @@ def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
     assert (loaded.khat, loaded.notes, loaded.log_marginal_likelihood) == (f.khat, f.notes, f.log_marginal_likelihood)
 
 
+@pytest.mark.slow
 def test_a_discrete_readout_and_a_net_of_float32():
     net = bt.bayesuvius(2, heads=2, vocabulary=["a", "b", "c"], observe=Categorical(3), prior=1.0)
     data = [("a b c", "b c a"), ("b c", "a b"), ("c a b", "c a a")] * 3
@@ -350,6 +351,7 @@ def test_a_normal_guide_has_intervals_only_with_reliable_weights():
         g.interval("c.logits")
 
 
+@pytest.mark.slow
 def test_no_evidence_if_no_sentence_informs_a_head():
     net = mixture()
     x = draw_xy(net, 2, words=3)[0]

@@ -282,6 +282,7 @@ def test_chunks_give_equal_results_within_the_memory_limit(monkeypatch):
         assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
 
 
+@pytest.mark.slow
 def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
     """The modes are stationary, found from separate starts, and only the first search sees the net's parameters."""
     net = mixture(sigma=0.2)

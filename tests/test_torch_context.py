@@ -46,7 +46,12 @@ def train(seed=0):
 
 @pytest.mark.parametrize(
     ("method", "mode"),
-    [("map", torch.no_grad), ("em", torch.inference_mode), ("svi", torch.no_grad), ("nuts", torch.inference_mode)],
+    [
+        ("map", torch.no_grad),
+        ("em", torch.inference_mode),
+        ("svi", torch.no_grad),
+        pytest.param("nuts", torch.inference_mode, marks=pytest.mark.slow),
+    ],
 )
 def test_a_fit_is_the_same_without_gradients_around_it(mode, method):
     with mode():

@@ -53,9 +53,9 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "reads": lambda net: net.sentence("the cat sat").reads().matrix,
     "log_prob": lambda net: net.sentence("the cat sat").log_prob({"y_1": "cat"}),
     "sample": lambda net: net.sentence("the cat sat").sample(5, seed=1).states["y_1"],
-    "fit": lambda net: bt.fit(net, [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False).net.parameters[
-        "c.logits"
-    ],
+    "fit": lambda net: bt.fit(
+        net, [("the cat", "cat the")], method=bt.MAP(restarts=1, steps=2), progress=False
+    ).net.parameters["c.logits"],
     "predict": lambda net: fit_net().predict(["the cat"]),
     "slopes": lambda net: bt.sweep(*make_pair(net), metric=CAT, first_order=True, progress=False).effects,
     "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
@@ -71,7 +71,7 @@ def make_pair(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
 @cache
 def fit_net() -> Fit[bt.BNet]:
     """Return a fit, computed once outside of every default."""
-    return bt.fit(make_net(), [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False)
+    return bt.fit(make_net(), [("the cat", "cat the")], method=bt.MAP(restarts=1, steps=2), progress=False)
 
 
 def make_net() -> bt.BNet:
