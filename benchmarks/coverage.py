@@ -1,6 +1,6 @@
 """Coverage of 90% intervals of `A`, `OV`, `pi` and predictions, by each method with a posterior.
 
-    python -m benchmarks.coverage [--replications 60] [--methods laplace,nuts] [--first 0]
+    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--first 0]
 
 Writes docs/benchmarks/coverage.md if all methods are measured. The model: two heads of width 2 for each sentence, all
 weights and pi learned, 40 sentences of 4 words, sigma 1. The two features of a word are correlated (0.95). In each
@@ -40,7 +40,7 @@ METHODS: dict[str, tuple[str, Method]] = {
     "reweighted": ("Laplace, reweighted if k-hat < 0.7", bt.Laplace()),
     "nuts": ("NUTS", bt.NUTS(chains=2, draws=150, warmup=150)),
 }
-FEWER = {"nuts": 30}  # the greatest number of replications of slow methods
+FEWER = {"nuts": 20}  # the greatest number of replications of slow methods
 QUANTITIES = ("A", "OV", "pi", "predictions")
 
 
@@ -105,7 +105,7 @@ def summarize(shares: Tensor) -> str:
 def main() -> None:
     """Measure, print and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--replications", type=int, default=60)
+    parser.add_argument("--replications", type=int, default=40)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
