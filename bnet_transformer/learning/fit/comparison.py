@@ -16,12 +16,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bnet_transformer.data import Batch
-from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit.arviz_groups import leave_one_out
 from bnet_transformer.learning.fit.head_summary import (
     cosine_matrix,
     find_selectors,
+    head_dims,
     responsibilities,
     samples_to_parameters,
 )
@@ -230,24 +231,3 @@ def _permute(value: Tensor, dims: tuple[int, ...], order: Tensor) -> Tensor:
     for dim in dims:
         value = value.index_select(dim, order.to(value.device))
     return value
-
-
-def head_dims(network: Network, selector: NodeSpec, name: str) -> tuple[int, ...]:
-    """Return the dims of a parameter that index the heads of a selector; two for the table of a chain along words."""
-    owner, _, key = name.rpartition(".")
-    index = selector.group.index
-    if owner == selector.param_prefix:
-        return tuple(range(len(selector.parents) + 1)) if key == "logits" else (0,) if key == "initial" else ()
-    for spec in network.specs:
-        if spec.param_prefix != owner:
-            continue
-        parents = [parent.index for parent in spec.parents]
-        if index in parents and key in ("logits", "values"):
-            return (len(spec.group.plates) + parents.index(index),)
-        for child in network.specs:
-            for parent in child.parents:
-                stack = network.specs[parent.index].group.stack
-                for plate, by in parent.pick:
-                    if by == index and plate in spec.group.plates and stack == spec.group.stack:
-                        return (spec.group.plates.index(plate),)
-    return ()

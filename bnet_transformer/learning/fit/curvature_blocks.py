@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.learning.fit.comparison import head_dims
 from bnet_transformer.learning.fit.curvature import FlatLayout
-from bnet_transformer.learning.fit.head_summary import find_selectors
+from bnet_transformer.learning.fit.head_summary import find_selectors, head_dims
 
 MAX_ENTRIES = 128  # of a block; weights of larger ones have the mean of the diagonal only
 RIDGE = 1e-6  # of the scale, which is added to a block: without a prior it can be singular

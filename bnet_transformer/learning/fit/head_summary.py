@@ -163,6 +163,27 @@ def find_selectors(network: Network) -> list[NodeSpec]:
     return [spec for spec in network.choices if {parent.index for parent in spec.parents} <= {spec.group.index}]
 
 
+def head_dims(network: Network, selector: NodeSpec, name: str) -> tuple[int, ...]:
+    """Return the dims of a parameter that index the heads of a selector; two for the table of a chain along words."""
+    owner, _, key = name.rpartition(".")
+    index = selector.group.index
+    if owner == selector.param_prefix:
+        return tuple(range(len(selector.parents) + 1)) if key == "logits" else (0,) if key == "initial" else ()
+    for spec in network.specs:
+        if spec.param_prefix != owner:
+            continue
+        parents = [parent.index for parent in spec.parents]
+        if index in parents and key in ("logits", "values"):
+            return (len(spec.group.plates) + parents.index(index),)
+        for child in network.specs:
+            for parent in child.parents:
+                stack = network.specs[parent.index].group.stack
+                for plate, by in parent.pick:
+                    if by == index and plate in spec.group.plates and stack == spec.group.stack:
+                        return (spec.group.plates.index(plate),)
+    return ()
+
+
 def occupancy(selector: NodeSpec, theta: Mapping[str, Tensor]) -> Tensor:
     """Compute `P(head)`, `[head]`, from the tables: the stationary distribution of a chain, else its only table."""
     table = theta[selector.param_prefix]

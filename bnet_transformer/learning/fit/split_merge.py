@@ -17,9 +17,8 @@ from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape
 from bnet_transformer.inference.factors import Factor
-from bnet_transformer.learning.fit.comparison import head_dims
 from bnet_transformer.learning.fit.gauss_newton import Tilt
-from bnet_transformer.learning.fit.head_summary import find_selectors
+from bnet_transformer.learning.fit.head_summary import find_selectors, head_dims
 from bnet_transformer.learning.fit.problem import FitObjective
 from bnet_transformer.learning.fit.restarts import init_restarts
 from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOptimizer
