@@ -264,6 +264,8 @@ def test_laplace_names_what_the_data_do_not_determine():
     notes = "; ".join(f.notes)
     assert f.log_marginal_likelihood is None and "sentences, 6," in notes
     assert "A x_1 of head 0 (4 of 4" in notes or "A x_1 of head 0 (3 of 4" in notes
+    point = fit(net, (x, y), bt.EM(restarts=1))
+    assert "A x_1 of head 0 (4 of 4 directions), A x_1 of head 1 (4 of 4" in "; ".join(point.notes)
     assert all(value.isfinite().all() for value in f.samples.values())
     prior_width = 2**0.5 * 2 * 1.645  # of an entry of A, if it were Normal
     low, high = f.interval("A x_1")

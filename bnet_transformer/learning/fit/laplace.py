@@ -21,7 +21,16 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
-from bnet_transformer.learning.fit.diagnostics import describe_parameters, find_coincident_heads, find_dead_heads
+from bnet_transformer.learning.fit.diagnostics import (
+    VARIANCE_DRAWS,
+    Uninformed,
+    count_uninformed,
+    describe_parameters,
+    describe_uninformed,
+    find_coincident_heads,
+    find_dead_heads,
+    find_learned_invariants,
+)
 from bnet_transformer.learning.fit.head_summary import (
     find_invariant_parameters,
     find_selectors,
@@ -50,12 +59,9 @@ MAX_DECREMENT = 1e-3  # a mode with a larger decrement has not converged
 MIN_CURVATURE = 1e-3  # of the prior's precision; a direction with less curvature is singular
 PROPOSAL_FREEDOM = 5.0  # degrees of freedom of the Student t proposal
 MIN_PROPOSALS = 2000
-VARIANCE_DRAWS = 1000  # draws from which variances are compared
-UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 SAME_MODE, SEPARATE_MODE = 0.1, 4.0  # distances in standard deviations of a mode from its mirror image
 APPROXIMATE_NOTE = "a Normal distribution at one mode; other modes are not represented"
 REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at one mode; other modes are not represented"
-MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
 
 
 @dataclass(frozen=True)
@@ -386,15 +392,11 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
     notes += describe_parameters(coordinates.objective, len(corpus), coordinates.size, values)
     if flat := find_uninformed(coordinates, mode):
-        share = f"at least {UNINFORMED_SHARE:.0%} of the prior variance remains"
-        directions = [
-            f"{name} of head {head} ({count} of {total} directions)" for (name, head), (count, total) in flat.items()
-        ]
-        notes.append(f"the data do not determine {', '.join(directions)}: {share}; {MORE_DATA}")
+        notes.append(describe_uninformed(flat))
     return notes
 
 
-def find_uninformed(coordinates: Coordinates, mode: Mode) -> dict[tuple[str, int], tuple[int, int]]:
+def find_uninformed(coordinates: Coordinates, mode: Mode) -> Uninformed:
     """Find the invariants of heads with directions in which the posterior is about as wide as the prior.
 
     The result is the number of these directions and of all, by invariant and head.
@@ -405,19 +407,10 @@ def find_uninformed(coordinates: Coordinates, mode: Mode) -> dict[tuple[str, int
     prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
     posterior, prior = (torch.vmap(coordinates.decode)(z) for z in (mode.z + normal @ mode.root.mT, prior_draws))
     values = _get_parameters(coordinates, mode)
-    fixed = {name: value for name, value in values.items() if name not in posterior}
-    result = {}
+    fixed = {name: value.expand(count, *value.shape) for name, value in values.items() if name not in posterior}
+    result: Uninformed = {}
     for selector in find_selectors(network):
-        sources = find_invariant_parameters(network, selector)
-        learned = [k for k, sides in sources.items() if all(name in posterior for side in sides for name in side)]
-        stores = [{**{k: v.expand(count, *v.shape) for k, v in fixed.items()}, **draws} for draws in (posterior, prior)]
-        after, before = (invariants(network, selector, store) for store in stores)
-        for name in learned:
-            variance = before[name].var(0).flatten(1).mean(1)  # [head]; all entries of a matrix have one prior variance
-            for head in range(len(variance)):
-                covariance = torch.atleast_2d(torch.cov(after[name][:, head].flatten(1).mT))
-                shares = torch.linalg.eigvalsh(covariance) / variance[head]
-                uninformed = int((shares > UNINFORMED_SHARE).sum())
-                if uninformed:
-                    result[name, head] = uninformed, len(shares)
+        after, before = (invariants(network, selector, {**fixed, **draws}) for draws in (posterior, prior))
+        for name in find_learned_invariants(network, selector, posterior):
+            result |= count_uninformed(name, after[name], before[name])
     return result

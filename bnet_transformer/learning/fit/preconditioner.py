@@ -86,12 +86,16 @@ class PreconditionedSolver:
         if not self.groups:
             return solve_model(model, scale, damping, limit, tolerance, floor)
         if self.blocks is None or self.excess > MAX_PROBES:
-            self.blocks = self.expand.compute_blocks(sets, self.groups, self.stride)
+            self.blocks = self.compute_blocks(sets)
             self.excess, self.first_products = 0.0, {}
         precondition = self.blocks.factorize(scale, damping, model.layout.locate(self.weights))
         solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
         self.excess += solution.iterations - self.first_products.setdefault(limit, solution.iterations)
         return solution
+
+    def compute_blocks(self, sets: Mapping[str, Tensor]) -> CurvatureBlocks:
+        """Compute the blocks at these parameters, `[set, *shape]`."""
+        return self.expand.compute_blocks(sets, self.groups, self.stride)
 
     def select(self, rows: list[int]) -> None:
         """Keep only some sets."""
