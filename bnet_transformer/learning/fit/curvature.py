@@ -41,10 +41,10 @@ class FlatLayout:
         return {name: part.reshape(-1, *shape) for (name, shape), part in pairs}
 
     def locate(self, names: Sequence[str]) -> Tensor:
-        """Return the places of the entries of some parameters in the flat vector, `[entry]`."""
+        """Return the positions of the entries of some parameters in the flat vector, `[entry]`."""
         sizes = [shape.numel() for shape in self.shapes.values()]
-        places = dict(zip(self.shapes, torch.arange(sum(sizes)).split(sizes), strict=True))
-        return torch.cat([places[name] for name in names])
+        positions = dict(zip(self.shapes, torch.arange(sum(sizes)).split(sizes), strict=True))
+        return torch.cat([positions[name] for name in names])
 
     def block_means(self, flat: Tensor) -> Tensor:
         """Replace each entry by the mean over the entries of its parameter, `[set, entry]`."""

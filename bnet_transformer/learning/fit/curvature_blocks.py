@@ -27,7 +27,7 @@ class BlockGroup:
 
     Attributes:
         selector: The selector; None for one block of weights that are not of heads.
-        index: The places of the entries of each block in the flat vector of the weights, `[block, entry]`.
+        index: The positions of the entries of each block in the flat vector of the weights, `[block, entry]`.
     """
 
     selector: NodeSpec | None
@@ -50,20 +50,20 @@ class CurvatureBlocks:
         """Return the blocks of some sets."""
         return replace(self, matrices=[matrix[list(rows)] for matrix in self.matrices])
 
-    def factorize(self, scale: Tensor, damping: Tensor, places: Tensor) -> Callable[[Tensor], Tensor]:
+    def factorize(self, scale: Tensor, damping: Tensor, positions: Tensor) -> Callable[[Tensor], Tensor]:
         """Factorise the damped blocks.
 
         Args:
             scale: The diagonal of the matrix where there are no blocks, `[set, entry]`.
             damping: The factor of `scale` that is added to the matrix, `[set]`.
-            places: The place of each weight in the vectors to be multiplied, `[weight]`.
+            positions: The position of each weight in the vectors to be multiplied, `[weight]`.
 
         Returns:
             The function from vectors, `[set, entry]`, to their products with the inverse.
         """
         factors = []
         for group, matrix in zip(self.groups, self.matrices, strict=True):
-            at = places[group.index]
+            at = positions[group.index]
             added = (damping[:, None] + RIDGE) * scale
             factors.append((at, torch.linalg.cholesky_ex(matrix + added[:, at].diag_embed()).L))
         diagonal = (1 + damping[:, None]) * scale
@@ -84,8 +84,8 @@ def find_groups(network: Network, layout: FlatLayout) -> list[BlockGroup]:
     for name, shape in layout.shapes.items():
         index = torch.arange(offset, offset + shape.numel()).reshape(shape)
         offset += shape.numel()
-        found = [(s, dims[0]) for s in find_selectors(network) if (dims := head_dims(network, s, name))]
-        selector, index = (found[0][0], index.movedim(found[0][1], 0)) if found else (None, index[None])
+        owners = [(s, dims[0]) for s in find_selectors(network) if (dims := head_dims(network, s, name))]
+        selector, index = (owners[0][0], index.movedim(owners[0][1], 0)) if owners else (None, index[None])
         key = selector.param_prefix if selector else None
         parts.setdefault(key, (selector, []))[1].append(index.reshape(len(index), -1))
     groups = [BlockGroup(selector, torch.cat(index, 1)) for selector, index in parts.values()]

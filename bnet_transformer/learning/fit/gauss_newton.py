@@ -117,9 +117,9 @@ class _PartGraph:
         assert self.flat is not None
         u, back = self.linearize()
         columns: list[list[Tensor]] = [[] for _ in self.rows]
-        for places in group.index.mT:  # the same entry of each block
+        for positions in group.index.mT:  # the same entry of each block
             v = torch.zeros_like(self.flat)
-            v[:, places] = 1.0
+            v[:, positions] = 1.0
             for row, column, tangent in zip(
                 self.rows, columns, torch.autograd.grad(back, u, v, retain_graph=True), strict=True
             ):
