@@ -99,7 +99,7 @@ def find_learned_invariants(network: Network, selector: NodeSpec, learned: Conta
     return [k for k, sides in sources.items() if all(name in learned for side in sides for name in side)]
 
 
-def find_uninformed(objective: FitObjective, values: Parameters, blocks: CurvatureBlocks) -> Uninformed:
+def find_uninformed_by_blocks(objective: FitObjective, values: Parameters, blocks: CurvatureBlocks) -> Uninformed:
     """Find the invariants of heads with directions in which the posterior is about as wide as the prior.
 
     Args:

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.diagnostics import describe_parameters, describe_uninformed, find_uninformed
+from bnet_transformer.learning.fit.diagnostics import (
+    describe_parameters,
+    describe_uninformed,
+    find_uninformed_by_blocks,
+)
 from bnet_transformer.learning.fit.gauss_newton import find_uncovered
 from bnet_transformer.learning.fit.problem import EM, FitProblem, PointMethod, StepOptions, to_float64
 from bnet_transformer.learning.fit.restarts import TRAINING_SENTENCES, build_fit, fit_by_adam, optimize
@@ -130,7 +134,9 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
         size = sum(value.numel() for value in best.values())
         values = {**optimizer.objective.network.parameters, **best}
         notes += describe_parameters(optimizer.objective, len(problem.corpus), size, values)
-        if uninformed := find_uninformed(optimizer.objective, values, last.solver.compute_blocks(last.sets.values)):
+        if uninformed := find_uninformed_by_blocks(
+            optimizer.objective, values, last.solver.compute_blocks(last.sets.values)
+        ):
             notes.append(describe_uninformed(uninformed))
     fields |= {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "finished": is_finished}
     evaluated_on = TRAINING_SENTENCES if problem.held_out is None else "held-out sentences"

@@ -125,8 +125,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         """Take the first EM iterations on a sample of the sentences."""
         if self.method.steps < WARM_STEPS or (sample := self.draw_sample("sample")) is None:
             return
-        warm = self.fork(self.sets.values)
-        warm.use_sentences(sample)
+        warm = self.fork(self.sets.values, sample)
         for _ in range(WARM_STEPS):
             warm.em_step()
         self.sets.values = warm.sets.values
@@ -311,8 +310,13 @@ class SecondOrderOptimizer(RestartOptimizer):
             total = total + self.objective.log_evidences(values, part).sum(1)
         return total
 
-    def fork(self, values: Mapping[str, Tensor]) -> SecondOrderOptimizer:
-        """Return an optimizer of the same problem at other parameters, `[set, *shape]`."""
+    def fork(self, values: Mapping[str, Tensor], sample: Batch | None = None) -> SecondOrderOptimizer:
+        """Return an optimizer of the same problem at other parameters.
+
+        Args:
+            values: The parameters, `[set, *shape]`.
+            sample: The sentences of its EM iterations; None for all.
+        """
         other = copy(self)
         other.sets = ParameterSets.create(dict(values))
         count = len(other.sets.restart_ids)
@@ -322,7 +326,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         other.reached = -math.inf
         other.log_density, other.done, other._last_density, other._gains = {}, {}, {}, {}
         other.stationary = set()
-        other.use_sentences(self.corpus)
+        other.use_sentences(self.corpus if sample is None else sample)
         return other
 
 

@@ -99,9 +99,8 @@ def propose_moves(
         for dim in head_dims(objective.network, selector, name)[:1]:
             for k in range(heads):
                 sets[name][k].select(dim, k).copy_(fresh[name][k + 1].select(dim, k))
-    candidates = optimizer.fork(sets)
-    if (sample := optimizer.draw_sample("move sample", number)) is not None:
-        candidates.use_sentences(sample)
+    sample = optimizer.draw_sample("move sample", number)
+    candidates = optimizer.fork(sets, sample)
     tilt = draw_anchors(candidates, best, selector, derive_seed(optimizer.seed, "anchors", number))
     for _ in range(FORCED_STEPS):
         candidates.em_step(tilt)
