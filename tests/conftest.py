@@ -1,29 +1,35 @@
-"""Checks of annotations in the graph and the reference, one seed for every test, and shared fixtures."""
+"""The choice of the quick tests, one seed for every test, and shared fixtures."""
 
 import gc
+import itertools
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
-from beartype.claw import beartype_package
 from hypothesis import settings
 
-CHECKED_MODULES = [
-    "graph.ground_graph",
-    "graph.traversal",
-    "reference.ground_model",
-    "reference.run",
-    "reference.enumeration",
-]  # beartype uses the global random state, so it excludes modules that a fit calls
-
-for module_name in CHECKED_MODULES:
-    beartype_package(f"bnet_transformer.{module_name}")
+MAX_QUICK = 5  # parameter sets of a test that are all quick; of more sets, every second one is
 
 torch.set_num_threads(1)
 gc.disable()  # imports and collection create no garbage, and scanning them takes seconds
 settings.register_profile("quiet", deadline=None)
 settings.load_profile("quiet")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every second set of parameters of a long list as slow; the name of the test decides which ones.
+
+    So each case is quick in about half of the tests over all cases.
+    """
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    for test, sets in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):
+        group = list(sets)
+        if len(group) > MAX_QUICK:
+            for item in group[zlib.crc32(test.encode()) % 2 :: 2]:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

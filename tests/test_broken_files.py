@@ -140,6 +140,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
         bt.load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the system bounds no file")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):

@@ -157,6 +157,7 @@ def test_numerals_are_states_and_in_quotes_words(folder):
 # fit and train
 
 
+@pytest.mark.slow
 def test_fit_is_that_of_python_and_can_be_queried(folder):
     words = [text.split() for text in TEXTS]
     vocabulary = list(dict.fromkeys(word for text in words for word in text))

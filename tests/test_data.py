@@ -34,6 +34,7 @@ def make_forms(net: bt.BNet) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 def test_every_form_of_data_gives_equal_results():
     net = mixture()
     trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
@@ -61,6 +62,7 @@ def test_sentences_alone_and_with_what_is_observed_predict_the_same():
         assert torch.equal(f.predict(data), f.predict(make_forms(net)[0]))
 
 
+@pytest.mark.slow
 def test_several_stacks_take_tuples_mappings_and_columns():
     net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     rows = [("a b", "c d a"), ("d", "b c a")]

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import bnet_transformer
 
 PACKAGE = Path(bnet_transformer.__file__).parent
@@ -16,6 +18,7 @@ def split_message(message):
     return [part.strip(" :()") for part in re.split(r"…|=", f"{subject}…{expected}")]
 
 
+@pytest.mark.slow
 def test_messages_of_the_page_are_those_of_the_package():
     """The text between the gaps (`…`) of a message is part of some string of the package."""
     strings = set()

@@ -102,6 +102,7 @@ def test_json_and_graphml(words: list[str]) -> None:
         assert (json.loads(read) if quoted else read) == token
 
 
+@pytest.mark.slow
 @given(SURROGATE_WORDS)
 @make_settings(1)
 def test_bif(words: list[str]) -> None:

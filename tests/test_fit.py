@@ -190,6 +190,7 @@ def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
     assert f.criterion == "log evidence" and f.evaluated_on == "held-out sentences"  # for any prior
 
 
+@pytest.mark.slow
 def test_planted_heads_are_found():
     true = mixture(heads=2, observe=Normal(0.3)).replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
     torch.manual_seed(1)
@@ -322,6 +323,7 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
 # data
 
 
+@pytest.mark.slow
 def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
     net, method = word_mixture(), bt.MAP(restarts=1, steps=3)
     x, y = ids(4)
@@ -335,6 +337,7 @@ def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
     torch.testing.assert_close(f.log_likelihood(ragged)[-1], expected[0].detach(), atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
     net, data = mixture("word", slices=2, heads=2), vectors(4)
     for options in ({"method": "map"}, {"method": "em"}, {"method": "svi", "spread": 1.0}):
@@ -524,6 +527,7 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     assert log_posteriors[1] > log_posteriors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observe", [pytest.param(NoisyWord, marks=pytest.mark.slow), Categorical])
 @pytest.mark.parametrize("method", [bt.MAP(restarts=1, steps=150, rate=0.05), bt.EM(restarts=1, steps=150, rate=0.05)])
 def test_a_readout_of_states_has_the_prior_that_its_tpm_declares(observe, method):

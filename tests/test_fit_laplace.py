@@ -257,6 +257,7 @@ def test_evidence_counts_both_signs_of_the_last_row():
     assert not reason and evidence == pytest.approx(expected, abs=0.3)
 
 
+@pytest.mark.slow
 def test_laplace_names_what_the_data_do_not_determine():
     net = mixture(sigma=1.0)
     x, y = draw_xy(net, 6, words=1)  # attention over one word: no sentence informs A
@@ -277,6 +278,7 @@ def test_laplace_names_what_the_data_do_not_determine():
     assert same.pi.isfinite().all()
 
 
+@pytest.mark.slow
 def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
     net = mixture()
     data = draw_xy(net)

@@ -216,6 +216,7 @@ def test_sampled_choices_approximate_summed_ones(atoms, data):
         assert float(f.pi[0]) == pytest.approx(0.7, abs=0.1)
 
 
+@pytest.mark.slow
 def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_path):
     true = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3), seed=2).to(torch.float64)
     true = true.replace({f"c_{t}.logits": torch.tensor([0.7, 0.3]).double().log() for t in (0, 1)})

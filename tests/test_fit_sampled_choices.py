@@ -121,6 +121,7 @@ def test_the_bound_of_sampled_choices_is_below_the_evidence(name):
     assert -0.1 < gap < 0.5
 
 
+@pytest.mark.slow
 def test_a_markov_table_is_found_again_from_its_chain():
     """Sentences of a simulated chain that changes its state with probability .95."""
     true = choices_net(make_chain())

@@ -101,6 +101,7 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
         torch.testing.assert_close(result[name][1], samples[name][0])
 
 
+@pytest.mark.slow
 def test_draws_of_a_fit_keep_their_likelihoods():
     """Every draw of a fit has, by exact elimination, the density that its chain computed."""
     net = mixture(sigma=1.5)
@@ -300,6 +301,7 @@ def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
     torch.testing.assert_close(again.z, modes[1].z)  # the mode of a chain does not depend on the other chains
 
 
+@pytest.mark.slow
 def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
     net = mixture(sigma=1.5)
     data, learn = draw_xy(net), ["c.logits", "W_v_0.values"]

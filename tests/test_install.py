@@ -57,6 +57,7 @@ def find_imports(path):
         yield from (top for name in names if (top := name.split(".")[0]) not in sys.stdlib_module_names)
 
 
+@pytest.mark.slow
 def test_the_core_declares_all_that_it_imports():
     distributions = packages_distributions()
     missing = []

@@ -459,6 +459,7 @@ def make_corpus_net(**options):
     return net.replace(parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["c", "W_q_0", "y_1"])
 def test_words_are_coded_given_the_observed_class(name):
     net = make_corpus_net(atoms=2)

@@ -139,6 +139,7 @@ def test_posteriors_are_those_of_the_sentence():
         assert description["evidence"].keys() == set(case.evidence), case.name
 
 
+@pytest.mark.slow
 def test_every_family_has_its_equation_and_facts():
     for case in CASES:
         s, description, _ = explore_case(case.name)

@@ -150,6 +150,7 @@ def write(folder, tensors, *, sharded):
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", [True, False])
 def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
     """A Marian that shares no tables except, if its config ties them, the decoder's words and the logits."""

@@ -400,6 +400,7 @@ def test_pgmpy_both_ways():
     ).theta.keys() == {"a", "b", "c", "d"}
 
 
+@pytest.mark.slow
 def test_bif_both_ways(tmp_path):
     net = bt.from_pgmpy(clinic_of_pgmpy())
     net.sentence().draw(tmp_path / "net.bif")
@@ -435,6 +436,7 @@ probability ( A ) { default 0.3, 0.7; }
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows", ["(no) 0.2, 0.3, 0.5; default 0.1 0.1 0.8 ;", "default 0.1, 0.1, 0.8; (no) 0.2, 0.3, 0.5;"]
 )

@@ -369,6 +369,7 @@ def test_a_checkpoint_has_parameters_with_a_finite_loss(tmp_path, is_last):
     assert loaded.steps > 0 and first_loss(loaded.net, ids) < 3
 
 
+@pytest.mark.slow
 def test_a_diverged_run_resumes_with_other_rates(tmp_path):
     net, ids, message = _run_until_divergence(tmp_path)
     assert "resume='changed') and a rate= below 40" in message

@@ -373,6 +373,7 @@ def test_rows_that_cannot_be():
 CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": None, "encoder-decoder": "enc_a"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
     """Only nodes on a path from the first state to the last that avoids q and k raise errors."""
