@@ -384,10 +384,10 @@ def positioned() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="positioned"))
 
 
-def grouped() -> bt.BNet:
+def grouped(width: int | None = 2) -> bt.BNet:
     """Keys and values for groups of heads, partly rotary positions in bands, attention only to previous words."""
     heads, reach = ["group", "head"], bt.Reach("recent", 1)
-    rotary = tpm.Rotary(50.0, width=2, factor=4.0, bands=(0.5, 2.0, 9))
+    rotary = tpm.Rotary(50.0, width=width, factor=4.0, bands=(0.5, 2.0, 9))
     nodes = [
         bt.Node("norm", tpm.Norm("rms"), ["x"], plates=WORD),
         bt.Node("W_q", tpm.Weight((4, 4)), plates=heads),

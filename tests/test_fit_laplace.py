@@ -16,14 +16,21 @@ from bnet_transformer.learning.fit.importance import resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import compute_evidence, polish
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import batch_evidence, batch_inputs, get_case
+from tests.cases import batch_evidence, batch_inputs, get_case, grouped
 
 WEIGHTS = ["W_q_0.values", "W_k_0.values", "W_v_0.values"]
 BLOCKS = [(2, 2, 3), (2, 3, 2), (3, 2, 2), (1, 2, 2), (3, 3, 1)]  # key_dim, columns of W_q and of W_k
 
 
-def make_block(key_dim, queries, keys, groups=1):
-    return GaugeBlock(Gauge("x", ("q",), ("k",), True), groups, key_dim, (queries, keys))
+def make_block(key_dim, queries, keys, groups=1, has_planes=False):
+    return GaugeBlock(Gauge("x", ("q",), ("k",), 1, has_planes), groups, key_dim, (queries, keys))
+
+
+def test_planes_of_rotary_positions_have_a_signed_normal_entry():
+    block = make_block(2, 3, 3, groups=4000, has_planes=True)
+    diagonal, _, _ = block.split(block.sample(torch.Generator().manual_seed(1), torch.float64))
+    assert stats.kstest(diagonal[:, 0].exp(), stats.chi(2).cdf).pvalue > 1e-3
+    assert stats.kstest(diagonal[:, 1], stats.norm.cdf).pvalue > 1e-3
 
 
 def mixture(heads=2, sigma=0.5, dim=2, **options):
@@ -123,41 +130,47 @@ def test_coordinates_and_rotations_keep_the_model(name):
     torch.testing.assert_close(objective.log_evidence(decoded, corpus), expected)
     rotated = coordinates.rotate(decoded, torch.Generator().manual_seed(0))
     torch.testing.assert_close(objective.log_evidence(rotated, corpus), expected)
-    assert not torch.allclose(
-        rotated[coordinates.blocks[0].gauge.query[0]], values[coordinates.blocks[0].gauge.query[0]]
-    )
+    assert not torch.allclose(rotated[coordinates.blocks[0].gauge.left[0]], values[coordinates.blocks[0].gauge.left[0]])
     torch.testing.assert_close(coordinates.encode(rotated).abs(), z.abs())  # up to the sign of the last row
 
 
 GAUGES = {  # the number of gauges that are fixed, and of attention nodes whose gauge is not
-    **{"slice": (3, 0), "codebook, two slices": (2, 0), "encoder, pre-norm": (2, 0), "two selectors": (1, 0)},
-    **{"marginal": (1, 0), "bucketed": (2, 0), "backward chain": (1, 0), "grouped": (0, 2), "positioned": (0, 2)},
+    **{"slice": (3, 0), "codebook, two slices": (2, 0), "encoder, pre-norm": (4, 0), "two selectors": (1, 0)},
+    **{"marginal": (1, 0), "bucketed": (4, 0), "backward chain": (1, 0), "positioned": (0, 2)},
+    **{"grouped": (2, 2), "grouped, all features rotated": (4, 0)},
 }
 
 
 @pytest.mark.parametrize("name", GAUGES)
 def test_gauges_of_the_table_of_nets(name):
-    """Biases, codebooks, chains and pooled readouts; keys that groups share and rotary positions are not fixed."""
-    case = get_case(name)
+    """Biases, codebooks, chains, W_o, groups of heads, rotary positions; those of some features are not fixed."""
+    case = get_case(name.partition(",")[0] if "rotated" in name else name)
     network, evidence = case.net.network, batch_evidence(case.sentence.observe(case.evidence))
+    if "rotated" in name:
+        network = grouped(width=None).to(torch.float64).network
     (x,) = batch_inputs(case.sentence).values()
     corpus = Batch({"": x}, None, evidence)
     learned = select_learnable(network, tuple(network.get_spec(key) for key in evidence), None, 0.8)
     objective = FitObjective(network, learned, 2**16)
     coordinates = Coordinates(objective, corpus)
     assert (len(coordinates.blocks), len(coordinates.unfixed)) == GAUGES[name]
-    values = {key: network.parameters[key].detach() for key in learned.names}
-    rotated = coordinates.rotate(coordinates.decode(coordinates.encode(values)), torch.Generator().manual_seed(0))
-    torch.testing.assert_close(objective.log_evidence(rotated, corpus), objective.log_evidence(values, corpus))
+    values = {key: torch.randn_like(network.parameters[key]) for key in learned.names}
+    z = coordinates.encode(values)
+    decoded = coordinates.decode(z)
+    torch.testing.assert_close(coordinates.encode(decoded), z)
+    rotated = coordinates.rotate(decoded, torch.Generator().manual_seed(7))
+    for other in (decoded, rotated, *map(coordinates.decode, coordinates.mirrors(z))):
+        torch.testing.assert_close(objective.log_evidence(other, corpus), objective.log_evidence(values, corpus))
     changed = [key for key in values if not torch.allclose(rotated[key], values[key])]
     assert {*changed} - {*learned.tables} == {key for block in coordinates.blocks for key in block.gauge.names}
 
 
 def test_gauges_of_biases_rotary_positions_and_shared_queries():
-    (first, _) = find_gauges(get_case("encoder, post-norm").net.network)
-    assert first.query == ("W_q_0.value", "q_0.bias") and first.is_per_head
+    first, output, *_ = find_gauges(get_case("encoder, post-norm").net.network)
+    assert first.left == ("W_q_0.value", "q_0.bias") and first.shared == 1
+    assert output.left == ("W_v_0.value", "v_0.bias") and output.right == ("W_o_0.value",) and output.shared == 1
     (mixed,) = find_gauges(get_case("two selectors").net.network)
-    assert not mixed.is_per_head  # queries of selector c and keys of codebook d occur in all pairs
+    assert not mixed.shared  # queries of selector c and keys of codebook d occur in all pairs
     rotary = get_case("chapter").net.network
     assert find_gauges(rotary) and not find_unfixed(rotary, ())
     positioned = get_case("positioned").net.network

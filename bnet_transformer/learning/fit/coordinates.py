@@ -1,8 +1,8 @@
 """Unconstrained coordinates of the learned parameters, `[coordinate]`, in which the gauge of attention is fixed.
 
 Tables are log ratios to their last probability, weights are in units of the standard deviation of their prior, and a
-pair of matrices of attention is replaced by its orbit under rotations of the key space. The prior density of the
-coordinates is the density of the net's prior, normalised: draws of their posterior, mapped back to parameters, are
+pair of matrices of attention is replaced by its orbit under rotations of the space between them. The prior density of
+the coordinates is the density of the net's prior, normalised: draws of their posterior, mapped back to parameters, are
 draws of the posterior of the parameters.
 """
 
@@ -27,11 +27,14 @@ MIN_DIAGONAL = 1e-6  # a smaller diagonal entry of a start is replaced: its loga
 class GaugeBlock:
     """The coordinates of one pair `W_q, W_k` of `groups` heads: `log diag T`, the entries of T above it, and `Q^T W_k`.
 
+    The same holds for `W_v` and the transpose of `W_o`, and for the two rows of each plane of rotary positions.
+
     Attributes:
         gauge: The parameters of the pair.
-        groups: The number of gauges: one for each head, or one for all atoms.
-        key_dim: The width of queries and keys.
+        groups: The number of gauges: one for each head or for each plane of a head, or one for all atoms.
+        key_dim: The width of queries and keys: the number of features of one gauge.
         widths: The number of columns of all matrices of the queries of one gauge, and of the keys.
+        planes: The number of planes of each head. Default 1.
     """
 
     # W_q = Q T with orthogonal Q, `[key, key]`, and T upper trapezoidal with a positive diagonal (QR decomposition).
@@ -45,6 +48,7 @@ class GaugeBlock:
     groups: int
     key_dim: int
     widths: tuple[int, int]
+    planes: int = 1
 
     @property
     def rank(self) -> int:
@@ -63,6 +67,20 @@ class GaugeBlock:
         """The number of coordinates."""
         upper = self.rank * self.widths[0] - self.rank * (self.rank - 1) // 2
         return self.groups * (upper + self.rank * self.widths[1])
+
+    def has_transposed(self, names: tuple[str, ...]) -> bool:
+        """Return True for the matrices `W_o`, whose columns are the features of the gauge."""
+        return self.gauge.is_output and names == self.gauge.right
+
+    def draw_rotations(self, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+        """Draw an orthogonal matrix for each gauge, `[group, key, key]`; its determinant is 1 for planes."""
+        normal = torch.randn(self.groups, self.key_dim, self.key_dim, generator=generator, dtype=dtype)
+        Q: Tensor
+        Q, R = torch.linalg.qr(normal)
+        Q = Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # uniform on the orthogonal group (Mezzadri 2007)
+        if self.gauge.has_planes:
+            Q = torch.cat([Q[..., :1], Q[..., 1:] * torch.linalg.det(Q)[:, None, None]], -1)
+        return Q
 
     def split(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split coordinates into `log diag T`, `[group, rank]`, the entries above it, and `Q^T W_k`."""
@@ -86,13 +104,14 @@ class GaugeBlock:
     def encode(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Map the columns of queries and keys to coordinates."""
         Q, T = torch.linalg.qr(queries, mode="reduced")
-        diagonal = T.diagonal(dim1=-2, dim2=-1)
-        sign = torch.where(diagonal < 0, -1.0, 1.0)
+        sign = torch.where(T.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(T.dtype)
+        if self.gauge.has_planes:  # a reflection changes the model, so the determinant of Q is 1
+            sign = torch.cat([sign[:, :1], sign[:, :1] * torch.linalg.det(Q)[:, None].sign()], 1)
         T, keys = sign[..., None] * T, sign[..., None] * (Q.mT @ keys)
         rows, columns = torch.triu_indices(self.rank, self.widths[0], 1)
-        size, logs = diagonal.abs(), self.rank - self.has_sign
-        log_diagonal = size[:, :logs].clamp(min=MIN_DIAGONAL).log()
-        return torch.cat([log_diagonal, size[:, logs:], T[:, rows, columns], keys.flatten(1)], 1).flatten()
+        diagonal, logs = T.diagonal(dim1=-2, dim2=-1), self.rank - self.has_sign
+        log_diagonal = diagonal[:, :logs].clamp(min=MIN_DIAGONAL).log()
+        return torch.cat([log_diagonal, diagonal[:, logs:], T[:, rows, columns], keys.flatten(1)], 1).flatten()
 
     def log_prior(self, z: Tensor) -> Tensor:
         """Compute the log density of the coordinates, for entries of `W_q` and `W_k` that are Normal(0, 1)."""
@@ -129,7 +148,7 @@ class Coordinates:
 
     Attributes:
         size: The number of coordinates.
-        unfixed: The attention nodes whose matrices are learned and whose gauge is not fixed.
+        unfixed: The attention nodes with learned queries and keys whose gauge is not fixed.
     """
 
     def __init__(self, objective: FitObjective, corpus: Batch) -> None:
@@ -142,7 +161,7 @@ class Coordinates:
         for gauge in find_gauges(network):
             if {*gauge.names} <= {*self.learned.weights}:
                 block = self._create_block(gauge)
-                if self._is_invariant(block, corpus):
+                if block is not None and self._is_invariant(block, corpus):
                     self.blocks.append(block)
         in_gauge = {name for block in self.blocks for name in block.gauge.names}
         self.unfixed = find_unfixed(network, {*self.learned.weights} - in_gauge)
@@ -185,7 +204,7 @@ class Coordinates:
         for name in self.plain:
             result[name] = self.spread * parts.pop(0).reshape(self.shapes[name])
         for block in self.blocks:
-            for side, columns in zip((block.gauge.query, block.gauge.key), block.decode(parts.pop(0)), strict=True):
+            for side, columns in zip((block.gauge.left, block.gauge.right), block.decode(parts.pop(0)), strict=True):
                 result |= self._from_columns(side, self.spread * columns, block)
         return {name: result[name] for name in self.learned.names}
 
@@ -197,7 +216,7 @@ class Coordinates:
             parts.append((logits[..., :-1] - logits[..., -1:]).flatten())
         parts += [parameters[name].flatten() / self.spread for name in self.plain]
         for block in self.blocks:
-            columns = (self._to_columns(side, parameters, block) for side in (block.gauge.query, block.gauge.key))
+            columns = (self._to_columns(side, parameters, block) for side in (block.gauge.left, block.gauge.right))
             parts.append(block.encode(*(value / self.spread for value in columns)))
         return torch.cat(parts)
 
@@ -227,7 +246,7 @@ class Coordinates:
         """Return the coordinates of equal density that one change of a free sign gives, each `[coordinate]`."""
         parts, result = list(z.split(self.sizes)), []
         for k, block in enumerate(self.blocks, len(parts) - len(self.blocks)):
-            for group in range(block.groups if block.has_sign else 0):
+            for group in range(block.groups if block.has_sign and not block.gauge.has_planes else 0):
                 result.append(torch.cat([*parts[:k], block.mirror(parts[k], group), *parts[k + 1 :]]))
         return result
 
@@ -253,16 +272,14 @@ class Coordinates:
         """
         result = dict(parameters)
         for block in self.blocks:
-            normal = torch.randn(block.groups, block.key_dim, block.key_dim, generator=generator, dtype=self.dtype)
-            Q, R = torch.linalg.qr(normal.to(self.device))
-            Q = Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # uniform on the orthogonal group (Mezzadri 2007)
-            queries, keys = (self._to_columns(s, parameters, block) for s in (block.gauge.query, block.gauge.key))
+            Q = block.draw_rotations(generator, self.dtype).to(self.device)
+            queries, keys = (self._to_columns(s, parameters, block) for s in (block.gauge.left, block.gauge.right))
             if block.rank < block.key_dim:
                 shape = block.groups, block.key_dim - block.rank, block.widths[1]
                 unused = self.spread * torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
                 keys = torch.cat([keys[:, : block.rank], unused], 1)
-            result |= self._from_columns(block.gauge.query, Q @ queries, block)
-            result |= self._from_columns(block.gauge.key, Q @ keys, block)
+            result |= self._from_columns(block.gauge.left, Q @ queries, block)
+            result |= self._from_columns(block.gauge.right, Q @ keys, block)
         return result
 
     def to_samples(self, draws: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -274,34 +291,43 @@ class Coordinates:
         stacked = {name: torch.stack([values[name] for values in sets]) for name in self.learned.names}
         return {name: value.exp() if name in self.learned.tables else value for name, value in stacked.items()}
 
-    def _create_block(self, gauge: Gauge) -> GaugeBlock:
-        """Create the coordinates of a gauge."""
-        leading = [self.shapes[name][:-2] for name in (gauge.query[0], gauge.key[0])]
-        is_per_head = gauge.is_per_head and leading[0] == leading[1]
-        groups = leading[0].numel() if is_per_head else 1
-        key_dim = self.shapes[gauge.query[0]][-2]
+    def _create_block(self, gauge: Gauge) -> GaugeBlock | None:
+        """Create the coordinates of a gauge; None if a plane of rotary positions has only one column."""
+        left, right = (self.shapes[names[0]] for names in (gauge.left, gauge.right))
+        shared = gauge.shared if left[: gauge.shared] == right[: gauge.shared] else 0
+        planes = left[-2] // 2 if gauge.has_planes else 1
+        groups, key_dim = left[:shared].numel() * planes, left[-2] // planes
         widths = [
-            sum(self.shapes[name].numel() for name in side) // key_dim // groups for side in (gauge.query, gauge.key)
+            sum(self.shapes[name].numel() for name in side) // key_dim // groups for side in (gauge.left, gauge.right)
         ]
-        return GaugeBlock(gauge, groups, key_dim, (widths[0], widths[1]))
+        if gauge.has_planes and min(widths) < 2:
+            return None
+        return GaugeBlock(gauge, groups, key_dim, (widths[0], widths[1]), planes)
 
     def _to_columns(self, names: tuple[str, ...], parameters: Mapping[str, Tensor], block: GaugeBlock) -> Tensor:
         """Arrange matrices `[*heads, key, in]`, and biases `[*heads, key]`, as columns `[group, key, column]`."""
         columns = []
         for number, name in enumerate(names):
             value = parameters[name].unsqueeze(-1) if number else parameters[name]
-            value = value.reshape(block.groups, -1, *value.shape[-2:])
+            value = value.mT if block.has_transposed(names) else value
+            value = value.reshape(block.groups // block.planes, -1, *value.shape[-2:])
             columns.append(value.transpose(1, 2).flatten(2))
-        return torch.cat(columns, 2)
+        joined = torch.cat(columns, 2)
+        if block.gauge.has_planes:
+            joined = joined.unflatten(1, (block.key_dim, block.planes)).transpose(1, 2).flatten(0, 1)
+        return joined
 
     def _from_columns(self, names: tuple[str, ...], columns: Tensor, block: GaugeBlock) -> dict[str, Tensor]:
         """Split columns into the matrices and biases that `_to_columns` arranged."""
+        if block.gauge.has_planes:
+            columns = columns.unflatten(0, (-1, block.planes)).transpose(1, 2).flatten(1, 2)
         widths = [self.shapes[name].numel() // block.groups // block.key_dim for name in names]
         result = {}
         for number, (name, part) in enumerate(zip(names, columns.split(widths, 2), strict=True)):
-            last = 1 if number else self.shapes[name][-1]
-            value = part.reshape(block.groups, block.key_dim, -1, last).transpose(1, 2)
-            result[name] = value.reshape(self.shapes[name])
+            is_transposed = block.has_transposed(names)
+            last = 1 if number else self.shapes[name][-2 if is_transposed else -1]
+            value = part.reshape(*part.shape[:2], -1, last).transpose(1, 2)
+            result[name] = (value.mT if is_transposed else value).reshape(self.shapes[name])
         return result
 
     def _is_invariant(self, block: GaugeBlock, corpus: Batch) -> bool:
@@ -313,10 +339,8 @@ class Coordinates:
         values = {name: self.objective.network.parameters[name].detach().to(self.device) for name in self.shapes}
         for name in block.gauge.names:
             values[name] = torch.randn(self.shapes[name], generator=generator, dtype=self.dtype).to(self.device)
-        normal = torch.randn(block.groups, block.key_dim, block.key_dim, generator=generator, dtype=self.dtype)
-        Q = torch.linalg.qr(normal).Q.to(self.device)
-        rotated = dict(values)
-        for side in (block.gauge.query, block.gauge.key):
+        Q, rotated = block.draw_rotations(generator, self.dtype).to(self.device), dict(values)
+        for side in (block.gauge.left, block.gauge.right):
             rotated |= self._from_columns(side, Q @ self._to_columns(side, values, block), block)
         with torch.no_grad():
             before, after = (self.objective.log_evidence(v, part) for v in (values, rotated))

@@ -269,12 +269,11 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
     gauge = next((g for g in find_gauges(network) if name in g.names and {*g.names} <= samples.keys()), None)
     if gauge is not None:
         labels = [label for s in find_selectors(network) for label in find_invariant_parameters(network, s)]
-        label = f'f.interval("A {gauge.attention}")'
-        hint = (
-            f"Use {label}, the matrix W_q^T W_k" if f"A {gauge.attention}" in labels else "Only W_q^T W_k is identified"
-        )
-        expected = "a parameter or invariant that the likelihood identifies; a rotation of the key space changes these "
-        expected += "entries, but not the attention"
+        label = f"A {gauge.node}"
+        is_invariant = label in labels and not gauge.is_output
+        hint = f'Use f.interval("{label}"), the matrix W_q^T W_k' if is_invariant else ""
+        expected = "a parameter or invariant that the likelihood identifies; a rotation of the space between two "
+        expected += f"matrices changes their entries, but not {gauge.product}"
         raise BNetError(name, expected=expected, hint=hint)
     if name in samples:
         return quantile_bounds(samples[name].flatten(0, 1), probability)

@@ -388,7 +388,7 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
         names = ", ".join(mode.singular[:4])
         notes.append(f"the density has no curvature in directions of {names}; they have the width of the prior")
     if coordinates.unfixed:
-        reason = "because its queries and keys are not one pair of matrices"
+        reason = "because its queries and keys are not one pair of matrices, or only some of their features are rotated"
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
     notes += describe_parameters(coordinates.objective, len(corpus), coordinates.size, values)
     if flat := find_uninformed(coordinates, mode):
