@@ -316,6 +316,9 @@ def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
     assert low.shape == mean.shape and bool(((low < mean) & (mean < high)).all())
     half = fit(net, data, bt.Laplace(draws=20, restarts=1), learn=["W_q_0.values"])
     assert half.interval("W_q_0.values")[0].isfinite().all()  # W_k is fixed, so W_q is identified
+    concat = fit(mixture(combine="concat"), data, bt.Laplace(draws=20, restarts=1))
+    with pytest.raises(bt.BNetError, match="W_o W_v"):
+        concat.interval("W_v_0.value")
     g = fit(net, data, bt.SVI(steps=3, draws=5))
     with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
         g.interval("A x_1")
