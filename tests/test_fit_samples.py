@@ -22,7 +22,7 @@ from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.sampling import NUTSChain, VariationalOptimizer, find_chain_modes
+from bnet_transformer.learning.fit.sampling import NUTSChain, VariationalOptimizer, find_chain_starts
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
@@ -290,14 +290,15 @@ def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
     learn, data = ["c.logits", "W_v_0.values"], draw_xy(net, 30)
     corpus = read_batch(net.network, data)
     problem = FitProblem(make_objective(net, learn), corpus, None, None, 0, LoopConfig(progress=False))
-    coordinates, modes = find_chain_modes(problem, [0, 1, 2])
+    coordinates, starts = find_chain_starts(problem, [0, 1, 2])
+    modes = [mode for mode, _ in starts]
     for mode in modes:
         z = mode.z.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(coordinates.log_density(z, corpus), z)
         assert float(gradient.abs().max()) < 1e-3 * float(mode.root.inverse().abs().max())
     assert max(mode.log_density for mode in modes) - min(mode.log_density for mode in modes) < 50
     assert all(mode.root is not None and not mode.singular for mode in modes)
-    again = find_chain_modes(problem, [1])[1][0]
+    again, _ = find_chain_starts(problem, [1])[1][0]
     torch.testing.assert_close(again.z, modes[1].z)  # the mode of a chain does not depend on the other chains
 
 

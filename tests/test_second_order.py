@@ -202,6 +202,34 @@ def test_moves_leave_a_local_maximum():
     assert after > before + 5 and after > float(optimizer.compute_log_density(truth)[0])
 
 
+def test_a_saddle_point_is_left():
+    """Where W_q and W_k are 0, the gradient by both is 0."""
+    planted, data = draw(make_net(heads=1), 100)
+    zero = planted.replace(
+        {name: torch.zeros_like(planted.parameters[name]) for name in ("W_q_0.values", "W_k_0.values")}
+    )
+    fits = [bt.fit(net, data, method=bt.EM(restarts=1), spread=1.0, progress=False) for net in (planted, zero)]
+    assert fits[1].converged and fits[1].bounds[-1] > fits[0].bounds[-1] - 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_restart_that_is_dropped_cannot_win(seed):
+    """Its steps, continued without the others, end below its bound, and not above the density of the search."""
+    _, data = draw(make_net(), 80, seed=seed)
+    optimizer = SecondOrderOptimizer(make_problem(make_net(), data), StepOptions(steps=40, restarts=4))
+    before = {}
+    while optimizer.step < 40 and not optimizer.is_converged:
+        before |= {k: optimizer.sets.get(row) for row, k in enumerate(optimizer.sets.restart_ids)}
+        optimizer.advance()
+    for restart in {*optimizer.done} - optimizer.stationary:
+        only = optimizer.fork({name: value[None] for name, value in before[restart].items()})
+        while only.step < 100 and not only.is_converged:
+            only.advance()
+        assert max(only.log_density.values()) < optimizer.done[restart] + 0.5
+        assert max(only.log_density.values()) < optimizer.reached + 0.5
+
+
 def test_what_second_order_steps_do_not_cover_takes_first_order_steps_and_says_so():
     net = bt.bayesuvius(2, heads=2, observe=LaplaceNode())
     x = torch.randn(10, 3, 2)
@@ -211,6 +239,12 @@ def test_what_second_order_steps_do_not_cover_takes_first_order_steps_and_says_s
         bt.fit(net, (x, x), method=bt.MAP(optimizer="second-order"))
     with pytest.raises(bt.BNetError, match="rate"):
         bt.MAP(optimizer="second-order", rate=0.1)
+
+
+def test_second_order_steps_refuse_minibatches():
+    _, data = draw(make_net(), 20)
+    with pytest.raises(bt.BNetError, match="batch"):
+        bt.fit(make_net(), data, method=bt.EM(optimizer="second-order"), batch=5)
 
 
 def test_a_fit_that_has_not_converged_says_so(tmp_path):

@@ -49,7 +49,7 @@ def plot_fit(
     if show == "theta":
         _plot_theta(result, canvas, owner, share)
         return
-    available = {"pi": result.selectors, "history": result.bounds or result.measured}
+    available = {"pi": result.selectors, "history": result.measured or result.bounds[1:]}
     views = [name for name, value in available.items() if value]
     selected = [show] if show is not None else views[:1] if canvas.user_axes is not None else views
     if not selected or any(view not in views for view in selected):

@@ -211,10 +211,11 @@ def describe_shape(positions: Tensor) -> str:
     """Describe how positions differ from uniform ones: by their mean, by their variance, or otherwise."""
     # For n uniform numbers the mean has variance 1/(12 n), and the mean of (u - 1/2)^2 has mean 1/12 and variance
     # 1/(180 n). Large positions mean draws below the true value; a large variance means that it is often in the tails.
-    # A shift of the mean changes the variance too, so only the larger z-score names the defect.
+    # The variance is that about their mean, because a shift of the mean moves all positions. The larger z-score names
+    # the defect.
     u = positions.numpy() - 0.5
     mean_z = float(u.mean() * np.sqrt(12 * len(u)))
-    variance_z = float((np.square(u).mean() - 1 / 12) * np.sqrt(180 * len(u)))
+    variance_z = float((np.square(u - u.mean()).mean() - 1 / 12) * np.sqrt(180 * len(u)))
     if max(abs(mean_z), abs(variance_z)) < SHAPE_Z:
         return "not uniform"
     if abs(mean_z) > abs(variance_z):

@@ -113,6 +113,45 @@ class GaugeBlock:
         log_diagonal = diagonal[:, :logs].clamp(min=MIN_DIAGONAL).log()
         return torch.cat([log_diagonal, diagonal[:, logs:], T[:, rows, columns], keys.flatten(1)], 1).flatten()
 
+    def straighten(self, z: Tensor) -> Tensor:
+        """Map coordinates to those in which the product `A = W_q^T W_k` varies along straight lines."""
+        # The likelihood depends on A only: it is constant along a curved ridge of pairs with the same product, on which
+        # the prior is wide. With T = S [1 B] and S the first columns of T, A = [1 B]^T C with C = S^T Q^T W_k. In S, B
+        # and C the ridge is straight. For a plane of rotary positions, S is a multiple of 1.
+        diagonal, upper, keys = self.split(z)
+        if self.gauge.has_planes:
+            size = diagonal[:, :1].exp()
+            parts = [diagonal[:, :1], diagonal[:, 1:] / size, upper / size, (size[..., None] * keys).flatten(1)]
+            return torch.cat(parts, 1).flatten()
+        T = self.decode(z)[0][:, : self.rank]
+        S, is_inside = T[..., : self.rank], self._is_inside(z.device)
+        B = torch.linalg.solve_triangular(S, T[..., self.rank :], upper=True)
+        return torch.cat([diagonal, upper[:, is_inside], B.flatten(1), (S.mT @ keys).flatten(1)], 1).flatten()
+
+    def bend(self, straight: Tensor) -> tuple[Tensor, Tensor]:
+        """Invert `straighten`; also return the log determinant of the derivative of this map."""
+        diagonal, entries, products = self.split(straight)
+        columns = self.widths[0] - self.rank - self.widths[1]
+        if self.gauge.has_planes:
+            size = diagonal[:, :1].exp()
+            parts = [diagonal[:, :1], diagonal[:, 1:] * size, entries * size, (products / size[..., None]).flatten(1)]
+            return torch.cat(parts, 1).flatten(), 2 * (columns + 1) * diagonal[:, :1].sum()
+        is_inside = self._is_inside(straight.device)
+        inside = int(is_inside.sum())
+        upper = torch.cat([entries[:, :inside], entries.new_zeros(self.groups, len(is_inside) - inside)], 1)
+        order = torch.cat([is_inside.nonzero()[:, 0], (~is_inside).nonzero()[:, 0]]).argsort()
+        z = torch.cat([diagonal, upper[:, order], products.flatten(1)], 1).flatten()
+        S = self.decode(z)[0][:, : self.rank, : self.rank]
+        outside = (S @ entries[:, inside:].unflatten(1, (self.rank, -1))).flatten(1)
+        upper = torch.cat([entries[:, :inside], outside], 1)[:, order]
+        keys = torch.linalg.solve_triangular(S.mT, products, upper=False)
+        log_det = columns * S.diagonal(dim1=-2, dim2=-1).abs().log().sum()
+        return torch.cat([diagonal, upper, keys.flatten(1)], 1).flatten(), log_det
+
+    def _is_inside(self, device: torch.device) -> Tensor:
+        """Which entries of T above the diagonal are in the first columns, `[entry]`."""
+        return torch.triu_indices(self.rank, self.widths[0], 1, device=device)[1] < self.rank
+
     def log_prior(self, z: Tensor) -> Tensor:
         """Compute the log density of the coordinates, for entries of `W_q` and `W_k` that are Normal(0, 1)."""
         # t ~ chi(n) has the density t^(n-1) exp(-t^2/2) / (2^(n/2-1) Gamma(n/2)); that of log t has one factor t more.
@@ -241,6 +280,22 @@ class Coordinates:
     def log_density(self, z: Tensor, corpus: Batch) -> Tensor:
         """Compute the log joint density of coordinates and observations, `[]`."""
         return self.log_prior(z) + self.objective.log_evidence(self.decode(z), corpus).sum()
+
+    def straighten(self, z: Tensor) -> Tensor:
+        """Map coordinates to those in which products of matrices vary along straight lines, `[coordinate]`."""
+        parts = list(z.split(self.sizes))
+        first = len(parts) - len(self.blocks)
+        blocks = [block.straighten(part) for block, part in zip(self.blocks, parts[first:], strict=True)]
+        return torch.cat([*parts[:first], *blocks])
+
+    def bend(self, straight: Tensor) -> tuple[Tensor, Tensor]:
+        """Invert `straighten`; also return the log determinant of the derivative of this map, `[]`."""
+        parts, log_det = list(straight.split(self.sizes)), straight.new_zeros(())
+        first = len(parts) - len(self.blocks)
+        for k, block in enumerate(self.blocks, first):
+            parts[k], part = block.bend(parts[k])
+            log_det = log_det + part
+        return torch.cat(parts), log_det
 
     def mirrors(self, z: Tensor) -> list[Tensor]:
         """Return the coordinates of equal density that one change of a free sign gives, each `[coordinate]`."""

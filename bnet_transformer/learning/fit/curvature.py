@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 DECREMENT = 1e-3  # a point is stationary if its Newton decrement sqrt(g^T H^-1 g) is at most this
+LANCZOS_ITERATIONS = 20
 NEGATIVE_CURVATURE = 1e-8  # relative to the scale of H: rounding errors of a product are smaller
 
 
@@ -153,6 +154,37 @@ def solve_model(
     gain = (g * d).sum(1) - 0.5 * (d * product).sum(1)
     residual = (rz / start.clamp(min=torch.finfo(rz.dtype).tiny)).sqrt()
     return ModelStep(d, gain, has_ascent, torch.where(start > floor, residual, 0.0), count)
+
+
+def find_lowest_curvature(model: QuadraticModel, scale: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Find the direction of the lowest curvature of each set by Lanczos iterations from a random vector.
+
+    Args:
+        model: The models.
+        scale: The positive diagonal in whose units curvatures and lengths are measured, `[set, entry]`.
+        seed: The seed of the random vector.
+
+    Returns:
+        The curvature, `[set]`, an upper bound of the lowest one; and the direction, of length 1, `[set, entry]`.
+    """
+    # The lowest eigenvalue of a few Lanczos iterations (Golub and Van Loan 2013, section 10.1), with all vectors
+    # orthogonalised twice. A large negative curvature appears after a few iterations.
+    root, count = scale.rsqrt(), min(LANCZOS_ITERATIONS, scale.shape[1])
+    random = torch.randn(scale.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(scale)
+    basis, products = [random / random.norm(dim=1, keepdim=True)], []
+    for _ in range(count):
+        products.append(root * model.product(root * basis[-1]))
+        residual, known = products[-1], torch.stack(basis, 1)
+        for _ in range(2):
+            residual = residual - torch.einsum("ski,sk->si", known, torch.einsum("ski,si->sk", known, residual))
+        length = residual.norm(dim=1, keepdim=True)
+        if len(basis) == count or bool((length < NEGATIVE_CURVATURE).any()):
+            break
+        basis.append(residual / length)
+    known = torch.stack(basis, 1)
+    small = torch.einsum("ski,sli->skl", known, torch.stack(products, 1))
+    curvature, vectors = torch.linalg.eigh((small + small.mT) / 2)
+    return curvature[:, 0], root * torch.einsum("ski,sk->si", known, vectors[..., 0])
 
 
 def expand_function(

@@ -3,14 +3,12 @@ directions of weights that the data do not determine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.learning.fit.curvature import FlatLayout
-from bnet_transformer.learning.fit.curvature_blocks import CurvatureBlocks
 from bnet_transformer.learning.fit.head_summary import (
     DEAD_USAGE,
     find_invariant_parameters,
@@ -22,8 +20,7 @@ from bnet_transformer.learning.fit.problem import FitObjective, Parameters
 
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 COINCIDENT = 0.05  # relative distance of two heads that coincide
-RANK_TOLERANCE = 1e-6  # of singular values
-VARIANCE_DRAWS = 1000  # draws from which variances are compared
+MIN_VARIANCE_DRAWS, VARIANCE_DRAWS = 1000, 20  # draws from which variances are compared; for each number of a matrix
 UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
 Uninformed = dict[tuple[str, int], tuple[int, int]]  # by invariant and head: the number of directions, and of all
@@ -84,7 +81,8 @@ def _describe_scale(objective: FitObjective, values: Parameters) -> list[str]:
     learned = objective.learned
     if learned.spread is None:
         return []
-    scales = {name: float(values[name].square().mean().sqrt()) / learned.spread for name in learned.weights}
+    normal = [name for name in learned.weights if name not in learned.logits]  # others have a Dirichlet prior
+    scales = {name: float(values[name].square().mean().sqrt()) / learned.spread for name in normal}
     large = {name: scale for name, scale in scales.items() if scale > MAX_PRIOR_SCALE}
     if not large:
         return []
@@ -99,49 +97,6 @@ def find_learned_invariants(network: Network, selector: NodeSpec, learned: Conta
     return [k for k, sides in sources.items() if all(name in learned for side in sides for name in side)]
 
 
-def find_uninformed_by_blocks(objective: FitObjective, values: Parameters, blocks: CurvatureBlocks) -> Uninformed:
-    """Find the invariants of heads with directions in which the posterior is about as wide as the prior.
-
-    Args:
-        objective: The objective of the fit.
-        values: All parameters at the maximum.
-        blocks: The blocks of the Gauss-Newton matrix of one set of parameters, with the prior.
-    """
-    # Weights may vary along the gradients of the entries of an invariant, which are orthogonal to all changes of the
-    # basis of keys. There their covariance is compared with that of the prior, both to first order. A direction without
-    # a gradient, such as those of A where W_q and W_k are 0, is one that the prior has shrunk to 0.
-    network, learned, result = objective.network, objective.learned, Uninformed()
-    layout = FlatLayout.create({name: value[None] for name, value in values.items()}, learned.weights)
-    mode = layout.flatten({name: value[None].double().cpu() for name, value in values.items()})
-    fixed = {name: value.double().cpu()[None] for name, value in values.items()}
-    generic = torch.randn(mode.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for group, matrix in zip(blocks.groups, blocks.matrices, strict=True):
-        if group.selector is None or learned.spread is None:
-            continue
-        inside = [name for name in learned.weights if bool(torch.isin(layout.locate([name]), group.index).all())]
-        for name in find_learned_invariants(network, group.selector, inside):
-
-            def evaluate(flat: Tensor, name: str = name, selector: NodeSpec = group.selector) -> Tensor:
-                return invariants(network, selector, fixed | layout.unflatten(flat))[name]
-
-            total = int(torch.linalg.matrix_rank(_differentiate(evaluate, generic, group.index)[0]))
-            for head, J in enumerate(_differentiate(evaluate, mode, group.index)):
-                _, singular, V = torch.linalg.svd(J, full_matrices=False)
-                V = V[singular > RANK_TOLERANCE * max(1.0, float(singular.max()))]
-                shares = torch.linalg.eigvalsh(V @ matrix[0, head].cpu().inverse() @ V.mT) / learned.spread**2
-                if count := total - len(V) + int((shares > UNINFORMED_SHARE).sum()):
-                    result[name, head] = count, total
-    return result
-
-
-def _differentiate(function: Callable[[Tensor], Tensor], at: Tensor, index: Tensor) -> Tensor:
-    """The derivatives of an invariant by the entries of the block of each head, `[head, number, entry]`."""
-    steps = torch.zeros(index.shape[1], at.shape[1], dtype=at.dtype)
-    steps[torch.arange(index.shape[1])[:, None], index.mT] = 1.0  # the same entry of each head
-    differences = function(at + steps) - function(at - steps)  # exact, because invariants are bilinear
-    return (differences / 2).flatten(2).permute(1, 2, 0)
-
-
 def count_uninformed(name: str, after: Tensor, before: Tensor) -> Uninformed:
     """Count the directions of an invariant of each head whose posterior variance is at least 80% of the prior variance.
 
@@ -150,10 +105,13 @@ def count_uninformed(name: str, after: Tensor, before: Tensor) -> Uninformed:
         after: Draws from the posterior, `[draw, head, dim, dim]`.
         before: Draws from the prior, of the same shape.
     """
+    # Half of the draws determine the directions, and the other half the variances in these directions: the eigenvalues
+    # of a sample covariance matrix are too spread (Marchenko and Pastur 1967).
     variance, result = before.var(0).flatten(1).mean(1), {}  # all entries of a matrix have one prior variance
     for head in range(len(variance)):
-        covariance = torch.atleast_2d(torch.cov(after[:, head].flatten(1).mT))
-        shares = torch.linalg.eigvalsh(covariance) / variance[head]
+        first, second = after[:, head].flatten(1).chunk(2)
+        axes = torch.linalg.eigh(torch.atleast_2d(torch.cov(first.mT))).eigenvectors
+        shares = (second @ axes).var(0) / variance[head]
         if uninformed := int((shares > UNINFORMED_SHARE).sum()):
             result[name, head] = uninformed, len(shares)
     return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import (
+    MIN_VARIANCE_DRAWS,
     VARIANCE_DRAWS,
     Uninformed,
     count_uninformed,
@@ -38,8 +40,8 @@ from bnet_transformer.learning.fit.head_summary import (
     log_likelihoods,
 )
 from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
-from bnet_transformer.learning.fit.point import fit_point
-from bnet_transformer.learning.fit.problem import EM, MAP, FitObjective, FitProblem, Laplace, Parameters, to_float64
+from bnet_transformer.learning.fit.point import describe_restarts, fit_point
+from bnet_transformer.learning.fit.problem import EM, MAP, FitObjective, FitProblem, Laplace, to_float64
 from bnet_transformer.learning.fit.restarts import (
     FULL_PASS_SIZE,
     build_fit,
@@ -58,8 +60,10 @@ STATIONARY = 1e-5  # the Newton decrement sqrt(g' H^-1 g) at which the polish en
 MAX_DECREMENT = 1e-3  # a mode with a larger decrement has not converged
 MIN_CURVATURE = 1e-3  # of the prior's precision; a direction with less curvature is singular
 PROPOSAL_FREEDOM = 5.0  # degrees of freedom of the Student t proposal
-MIN_PROPOSALS = 2000
+MIN_PROPOSALS, POINT_PROPOSALS = 2000, 100
+MAX_POINT_NUMBERS = 128  # learned numbers of a point fit whose directions are tested
 SAME_MODE, SEPARATE_MODE = 0.1, 4.0  # distances in standard deviations of a mode from its mirror image
+INTERRUPTED_NOTE = "interrupted in the search for the mode: there may be a better one"
 APPROXIMATE_NOTE = "a Normal distribution at one mode; other modes are not represented"
 REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at one mode; other modes are not represented"
 
@@ -76,6 +80,7 @@ class Mode:
         log_det: The log determinant of the covariance.
         singular: Descriptions of directions in which the density is not concave, or nearly flat.
         is_finished: False if Ctrl-C ended the search.
+        search_notes: What the user must know of the search, such as restarts that disagree.
     """
 
     z: Tensor
@@ -85,6 +90,61 @@ class Mode:
     log_det: float
     singular: tuple[str, ...] = field(default=())
     is_finished: bool = True
+    search_notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """A Normal distribution around a mode.
+
+    Attributes:
+        coordinates: The coordinates of the mode.
+        center: The mean, `[coordinate]`.
+        root: A matrix `L` with covariance `L L'`, `[coordinate, coordinate]`.
+        log_det: The log determinant of the root.
+        is_straight: Whether it is Normal in the straightened coordinates, `Coordinates.straighten`.
+    """
+
+    coordinates: Coordinates
+    center: Tensor
+    root: Tensor
+    log_det: float
+    is_straight: bool
+
+    def to_coordinates(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Map steps in standard deviations to coordinates, `[..., coordinate]`.
+
+        Returns:
+            The coordinates, and the log determinant of the derivative by the steps, without that of the root, `[...]`.
+        """
+        points = self.center + steps @ self.root.mT
+        if not self.is_straight:
+            return points, points.new_zeros(points.shape[:-1])
+        z, log_det = torch.vmap(self.coordinates.bend)(points) if points.dim() > 1 else self.coordinates.bend(points)
+        return z, log_det
+
+    def to(self, coordinates: Coordinates) -> Approximation:
+        """Return the same distribution in the precision of other coordinates."""
+        center, root = (value.to(coordinates.dtype) for value in (self.center, self.root))
+        return replace(self, coordinates=coordinates, center=center, root=root)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw coordinates, `[draw, coordinate]`."""
+        steps = torch.randn(count, len(self.center), generator=generator, dtype=torch.float64)
+        return self.to_coordinates(steps.to(self.center.device))[0]
+
+
+def approximate(coordinates: Coordinates, mode: Mode) -> list[Approximation]:
+    """Return the Normal distributions at a mode: in the coordinates, and in straightened ones if these are finite."""
+    assert mode.root is not None
+    result = [Approximation(coordinates, mode.z, mode.root, mode.log_det / 2, False)]
+    if coordinates.blocks:
+        center = coordinates.straighten(mode.z)
+        root = torch.autograd.functional.jacobian(coordinates.straighten, mode.z) @ mode.root
+        if bool(center.isfinite().all() and root.isfinite().all()):
+            log_det = mode.log_det / 2 - float(coordinates.bend(center)[1])
+            result.append(Approximation(coordinates, center, root, log_det, True))
+    return result
 
 
 def to_double(problem: FitProblem) -> FitProblem:
@@ -99,18 +159,15 @@ def split_corpus(objective: FitObjective, corpus: Batch) -> list[Batch]:
     return [corpus] if objective.has_corpus_choice else corpus.parts(FULL_PASS_SIZE)
 
 
-def find_start(problem: FitProblem, restarts: int, seed: int) -> tuple[Parameters, bool]:
-    """Fit a point in float64 from several starts; also return whether the fit finished."""
+def find_start(problem: FitProblem, restarts: int, seed: int) -> Fit[Network]:
+    """Fit a point in float64 from several starts."""
     objective = problem.objective
     kind = EM if objective.learned.tables else MAP
     try:
-        fitted = fit_point(replace(problem, seed=seed), kind(restarts=restarts))
+        return fit_point(replace(problem, seed=seed), kind(restarts=restarts))
     except BNetError:
         objective.check_possible(problem.corpus, FULL_PASS_SIZE)
         raise
-    device = objective.device
-    values = fitted.network.parameters
-    return {name: values[name].detach().to(device) for name in objective.learned.names}, fitted.finished
 
 
 def randomize(objective: FitObjective, seed: int) -> FitObjective:
@@ -132,15 +189,20 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
     Returns:
         The mode.
     """
-    parameters, is_finished = find_start(problem, restarts, seed)
+    start = find_start(problem, restarts, seed)
+    parameters = {name: start.network.parameters[name].detach().to(problem.objective.device) for name in start.learned}
+    notes: list[str] = [INTERRUPTED_NOTE]
+    if start.finished:
+        notes = describe_restarts(start.restart_densities, start.bounds[-1] * start.sentences)
+    fields: dict[str, Any] = {"is_finished": start.finished, "search_notes": tuple(notes)}
     parts = split_corpus(problem.objective, problem.corpus)
     for part in parts:
         problem.objective.cache_factors(part)
     z = coordinates.encode(parameters)
     if coordinates.size > MAX_COORDINATES:
         value = float(_evaluate(coordinates, parts, z))
-        return Mode(z, value, math.inf, None, math.nan, is_finished=is_finished)
-    return replace(polish(coordinates, parts, z), is_finished=is_finished)
+        return Mode(z, value, math.inf, None, math.nan, **fields)
+    return replace(polish(coordinates, parts, z), **fields)
 
 
 def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor) -> Mode:
@@ -249,18 +311,24 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
     check_size(coordinates)
     mode = find_mode(double, coordinates, method.restarts, derive_seed(problem.seed, "mode"))
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "laplace"))
-    draws, khat, effective = draw_posterior(coordinates, corpus, mode, method, generator)
+    count = max(MIN_PROPOSALS, 4 * method.draws)
+    approximation, khat, proposals, weights = choose_approximation(coordinates, corpus, mode, generator, count)
     is_reweighted = method.reweight and khat < MAX_KHAT
+    draws = (
+        proposals[resample(weights, method.draws, generator)]
+        if is_reweighted
+        else approximation.draw(method.draws, generator)
+    )
     samples = {name: value[None] for name, value in coordinates.to_samples(draws, generator).items()}
     log_density = evaluate_draws(coordinates, corpus, draws)[None]
     samples, matched = align_heads(double.objective, corpus, samples, log_density)
-    notes = describe_mode(coordinates, corpus, mode)
+    notes = describe_mode(approximation, corpus, mode)
     if method.reweight and not is_reweighted:
         notes.append(
             f"the draws are not reweighted, because k-hat of the importance weights is {khat:.2f}, above {MAX_KHAT}: "
             "intervals are those of the Normal distribution at the mode; compare with method=bt.NUTS()"
         )
-    evidence, reason = compute_evidence(coordinates, corpus, mode, khat, matched)
+    evidence, reason = compute_evidence(approximation, mode, khat, matched)
     if reason:
         notes.append(f"the log marginal likelihood is not available: {reason}")
     dtype = problem.objective.network.dtype
@@ -270,17 +338,39 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
         method,
         parameters,
         finished=mode.is_finished,
-        converged=mode.decrement <= MAX_DECREMENT and not mode.singular,
+        converged=mode.decrement <= MAX_DECREMENT and not mode.singular if mode.is_finished else None,
         approximate=REWEIGHTED_NOTE if is_reweighted else APPROXIMATE_NOTE,
         bounds=(mode.log_density / len(corpus),),
         samples={k: v.to(dtype) for k, v in to_network_devices(problem.objective.network, samples).items()},
         matched=matched,
         notes=tuple(notes),
         khat=khat,
-        effective_sample_size=effective if is_reweighted else None,
+        effective_sample_size=float(1 / weights.square().sum()) if is_reweighted else None,
         log_marginal_likelihood=evidence,
-        criterion="log joint density of the coordinates and the sentences",
+        criterion="log joint density",
     )
+
+
+def describe_point(problem: FitProblem, fitted: Fit[Network]) -> Fit[Network]:
+    """Add a note to a fit by `map` or `em`: the directions of invariants of heads that the data do not determine.
+
+    They are those of the Laplace approximation, of at most 128 learned numbers with a prior.
+    """
+    objective = problem.objective
+    size = sum(objective.network.parameters[name].numel() for name in objective.learned.names)
+    if not fitted.converged or objective.learned.spread is None or objective.learned.logits or size > MAX_POINT_NUMBERS:
+        return fitted
+    if not any(find_invariant_parameters(objective.network, s) for s in find_selectors(objective.network)):
+        return fitted
+    double = to_double(problem)
+    coordinates, corpus = Coordinates(double.objective, double.corpus), double.corpus
+    values = {name: fitted.network.parameters[name].detach().to(coordinates.device).double() for name in fitted.learned}
+    mode = polish(coordinates, split_corpus(double.objective, corpus), coordinates.encode(values))
+    generator = torch.Generator().manual_seed(derive_seed(problem.seed, "directions"))
+    approximation = choose_approximation(coordinates, corpus, mode, generator, POINT_PROPOSALS)[0]
+    if uninformed := find_uninformed(approximation, mode):
+        fitted = replace(fitted, notes=(*fitted.notes, describe_uninformed(uninformed)))
+    return fitted
 
 
 def check_full_batch(problem: FitProblem, name: str) -> None:
@@ -299,38 +389,44 @@ def check_size(coordinates: Coordinates) -> None:
         raise BNetError("learn", expected=expected, actual=coordinates.size, hint=hint)
 
 
-def draw_posterior(
-    coordinates: Coordinates, corpus: Batch, mode: Mode, method: Laplace, generator: torch.Generator
-) -> tuple[Tensor, float, float]:
-    """Draw from the approximation; also return k-hat and the effective sample size of the importance weights.
+def choose_approximation(
+    coordinates: Coordinates, corpus: Batch, mode: Mode, generator: torch.Generator, count: int = MIN_PROPOSALS
+) -> tuple[Approximation, float, Tensor, Tensor]:
+    """Return the approximation whose importance weights have the smaller k-hat.
 
-    The draws `[draw, coordinate]` are reweighted if the method requests it and k-hat is below 0.7, else Normal.
+    Args:
+        coordinates: The coordinates.
+        corpus: The sentences.
+        mode: The mode.
+        generator: The generator of the proposals.
+        count: The number of proposals.
+
+    Returns:
+        The approximation, k-hat, the proposals `[draw, coordinate]`, and their smoothed weights `[draw]`.
     """
     # The proposal is a Student t distribution with the Hessian's covariance, whose tails are heavier than those of the
     # Normal distribution, so the weights are bounded more often (Geweke 1989).
-    assert mode.root is not None
-    count = max(MIN_PROPOSALS, 4 * method.draws)
-    size, device, freedom = coordinates.size, mode.z.device, PROPOSAL_FREEDOM
+    size, freedom = coordinates.size, PROPOSAL_FREEDOM
     normal = torch.randn(count, size, generator=generator, dtype=torch.float64)
     gamma = torch._standard_gamma(torch.full((count, 1), freedom / 2, dtype=torch.float64), generator=generator)
-    steps = (normal / (2 * gamma / freedom).sqrt()).to(device)
-    proposals = mode.z + steps @ mode.root.mT
+    steps = (normal / (2 * gamma / freedom).sqrt()).to(mode.z.device)
     log_proposal = -(freedom + size) / 2 * torch.log1p(steps.square().sum(1) / freedom)
-    weights, khat = smooth_weights(evaluate_draws(coordinates, corpus, proposals) - log_proposal)
-    effective = float(1 / weights.square().sum())
-    if method.reweight and khat < MAX_KHAT:
-        return proposals[resample(weights, method.draws, generator)], khat, effective
-    normal = torch.randn(method.draws, size, generator=generator, dtype=torch.float64).to(device)
-    return mode.z + normal @ mode.root.mT, khat, effective
+    results = []
+    for approximation in approximate(coordinates, mode):
+        z, log_volume = approximation.to_coordinates(steps)
+        weights, khat = smooth_weights(evaluate_draws(coordinates, corpus, z) + log_volume - log_proposal)
+        results.append((approximation, khat, z, weights))
+    return min(results, key=lambda result: result[1])
 
 
 def compute_evidence(
-    coordinates: Coordinates, corpus: Batch, mode: Mode, khat: float, matched: tuple[str, ...]
+    approximation: Approximation, mode: Mode, khat: float, matched: tuple[str, ...]
 ) -> tuple[float | None, str]:
     """Compute the log marginal likelihood by Laplace's method; None and the reason if it is not trustworthy.
 
     It counts the K! equal modes of a selector with K exchangeable heads, and the two of a free sign.
     """
+    coordinates = approximation.coordinates
     network, learned = coordinates.objective.network, coordinates.learned
     values = _get_parameters(coordinates, mode)
     reasons = []
@@ -342,8 +438,8 @@ def compute_evidence(
         reasons.append(f"k-hat is {khat:.2f}, not below {MAX_KHAT}")
     if find_dead_heads(network, values):
         reasons.append("a head is dead")
-    flat = {key for key, (count, total) in find_uninformed(coordinates, mode).items() if count == total}
-    if any(_is_uninformed(network, selector, flat) for selector in find_selectors(network)):
+    flat = {key for key, (count, total) in find_uninformed(approximation, mode).items() if count == total}
+    if any(_is_uninformed(network, selector, learned.names, flat) for selector in find_selectors(network)):
         reasons.append("no sentence informs a head")
     if find_coincident_heads(network, values):
         reasons.append("heads coincide")
@@ -370,15 +466,17 @@ def _get_parameters(coordinates: Coordinates, mode: Mode) -> dict[str, Tensor]:
     return {**fixed, **coordinates.decode(mode.z)}
 
 
-def _is_uninformed(network: Network, selector: NodeSpec, flat: Collection[tuple[str, int]]) -> bool:
+def _is_uninformed(
+    network: Network, selector: NodeSpec, learned: Collection[str], flat: Collection[tuple[str, int]]
+) -> bool:
     """Return True if all learned invariants of some head of a selector have the width of their prior."""
-    names = list(find_invariant_parameters(network, selector))
+    names = find_learned_invariants(network, selector, learned)
     return any(all((name, head) in flat for name in names) for head in range(selector.tpm.states or 0) if names)
 
 
-def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[str]:
-    """Describe what limits the approximation: too few data, singular directions, heads that coincide, the scale."""
-    notes: list[str] = []
+def describe_mode(approximation: Approximation, corpus: Batch, mode: Mode) -> list[str]:
+    """Describe what limits the approximation: the restarts, too few data, singular directions, the heads, the scale."""
+    coordinates, notes = approximation.coordinates, list(mode.search_notes)
     values = _get_parameters(coordinates, mode)
     if mode.decrement > MAX_DECREMENT:
         notes.append(
@@ -391,26 +489,31 @@ def describe_mode(coordinates: Coordinates, corpus: Batch, mode: Mode) -> list[s
         reason = "because its queries and keys are not one pair of matrices, or only some of their features are rotated"
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
     notes += describe_parameters(coordinates.objective, len(corpus), coordinates.size, values)
-    if flat := find_uninformed(coordinates, mode):
+    if flat := find_uninformed(approximation, mode):
         notes.append(describe_uninformed(flat))
     return notes
 
 
-def find_uninformed(coordinates: Coordinates, mode: Mode) -> Uninformed:
+def find_uninformed(approximation: Approximation, mode: Mode) -> Uninformed:
     """Find the invariants of heads with directions in which the posterior is about as wide as the prior.
 
     The result is the number of these directions and of all, by invariant and head.
     """
-    assert mode.root is not None
-    network, generator, count = coordinates.objective.network, torch.Generator().manual_seed(0), VARIANCE_DRAWS
-    normal = torch.randn(count, coordinates.size, generator=generator, dtype=torch.float64).to(mode.z.device)
-    prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
-    posterior, prior = (torch.vmap(coordinates.decode)(z) for z in (mode.z + normal @ mode.root.mT, prior_draws))
+    coordinates, generator = approximation.coordinates, torch.Generator().manual_seed(0)
+    network, result = coordinates.objective.network, Uninformed()
     values = _get_parameters(coordinates, mode)
-    fixed = {name: value.expand(count, *value.shape) for name, value in values.items() if name not in posterior}
-    result: Uninformed = {}
     for selector in find_selectors(network):
+        names = find_learned_invariants(network, selector, coordinates.learned.names)
+        sizes = [value[0].numel() for name, value in invariants(network, selector, values).items() if name in names]
+        if not names:
+            continue
+        count = max(MIN_VARIANCE_DRAWS, VARIANCE_DRAWS * max(sizes))
+        prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
+        posterior, prior = (
+            torch.vmap(coordinates.decode)(z) for z in (approximation.draw(count, generator), prior_draws)
+        )
+        fixed = {name: value.expand(count, *value.shape) for name, value in values.items() if name not in posterior}
         after, before = (invariants(network, selector, {**fixed, **draws}) for draws in (posterior, prior))
-        for name in find_learned_invariants(network, selector, posterior):
+        for name in names:
             result |= count_uninformed(name, after[name], before[name])
     return result

@@ -26,7 +26,7 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
-from bnet_transformer.learning.fit.laplace import fit_laplace
+from bnet_transformer.learning.fit.laplace import describe_point, fit_laplace
 from bnet_transformer.learning.fit.point import fit_point, resolve_options
 from bnet_transformer.learning.fit.problem import (
     EM,
@@ -86,9 +86,10 @@ def fit(
 
     All methods share one objective, the exact log evidence plus the log prior. The prior is Dirichlet on the tables if
     the net has a `prior`, and Normal with standard deviation `spread` on the weights. MAP and EM also use the Dirichlet
-    prior of a discrete node with a vector parent, such as a readout with `prior`. With several restarts and no
-    `held_out` data, 10% of `data` is held out to choose the best restart, which then continues on all sentences for 25%
-    more steps. Ctrl-C returns the best result so far. Under torchrun each process computes a shard of each batch.
+    prior of a discrete node with a vector parent, such as a readout with `prior`. Their first-order steps
+    (`optimizer="first-order"`) hold out 10% of `data` to choose among several restarts, unless there is `held_out`
+    data; the best restart then continues on all sentences for 25% more steps. Ctrl-C returns the best result so far.
+    Under torchrun each process computes a shard of each batch.
 
     Args:
         net: A net with a readout.
@@ -96,7 +97,8 @@ def fit(
         method: The method with its options, `bt.MAP(...)`, `bt.EM(...)`, `bt.Laplace(...)`, `bt.SVI(...)` or
             `bt.NUTS(...)`; or its name for default options, `"map"`, `"em"`, `"laplace"`, `"svi"` or `"nuts"`.
         held_out: Data, in the forms of `data`, that choose the best restart and step of MAP and EM; None for none.
-        batch: The number of sentences of a step; by default 256, or all if there are fewer.
+        batch: The number of sentences of a first-order step; by default 256, or all if there are fewer. Second-order
+            steps, Laplace and NUTS use all sentences.
         spread: The standard deviation of a Normal prior on every weight; None for no prior. Laplace, SVI and NUTS
             require it if weights are learned.
         learn: The names of the parameters to learn; None for all parameters on which a readout depends.
@@ -242,7 +244,8 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         corpus = problem.corpus.to(ranks.device)
         validation = None if validation is None else validation.to(ranks.device)
         local = replace(problem, corpus=corpus, held_out=validation, settings=settings, ranks=ranks)
-        return METHODS[type(method)](local, method)
+        fitted = METHODS[type(method)](local, method)
+        return describe_point(local, fitted) if isinstance(method, PointMethod) else fitted
 
 
 def _check_tables(objective: FitObjective, method: Method) -> None:

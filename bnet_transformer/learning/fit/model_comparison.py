@@ -227,6 +227,8 @@ def create_comparison(
     for label, row in zip(fits, rows, strict=True):
         if bool((row.isnan() | row.isposinf()).any()):
             hint = "Its parameters are not valid: fit it again, for example with a lower rate"
+            if criterion == LEAVE_ONE_OUT:
+                hint = "Its draws predict too differently for importance sampling: pass held-out sentences as data="
             raise BNetError(f"fit {label}", expected="finite log densities of all sentences", hint=hint)
     if not bool(rows.isfinite().all(1).any()):
         expected = "a fit in which every sentence has a probability above 0"

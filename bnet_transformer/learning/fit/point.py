@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.diagnostics import (
-    describe_parameters,
-    describe_uninformed,
-    find_uninformed_by_blocks,
-)
+from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.gauss_newton import find_uncovered
 from bnet_transformer.learning.fit.problem import EM, FitProblem, PointMethod, StepOptions, to_float64
 from bnet_transformer.learning.fit.restarts import TRAINING_SENTENCES, build_fit, fit_by_adam, optimize
@@ -50,6 +48,9 @@ def resolve_options(problem: FitProblem, method: PointMethod) -> tuple[StepOptio
             raise BNetError(name, expected=expected, actual=value, hint="Use bt.MAP(), or learn weights too (learn=)")
         inner = 1
     reason = None if method.optimizer == "second-order" else _find_reason_for_first_order(problem, method, given)
+    if method.optimizer == "second-order" and problem.batch is not None and problem.batch < len(problem.corpus):
+        expected = f"None or all {len(problem.corpus)} sentences, because second-order steps use all sentences"
+        raise BNetError("batch", expected=expected, actual=problem.batch, hint="Use optimizer='first-order'")
     if method.optimizer == "second-order" and (fault := find_uncovered(objective)) is not None:
         raise BNetError("optimizer", expected="'first-order' or 'auto'", actual="'second-order'", hint=fault)
     if reason is None:
@@ -118,43 +119,57 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
     if not optimizer.measured or optimizer.measured[-1][0] < optimizer.step:
         optimizer.evaluate_restarts()
     (_, restart, best), bounds = optimizer.best, optimizer.bounds
-    fields = {"restart": restart, "criterion": optimizer.criterion}
+    fields: dict[str, Any] = {"restart": restart, "criterion": optimizer.criterion}
     if is_finished and problem.held_out is None:
         with defer_interrupt() as interrupts:
             rounds = options.steps * MAX_MOVE_ROUNDS // SEARCH_STEPS
             best = improve_by_moves(optimizer, best, rounds, lambda: optimizer.ranks.any(bool(interrupts)))
             last = optimizer.fork({name: value[None] for name, value in best.items()})
             final_steps = options.steps * FINAL_STEPS // SEARCH_STEPS
-            while last.step < final_steps and not last.is_converged and is_finished:
+            while last.step < final_steps and is_finished and (not last.is_converged or last.leave_saddle()):
                 last.advance()
                 is_finished = not optimizer.ranks.any(bool(interrupts))
         best, converged = last.sets.get(0), bool(last.stationary)
         bounds = [*bounds, *last.bounds]
-        notes += _describe_search(optimizer, max(last.log_density.values()), converged)
+        if not converged:
+            notes.append(_describe_end(problem, last.step >= final_steps))
+    ends = tuple({**optimizer.log_density, **optimizer.done}.values())
+    if is_finished:
         size = sum(value.numel() for value in best.values())
         values = {**optimizer.objective.network.parameters, **best}
+        notes += describe_restarts(ends, bounds[-1] * len(problem.corpus))
         notes += describe_parameters(optimizer.objective, len(problem.corpus), size, values)
-        if uninformed := find_uninformed_by_blocks(
-            optimizer.objective, values, last.solver.compute_blocks(last.sets.values)
-        ):
-            notes.append(describe_uninformed(uninformed))
+    fields["restart_densities"] = ends
     fields |= {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "finished": is_finished}
     evaluated_on = TRAINING_SENTENCES if problem.held_out is None else "held-out sentences"
     return build_fit(problem, method, best, evaluated_on, converged=converged, notes=tuple(notes), **fields)
 
 
-def _describe_search(optimizer: SecondOrderOptimizer, density: float, converged: bool) -> list[str]:
-    """Return what the user must know of the restarts."""
-    notes = []
-    if not converged:
-        hint = "a prior (spread=), if the likelihood grows without limit; or fewer heads"
-        notes.append(f"the fit has not reached a stationary point; what may help: more steps=; {hint}")
-    below = sorted(density - end for end in {**optimizer.log_density, **optimizer.done}.values())
+def _describe_end(problem: FitProblem, used_all_steps: bool) -> str:
+    """Describe a fit that has not reached a stationary point."""
+    hints = ["more steps="] if used_all_steps else []
+    if problem.objective.learned.spread is None and problem.objective.learned.weights:
+        hints.append("a prior (spread=), if the likelihood grows without limit")
+    if problem.objective.network.choices:
+        hints.append("fewer heads")
+    reason = "in all its steps" if used_all_steps else "and gains almost nothing in further steps"
+    help_text = f"; what may help: {', or '.join(hints)}" if hints else ""
+    return f"the fit has not reached a stationary point {reason}{help_text}"
+
+
+def describe_restarts(ends: Sequence[float], density: float) -> list[str]:
+    """Describe restarts that have not reached the same maximum.
+
+    Args:
+        ends: The log posterior density at which each restart ended.
+        density: That of the result.
+    """
+    below = sorted(density - end for end in ends)
     count = sum(gap < AGREEMENT for gap in below)
-    if len(below) > 1 and count < 2:
-        source = f"{count} of {len(below)} restarts" if count else f"no restart of {len(below)}, but a move of heads,"
-        notes.append(
-            f"{source} reached this maximum; the next one is {below[count]:.1f} nats lower. There may be a better one: "
-            "use more restarts= or another seed="
-        )
-    return notes
+    if len(below) < 2 or count >= 2:
+        return []
+    source = f"{count} of {len(below)} restarts" if count else f"no restart of {len(below)}, but a move of heads,"
+    return [
+        f"{source} reached this maximum; the next one is {below[count]:.1f} nats lower. There may be a better one: "
+        "use more restarts= or another seed="
+    ]

@@ -47,7 +47,7 @@ FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save 
 HEADER_FIELDS = (
     *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
-    *("notes", "khat", "guide", "log_marginal_likelihood"),
+    *("notes", "khat", "guide", "log_marginal_likelihood", "restart_densities"),
 )
 FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
@@ -72,6 +72,8 @@ class Fit(Generic[N]):
             definite along the steps. None if this was not tested. A finished fit need not be converged.
         notes: What a reader of the result must know, such as restarts that disagree, singular
             directions, dead or coincident heads, too few data.
+        restart_densities: The log posterior density at which each restart of second-order steps ended, in nats, up to a
+            constant; that of a restart that was dropped is an upper bound.
         learned: The names of the learned parameters.
         budget: The maximum number of joint states of the choices of a sentence that queries sum.
         bounds: The objective at each step, per sentence.
@@ -88,7 +90,7 @@ class Fit(Generic[N]):
         criterion: The name of the score. For `map` and `em` it is the log evidence of held-out sentences, or else the
             log posterior density up to a constant, which is the log evidence if there is no prior.
         known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
-        effective_sample_size: The effective sample size of importance sampling; None for other methods.
+        effective_sample_size: The effective sample size of importance weights; None if draws are not weighted.
         khat: The Pareto k-hat of the importance weights of `laplace`, or of a Normal guide of `svi`: below 0.7 they are
             reliable. It does not detect
             modes that no start found. None for other methods.
@@ -107,6 +109,7 @@ class Fit(Generic[N]):
     approximate: str | None = None
     converged: bool | None = None
     notes: tuple[str, ...] = ()
+    restart_densities: tuple[float, ...] = field(default=(), repr=False)
     learned: tuple[str, ...] = field(default=(), repr=False)
     budget: int = field(default=BUDGET, repr=False)
     bounds: tuple[float, ...] = field(default=(), repr=False)

@@ -17,6 +17,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import NUTS as Kernel
+from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
@@ -34,9 +35,11 @@ from bnet_transformer.learning.fit.head_summary import find_representative
 from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import (
     MIN_PROPOSALS,
+    Approximation,
     Mode,
     check_full_batch,
     check_size,
+    choose_approximation,
     describe_mode,
     evaluate_draws,
     find_mode,
@@ -62,10 +65,14 @@ INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessi
 INIT_FACTOR = 0.01  # standard deviation of the initial factor of the low-rank guide
 GUIDE_DRAWS = 8  # draws from a Normal guide for one gradient
 CHAIN_RESTARTS = 2  # starts of the point fit that finds the start of a chain
+MAX_RHAT, MIN_RHAT_DRAWS = 1.05, 4
 MAX_MODE_GAP = 3.0  # difference of the log densities of the starts, in nats, that a note reports
 SITE = "w"  # the name of the state of a chain in Pyro
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
+
+
+ChainStart = tuple[Mode, Approximation | None]  # None if there are too many coordinates
 
 
 class ParameterModel:
@@ -94,6 +101,7 @@ class VariationalOptimizer(GradientOptimizer):
     note: ClassVar[str] = MEAN_FIELD_NOTE
     notes: tuple[str, ...] = ()
     khat: float | None = None
+    effective_sample_size: float | None = None  # of reweighted draws
     has_start: bool = True  # False if Ctrl-C ended the search for a start
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
@@ -188,10 +196,10 @@ class VariationalOptimizer(GradientOptimizer):
 
 
 class NormalGuideOptimizer(VariationalOptimizer):
-    """A Normal guide with a low-rank or full-rank covariance, in the coordinates of the Laplace approximation.
+    """A Normal guide with a low-rank or full-rank covariance, in standard deviations w of the Laplace approximation.
 
-    The coordinates are `z = mode + L w`, where `L L'` is the covariance of the Laplace approximation, and the guide is
-    a Normal distribution of w, which starts at Normal(0, 1). Its parameters are `mean`, `log_scale` and `factor`.
+    The guide is a Normal distribution of w, which starts at Normal(0, 1), the Laplace approximation
+    (`laplace.Approximation`). Its parameters are `mean`, `log_scale` and `factor`.
     """
 
     note: ClassVar[str] = "a Normal guide at one mode; other modes are not represented"
@@ -203,6 +211,8 @@ class NormalGuideOptimizer(VariationalOptimizer):
         seed = derive_seed(problem.seed, "mode")
         self.mode = find_mode(double, self.coordinates, Laplace().restarts, seed)
         self.has_start = self.mode.is_finished
+        generator = torch.Generator().manual_seed(derive_seed(problem.seed, "approximation"))
+        self.approximation = choose_approximation(self.coordinates, double.corpus, self.mode, generator)[0]
         shared = replace(double, ranks=problem.ranks, held_out=None, settings=problem.settings, loop=problem.loop)
         super().__init__(shared, method)
         self.is_low_rank = method.guide == "low-rank"
@@ -222,11 +232,6 @@ class NormalGuideOptimizer(VariationalOptimizer):
             return dist.LowRankMultivariateNormal(mean, factor, (2 * scale).exp())
         return dist.MultivariateNormal(mean, scale_tril=factor.tril(-1) + torch.diag_embed(scale.exp()))
 
-    def to_coordinates(self, w: Tensor) -> Tensor:
-        """Map `w` to coordinates, `[..., coordinate]`."""
-        assert self.mode.root is not None
-        return self.mode.z + w @ self.mode.root.mT
-
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the evidence lower bound per sentence from pairs of draws, `[1]`, and its gradient.
 
@@ -239,11 +244,12 @@ class NormalGuideOptimizer(VariationalOptimizer):
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         guide = self.standard_guide({name: value[0] for name, value in leaves.items()})
         half = guide.rsample((GUIDE_DRAWS // 2,))
-        z = self.to_coordinates(torch.cat([half, 2 * leaves["mean"] - half]))
+        z, log_det = self.approximation.to_coordinates(torch.cat([half, 2 * leaves["mean"] - half]))
         indices = self.minibatch_indices(step)
         part = self.ranks.shard(self.corpus if indices is None else self.corpus.take(indices))
         size = len(self.corpus) if indices is None else len(indices)
-        bound = torch.vmap(self.coordinates.log_prior)(z).mean() + guide.entropy() + self.mode.log_det / 2
+        bound = (torch.vmap(self.coordinates.log_prior)(z) + log_det).mean()
+        bound = bound + guide.entropy() + self.approximation.log_det
         bound = bound / len(self.corpus) / self.ranks.world_size
         if len(part):
             sets = torch.vmap(self.coordinates.decode)(z)
@@ -254,7 +260,8 @@ class NormalGuideOptimizer(VariationalOptimizer):
 
     def mean(self) -> dict[str, Tensor]:
         """Return the mean of the guide, as parameters of the net."""
-        return self.coordinates.decode(self.to_coordinates(self.sets.get(0)["mean"]))
+        (z,), _ = self.approximation.to_coordinates(self.sets.get(0)["mean"][None])
+        return self.coordinates.decode(z)
 
     def sample(self, count: int) -> dict[str, Tensor]:
         """Draw samples from the guide, `[1, draw, *shape]`; also compute k-hat and the notes.
@@ -263,11 +270,17 @@ class NormalGuideOptimizer(VariationalOptimizer):
         """
         guide, corpus = self.standard_guide(self.sets.get(0)), self.corpus
         w = guide.sample((max(MIN_PROPOSALS, 4 * count),))
-        z = self.to_coordinates(w)
-        weights, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) - guide.log_prob(w))
+        z, log_det = self.approximation.to_coordinates(w)
+        weights, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) + log_det - guide.log_prob(w))
+        if self.khat < MAX_KHAT:
+            self.effective_sample_size = float(1 / weights.square().sum())
         z = z[resample(weights, count)] if self.khat < MAX_KHAT else z[:count]
         samples = {name: value[None] for name, value in self.coordinates.to_samples(z).items()}
-        self.notes = tuple(describe_mode(self.coordinates, corpus, self.mode))
+        self.notes = tuple(describe_mode(self.approximation, corpus, self.mode))
+        if not self.khat < MAX_KHAT:
+            self.notes += (
+                f"k-hat of the importance weights is {self.khat:.2f}, above {MAX_KHAT}: there are no intervals",
+            )
         return samples
 
 
@@ -386,6 +399,7 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         approximate=optimizer.note + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
         notes=optimizer.notes,
         khat=optimizer.khat,
+        effective_sample_size=optimizer.effective_sample_size,
         guide=method.guide,
         bounds=tuple(optimizer.bounds),
         measured=tuple(optimizer.measured),
@@ -398,15 +412,16 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
 class NUTSChain:
     """One chain of NUTS: its random state, its draws after the warmup, and the statistics of each draw.
 
-    The chain moves in `w` with `z = mode + L w`, where `L L'` is the covariance of the Laplace approximation at the
-    mode that its own random starts found: there the posterior is about Normal(0, 1).
+    The chain moves in standard deviations w of the Laplace approximation at the mode that its own random starts found:
+    there the posterior is about Normal(0, 1).
     """
 
-    def __init__(self, coordinates: Coordinates, problem: FitProblem, mode: Mode, warmup: int, index: int) -> None:
-        self.coordinates, self.corpus, self.mode = coordinates, problem.corpus, mode
+    def __init__(
+        self, coordinates: Coordinates, problem: FitProblem, start: ChainStart, warmup: int, index: int
+    ) -> None:
+        self.coordinates, self.corpus, (self.mode, self.approximation) = coordinates, problem.corpus, start
         self.device, self.warmup, self.index = coordinates.device, warmup, index
-        dtype = coordinates.dtype
-        self.center, self.root = mode.z.to(dtype), None if mode.root is None else mode.root.to(dtype)
+        self.center = self.mode.z.to(coordinates.dtype)
         self.samples: list[dict[str, Tensor]] = []
         self.statistics: list[tuple[float, ...]] = []
         self.step = self.num_evaluations = self.num_divergences = 0
@@ -420,11 +435,12 @@ class NUTSChain:
 
     def _init(self) -> Tensor:
         """Draw the start from the Laplace approximation, with a finite density; near the mode without one."""
-        scale = 1.0 if self.root is not None else INIT_JITTER
+        scale = INIT_JITTER if self.approximation is None else 1.0
         for _ in range(MAX_INIT_TRIES):
             w = scale * torch.randn_like(self.center)
-            if self._log_density(w) > LOG_ZERO / 2:
-                return w
+            with torch.no_grad():
+                if float(self._log_density(w)) > LOG_ZERO / 2:
+                    return w
             scale *= 0.9
         raise BNetError(
             f"chain {self.index}",
@@ -454,26 +470,29 @@ class NUTSChain:
 
     def log_density(self) -> float:
         """Return the log density of the current state, in the coordinates."""
-        return self._log_density(self.w[SITE])
+        with torch.no_grad():
+            return float(self.coordinates.log_density(self._to_coordinates(self.w[SITE])[0], self.corpus))
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the current state as parameters in a random gauge, with tables as probabilities."""
-        samples = self.coordinates.to_samples(self._to_coordinates(self.w[SITE].detach())[None])
+        samples = self.coordinates.to_samples(self._to_coordinates(self.w[SITE].detach())[0][None])
         return {name: value[0] for name, value in samples.items()}
 
-    def _log_density(self, w: Tensor) -> float:
-        """Return the log density of a state, in the coordinates."""
-        with torch.no_grad():
-            return float(self.coordinates.log_density(self._to_coordinates(w), self.corpus))
-
-    def _to_coordinates(self, w: Tensor) -> Tensor:
-        """Map a state to coordinates."""
-        return self.center + (w if self.root is None else self.root @ w)
+    def _to_coordinates(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Map a state to coordinates; also return the log determinant of the derivative, up to a constant."""
+        if self.approximation is None:
+            return self.center + w, w.new_zeros(())
+        return self.approximation.to_coordinates(w)
 
     def _potential(self, w: dict[str, Tensor]) -> Tensor:
         """Evaluate the potential, and count the evaluation."""
         self.num_evaluations += 1
-        return -self.coordinates.log_density(self._to_coordinates(w[SITE]), self.corpus)
+        return -self._log_density(w[SITE])
+
+    def _log_density(self, w: Tensor) -> Tensor:
+        """Compute the log density of a state, `[]`."""
+        z, log_det = self._to_coordinates(w)
+        return self.coordinates.log_density(z, self.corpus) + log_det
 
     @contextmanager
     def _use_rng_state(self) -> Iterator[None]:
@@ -490,7 +509,7 @@ def _get_rng_state(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def find_chain_modes(problem: FitProblem, numbers: list[int]) -> tuple[Coordinates, list[Mode]]:
+def find_chain_starts(problem: FitProblem, numbers: list[int]) -> tuple[Coordinates, list[ChainStart]]:
     """Find the mode at which each chain starts, by fits from random starts that no other chain uses.
 
     Separate starts let R-hat detect modes that the chains do not connect (Gelman and Rubin 1992). Only the first chain
@@ -498,16 +517,22 @@ def find_chain_modes(problem: FitProblem, numbers: list[int]) -> tuple[Coordinat
     """
     double = to_double(problem)
     double = replace(double, loop=replace(double.loop, progress=False))
-    coordinates, modes = Coordinates(double.objective, double.corpus), list[Mode]()
+    coordinates, starts = Coordinates(double.objective, double.corpus), list[ChainStart]()
+    of_chains = Coordinates(problem.objective, problem.corpus)
     for number in numbers:
-        if modes and not modes[-1].is_finished:  # Ctrl-C
-            modes.append(modes[-1])
+        if starts and not starts[-1][0].is_finished:  # Ctrl-C
+            starts.append(starts[-1])
             continue
         seed, start = derive_seed(problem.seed, "mode of chain", number), double
         if number:
             start = replace(double, objective=randomize(double.objective, seed))
-        modes.append(find_mode(start, coordinates, CHAIN_RESTARTS, seed))
-    return Coordinates(problem.objective, problem.corpus), modes
+        mode = find_mode(start, coordinates, CHAIN_RESTARTS, seed)
+        approximation = None
+        if mode.root is not None:
+            generator = torch.Generator().manual_seed(seed)
+            approximation = choose_approximation(coordinates, double.corpus, mode, generator)[0].to(of_chains)
+        starts.append((mode, approximation))
+    return of_chains, starts
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
@@ -537,6 +562,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
         samples, matched = align_heads(objective, corpus, samples, statistics["lp"])
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
+        notes += _describe_chains(divergent, statistics)
         fields = {"divergent": divergent, "statistics": statistics, "matched": matched, "notes": notes}
         fields["samples"], parameters = to_network_devices(network, samples), find_representative(network, samples)
     return build_fit(problem, method, parameters, finished=is_finished, **fields)
@@ -549,10 +575,10 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
     steps, done, numbers = method.warmup + method.draws, 0, list(ranks.shard(range(method.chains)))
     with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as interrupts:
         warnings.simplefilter("ignore", UserWarning)  # warnings of Pyro about deprecated functions of torch
-        coordinates, modes = find_chain_modes(problem, numbers)
-        stop = ranks.any(not all(mode.is_finished for mode in modes))
-        pairs = zip(numbers, modes, strict=True)
-        chains = [NUTSChain(coordinates, problem, mode, method.warmup, number) for number, mode in pairs]
+        coordinates, starts = find_chain_starts(problem, numbers)
+        stop = ranks.any(not all(mode.is_finished for mode, _ in starts))
+        pairs = zip(numbers, starts, strict=True)
+        chains = [NUTSChain(coordinates, problem, start, method.warmup, number) for number, start in pairs]
         with problem.loop.progress_bar(ranks, steps, 0, "draw") as bar:
             while done < steps and not stop:
                 for chain in chains:
@@ -574,6 +600,18 @@ def _describe_starts(chains: list[NUTSChain], ranks: DistributedContext) -> tupl
         return ()
     problem = f"the chains start at modes whose log densities differ by up to {gap:.1f} nats"
     return (f"{problem}: check R-hat (f.to_arviz()) and statistics['lp'] of each chain",)
+
+
+def _describe_chains(divergent: tuple[int, ...], statistics: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Describe divergent transitions, and chains that have not mixed."""
+    notes, (chains, draws) = [], statistics["lp"].shape
+    if any(divergent):
+        notes.append(
+            f"{sum(divergent)} of {chains * draws} draws are divergent: the draws may omit a part of the posterior"
+        )
+    if draws >= MIN_RHAT_DRAWS and (rhat := float(split_gelman_rubin(statistics["lp"]))) > MAX_RHAT:
+        notes.append(f"R-hat of the log density is {rhat:.2f}, above {MAX_RHAT}: use more warmup= and draws=")
+    return tuple(notes)
 
 
 def _gather_chains(

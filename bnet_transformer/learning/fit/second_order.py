@@ -23,7 +23,14 @@ from bnet_transformer.data import Batch
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import ParameterSets
-from bnet_transformer.learning.fit.curvature import DECREMENT, FlatLayout, QuadraticModel, expand_function, solve_model
+from bnet_transformer.learning.fit.curvature import (
+    DECREMENT,
+    FlatLayout,
+    QuadraticModel,
+    expand_function,
+    find_lowest_curvature,
+    solve_model,
+)
 from bnet_transformer.learning.fit.gauss_newton import EMExpansion, Expansion, Tilt
 from bnet_transformer.learning.fit.preconditioner import PreconditionedSolver, count_observed_numbers
 from bnet_transformer.learning.fit.problem import FitProblem, StepOptions
@@ -38,6 +45,8 @@ MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
 MIN_SAMPLE, VALUES_PER_WEIGHT = 50, 20  # the sample of the first iterations: sentences, observed numbers per weight
 WARM_STEPS = 12  # iterations on the sample
 INITIAL_DAMPING, MIN_DAMPING = 0.1, 1e-5
+MAX_SADDLE_STEP = 16.0  # standard deviations
+MAX_DAMPING = 0.001  # of a Newton step that predicts how much a restart can still gain
 GRADIENT_ROUNDING = 1e-13  # the same of a squared gradient, in nats
 ROUNDING = 1e-11  # relative decrease of a density that may be a rounding error
 AGREEMENT = 0.5  # nats of the log posterior density within which two restarts have reached the same maximum
@@ -246,7 +255,8 @@ class SecondOrderOptimizer(RestartOptimizer):
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
         floor, iterations = GRADIENT_ROUNDING * before.abs(), min(NEWTON_ITERATIONS, 2 * point.shape[1])
-        newton = self.solver.solve(values, model, scale, length.sqrt(), iterations, NEWTON_TOLERANCE, floor)
+        damping = length.sqrt()
+        newton = self.solver.solve(values, model, scale, damping, iterations, NEWTON_TOLERANCE, floor)
         is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
         # A gain below the rounding errors of the density is no reason to move.
         after, new, factor = before, self.sets.values, 1.0
@@ -263,16 +273,43 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.is_close_to_maximum = bool(is_close_to_maximum.all())
         is_stationary = is_definite & ((2 * gains).sqrt() <= DECREMENT)
         # At a point with a definite Hessian the model has its maximum at f + g^T H^-1 g / 2. A restart is dropped only
-        # if this is not above the density that another restart has reached, by more than `AGREEMENT`. Other points give
-        # no prediction.
+        # if this is not above the density that another restart has reached, by more than `AGREEMENT`. There is no
+        # prediction where the damping can hide a negative curvature, or where the step has gained more than predicted.
         self.reached = max(self.reached, float(after.max()))
         is_leader = (after == self.reached) & (torch.arange(len(after), device=after.device) == int(after.argmax()))
-        cannot_win = is_definite & (before + gains < self.reached + AGREEMENT) & ~is_leader
+        is_predicted = is_definite & (damping < MAX_DAMPING) & (after <= before + gains + AGREEMENT)
+        bound = torch.maximum(after, before + gains)
+        cannot_win = is_predicted & (bound < self.reached + AGREEMENT) & ~is_leader
         if self.validation is not self.corpus:  # the restart of the highest density need not be the chosen one
             cannot_win = torch.zeros_like(cannot_win)
         self.stationary |= {self.sets.restart_ids[row] for row in is_stationary.nonzero()[:, 0].tolist()}
-        self._stop_restarts(is_stationary | cannot_win, before + gains)
+        self._stop_restarts(is_stationary | cannot_win, bound)
         return after
+
+    def leave_saddle(self) -> bool:
+        """Move sets at a stationary point along a direction in which the density increases, if one is found.
+
+        Returns:
+            True if a set has moved; it can take further steps.
+        """
+        # Conjugate gradients from the gradient do not meet the negative curvature of directions that are orthogonal to
+        # it, such as all directions of W_q and W_k where both are 0.
+        before, model, values = self.expand_log_density()
+        curvature, direction = find_lowest_curvature(model, model.estimate_scale(), derive_seed(self.seed, "saddle"))
+        has_ascent = curvature < -MAX_DAMPING
+        new, is_open, factor = self.sets.values, has_ascent, MAX_SADDLE_STEP
+        while bool(is_open.any()) and factor >= MIN_STEP_FACTOR:
+            for sign in (1.0, -1.0):
+                trial = self._move(values, model.layout.unflatten(sign * factor * direction))
+                density = self.compute_log_density(trial)
+                is_better = is_open & density.isfinite() & (density > before + STALLED_GAIN)
+                new, is_open = _where(is_better, trial, new), is_open & ~is_better
+            factor /= 2
+        has_moved = bool((has_ascent & ~is_open).any())
+        if has_moved:
+            self.sets.values, self._expansion, self.is_close_to_maximum = new, None, False
+            self.done, self.stationary = {}, set()
+        return has_moved
 
     def _stop_restarts(self, is_done: Tensor, log_density: Tensor) -> None:
         """Stop some restarts; the last one stays in `sets`."""
