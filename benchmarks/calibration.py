@@ -2,8 +2,8 @@
 
     python -m benchmarks.calibration [--replications 200] [--only "all heads, nuts"]
 
-Writes docs/benchmarks/calibration.md and its figures, except with `--only`, which prints the rows whose name contains a
-text. NUTS of all heads is measured only by `--only`.
+Writes docs/benchmarks/calibration.md and its figures. `--only` measures the rows whose name contains a text; the other
+rows of the page stay as they are. NUTS of all heads is measured only by `--only`.
 
 Each replication draws parameters from the prior and sentences from them, fits from a start that does not know them, and
 ranks the true values among the posterior draws (`bt.calibrate`). A posterior is calibrated if no quantity leaves its
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    lines, notes, figures = [HEADER, "|" + "---|" * 8], [], []
-    for name in [HEADS, *(f"{case}, {method}" for case in CASES for method in METHODS)]:
+    names = [HEADS, *(f"{case}, {method}" for case in CASES for method in METHODS)]
+    parts = read_page(names)
+    for name in names:
         if arguments.only not in name or (not arguments.only and name == SLOW):
             continue
         if name == HEADS:
@@ -127,23 +129,35 @@ def main() -> None:
         else:
             case, method = name.split(", ")
             result = calibrate(case, method, arguments.replications)
-        rows = format_rows(name, result)
         seconds = result.seconds / max(1, result.replications)
-        notes.append(f"- {name}: {seconds:.3g} seconds for each replication. " + ". ".join(result.notes))
-        lines += rows
-        print("\n".join([*rows, notes[-1]]), flush=True)
-        if not arguments.only:
-            path = PAGE.with_name(f"calibration_{len(figures)}.png")
-            bt.plot(result, title=name).savefig(path)
-            figures.append(f"![ECDF differences of {name}, with simultaneous bands]({path.name})")
-    if arguments.only:
-        return
+        note = f"- {name}: measured on {datetime.date.today()}, {seconds:.3g} seconds for each replication. "
+        path = PAGE.with_name(f"calibration_{re.sub('[^a-z]+', '_', name.lower()).strip('_')}.png")
+        bt.plot(result, title=name).savefig(path)
+        figure = f"![ECDF differences of {name}, with simultaneous bands]({path.name})"
+        parts[name] = [*format_rows(name, result), note + ". ".join(result.notes), figure]
+        print("\n".join(parts[name]), flush=True)
+        write_page([parts[name] for name in names if name in parts])
+
+
+def read_page(names: list[str]) -> dict[str, list[str]]:
+    """Read the rows, the note and the figure of each name on the page."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
+    marks = {name: (f"| {name} |", f"- {name}:", f"![ECDF differences of {name},") for name in names}
+    found = {name: [line for line in lines if line.startswith(mark)] for name, mark in marks.items()}
+    return {name: part for name, part in found.items() if part}
+
+
+def write_page(parts: list[list[str]]) -> None:
+    """Write the page from the rows, the note and the figure of each name."""
     text = (__doc__ or "").split("\n\n", 2)[2]
     text = text[text.index("Each replication") :]
-    when = f"{datetime.date.today()}, torch {torch.__version__}, one thread"
-    head = f"# Calibration of posteriors\n\nMeasured on {when}, by `python -m benchmarks.calibration`."
-    parts = [head, text.rstrip(), "\n".join(lines), "\n".join(notes), *figures]
-    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    head = "# Calibration of posteriors\n\nMeasured by `python -m benchmarks.calibration` on one thread, with torch "
+    rows, notes, figures = (
+        [line for part in parts for line in part if line.startswith(start)] for start in ("|", "-", "!")
+    )
+    table = "\n".join([HEADER, "|" + "---|" * 8, *rows])
+    page = [f"{head}{torch.__version__}.", text.rstrip(), table, "\n".join(notes), *figures]
+    PAGE.write_text("\n\n".join(page) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -401,7 +401,7 @@ def format_level(name: str, records: Sequence[Record]) -> str:
     verdict = f"incomplete ({count} of {WORLDS} worlds)"
     if count - successes > WORLDS - TARGET:
         verdict = "**not met**"
-    elif count >= WORLDS:
+    elif successes >= TARGET:
         verdict = "met"
     keys = ("found", "oracle_found")
     recovered, oracle_recovered = (sum(record[key] for record in records) for key in keys)
