@@ -143,8 +143,8 @@ def read_page(names: list[str]) -> dict[str, list[str]]:
     """Read the rows, the note and the figure of each name on the page."""
     lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
     marks = {name: (f"| {name} |", f"- {name}:", f"![ECDF differences of {name},") for name in names}
-    found = {name: [line for line in lines if line.startswith(mark)] for name, mark in marks.items()}
-    return {name: part for name, part in found.items() if part}
+    parts = {name: [line for line in lines if line.startswith(mark)] for name, mark in marks.items()}
+    return {name: part for name, part in parts.items() if part}
 
 
 def write_page(parts: list[list[str]]) -> None:
