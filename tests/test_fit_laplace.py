@@ -297,7 +297,7 @@ def test_evidence_counts_both_signs_of_the_last_row():
     (mirror,) = coordinates.mirrors(mode.z)
     torch.testing.assert_close(coordinates.log_density(mirror, corpus), coordinates.log_density(mode.z, corpus))
     assert not torch.allclose(mirror, mode.z)
-    evidence, reason = compute_evidence(approximate(coordinates, mode)[0], mode, 0.0, ())
+    evidence, reason = compute_evidence(approximate(coordinates, mode)[0], mode, 0.0, (), {})
     torch.manual_seed(0)
     sets = {name: torch.randn(40000, 1, 1, 1).double() for name in WEIGHTS}
     expected = float(objective.log_evidences(sets, corpus).sum(1).logsumexp(0)) - math.log(40000)

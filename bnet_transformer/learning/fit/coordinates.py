@@ -91,15 +91,10 @@ class GaugeBlock:
     def decode(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Map coordinates to the columns of the queries and of the keys, `[group, key, column]`, with `Q = 1`."""
         diagonal, upper, keys = self.split(z)
-        logs = self.rank - self.has_sign
-        entries = torch.cat([diagonal[:, :logs].exp(), diagonal[:, logs:], upper, z.new_zeros(self.groups, 1)], 1)
-        position = torch.full((self.key_dim, self.widths[0]), entries.shape[1] - 1, device=z.device)
-        rows, columns = torch.triu_indices(self.rank, self.widths[0], 1, device=z.device)
-        index = torch.arange(self.rank, device=z.device)
-        position[index, index] = index
-        position[rows, columns] = self.rank + torch.arange(len(rows), device=z.device)
-        queries = entries[:, position]
-        return queries, torch.cat([keys, z.new_zeros(self.groups, self.key_dim - self.rank, self.widths[1])], 1)
+        queries = self._build_trapezoid(diagonal, upper, self.widths[0])
+        unused = z.new_zeros(self.groups, self.key_dim - self.rank, sum(self.widths))
+        queries_unused, keys_unused = unused.split(self.widths, 2)
+        return torch.cat([queries, queries_unused], 1), torch.cat([keys, keys_unused], 1)
 
     def encode(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Map the columns of queries and keys to coordinates."""
@@ -108,10 +103,9 @@ class GaugeBlock:
         if self.gauge.has_planes:  # a reflection changes the model, so the determinant of Q is 1
             sign = torch.cat([sign[:, :1], sign[:, :1] * torch.linalg.det(Q)[:, None].sign()], 1)
         T, keys = sign[..., None] * T, sign[..., None] * (Q.mT @ keys)
-        rows, columns = torch.triu_indices(self.rank, self.widths[0], 1)
         diagonal, logs = T.diagonal(dim1=-2, dim2=-1), self.rank - self.has_sign
         log_diagonal = diagonal[:, :logs].clamp(min=MIN_DIAGONAL).log()
-        return torch.cat([log_diagonal, diagonal[:, logs:], T[:, rows, columns], keys.flatten(1)], 1).flatten()
+        return torch.cat([log_diagonal, diagonal[:, logs:], get_upper(T), keys.flatten(1)], 1).flatten()
 
     def straighten(self, z: Tensor) -> Tensor:
         """Map coordinates to those in which the product `A = W_q^T W_k` varies along straight lines."""
@@ -123,10 +117,10 @@ class GaugeBlock:
             size = diagonal[:, :1].exp()
             parts = [diagonal[:, :1], diagonal[:, 1:] / size, upper / size, (size[..., None] * keys).flatten(1)]
             return torch.cat(parts, 1).flatten()
-        T = self.decode(z)[0][:, : self.rank]
-        S, is_inside = T[..., : self.rank], self._is_inside(z.device)
+        T = self._build_trapezoid(diagonal, upper, self.widths[0])
+        S = T[..., : self.rank]
         B = torch.linalg.solve_triangular(S, T[..., self.rank :], upper=True)
-        return torch.cat([diagonal, upper[:, is_inside], B.flatten(1), (S.mT @ keys).flatten(1)], 1).flatten()
+        return torch.cat([diagonal, get_upper(S), B.flatten(1), (S.mT @ keys).flatten(1)], 1).flatten()
 
     def bend(self, straight: Tensor) -> tuple[Tensor, Tensor]:
         """Invert `straighten`; also return the log determinant of the derivative of this map."""
@@ -136,21 +130,23 @@ class GaugeBlock:
             size = diagonal[:, :1].exp()
             parts = [diagonal[:, :1], diagonal[:, 1:] * size, entries * size, (products / size[..., None]).flatten(1)]
             return torch.cat(parts, 1).flatten(), 2 * (columns + 1) * diagonal[:, :1].sum()
-        is_inside = self._is_inside(straight.device)
-        inside = int(is_inside.sum())
-        upper = torch.cat([entries[:, :inside], entries.new_zeros(self.groups, len(is_inside) - inside)], 1)
-        order = torch.cat([is_inside.nonzero()[:, 0], (~is_inside).nonzero()[:, 0]]).argsort()
-        z = torch.cat([diagonal, upper[:, order], products.flatten(1)], 1).flatten()
-        S = self.decode(z)[0][:, : self.rank, : self.rank]
-        outside = (S @ entries[:, inside:].unflatten(1, (self.rank, -1))).flatten(1)
-        upper = torch.cat([entries[:, :inside], outside], 1)[:, order]
+        inside = self.rank * (self.rank - 1) // 2
+        S = self._build_trapezoid(diagonal, entries[:, :inside], self.rank)
+        T = torch.cat([S, S @ entries[:, inside:].unflatten(1, (self.rank, -1))], 2)
         keys = torch.linalg.solve_triangular(S.mT, products, upper=False)
         log_det = columns * S.diagonal(dim1=-2, dim2=-1).abs().log().sum()
-        return torch.cat([diagonal, upper, keys.flatten(1)], 1).flatten(), log_det
+        return torch.cat([diagonal, get_upper(T), keys.flatten(1)], 1).flatten(), log_det
 
-    def _is_inside(self, device: torch.device) -> Tensor:
-        """Which entries of T above the diagonal are in the first columns, `[entry]`."""
-        return torch.triu_indices(self.rank, self.widths[0], 1, device=device)[1] < self.rank
+    def _build_trapezoid(self, diagonal: Tensor, upper: Tensor, width: int) -> Tensor:
+        """Build T, `[group, rank, width]`, from coordinates of its diagonal and from its entries above."""
+        logs, device = self.rank - self.has_sign, diagonal.device
+        entries = [diagonal[:, :logs].exp(), diagonal[:, logs:], upper, upper.new_zeros(self.groups, 1)]
+        rows, columns = torch.triu_indices(self.rank, width, 1, device=device)
+        index = torch.arange(self.rank, device=device)
+        position = torch.full((self.rank, width), self.rank + len(rows), device=device)
+        position[index, index] = index
+        position[rows, columns] = self.rank + torch.arange(len(rows), device=device)
+        return torch.cat(entries, 1)[:, position]
 
     def log_prior(self, z: Tensor) -> Tensor:
         """Compute the log density of the coordinates, for entries of `W_q` and `W_k` that are Normal(0, 1)."""
@@ -401,6 +397,12 @@ class Coordinates:
             before, after = (self.objective.log_evidence(v, part) for v in (values, rotated))
         tolerance = torch.finfo(self.dtype).eps ** 0.5
         return torch.allclose(before, after, rtol=tolerance, atol=tolerance)
+
+
+def get_upper(T: Tensor) -> Tensor:
+    """Return the entries above the diagonal of matrices, row by row, `[group, row, column]` to `[group, entry]`."""
+    rows, columns = torch.triu_indices(T.shape[-2], T.shape[-1], 1, device=T.device)
+    return T[:, rows, columns]
 
 
 def _log_normal(value: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from bnet_transformer.learning.fit.problem import FitObjective, Parameters
 
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 COINCIDENT = 0.05  # relative distance of two heads that coincide
-MIN_VARIANCE_DRAWS, VARIANCE_DRAWS = 1000, 20  # draws from which variances are compared; for each number of a matrix
+MIN_VARIANCE_DRAWS, DRAWS_PER_NUMBER = 1000, 20  # draws from which variances are compared; for each number of a matrix
 UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
 Uninformed = dict[tuple[str, int], tuple[int, int]]  # by invariant and head: the number of directions, and of all

@@ -26,6 +26,7 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.head_summary import find_representative, log_likelihoods, samples_to_parameters
+from bnet_transformer.learning.fit.importance import effective_sample_size, resample
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.learning.fit.restarts import replace_learned
@@ -140,19 +141,14 @@ def _is_latent(site: Mapping[str, Any]) -> bool:
 
 def _resample_systematically(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteSamples:
     """Convert weighted draws to `num_samples` draws of equal weight, by systematic resampling."""
-    # One uniform number places n evenly spaced points on the cumulative weights. So a draw of weight w is taken either
-    # floor(w n) or ceil(w n) times, and w n times on average: unbiased, and in practice with less variance than
-    # multinomial resampling (Douc, Cappe and Moulines 2005). The effective sample size is 1 / sum w^2 (Kong 1992).
     if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
         raise BNetError("result", expected="log weights without NaN, at least one of them finite")
     weights = log_weights.detach().double().softmax(0)
-    size = float(1 / weights.square().sum())
+    size = effective_sample_size(weights)
     note = f"importance sampling: {len(weights)} draws with an effective sample size of {size:.1f}"
     if size < MIN_EFFECTIVE_DRAWS:
         warnings.warn(f"{note}; use a guide that is nearer to the posterior", stacklevel=5)
-    start = torch.rand((), dtype=torch.float64).item()
-    points = (torch.arange(num_samples, dtype=torch.float64, device=weights.device) + start) / num_samples
-    idx = torch.searchsorted(weights.cumsum(0), points).clamp(max=len(weights) - 1)
+    idx = resample(weights, num_samples)
     note = f"{note}; resampled to {num_samples}"
     return SiteSamples({name: value[idx][None] for name, value in values.items()}, (), note, size)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -48,7 +48,7 @@ def find_gauges(network: Network) -> list[Gauge]:
     """Find the gauges of the attention nodes from the structure of the net."""
     result: dict[tuple[str, ...], Gauge] = {}
     for spec in network.specs:
-        for gauge in (_find_score_gauge(network, spec), *_find_output_gauges(network, spec)):
+        for gauge in (_find_score_gauge(network, spec), _find_output_gauge(network, spec)):
             if gauge is not None and not {*gauge.left} & {*gauge.right}:
                 result.setdefault(gauge.names, gauge)
     uses = [name for gauge in result.values() for name in gauge.names]
@@ -73,21 +73,22 @@ def _find_score_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
     return Gauge(spec.group.name, left, right, _count_shared(left_axes, right_axes), has_planes)
 
 
-def _find_output_gauges(network: Network, spec: NodeSpec) -> Iterator[Gauge]:
+def _find_output_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
     """Find the gauge of the values of the heads that a node sums: `sum_h W_o^h sum_j P(j | i) W_v^h x_j`."""
     if not isinstance(spec.tpm, Concat) or not spec.tpm.mapped:
-        return
+        return None
     weight, attention = (network.specs[parent.index] for parent in spec.parents[:2])
     if not isinstance(weight.tpm, Weight) or not isinstance(attention.tpm, Attention) or attention.tpm.residual:
-        return
+        return None
     if any(_count_uses(network, index) > 1 for index in (weight.group.index, attention.group.index)):
-        return
+        return None
     values = attention.parents[2]
     side = _find_side(network, values)
-    if side is not None and _count_uses(network, values.index) == 1:
-        left, axes = side
-        shared = _count_shared(axes, tuple((plate, None) for plate in weight.group.plates))
-        yield Gauge(attention.group.name, left, (f"{weight.param_prefix}.value",), shared, is_output=True)
+    if side is None or _count_uses(network, values.index) > 1:
+        return None
+    left, axes = side
+    shared = _count_shared(axes, tuple((plate, None) for plate in weight.group.plates))
+    return Gauge(attention.group.name, left, (f"{weight.param_prefix}.value",), shared, is_output=True)
 
 
 def find_unfixed(network: Network, weights: Collection[str]) -> list[str]:

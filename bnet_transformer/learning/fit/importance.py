@@ -61,10 +61,16 @@ def _fit_pareto(excess: Tensor) -> tuple[float, float]:
     return (n * fitted + 10 * 0.5) / (n + 10), -fitted / float(mean)
 
 
+def effective_sample_size(weights: Tensor) -> float:
+    """Compute the number of equal weights with the same variance of estimates, from normalised weights (Kong 1992)."""
+    return float(1 / weights.square().sum())
+
+
 def resample(weights: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw indices in proportion to normalised weights, by systematic resampling, in random order, `[count]`."""
-    # Systematic resampling takes a draw of weight w either floor(w n) or ceil(w n) times (Douc, Cappe and Moulines
-    # 2005).
+    # One uniform number determines n evenly spaced points on the cumulative weights. So a draw of weight w is taken
+    # either floor(w n) or ceil(w n) times, and w n times on average: unbiased, and in practice with less variance than
+    # multinomial resampling (Douc, Cappe and Moulines 2005).
     start = torch.rand((), generator=generator, dtype=torch.float64)
     points = (torch.arange(count, dtype=torch.float64) + start) / count
     indices = torch.searchsorted(weights.cpu().cumsum(0), points).clamp(max=len(weights) - 1)

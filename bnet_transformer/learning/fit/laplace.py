@@ -23,8 +23,8 @@ from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import (
+    DRAWS_PER_NUMBER,
     MIN_VARIANCE_DRAWS,
-    VARIANCE_DRAWS,
     Uninformed,
     count_uninformed,
     describe_parameters,
@@ -39,9 +39,17 @@ from bnet_transformer.learning.fit.head_summary import (
     invariants,
     log_likelihoods,
 )
-from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
+from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, resample, smooth_weights
 from bnet_transformer.learning.fit.point import describe_restarts, fit_point
-from bnet_transformer.learning.fit.problem import EM, MAP, FitObjective, FitProblem, Laplace, to_float64
+from bnet_transformer.learning.fit.problem import (
+    EM,
+    MAP,
+    FitObjective,
+    FitProblem,
+    Laplace,
+    check_full_batch,
+    to_float64,
+)
 from bnet_transformer.learning.fit.restarts import (
     FULL_PASS_SIZE,
     build_fit,
@@ -305,7 +313,7 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
         BNetError: If `batch` is smaller than the number of sentences, there are too many parameters, or the density is
             not finite.
     """
-    check_full_batch(problem, "Laplace")
+    check_full_batch(problem, "Laplace", "method='svi'")
     double = to_double(problem)
     coordinates, corpus = Coordinates(double.objective, double.corpus), double.corpus
     check_size(coordinates)
@@ -322,13 +330,14 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
     samples = {name: value[None] for name, value in coordinates.to_samples(draws, generator).items()}
     log_density = evaluate_draws(coordinates, corpus, draws)[None]
     samples, matched = align_heads(double.objective, corpus, samples, log_density)
-    notes = describe_mode(approximation, corpus, mode)
+    uninformed = find_uninformed(approximation, mode)
+    notes = describe_mode(approximation, corpus, mode, uninformed)
     if method.reweight and not is_reweighted:
         notes.append(
             f"the draws are not reweighted, because k-hat of the importance weights is {khat:.2f}, above {MAX_KHAT}: "
             "intervals are those of the Normal distribution at the mode; compare with method=bt.NUTS()"
         )
-    evidence, reason = compute_evidence(approximation, mode, khat, matched)
+    evidence, reason = compute_evidence(approximation, mode, khat, matched, uninformed)
     if reason:
         notes.append(f"the log marginal likelihood is not available: {reason}")
     dtype = problem.objective.network.dtype
@@ -345,7 +354,7 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
         matched=matched,
         notes=tuple(notes),
         khat=khat,
-        effective_sample_size=float(1 / weights.square().sum()) if is_reweighted else None,
+        effective_sample_size=effective_sample_size(weights) if is_reweighted else None,
         log_marginal_likelihood=evidence,
         criterion="log joint density",
     )
@@ -371,14 +380,6 @@ def describe_point(problem: FitProblem, fitted: Fit[Network]) -> Fit[Network]:
     if uninformed := find_uninformed(approximation, mode):
         fitted = replace(fitted, notes=(*fitted.notes, describe_uninformed(uninformed)))
     return fitted
-
-
-def check_full_batch(problem: FitProblem, name: str) -> None:
-    """Raise an error if a step uses a part of the sentences."""
-    count = len(problem.corpus)
-    if problem.batch is not None and problem.batch < count:
-        expected = f"None or all {count} sentences, because {name} requires the whole likelihood"
-        raise BNetError("batch", expected=expected, actual=problem.batch, hint="Use method='svi' for minibatches")
 
 
 def check_size(coordinates: Coordinates) -> None:
@@ -420,11 +421,18 @@ def choose_approximation(
 
 
 def compute_evidence(
-    approximation: Approximation, mode: Mode, khat: float, matched: tuple[str, ...]
+    approximation: Approximation, mode: Mode, khat: float, matched: tuple[str, ...], uninformed: Uninformed
 ) -> tuple[float | None, str]:
     """Compute the log marginal likelihood by Laplace's method; None and the reason if it is not trustworthy.
 
     It counts the K! equal modes of a selector with K exchangeable heads, and the two of a free sign.
+
+    Args:
+        approximation: The Normal distribution at the mode.
+        mode: The mode.
+        khat: The k-hat of the importance weights of the approximation.
+        matched: The selectors with exchangeable heads.
+        uninformed: The result of `find_uninformed`.
     """
     coordinates = approximation.coordinates
     network, learned = coordinates.objective.network, coordinates.learned
@@ -438,7 +446,7 @@ def compute_evidence(
         reasons.append(f"k-hat is {khat:.2f}, not below {MAX_KHAT}")
     if find_dead_heads(network, values):
         reasons.append("a head is dead")
-    flat = {key for key, (count, total) in find_uninformed(approximation, mode).items() if count == total}
+    flat = {key for key, (count, total) in uninformed.items() if count == total}
     if any(_is_uninformed(network, selector, learned.names, flat) for selector in find_selectors(network)):
         reasons.append("no sentence informs a head")
     if find_coincident_heads(network, values):
@@ -474,7 +482,7 @@ def _is_uninformed(
     return any(all((name, head) in flat for name in names) for head in range(selector.tpm.states or 0) if names)
 
 
-def describe_mode(approximation: Approximation, corpus: Batch, mode: Mode) -> list[str]:
+def describe_mode(approximation: Approximation, corpus: Batch, mode: Mode, uninformed: Uninformed) -> list[str]:
     """Describe what limits the approximation: the restarts, too few data, singular directions, the heads, the scale."""
     coordinates, notes = approximation.coordinates, list(mode.search_notes)
     values = _get_parameters(coordinates, mode)
@@ -489,8 +497,8 @@ def describe_mode(approximation: Approximation, corpus: Batch, mode: Mode) -> li
         reason = "because its queries and keys are not one pair of matrices, or only some of their features are rotated"
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
     notes += describe_parameters(coordinates.objective, len(corpus), coordinates.size, values)
-    if flat := find_uninformed(approximation, mode):
-        notes.append(describe_uninformed(flat))
+    if uninformed:
+        notes.append(describe_uninformed(uninformed))
     return notes
 
 
@@ -500,19 +508,17 @@ def find_uninformed(approximation: Approximation, mode: Mode) -> Uninformed:
     The result is the number of these directions and of all, by invariant and head.
     """
     coordinates, generator = approximation.coordinates, torch.Generator().manual_seed(0)
-    network, result = coordinates.objective.network, Uninformed()
-    values = _get_parameters(coordinates, mode)
-    for selector in find_selectors(network):
-        names = find_learned_invariants(network, selector, coordinates.learned.names)
-        sizes = [value[0].numel() for name, value in invariants(network, selector, values).items() if name in names]
-        if not names:
-            continue
-        count = max(MIN_VARIANCE_DRAWS, VARIANCE_DRAWS * max(sizes))
-        prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
-        posterior, prior = (
-            torch.vmap(coordinates.decode)(z) for z in (approximation.draw(count, generator), prior_draws)
-        )
-        fixed = {name: value.expand(count, *value.shape) for name, value in values.items() if name not in posterior}
+    network, values = coordinates.objective.network, _get_parameters(coordinates, mode)
+    learned = coordinates.learned.names
+    pairs = [(selector, find_learned_invariants(network, selector, learned)) for selector in find_selectors(network)]
+    sizes = [invariants(network, selector, values)[name][0].numel() for selector, names in pairs for name in names]
+    if not sizes:
+        return {}
+    count, result = max(MIN_VARIANCE_DRAWS, DRAWS_PER_NUMBER * max(sizes)), Uninformed()
+    prior_draws = torch.stack([coordinates.sample_prior(generator) for _ in range(count)])
+    posterior, prior = (torch.vmap(coordinates.decode)(z) for z in (approximation.draw(count, generator), prior_draws))
+    fixed = {name: value.expand(count, *value.shape) for name, value in values.items() if name not in posterior}
+    for selector, names in pairs:
         after, before = (invariants(network, selector, {**fixed, **draws}) for draws in (posterior, prior))
         for name in names:
             result |= count_uninformed(name, after[name], before[name])

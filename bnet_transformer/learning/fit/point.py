@@ -10,7 +10,7 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.gauss_newton import find_uncovered
-from bnet_transformer.learning.fit.problem import EM, FitProblem, PointMethod, StepOptions, to_float64
+from bnet_transformer.learning.fit.problem import EM, FitProblem, PointMethod, StepOptions, check_full_batch, to_float64
 from bnet_transformer.learning.fit.restarts import TRAINING_SENTENCES, build_fit, fit_by_adam, optimize
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.second_order import AGREEMENT, SecondOrderOptimizer
@@ -48,11 +48,10 @@ def resolve_options(problem: FitProblem, method: PointMethod) -> tuple[StepOptio
             raise BNetError(name, expected=expected, actual=value, hint="Use bt.MAP(), or learn weights too (learn=)")
         inner = 1
     reason = None if method.optimizer == "second-order" else _find_reason_for_first_order(problem, method, given)
-    if method.optimizer == "second-order" and problem.batch is not None and problem.batch < len(problem.corpus):
-        expected = f"None or all {len(problem.corpus)} sentences, because second-order steps use all sentences"
-        raise BNetError("batch", expected=expected, actual=problem.batch, hint="Use optimizer='first-order'")
-    if method.optimizer == "second-order" and (fault := find_uncovered(objective)) is not None:
-        raise BNetError("optimizer", expected="'first-order' or 'auto'", actual="'second-order'", hint=fault)
+    if method.optimizer == "second-order":
+        check_full_batch(problem, "a second-order step", "optimizer='first-order'")
+        if (fault := find_uncovered(objective)) is not None:
+            raise BNetError("optimizer", expected="'first-order' or 'auto'", actual="'second-order'", hint=fault)
     if reason is None:
         restarts = method.restarts or (RESTARTS if objective.network.choices else 1)
         return StepOptions(steps=method.steps or SEARCH_STEPS, restarts=restarts), None

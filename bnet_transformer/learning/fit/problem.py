@@ -332,6 +332,20 @@ def to_float64(problem: FitProblem) -> FitProblem:
     return replace(problem, objective=double, corpus=corpus, held_out=held_out)
 
 
+def check_full_batch(problem: FitProblem, user: str, alternative: str) -> None:
+    """Raise an error if a step uses a part of the sentences.
+
+    Args:
+        problem: The fit problem.
+        user: The algorithm that requires the whole likelihood.
+        alternative: The argument of `fit` for minibatches.
+    """
+    count = len(problem.corpus)
+    if problem.batch is not None and problem.batch < count:
+        expected = f"None or all {count} sentences, because {user} requires the whole likelihood"
+        raise BNetError("batch", expected=expected, actual=problem.batch, hint=f"Use {alternative} for minibatches")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A method of `fit` with its options."""

@@ -32,21 +32,29 @@ from bnet_transformer.learning.fit.adam import ParameterSets
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.head_summary import find_representative
-from bnet_transformer.learning.fit.importance import MAX_KHAT, resample, smooth_weights
+from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import (
     MIN_PROPOSALS,
     Approximation,
     Mode,
-    check_full_batch,
     check_size,
     choose_approximation,
     describe_mode,
     evaluate_draws,
     find_mode,
+    find_uninformed,
     randomize,
     to_double,
 )
-from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, Laplace, to_parameters
+from bnet_transformer.learning.fit.problem import (
+    NUTS,
+    SVI,
+    FitObjective,
+    FitProblem,
+    Laplace,
+    check_full_batch,
+    to_parameters,
+)
 from bnet_transformer.learning.fit.restarts import (
     DEFAULT_BATCH_SIZE,
     GradientOptimizer,
@@ -70,7 +78,6 @@ MAX_MODE_GAP = 3.0  # difference of the log densities of the starts, in nats, th
 SITE = "w"  # the name of the state of a chain in Pyro
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
-
 
 ChainStart = tuple[Mode, Approximation | None]  # None if there are too many coordinates
 
@@ -273,10 +280,11 @@ class NormalGuideOptimizer(VariationalOptimizer):
         z, log_det = self.approximation.to_coordinates(w)
         weights, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) + log_det - guide.log_prob(w))
         if self.khat < MAX_KHAT:
-            self.effective_sample_size = float(1 / weights.square().sum())
+            self.effective_sample_size = effective_sample_size(weights)
         z = z[resample(weights, count)] if self.khat < MAX_KHAT else z[:count]
         samples = {name: value[None] for name, value in self.coordinates.to_samples(z).items()}
-        self.notes = tuple(describe_mode(self.approximation, corpus, self.mode))
+        uninformed = find_uninformed(self.approximation, self.mode)
+        self.notes = tuple(describe_mode(self.approximation, corpus, self.mode, uninformed))
         if not self.khat < MAX_KHAT:
             self.notes += (
                 f"k-hat of the importance weights is {self.khat:.2f}, above {MAX_KHAT}: there are no intervals",
@@ -518,7 +526,7 @@ def find_chain_starts(problem: FitProblem, numbers: list[int]) -> tuple[Coordina
     double = to_double(problem)
     double = replace(double, loop=replace(double.loop, progress=False))
     coordinates, starts = Coordinates(double.objective, double.corpus), list[ChainStart]()
-    of_chains = Coordinates(problem.objective, problem.corpus)
+    chain_coordinates = Coordinates(problem.objective, problem.corpus)
     for number in numbers:
         if starts and not starts[-1][0].is_finished:  # Ctrl-C
             starts.append(starts[-1])
@@ -530,9 +538,9 @@ def find_chain_starts(problem: FitProblem, numbers: list[int]) -> tuple[Coordina
         approximation = None
         if mode.root is not None:
             generator = torch.Generator().manual_seed(seed)
-            approximation = choose_approximation(coordinates, double.corpus, mode, generator)[0].to(of_chains)
+            approximation = choose_approximation(coordinates, double.corpus, mode, generator)[0].to(chain_coordinates)
         starts.append((mode, approximation))
-    return of_chains, starts
+    return chain_coordinates, starts
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
@@ -551,7 +559,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         BNetError: If `batch` is smaller than the number of sentences.
     """
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
-    check_full_batch(problem, "NUTS")
+    check_full_batch(problem, "NUTS", "method='svi'")
     chains, is_finished = _run_chains(problem, method)
     draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
     notes = _describe_starts(chains, problem.ranks)
