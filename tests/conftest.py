@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-MAX_QUICK = 5  # parameter sets of a test that are all quick; of more sets, every second one is
+MAX_QUICK = 2  # parameter sets of a test that are all quick; of more sets, every second one is
 
 torch.set_num_threads(1)
 gc.disable()  # imports and collection create no garbage, and scanning them takes seconds

@@ -548,6 +548,7 @@ def test_only_a_part_is_drawn_and_the_rest_counted():
         s.picture(only=["q_0_9a"])
 
 
+@pytest.mark.slow
 def test_shrunk_graphs_and_trees_are_drawn(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(["<a>", "b&", "c\\"])
     boxes = {"q_0_0": "<my & box>", "k_0_0": "<my & box>"}

@@ -281,6 +281,7 @@ def run_forward(initial, transitions, likelihoods, reduce=logsumexp) -> float:
     return float(reduce(message, axis=0))
 
 
+@pytest.mark.slow
 def test_a_chain_of_1000_words_is_that_of_the_forward_algorithm():
     s = hidden_chain(1000)
     terms, query = chain_terms(s), s.state.query()

@@ -106,6 +106,7 @@ def test_few_effective_draws_are_warned_of():
     torch.testing.assert_close(f.theta["rain"], importance.exec_traces[0].nodes["theta_rain"]["value"])
 
 
+@pytest.mark.slow
 def test_draws_of_a_user_defined_guide_are_samples():
     net, days, exact = coins()
 

@@ -114,6 +114,7 @@ def test_straight_coordinates_separate_the_product_from_the_prior(sizes):
     assert not torch.allclose(q, q_mixed)
 
 
+@pytest.mark.slow
 def test_draws_of_laplace_predict_as_well_as_the_mode():
     """A Normal distribution in W_q and W_k leaves the ridge of equal A: its draws lost hundreds of nats."""
     net = mixture(sigma=0.3)

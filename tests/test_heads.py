@@ -181,6 +181,7 @@ def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation():
     assert f.rank[0].argsort().tolist() == f.log_bayes[0].argsort(descending=True).tolist()
 
 
+@pytest.mark.slow
 def test_planted_duplicates_are_found_where_ablation_has_no_effect():
     """The features to which they write are saturated: one of the two heads is enough, and removing either has no
     effect."""
@@ -242,7 +243,8 @@ def make_net(heads, seed):
     return jitter(net).to(D)
 
 
-@pytest.mark.parametrize("heads", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [2, 3])
 def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     """Means within 0.06 and log Bayes factors within 30% (and Monte Carlo error); closer than slice by slice, where the
     other slices are assumed to be on."""
@@ -309,6 +311,7 @@ def test_gibbs_is_the_joint_posterior_of_all_slices(heads, strength):
 
 @settings(max_examples=15)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**20))
+@pytest.mark.slow
 def test_gates_are_sampled_among_the_stored_settings(sentences, num_gates, seed):
     """By their probabilities, if all are stored and some were added twice; a setting that is not stored stays."""
     generator, bits = seeded(seed), all_settings(num_gates).bool()

@@ -172,6 +172,7 @@ def test_each_sentence_is_held_out_once_and_evaluated_by_a_fit_of_the_others():
     assert torch.equal(table.fits[3].pi, final.pi)
 
 
+@pytest.mark.slow
 def test_padded_sentences_and_nets_without_words_have_folds():
     x, y = planted(8)
     data = [(a[:n], b[:n]) for a, b, n in zip(x, y, [2, 3] * 4, strict=True)]

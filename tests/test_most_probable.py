@@ -76,6 +76,7 @@ def test_the_most_probable_states_are_those_of_all_joint_states(case, count, has
 
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(SMALL_CASES), st.integers(1, 20), st.data())
+@pytest.mark.slow
 def test_marginal_map_sums_over_the_other_nodes_before(case, count, data):
     s = case.sentence
     kinds = {spec.group.index: spec.tpm.kind for spec in s.net.network.specs}

@@ -171,6 +171,7 @@ def test_all_are_written_in_every_form_and_into_the_axes_of_others(inclusion, lo
     assert bt.plot(inclusion, ax=axes[0]) is bt.plot(loss, ax=axes[1])
 
 
+@pytest.mark.slow
 def test_a_net_of_many_slices_and_heads_is_drawn(inclusion):
     values = {name: torch.rand(30, 20).double() for name in ("log_bayes", "error", "importance", "ablation")}
     large = replace(

@@ -185,6 +185,7 @@ def test_a_fit_is_a_maximum(method):
     assert f.bounds[-1] == max(f.bounds)
 
 
+@pytest.mark.slow
 def test_moves_leave_a_local_maximum():
     """Two heads that are equal at the start stay equal in EM; a move separates them."""
     net = make_net()

@@ -413,6 +413,7 @@ def test_bif_both_ways(tmp_path):
         assert again.parents("c") == ["b", "a"] and again.to_pgmpy().get_cpds(name) == s.to_pgmpy().get_cpds(name)
 
 
+@pytest.mark.slow
 def test_a_published_file_keeps_its_labels_and_rounded_rows(tmp_path):
     """No marker of escaped labels; no line break at the end; rows rounded to three digits; a table of a child."""
     (tmp_path / "a.bif").write_text(
