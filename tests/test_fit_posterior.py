@@ -106,6 +106,9 @@ def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
     result = f.to_arviz().posterior
     named = {"c_pi": "c.logits"} | {f"W_{role}_0_theta": f"W_{role}_0.logits" for role in "qkv"}
     assert not [name for name in result if name.endswith("_logits")]
+    matrices = ([f.samples[f"W_{role}_0.{part}"] for part in ("logits", "atoms")] for role in "qk")
+    W_q, W_k = (torch.einsum("...ha,...aij->...hij", *parts) for parts in matrices)
+    torch.testing.assert_close(torch.tensor(result["A_x_1"].values), W_q.mT @ W_k)
     for name, parameter in named.items():
         assert torch.equal(torch.tensor(result[name].values), f.samples[parameter])
         assert bool((f.samples[parameter].sum(-1) - 1).abs().max() < 1e-5)

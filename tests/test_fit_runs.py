@@ -52,7 +52,7 @@ X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
 
 @pytest.mark.parametrize("data, message", [
     (((X[0], Y[0]), (X[1], Y[1])), r"ambiguous: two pairs.*\[\(sentence, observed\)"),
-    ([torch.tensor(X), torch.tensor(Y)], "ambiguous: two pairs"),
+    ([torch.tensor(X), torch.tensor(Y)], "list of two arrays, which is ambiguous: two pairs"),
     ((X, Y[:1]), "as many observations as sentences; got 2 and 1"),
     (("a b", ["b", "a"]), r"a single pair as \[\(sentence, observed\)\]"),
     (([0, 1], [1, 0]), "data.*text, a list of words"),

@@ -339,8 +339,9 @@ def _zip_pairs(task: Task, data: object, subject: str) -> object:
         return data
     is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)
     if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
-        actual = "a tuple of two tuples, which is ambiguous: two pairs, or sentences and observations"
-        hint = "Pass two pairs as a list [(sentence, observed), (sentence, observed)], or x and y as lists or arrays"
+        kind = "list of two arrays" if is_list else "tuple of two tuples"
+        actual = f"a {kind}, which is ambiguous: two pairs, or sentences and observations"
+        hint = "Pass two pairs as [(sentence, observed), (sentence, observed)], or a tuple (x, y) of lists or arrays"
         raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=actual, hint=hint)
     if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data

@@ -15,7 +15,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.head_summary import samples_to_parameters
+from bnet_transformer.learning.fit.head_summary import sample_invariants, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import replicate
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def to_arviz(fit: Fit[Any], predictive_draws: int) -> Any:
     The posterior contains every parameter, with tables as probabilities: `<selector>_pi` for a selector,
     `<owner>_theta` for other tables. It also contains quantities that do not depend on the labels of heads:
     `<selector>_sorted` (probabilities in descending order), `<selector>_effective` (the effective number of heads) and
-    `log_evidence`. `sample_stats` contains the sampler statistics of NUTS.
+    `log_evidence`; and quantities that do not depend on the basis of the key space: `A_<node>` and `OV_<node>` of the
+    attention nodes. `sample_stats` contains the sampler statistics of NUTS.
     """
     if not fit.samples:
         hint = "Fit with method='svi' or 'nuts'"
@@ -111,6 +112,7 @@ def _collect_posterior(fit: Fit[Any]) -> dict[str, Tensor]:
         if pi is not None:
             posterior[f"{owner}_sorted"] = pi.sort(-1, descending=True).values
             posterior[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp()
+    posterior |= {name.replace(" ", "_"): value for name, value in sample_invariants(fit.network, fit.samples).items()}
     if fit.log_likelihoods is not None:
         posterior["log_evidence"] = fit.log_likelihoods.sum(-1)
     return posterior

@@ -147,7 +147,7 @@ def fit(
     return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
 
-def resolve_method(method: Method | str) -> Method:
+def resolve_method(method: object) -> Method:
     """Convert the name of a method to its config.
 
     Args:
@@ -162,8 +162,13 @@ def resolve_method(method: Method | str) -> Method:
     if isinstance(method, Method):
         return method
     named = {kind.name: kind for kind in METHODS}
+    if isinstance(method, type) and method in METHODS:
+        hint = f"Use method={method.name!r}, or method=bt.{method.__name__}() with options"
+        raise BNetError(
+            "method", expected="a name, or an object with options", actual=f"the class {method.__name__}", hint=hint
+        )
     check_choice("method", method, named)
-    return named[method]()
+    return named[str(method)]()
 
 
 def create_problem(
