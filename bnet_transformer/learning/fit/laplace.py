@@ -64,7 +64,8 @@ from bnet_transformer.tpm import Codebook
 MAX_NEWTON_STEPS = 200
 MAX_COORDINATES = 2000  # the Hessian is a dense matrix of this many rows
 HESSIAN_ROWS = 64  # rows of the Hessian that one backward pass computes
-STATIONARY = 1e-5  # the Newton decrement sqrt(g' H^-1 g) at which the polish ends
+STATIONARY = 1e-5  # the Newton decrement sqrt(g' H^-1 g), in standard deviations, at which the polish ends
+POINT_TOLERANCE = 1.0  # the same for the notes of a point fit, whose parameters are near the mode of the coordinates
 MAX_DECREMENT = 1e-3  # a mode with a larger decrement has not converged
 MIN_CURVATURE = 1e-3  # of the prior's precision; a direction with less curvature is singular
 PROPOSAL_FREEDOM = 5.0  # degrees of freedom of the Student t proposal
@@ -213,8 +214,15 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
     return replace(polish(coordinates, parts, z), **fields)
 
 
-def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor) -> Mode:
-    """Maximise the log density from a start by Newton steps, and compute the Normal distribution at the mode."""
+def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor, tolerance: float = STATIONARY) -> Mode:
+    """Maximise the log density from a start by Newton steps, and compute the Normal distribution at the mode.
+
+    Args:
+        coordinates: The coordinates.
+        parts: The sentences.
+        z: The start, `[coordinate]`.
+        tolerance: The Newton decrement at which the steps end.
+    """
     # Newton's method with |eigenvalues| of the exact Hessian: an ascent direction also where the density is not
     # concave (Nocedal and Wright 2006, section 3.4). Backtracking makes the density increase in every step. At a saddle
     # the gradient is 0, so the step follows the direction of the largest positive curvature.
@@ -227,8 +235,8 @@ def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor) -> Mode:
         direction = axes @ ((axes.mT @ gradient) / curvature.abs().clamp(min=MIN_CURVATURE))
         slope = float(gradient @ direction)
         decrement = math.sqrt(max(slope, 0.0))
-        is_saddle = decrement < STATIONARY
-        if is_saddle and float(curvature[0]) > -MIN_CURVATURE:
+        is_saddle = decrement < STATIONARY and float(curvature[0]) <= -MIN_CURVATURE
+        if decrement < tolerance and not is_saddle:
             break
         if is_saddle:
             direction, slope = axes[:, 0] / math.sqrt(-float(curvature[0])), 0.0
@@ -374,7 +382,8 @@ def describe_point(problem: FitProblem, fitted: Fit[Network]) -> Fit[Network]:
     double = to_double(problem)
     coordinates, corpus = Coordinates(double.objective, double.corpus), double.corpus
     values = {name: fitted.network.parameters[name].detach().to(coordinates.device).double() for name in fitted.learned}
-    mode = polish(coordinates, split_corpus(double.objective, corpus), coordinates.encode(values))
+    parts = split_corpus(double.objective, corpus)
+    mode = polish(coordinates, parts, coordinates.encode(values), POINT_TOLERANCE)
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "directions"))
     approximation = choose_approximation(coordinates, corpus, mode, generator, POINT_PROPOSALS)[0]
     if uninformed := find_uninformed(approximation, mode):
