@@ -15,7 +15,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.head_summary import sample_invariants, samples_to_parameters
+from bnet_transformer.learning.fit.head_summary import compute_invariant_samples, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import replicate
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def _collect_posterior(fit: Fit[Any]) -> dict[str, Tensor]:
         if pi is not None:
             posterior[f"{owner}_sorted"] = pi.sort(-1, descending=True).values
             posterior[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp()
-    posterior |= {name.replace(" ", "_"): value for name, value in sample_invariants(fit.network, fit.samples).items()}
+    invariants = compute_invariant_samples(fit.network, fit.samples)
+    posterior |= {name.replace(" ", "_"): value for name, value in invariants.items()}
     if fit.log_likelihoods is not None:
         posterior["log_evidence"] = fit.log_likelihoods.sum(-1)
     return posterior

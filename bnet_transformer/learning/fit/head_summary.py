@@ -264,21 +264,20 @@ def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Ten
     return {name: total / count for name, total in totals.items()}
 
 
-def sample_invariants(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def compute_invariant_samples(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Compute the invariants of all selectors that depend on sampled parameters, `[chain, draw, head, dim, dim]`.
 
     Args:
         network: The net.
         samples: The samples of its parameters, `[chain, draw, *shape]`.
     """
-    sets, result = samples_to_parameters(network, samples), {}
+    store = {**network.parameters, **to_parameters(network, samples)}
+    result: dict[str, Tensor] = {}
     for selector in find_selectors(network):
         sources = find_invariant_parameters(network, selector)
         names = [label for label, sides in sources.items() if any(name in samples for side in sides for name in side)]
-        draws = list(invariants_by_draw(network, selector, sets)) if names else []
-        for name in names:
-            stacked = torch.stack([draw[name] for draw in draws])
-            result[name] = stacked.unflatten(0, next(iter(samples.values())).shape[:2])
+        values = invariants(network, selector, store) if names else {}
+        result |= {name: values[name] for name in names}
     return result
 
 
