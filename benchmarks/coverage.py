@@ -1,6 +1,6 @@
 """Coverage of 90% intervals of `A`, `OV`, `pi` and predictions, by each method with a posterior.
 
-    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--first 0]
+    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--first 0] [--processes 1]
 
 Writes docs/benchmarks/coverage.md; rows of methods that are not measured stay as they are. The model: two heads of
 width 2 for each sentence, all weights and pi learned, 40 sentences of 4 words, sigma 1. The two features of a word are
@@ -17,6 +17,7 @@ import argparse
 import datetime
 import math
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ METHODS: dict[str, tuple[str, Method]] = {
     "full-rank": ("SVI, full-rank", bt.SVI(guide="full-rank", steps=300)),
     "laplace": ("Laplace", bt.Laplace(reweight=False)),
     "reweighted": ("Laplace, reweighted if k-hat < 0.7", bt.Laplace()),
-    "nuts": ("NUTS", bt.NUTS(chains=1, draws=200, warmup=150)),
+    "nuts": ("NUTS", bt.NUTS(chains=1, draws=400, warmup=150)),
 }
 FEWER = {"nuts": 20}  # the greatest number of replications of slow methods
 QUANTITIES = ("A", "OV", "pi", "predictions")
@@ -116,14 +117,15 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=40)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share the replications")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     header = ["method", "replications", *QUANTITIES, "k-hat < 0.7", "seconds per fit", "date"]
     rows = read_rows()
     for key in options.methods.split(","):
         label, method = METHODS[key]
         count = min(options.replications, FEWER.get(key, options.replications))
-        results = [measure(seed, method) for seed in range(options.first, options.first + count)]
+        with ProcessPoolExecutor(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            results = list(pool.map(measure, range(options.first, options.first + count), [method] * count))
         cells = [summarize(torch.tensor([covered[name] for covered, _, _ in results])) for name in QUANTITIES]
         khats = [khat for _, khat, _ in results if khat is not None]
         share = f"{sum(khat < 0.7 for khat in khats)} of {len(khats)}" if khats else ""
@@ -132,7 +134,7 @@ def main() -> None:
         print(rows[label], flush=True)
     text = (__doc__ or "").split("\n\n", 2)[2]
     text = text[text.index("The model") :]
-    head = "# Coverage of intervals\n\nMeasured by `python -m benchmarks.coverage` on one thread, with torch "
+    head = "# Coverage of intervals\n\nMeasured by `python -m benchmarks.coverage` on one thread per fit, with torch "
     head += f"{torch.__version__}; coverage in percent, target 90."
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     lines += [rows[label] for label, _ in METHODS.values() if label in rows]

@@ -103,7 +103,7 @@ def test_correlated_draws_of_a_correct_posterior_are_thinned(weather, monkeypatc
     method = Conjugate(correlation=0.9, draws=120)
     result = calibrate(weather, method, replications=150, seed=1)
     assert result.verdict == "calibrated" and float(result.draws["rain_sorted"].double().median()) < 15
-    monkeypatch.setattr(simulation, "_count_effective", lambda draws: 240.0)  # no thinning
+    monkeypatch.setattr(simulation, "count_effective", lambda draws: 240.0)  # no thinning
     assert calibrate(weather, method, replications=150, seed=1).verdict != "calibrated"
 
 

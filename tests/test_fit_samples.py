@@ -20,6 +20,7 @@ from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import head_summary as heads, laplace, sampling
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
+from bnet_transformer.learning.fit.diagnostics import count_effective
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.sampling import NUTSChain, VariationalOptimizer, find_chain_starts
@@ -312,6 +313,19 @@ def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
     assert f.samples["W_v_0.values"].shape[:2] == (2, 2) and "nats" in f.notes[0]
     with pytest.raises(bt.BNetError, match="at most 3 learned numbers"):
         bt.fit(net, data, method=bt.Laplace(), learn=learn, spread=1.0, progress=False)
+
+
+@ARVIZ
+def test_the_effective_sample_size_of_autoregressive_chains_is_that_of_arviz():
+    az, correlation = pytest.importorskip("arviz"), torch.tensor([0.0, 0.5, 0.9], dtype=torch.float64)
+    torch.manual_seed(0)
+    value, rows = torch.randn(4, 3, dtype=torch.float64), []
+    for _ in range(1000):
+        value = correlation * value + (1 - correlation**2).sqrt() * torch.randn_like(value)
+        rows.append(value)
+    draws = torch.stack(rows, 1)
+    expected = torch.tensor([float(az.ess(draws[..., k].numpy())) for k in range(3)], dtype=torch.float64)
+    torch.testing.assert_close(count_effective(draws), expected, rtol=0.1, atol=0)
 
 
 def test_chains_have_separate_starts_and_do_not_change_the_global_random_state():

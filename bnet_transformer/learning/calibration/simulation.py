@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
 from bnet_transformer._core.checks import (
@@ -32,6 +31,7 @@ from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.calibration.quantities import Quantities
 from bnet_transformer.learning.calibration.result import MIN_REPLICATIONS, Calibration
+from bnet_transformer.learning.fit.diagnostics import count_effective
 from bnet_transformer.learning.fit.head_summary import samples_to_parameters
 from bnet_transformer.learning.fit.methods import METHODS, create_problem, fit, resolve_method
 from bnet_transformer.learning.fit.problem import Method, to_parameters
@@ -257,7 +257,7 @@ def _rank(
         if bool(values.isnan().any()):
             raise BNetError(f"quantity {name}", expected="numbers", actual="NaN")
         draws = values[1:]
-        size = _count_effective(draws.reshape(chains, -1))
+        size = float(count_effective(draws.reshape(chains, -1)))
         if fitted.effective_sample_size is not None:  # weighted draws
             size = min(size, fitted.effective_sample_size)
         draws = draws[_evenly_spaced(len(draws), max(1, int(size / DRAWS_PER_RANK)))]
@@ -270,17 +270,3 @@ def _evenly_spaced(count: int, maximum: int) -> Tensor:
     """Return at most `maximum` evenly spaced indices of `count` draws."""
     size = min(count, maximum)
     return ((torch.arange(size) + 1) * count) // size - 1
-
-
-def _count_effective(draws: Tensor) -> float:
-    """Compute the effective sample size of draws `[chain, draw]`, at least 1."""
-    # As the rank-normalised split version of Vehtari et al. 2021: ranks make it robust against heavy tails, and halves
-    # of chains detect a drift. The estimate for constant draws is NaN.
-    chains, count = draws.shape
-    half = count // 2
-    if half < 4:
-        return float(chains)
-    ranks = draws.flatten().argsort().argsort().double().reshape(chains, count)
-    size = float(effective_sample_size(ranks[:, : 2 * half].reshape(2 * chains, half)))
-    is_constant = bool((draws == draws[0, 0]).all())
-    return 1.0 if is_constant or size != size else max(1.0, min(size, float(draws.numel())))

@@ -233,9 +233,7 @@ class Coordinates:
         """Map coordinates to parameters in which every `Q` is 1, `[coordinate]` to `[*shape]`; tables are logits."""
         parts, result = list(z.split(self.sizes)), {}
         for name in self.tables:
-            shape = self.shapes[name]
-            ratios = parts.pop(0).reshape(*shape[:-1], shape[-1] - 1)
-            result[name] = torch.cat([ratios, ratios.new_zeros(*shape[:-1], 1)], -1).log_softmax(-1)
+            result[name] = self._decode_table(name, parts.pop(0))
         for name in self.plain:
             result[name] = self.spread * parts.pop(0).reshape(self.shapes[name])
         for block in self.blocks:
@@ -260,10 +258,8 @@ class Coordinates:
         # |d(p_1..p_(K-1)) / d(log ratios)| = prod_k p_k (Aitchison 1986, section 6.2), so the density of the log ratios
         # of a Dirichlet(a) row is Gamma(K a) / Gamma(a)^K prod_k p_k^a.
         parts, total = list(z.split(self.sizes)), z.new_zeros(())
-        values = self.decode(z)
         for name, concentration in self.learned.tables.items():
-            parts.pop(0)
-            logits = values[name]
+            logits = self._decode_table(name, parts.pop(0))
             states, rows = logits.shape[-1], logits.numel() // logits.shape[-1]
             constant = math.lgamma(states * concentration) - states * math.lgamma(concentration)
             total = total + concentration * logits.sum() + rows * constant
@@ -354,6 +350,12 @@ class Coordinates:
         if gauge.has_planes and min(widths) < 2:
             return None
         return GaugeBlock(gauge, groups, key_dim, (widths[0], widths[1]), planes)
+
+    def _decode_table(self, name: str, z: Tensor) -> Tensor:
+        """Map the coordinates of a table to its log probabilities, `[*shape]`."""
+        shape = self.shapes[name]
+        ratios = z.reshape(*shape[:-1], shape[-1] - 1)
+        return torch.cat([ratios, ratios.new_zeros(*shape[:-1], 1)], -1).log_softmax(-1)
 
     def _to_columns(self, names: tuple[str, ...], parameters: Mapping[str, Tensor], block: GaugeBlock) -> Tensor:
         """Arrange matrices `[*heads, key, in]`, and biases `[*heads, key]`, as columns `[group, key, column]`."""

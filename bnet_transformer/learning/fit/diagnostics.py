@@ -1,16 +1,19 @@
 """What limits a fit, read from its parameters: dead heads, heads that coincide, too few data, the scale of weights, and
-directions of weights that the data do not determine."""
+directions of weights that the data do not determine; and from its draws, how many independent draws they are worth."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import torch
+from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
 from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.learning.fit.gauge import find_gauges
 from bnet_transformer.learning.fit.head_summary import (
     DEAD_USAGE,
+    compute_invariant_samples,
     find_invariant_parameters,
     find_selectors,
     invariants,
@@ -21,6 +24,7 @@ from bnet_transformer.learning.fit.problem import FitObjective, Parameters
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 COINCIDENT = 0.05  # relative distance of two heads that coincide
 MIN_VARIANCE_DRAWS, DRAWS_PER_NUMBER = 1000, 20  # draws from which variances are compared; for each number of a matrix
+MIN_EFFECTIVE_DRAWS = 100  # n independent draws: 90% intervals hold 90 (n - 1) / (n + 1) percent
 UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
 Uninformed = dict[tuple[str, int], tuple[int, int]]  # by invariant and head: the number of directions, and of all
@@ -124,3 +128,39 @@ def describe_uninformed(uninformed: Uninformed) -> str:
         f"{name} of head {k} ({count} of {total} directions)" for (name, k), (count, total) in uninformed.items()
     ]
     return f"the data do not determine {', '.join(directions)}: {share}; {MORE_DATA}"
+
+
+def count_effective(draws: Tensor) -> Tensor:
+    """Compute the effective sample size of each number, at least 1, `[chain, draw, *shape]` to `[*shape]`."""
+    # As the rank-normalised split version of Vehtari et al. 2021: ranks make it robust against heavy tails, and halves
+    # of chains detect a drift. The estimate for constant draws is NaN.
+    chains, count = draws.shape[:2]
+    half = count // 2
+    if half < 4:
+        return draws.new_full(draws.shape[2:], chains)
+    ranks = draws.flatten(0, 1).argsort(0).argsort(0).double().unflatten(0, (chains, count))
+    size = effective_sample_size(ranks[:, : 2 * half].reshape(2 * chains, half, *draws.shape[2:]))
+    is_constant = (draws == draws[:1, :1]).flatten(0, 1).all(0)
+    return torch.where(is_constant | size.isnan(), 1.0, size.clamp(1.0, chains * count))
+
+
+def describe_effective(network: Network, samples: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Describe the parameter or invariant with the least effective sample size, if it is too small for intervals.
+
+    Args:
+        network: The net.
+        samples: The samples of its parameters, `[chain, draw, *shape]`, with tables as probabilities.
+    """
+    in_gauge = {name for gauge in find_gauges(network) for name in gauge.names}
+    quantities = compute_invariant_samples(network, samples)
+    for name, value in samples.items():
+        has_one_state = name in network.logit_names and value.shape[-1] == 1
+        if name not in in_gauge and not has_one_state:
+            quantities[name] = value
+    sizes = {name: float(count_effective(value).min()) for name, value in quantities.items()}
+    if not sizes or min(sizes.values()) >= MIN_EFFECTIVE_DRAWS:
+        return ()
+    name = min(sizes, key=sizes.__getitem__)
+    draws = next(iter(samples.values())).shape[:2].numel()
+    problem = f"the {draws} draws of {name} are worth {sizes[name]:.0f} independent draws"
+    return (f"{problem}: intervals need {MIN_EFFECTIVE_DRAWS}; use more draws= and chains=",)

@@ -400,7 +400,12 @@ def check_size(coordinates: Coordinates) -> None:
 
 
 def choose_approximation(
-    coordinates: Coordinates, corpus: Batch, mode: Mode, generator: torch.Generator, count: int = MIN_PROPOSALS
+    coordinates: Coordinates,
+    corpus: Batch,
+    mode: Mode,
+    generator: torch.Generator,
+    count: int = MIN_PROPOSALS,
+    margin: float = 0.0,
 ) -> tuple[Approximation, float, Tensor, Tensor]:
     """Return the approximation whose importance weights have the smaller k-hat.
 
@@ -410,6 +415,7 @@ def choose_approximation(
         mode: The mode.
         generator: The generator of the proposals.
         count: The number of proposals.
+        margin: By how much k-hat must be smaller in straightened coordinates.
 
     Returns:
         The approximation, k-hat, the proposals `[draw, coordinate]`, and their smoothed weights `[draw]`.
@@ -426,7 +432,7 @@ def choose_approximation(
         z, log_volume = approximation.to_coordinates(steps)
         weights, khat = smooth_weights(evaluate_draws(coordinates, corpus, z) + log_volume - log_proposal)
         results.append((approximation, khat, z, weights))
-    return min(results, key=lambda result: result[1])
+    return min(results, key=lambda result: result[1] + margin * result[0].is_straight)
 
 
 def compute_evidence(

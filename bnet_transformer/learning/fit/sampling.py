@@ -31,6 +31,7 @@ from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.adam import ParameterSets
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
+from bnet_transformer.learning.fit.diagnostics import describe_effective
 from bnet_transformer.learning.fit.head_summary import find_representative
 from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import (
@@ -73,6 +74,9 @@ INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessi
 INIT_FACTOR = 0.01  # standard deviation of the initial factor of the low-rank guide
 GUIDE_DRAWS = 8  # draws from a Normal guide for one gradient
 CHAIN_RESTARTS = 2  # starts of the point fit that finds the start of a chain
+# The density of straightened coordinates is unbounded where A is singular, and a chain near such a point needs small
+# steps, so these coordinates are used only if the others are clearly worse; k-hat has a standard error of about 0.15.
+STRAIGHT_MARGIN = 0.5
 MAX_RHAT, MIN_RHAT_DRAWS = 1.05, 4
 MAX_MODE_GAP = 3.0  # difference of the log densities of the starts, in nats, that a note reports
 SITE = "w"  # the name of the state of a chain in Pyro
@@ -538,7 +542,8 @@ def find_chain_starts(problem: FitProblem, numbers: list[int]) -> tuple[Coordina
         approximation = None
         if mode.root is not None:
             generator = torch.Generator().manual_seed(seed)
-            approximation = choose_approximation(coordinates, double.corpus, mode, generator)[0].to(chain_coordinates)
+            choice = choose_approximation(coordinates, double.corpus, mode, generator, margin=STRAIGHT_MARGIN)
+            approximation = choice[0].to(chain_coordinates)
         starts.append((mode, approximation))
     return chain_coordinates, starts
 
@@ -570,7 +575,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
         samples, matched = align_heads(objective, corpus, samples, statistics["lp"])
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
-        notes += _describe_chains(divergent, statistics)
+        notes += _describe_chains(divergent, statistics) + describe_effective(network, samples)
         fields = {"divergent": divergent, "statistics": statistics, "matched": matched, "notes": notes}
         fields["samples"], parameters = to_network_devices(network, samples), find_representative(network, samples)
     return build_fit(problem, method, parameters, finished=is_finished, **fields)
