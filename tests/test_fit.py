@@ -407,7 +407,9 @@ INTERRUPTED = {
 }
 
 
-@pytest.mark.parametrize("case", INTERRUPTED)
+@pytest.mark.parametrize(
+    "case", [pytest.param(k, marks=pytest.mark.slow) if k == "second order" else k for k in INTERRUPTED]
+)
 def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(case, tmp_path, monkeypatch):
     kind, options = INTERRUPTED[case]
     options = {"steps": 12, "spread": 1.0, **options}

@@ -133,7 +133,9 @@ def test_notes_of_fits_are_notes_of_the_table_and_loaded_fits_are_compared(fits,
     assert all(note in table._repr_html_() and note in str(table) for note in table.notes)
 
 
-@pytest.mark.parametrize("options", [{"held_out": planted(150, seed=1)}, {"folds": 3}])
+@pytest.mark.parametrize(
+    "options", [{"held_out": planted(150, seed=1)}, pytest.param({"folds": 3}, marks=pytest.mark.slow)]
+)
 def test_the_number_of_planted_heads_is_chosen(options):
     table = bt.fit_heads(mixture, planted(150), heads=range(1, 5), **options, **TABLES)
     assert table.choice == 3 and [*table.fits] == [1, 2, 3, 4] == list(table.heads)

@@ -203,6 +203,7 @@ def test_moves_leave_a_local_maximum():
     assert after > before + 5 and after > float(optimizer.compute_log_density(truth)[0])
 
 
+@pytest.mark.slow
 def test_a_saddle_point_is_left():
     """Where W_q and W_k are 0, the gradient by both is 0."""
     planted, data = draw(make_net(heads=1), 100)
@@ -231,6 +232,7 @@ def test_a_restart_that_is_dropped_cannot_win(seed):
         assert max(only.log_density.values()) < optimizer.reached + 0.5
 
 
+@pytest.mark.slow
 def test_what_second_order_steps_do_not_cover_takes_first_order_steps_and_says_so():
     net = bt.bayesuvius(2, heads=2, observe=LaplaceNode())
     x = torch.randn(10, 3, 2)
@@ -257,6 +259,7 @@ def test_a_fit_that_has_not_converged_says_so(tmp_path):
     assert (loaded.converged, loaded.notes) == (f.converged, f.notes)
 
 
+@pytest.mark.slow
 def test_notes_name_heads_that_coincide_and_weights_beyond_their_prior():
     net = make_net(heads=2)
     x = torch.randn(40, 4, 2, dtype=D)

@@ -47,8 +47,8 @@ def train(seed=0):
 @pytest.mark.parametrize(
     ("method", "mode"),
     [
-        ("map", torch.no_grad),
-        ("em", torch.inference_mode),
+        pytest.param("map", torch.no_grad, marks=pytest.mark.slow),
+        pytest.param("em", torch.inference_mode, marks=pytest.mark.slow),
         ("svi", torch.no_grad),
         pytest.param("nuts", torch.inference_mode, marks=pytest.mark.slow),
     ],

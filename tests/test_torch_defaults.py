@@ -84,7 +84,9 @@ def net():
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("default", ["float64", "meta", "inference", "deterministic"])
+@pytest.mark.parametrize(
+    "default", ["float64", "meta", *(pytest.param(k, marks=pytest.mark.slow) for k in ("inference", "deterministic"))]
+)
 def test_a_default_of_torch_changes_no_answer(default, query, net):
     fit_net()
     assert run_under(default, lambda: QUERIES[query](net)).equal(QUERIES[query](net))
