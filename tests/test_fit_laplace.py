@@ -13,6 +13,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.learning.fit.coordinates import Coordinates, GaugeBlock
 from bnet_transformer.learning.fit.diagnostics import count_uninformed
 from bnet_transformer.learning.fit.gauge import Gauge, find_gauges, find_unfixed
+from bnet_transformer.learning.fit.head_summary import interval
 from bnet_transformer.learning.fit.importance import resample, smooth_weights
 from bnet_transformer.learning.fit.laplace import approximate, compute_evidence, polish
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
@@ -210,6 +211,11 @@ def test_gauges_of_biases_rotary_positions_and_shared_queries():
     assert find_gauges(rotary) and not find_unfixed(rotary, ())
     positioned = get_case("positioned").net.network
     assert not find_gauges(positioned)
+    partial = grouped().network
+    samples = {name: partial.parameters[name][None, None] for name in ("W_q_0.value", "W_k_0.value")}
+    samples |= {name: partial.parameters[name][None, None] for name in ("q_0.bias", "k_0.bias")}
+    with pytest.raises(bt.BNetError, match=r"W_q\^T W_k"):
+        interval(partial, samples, "W_q_0.value", 0.9)
 
 
 @pytest.mark.parametrize("concentration", [0.5, 3.0])

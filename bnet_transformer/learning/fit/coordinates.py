@@ -339,7 +339,9 @@ class Coordinates:
         return {name: value.exp() if name in self.learned.tables else value for name, value in stacked.items()}
 
     def _create_block(self, gauge: Gauge) -> GaugeBlock | None:
-        """Create the coordinates of a gauge; None if a plane of rotary positions has only one column."""
+        """Create the coordinates of a gauge; None if it is partial, or a plane of rotary positions has one column."""
+        if gauge.is_partial:
+            return None
         left, right = (self.shapes[names[0]] for names in (gauge.left, gauge.right))
         shared = gauge.shared if left[: gauge.shared] == right[: gauge.shared] else 0
         planes = left[-2] // 2 if gauge.has_planes else 1

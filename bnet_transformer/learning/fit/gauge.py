@@ -24,6 +24,7 @@ class Gauge:
             Each entry has a separate gauge. 0 if all matrices share one gauge, as the atoms of codebooks do.
         has_planes: True if features e and e + w/2 are rotated by rotary positions, so each such plane has one phase.
         is_output: True for `W_v` and `W_o`, whose columns are the features.
+        is_partial: True if rotary positions rotate only some of the features. No coordinates fix this gauge.
     """
 
     node: str
@@ -32,6 +33,7 @@ class Gauge:
     shared: int
     has_planes: bool = False
     is_output: bool = False
+    is_partial: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,14 +65,14 @@ def _find_score_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
     score = _get_dot_score(spec)
     if score is None or not _are_only_scored(network, spec):
         return None
-    has_planes = score.rope is not None
-    if score.rope is not None and score.rope.width not in {None, *network.specs[spec.parents[0].index].shape}:
-        return None  # rotary positions rotate a part of the features
+    has_planes, shape = score.rope is not None, network.specs[spec.parents[0].index].shape
+    is_partial = score.rope is not None and score.rope.width not in {None, *shape}
     sides = [_find_side(network, parent) for parent in spec.parents[:2]]
     if sides[0] is None or sides[1] is None:
         return None
     (left, left_axes), (right, right_axes) = sides[0], sides[1]
-    return Gauge(spec.group.name, left, right, _count_shared(left_axes, right_axes), has_planes)
+    shared = _count_shared(left_axes, right_axes)
+    return Gauge(spec.group.name, left, right, shared, has_planes, is_partial=is_partial)
 
 
 def _find_output_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
