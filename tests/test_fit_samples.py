@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -20,7 +21,7 @@ from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import head_summary as heads, laplace, sampling
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
-from bnet_transformer.learning.fit.diagnostics import count_effective
+from bnet_transformer.learning.fit.diagnostics import count_effective, describe_effective
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.sampling import NUTSChain, VariationalOptimizer, find_chain_starts
@@ -238,7 +239,7 @@ def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
 
 def test_intervals_are_quantiles_of_draws():
     mass = 0.9
-    f, _, _, A = make_known_fit(20)
+    f, _, _, A = make_known_fit(400)
     samples_by_name = {"A x_1": A, "OV x_1": f.samples["W_v_0.values"], "c.logits": f.samples["c.logits"]}
     for name, values in samples_by_name.items():
         ends = np.quantile(values.flatten(0, 1).numpy(), [(1 - mass) / 2, (1 + mass) / 2], axis=0)
@@ -248,6 +249,20 @@ def test_intervals_are_quantiles_of_draws():
         f.interval("A x_2")
     with pytest.raises(bt.BNetError, match="share"):
         f.interval("A x_1", 1.5)
+
+
+def test_intervals_of_chains_that_disagree_are_reported():
+    f, *_ = make_known_fit(400)
+    moved = {name: value.clone() for name, value in f.samples.items()}
+    moved["W_v_0.values"][1] += 5.0  # a chain in another mode
+    separate = replace(f, samples=moved, statistics={"lp": torch.arange(400.0).reshape(2, 200)})
+    with pytest.warns(UserWarning, match=r"R-hat is above 1.1 for OV x_1 \(\d+"):
+        separate.interval("OV x_1")
+    separate.interval("A x_1")  # the chains agree on A, and warnings are errors
+    with pytest.warns(UserWarning, match="R-hat is above 1.1 for the log density"):
+        separate.predict_interval(torch.zeros(1, 2, 2, dtype=torch.float64))
+    (note,) = [note for note in describe_effective(f.network, moved) if "R-hat" in note]
+    assert "OV x_1" in note and "A x_1" not in note
 
 
 def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
@@ -313,6 +328,35 @@ def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
     assert f.samples["W_v_0.values"].shape[:2] == (2, 2) and "nats" in f.notes[0]
     with pytest.raises(bt.BNetError, match="at most 3 learned numbers"):
         bt.fit(net, data, method=bt.Laplace(), learn=learn, spread=1.0, progress=False)
+
+
+def test_a_chain_in_a_mode_of_negligible_probability_starts_at_the_best_mode(monkeypatch):
+    net, learn = mixture(heads=1), ["W_v_0.values"]
+    data = draw_xy(net)
+    find_starts, gaps = sampling.find_chain_starts, {0: (9.0, 0.0), 2: (60.0, 0.0), 3: (60.0, 120.0), 4: (9.0, -90.0)}
+
+    def find_poor_starts(problem, numbers):
+        """Modes with another density and another volume, some of them far away; the best one is that of chain 1."""
+        coordinates, starts = find_starts(problem, numbers)
+        mode, approximation = starts[1]
+        for k, (gap, log_det) in gaps.items():
+            poor = replace(mode, z=mode.z + gap, log_density=mode.log_density - gap, log_det=mode.log_det + log_det)
+            starts[k] = poor, replace(approximation, center=approximation.center + gap)
+        return coordinates, starts
+
+    monkeypatch.setattr(sampling, "find_chain_starts", find_poor_starts)
+    chains = []
+    monkeypatch.setattr(NUTSChain, "advance", lambda chain: chains.append(chain))
+    problem = FitProblem(
+        make_objective(net, learn), read_batch(net.network, data), None, None, 0, LoopConfig(progress=False)
+    )
+    _, _, notes = sampling._run_chains(problem, bt.NUTS(chains=5, draws=1, warmup=1))
+    is_moved = {
+        chain.index: bool((chain.approximation.center == chains[1].approximation.center).all()) for chain in chains
+    }
+    assert is_moved == {0: False, 1: True, 2: True, 3: False, 4: True}
+    (note,) = notes
+    assert "chain 2 (60 nats), chain 4 (54 nats)" in note and "mode of chain 1" in note
 
 
 @ARVIZ

@@ -354,6 +354,7 @@ def test_chains_that_disagree_give_no_interval():
     assert "none for 1 head" in f.summary and not f.mean.isnan().any()
     svi = inclusion(net, x, method="svi", rounds=3)
     assert bool(svi.low.isnan().all() and svi.high.isnan().all()) and "without intervals" in svi.summary
+    assert "Monte Carlo error" in str(svi) and "Monte Carlo error" not in str(f)  # it omits the bias of svi
 
 
 def test_gibbs_repeats_and_leaves_dead_heads_at_their_prior():

@@ -106,12 +106,12 @@ def test_a_fit_in_which_a_sentence_is_impossible_is_not_chosen():
 
 
 def test_evidences_are_shown_only_where_they_are_available(fits):
-    f = replace(fits[3])
-    object.__setattr__(f, "log_marginal_likelihood", -123.25)
+    f = replace(fits[3], log_marginal_likelihood=-123.25, log_marginal_likelihood_error=0.04)
     table = bt.compare({3: f, 4: fits[4]}, planted(50, seed=1))
     assert table.log_marginal_likelihood == (-123.25, None)
+    assert table.log_marginal_likelihood_error == (0.04, None)
     html = table._repr_html_()
-    assert "-123.25" in html and html.count("not available") == 1
+    assert "-123.25 ± 0.04" in html and html.count("not available") == 1
     assert table.to_dataframe()["log marginal likelihood"].isna().sum() == 1
 
 
@@ -307,3 +307,65 @@ def test_fits_with_samples_are_compared_by_leaving_one_out(monkeypatch):
     monkeypatch.setattr("bnet_transformer.learning.fit.comparison.find_spec", lambda name: None)
     with pytest.raises(bt.BNetError, match="install ArviZ"):
         bt.compare(f)
+
+
+def leave_one_out_by_quadrature(net, x, y):
+    """The leave-one-out densities of a net of two heads with known weights and a uniform prior of the shares."""
+    share = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    by_head = [
+        log_evidence(net.replace({"c.logits": torch.eye(2)[k].log()}).module(), {"y": Evidence(y)}, x).detach().double()
+        for k in range(2)
+    ]
+    rows = torch.logaddexp(share.log()[:, None] + by_head[0], (1 - share).log()[:, None] + by_head[1])
+    return rows.sum(1).logsumexp(0) - (rows.sum(1, keepdim=True) - rows).logsumexp(0)
+
+
+@ARVIZ
+def test_leave_one_out_requires_draws_from_the_posterior():
+    pytest.importorskip("arviz")
+    (x, y), net = planted(25), mixture(2)
+    options = {"learn": ["c.logits"], "progress": False}
+    weighted = bt.fit(net, (x, y), method=bt.Laplace(draws=2000), **options)
+    table, pair = bt.compare({"a": weighted, "b": weighted}), weighted.compare(weighted)
+    torch.testing.assert_close(table.densities[0], leave_one_out_by_quadrature(net, x, y), atol=0.05, rtol=0)
+    assert pair.gain == 0.0 and pair.criterion == table.criterion
+    normal = bt.fit(net, (x, y), method=bt.Laplace(draws=50, reweight=False), **options)
+    guide = bt.fit(net, (x, y), method=bt.SVI(steps=2, draws=50), **options)
+    for f in (normal, guide):
+        assert not f.has_posterior_draws
+        for run in (lambda f=f: bt.compare([weighted, f]), lambda f=f: weighted.compare(f)):
+            with pytest.raises(bt.BNetError, match=r"draws from the posterior.*data=.*bt\.NUTS\(\)"):
+                run()
+        assert weighted.compare(f, planted(20, seed=1)).gain == pytest.approx(0.0, abs=0.2)
+        assert bt.compare([weighted, f], planted(20, seed=1)).densities.isfinite().all()
+
+
+@ARVIZ
+def test_draws_that_predict_too_differently_are_notes_or_errors():
+    pytest.importorskip("arviz")
+    data = planted(25)
+    draws = 0.5 + 0.001 * torch.randn(200, 1, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, -1])
+    f = bt.Fit.from_pyro(mixture(2), data, {"c.logits": draws})
+    likelihoods = f.log_likelihoods.clone()
+    spread_out = replace(f, known_likelihoods=likelihoods.index_fill(2, torch.tensor([3]), 0.0), notes=("R-hat is 2",))
+    spread_out.known_likelihoods[0, :, 3] = torch.linspace(-400, 0, 200)  # e^400 overflows in float32
+    for result in (spread_out.compare(f), bt.compare([spread_out, f])):
+        assert sum("unreliable for 1 sentences" in note for note in result.notes) == 1
+        assert any("R-hat is 2" in note for note in result.notes)
+        values = result.densities if hasattr(result, "densities") else torch.tensor([result.gain, result.gain_error])
+        assert values.isfinite().all()
+    impossible = replace(f, known_likelihoods=likelihoods.clone())
+    impossible.known_likelihoods[0, 7, 3] = -torch.inf
+    for run in (lambda: bt.compare([impossible, f]), lambda: impossible.compare(f)):
+        with pytest.raises(bt.BNetError, match="1 draws in which a sentence has none"):
+            run()
+
+
+def test_a_sentence_without_probability_is_no_difference_of_nan(fits, monkeypatch):
+    data = planted(20, seed=1)
+    impossible = torch.zeros(20).index_fill(0, torch.tensor([2]), -torch.inf)
+    monkeypatch.setattr(type(fits[3]), "log_likelihood", lambda fit, data: impossible)
+    with pytest.raises(bt.BNetError, match="every sentence has a probability above 0"):
+        fits[3].compare(fits[1], data)
+    monkeypatch.setattr(type(fits[3]), "log_likelihood", lambda f, d: impossible if f is fits[3] else torch.zeros(20))
+    assert fits[3].compare(fits[1], data).gain == -np.inf

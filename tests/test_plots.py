@@ -229,6 +229,7 @@ def test_trees_and_boxes(s):
     assert frames == {f"frame_{a}_{b}" for i, p in enumerate(corpus.parents) if p >= 0 for a, b in ((i, p), (p, i))}
 
 
+@pytest.mark.filterwarnings("ignore:R-hat is above:UserWarning")  # few draws
 def test_fits_show_shares_intervals_and_history(fits):
     plain, nuts, x, y = fits
     figure = bt.plot(plain)

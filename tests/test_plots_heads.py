@@ -77,6 +77,10 @@ def test_heads_without_an_interval_have_none(inclusion):
         figure = bt.plot(none, show=show)
         assert "8 of 8 heads have no interval" in get_notes(figure) and "90%" not in get_notes(figure)
         assert "90%" not in figure.axes[0].get_xlabel()
+    for show, count in (("log_bayes", 8), ("intervals", 8)):
+        for method, has_errors in (("exact", True), ("svi", False)):
+            figure = bt.plot(replace(inclusion, method=method, error=torch.ones_like(rhat)), show=show)
+            assert sum("±" in text.get_text() for text in figure.axes[0].texts) == count * has_errors
     lines = next(c for c in bt.plot(one).axes[0].collections if c.get_label() == "interval").get_segments()
     assert sum(len(line) > 0 for line in lines) == 7
 

@@ -1,6 +1,6 @@
 """Second-order fits: products with curvature equal dense matrices, EM never decreases, results are maxima."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -9,16 +9,18 @@ from torch.distributions import Independent, Laplace
 
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import SINGLE_PROCESS
-from bnet_transformer.data import read_batch
+from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.learning.fit.curvature import FlatLayout, QuadraticModel, solve_model
 from bnet_transformer.learning.fit.curvature_blocks import find_groups
+from bnet_transformer.learning.fit.data_scale import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.learning.fit.gauss_newton import EMExpansion
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, StepOptions, select_learnable
 from bnet_transformer.learning.fit.restarts import init_restarts
 from bnet_transformer.learning.fit.second_order import SecondOrderOptimizer
 from bnet_transformer.learning.fit.split_merge import improve_by_moves
 from bnet_transformer.tpm import TPM, Categorical, Normal
+from tests.cases import CASES, batch_evidence, batch_inputs, get_case
 
 D = torch.float64
 
@@ -270,3 +272,62 @@ def test_notes_name_heads_that_coincide_and_weights_beyond_their_prior():
     equal = net.replace({k: v[[0, 0]] for k, v in net.parameters.items() if v.dim()})
     f = bt.fit(equal, (x, x), method=bt.EM(steps=4, restarts=1), learn=["c.logits"], progress=False)
     assert any("coincide" in note for note in f.notes)
+
+
+def test_notes_of_a_fit_that_the_data_do_not_determine():
+    """All words are 0, so all weights are 0; the free numbers are the weights and one share."""
+    net, zero = make_net(heads=2), torch.zeros(20, 4, 2, dtype=D)
+    f = bt.fit(net, (zero, draw(net, 20)[1][1]), method=bt.EM(steps=20), spread=1.0, progress=False)
+    assert any("x_0 has mean 0" in note for note in f.notes) and any("coincide" in note for note in f.notes)
+    assert any("20, is below that of the learned numbers, 25" in note for note in f.notes)
+    first = bt.fit(net, (zero, zero), method=bt.EM(optimizer="first-order", steps=1), spread=1.0, progress=False)
+    assert any("numbers, 25" in note for note in first.notes)
+
+
+SCALED = [bt.EM(steps=3), bt.MAP(optimizer="first-order", steps=2), bt.SVI(steps=2), bt.Laplace(draws=9, restarts=1)]
+
+
+@pytest.mark.parametrize("method", SCALED, ids=lambda method: method.name)
+def test_notes_name_data_on_another_scale_than_the_prior(method):
+    net = bt.bayesuvius(2, heads=1, observe=Normal(0.3)).to(D)
+    x = draw(net, 30)[1][0]
+    scaled = [(x, x, ""), (100 * x, x, "x_0 has mean"), (x + 50, x, "x_0 has mean 50"), (x, 100 * x, "y has mean")]
+    scaled += [(x, 0 * x + 3, "y has mean 3 and standard deviation 0,")]
+    for words, y, expected in scaled if method is SCALED[0] else scaled[3:4]:
+        first = [*bt.fit(net, (words, y), method=method, spread=1.0, progress=False).notes, ""][0]
+        assert expected in first and ("standardise" in first) == bool(expected)
+
+
+def test_the_scale_of_the_prior_is_that_of_its_formula():
+    """Of a sentence of one word y = W_v x: E[y^2] = spread^2 |x|^2."""
+    torch.manual_seed(0)
+    net, x = bt.bayesuvius(3, heads=1, observe=Normal(0.01)).to(D), torch.randn(60, 1, 3, dtype=D)
+    for spread in (0.5, 2.0):
+        root_mean_square = spread * float(x.square().sum(-1).mean().sqrt())
+        for factor, count in ((0.8, 0), (1.25, 1)):
+            y = x * (factor * SCALE_FACTOR * root_mean_square / float(x.square().mean().sqrt()))
+            problem = make_problem(net, (x, y), spread)
+            assert len(describe_data_scale(problem.objective, problem.corpus)) == count
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.evidence])
+def test_the_scale_of_observations_is_described_in_every_net(name):
+    """Observations of each net are on its scale; real numbers that are a million times larger are not."""
+    case = get_case(name)
+    s, network = case.sentence.observe(case.evidence), case.net.network
+    given, evidence = batch_inputs(s), batch_evidence(s)
+    stacks = {key: network.get_spec(key).group.word_stack for key in given}
+    x = {stack: given.pop(key) for key, stack in stacks.items() if stack is not None}
+    specs = [network.get_spec(key) for key in evidence]
+    objective = FitObjective(network, select_learnable(network, tuple(specs), None, 1.0), 2**16)
+    real = [spec.group.name for spec in specs if isinstance(spec.tpm, Normal)]
+    has_weights = any(key not in objective.learned.logits for key in objective.learned.weights)
+    corpus = Batch(x, None, evidence, given).take(torch.zeros(10, dtype=torch.long))
+    torch.manual_seed(0)
+    noisy = {
+        k: e.map(lambda v: v + torch.randn_like(v) if v.is_floating_point() else v) for k, e in corpus.evidence.items()
+    }
+    large = {k: e.map(lambda v: 1e6 * v if v.is_floating_point() else v) for k, e in noisy.items()}
+    for observations, expected in ((noisy, []), (large, real if has_weights else [])):
+        notes = describe_data_scale(objective, replace(corpus, evidence=observations))
+        assert [key for key in real if any(f"{key} has mean" in note for note in notes)] == expected

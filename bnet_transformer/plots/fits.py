@@ -14,6 +14,7 @@ from bnet_transformer._core.checks import check_choice, check_fraction
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
+from bnet_transformer.learning.fit.head_summary import find_unidentified
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
 from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
@@ -313,8 +314,10 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
 
 
 def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[FloatArray | None, FloatArray | None]:
-    """The interval of a parameter that has posterior samples with intervals, else (None, None)."""
+    """The interval of an identified parameter that has posterior samples with intervals, else (None, None)."""
     if name not in result.samples or not result.has_intervals:
+        return None, None
+    if name in find_unidentified(result.network, result.samples):
         return None, None
     low, high = result.interval(name, share)
     return to_numpy(low.double()), to_numpy(high.double())

@@ -82,7 +82,8 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
     """Plot one measure as a heat map, slice by head."""
     value_label, _, errors = MEASURES[show]
     values = to_float_array(show, result.mean if show == "rho" else getattr(result, show))
-    error = None if errors is None else to_float_array("errors", getattr(result, errors))
+    is_biased = show == "log_bayes" and result.method == "svi"  # the Monte Carlo error does not contain the bias
+    error = None if errors is None or is_biased else to_float_array("errors", getattr(result, errors))
     heads = tuple(map(str, range(values.shape[1])))
     data = HeatMapData(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
 
@@ -194,7 +195,7 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     ax.plot(mean, y, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
     step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * height)))
     for k in range(0, len(names), step):
-        error_text = f" ±{format_short(error[k])}" if error[k] >= 0.005 else ""
+        error_text = f" ±{format_short(error[k])}" if error[k] >= 0.005 and result.method != "svi" else ""
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
         canvas.add_text(ax, 1.04, y[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
     ax.set_xlim(0.0, 1.02)

@@ -103,7 +103,8 @@ class Inclusion(HeadTable):
         interval: The probability of the intervals.
         rho: The posterior samples of `rho`, `[draw, slice, head]`.
         log_bayes: The log Bayes factor of free `rho` against `rho = 0`, `[slice, head]`; 0 for a head without effect.
-        error: The Monte Carlo error of `log_bayes`, `[slice, head]`.
+        error: The Monte Carlo error of `log_bayes`, `[slice, head]`. It does not contain the bias of `"svi"`, which is
+            larger, so plots of svi omit it.
         inclusion: The probability of each gate, `[sentence, slice, head]`.
         importance: The gradient importance, `[slice, head]`.
         importance_error: The standard error of `importance`, `[slice, head]`.
@@ -259,6 +260,11 @@ class Inclusion(HeadTable):
         names += ["importance", "importance_error", "ablation", "ablation_error"]
         table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
+
+    def by_head(self) -> pd.DataFrame:
+        """Return one row for each head; the table of svi labels the error, which does not contain the bias of svi."""
+        table = self.to_dataframe()
+        return table.rename(columns={"error": "Monte Carlo error"}) if self.method == "svi" else table
 
     @property
     def summary(self) -> str:

@@ -47,7 +47,9 @@ def to_arviz(fit: Fit[Any], predictive_draws: int) -> Any:
     names = [] if fit.data is None else list(fit.data.evidence)
     if fit.log_likelihoods is not None:
         # Latent choices connect the words of a sentence, so the unit of the likelihood is the sentence.
-        groups["log_likelihood"] = {names[0] if len(names) == 1 else JOINT: to_numpy(fit.log_likelihoods)}
+        # Its unit is a nat, so ArviZ exponentiates differences that overflow in float32.
+        likelihoods = to_numpy(fit.log_likelihoods.double())
+        groups["log_likelihood"] = {names[0] if len(names) == 1 else JOINT: likelihoods}
     if fit.data is not None:
         data = fit.data.to(fit.network.device)
         dims |= {name: _name_dims(fit.network.get_spec(name)) for name in names}
@@ -83,8 +85,9 @@ def leave_one_out(fit: Fit[Any]) -> tuple[Tensor, Tensor]:
     # importance sampling with Pareto-smoothed weights, so no fit is repeated.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)  # the caller has k-hat
         az = _import_arviz()
-    result = az.loo(to_arviz(fit, 0), pointwise=True)
+        result = az.loo(to_arviz(fit, 0), pointwise=True)
     densities = result.elpd_i if is_arviz_1(az) else result.loo_i
     density, khat = (torch.as_tensor(v.values, dtype=torch.float64) for v in (densities, result.pareto_k))
     return density, khat

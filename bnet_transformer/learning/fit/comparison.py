@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from torch import Tensor
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.arviz_groups import leave_one_out
 from bnet_transformer.learning.fit.head_summary import (
     cosine_matrix,
@@ -26,6 +28,7 @@ from bnet_transformer.learning.fit.head_summary import (
     responsibilities,
     samples_to_parameters,
 )
+from bnet_transformer.learning.fit.importance import MAX_KHAT
 from bnet_transformer.learning.fit.problem import FitObjective
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ class Comparison:
         A: The cosines of the matrices `W_q^T W_k` of matched heads by attention node, `[head]`.
         OV: The cosines of the matrices `W_v` of matched heads by attention node, `[head]`.
         criterion: The name of the likelihood in `gain`.
+        notes: What a reader of the comparison must know: the notes of both fits, and sentences for which leave-one-out
+            cross-validation is unreliable.
     """
 
     match: tuple[int, ...]
@@ -60,6 +65,7 @@ class Comparison:
     A: dict[str, Tensor] = field(repr=False)
     OV: dict[str, Tensor] = field(repr=False)
     criterion: str = "log likelihood"
+    notes: tuple[str, ...] = ()
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row for each head of this fit."""
@@ -75,7 +81,9 @@ class Comparison:
         """Return the comparison and its table of heads as HTML."""
         caption = f"ARI {self.agreement:.3f}; gain {self.gain:+.4f} ± {self.gain_error:.4f} nats per sentence"
         caption += f" by {self.criterion}"
-        return f"<p>{html.escape(caption)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        table = self.to_dataframe().to_html(float_format="{:.3f}".format)
+        return f"<p>{html.escape(caption)}</p>{table}" + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def count_overlap(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:
@@ -124,11 +132,13 @@ def compare_heads(
         expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
         raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
     heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
+    named, notes = {"this fit": first, "the other fit": second}, list[str]()
     if data is None and can_leave_one_out(fits):
-        criterion, densities = LEAVE_ONE_OUT, [leave_one_out(fit)[0] for fit in fits]
+        criterion, (densities, notes) = LEAVE_ONE_OUT, estimate_leave_one_out(named)
     else:
         criterion = "log likelihood of " + ("the training data" if data is None else "the given data")
         densities = [fit.log_likelihood(corpus).double() for fit, corpus in zip(fits, corpora, strict=True)]
+    check_densities([*named], densities)
     from sklearn.metrics import adjusted_rand_score  # slow to import
 
     present = get_present_words(selector_spec, corpora[0])
@@ -143,6 +153,7 @@ def compare_heads(
         {k: _matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
         {k: _matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
         criterion,
+        (*notes, *collect_notes(named)),
     )
 
 
@@ -158,7 +169,10 @@ def get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, B
 
 
 def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Compute the mean over sentences of `a - b` and its standard error; NaN for the error of a single sentence."""
+    """Compute the mean over sentences of `a - b` and its standard error.
+
+    The error is NaN for a single sentence, and for a sentence of probability 0.
+    """
     # Both fits are evaluated on the same sentences, whose difficulty is common to both and cancels in the difference.
     difference = a - b
     error = float(difference.std() / len(difference) ** 0.5) if len(difference) > 1 else float("nan")
@@ -168,6 +182,70 @@ def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
 def can_leave_one_out(fits: Sequence[Fit[Any]]) -> bool:
     """Return True if all fits have log likelihoods of draws and ArviZ is installed."""
     return find_spec("arviz") is not None and all(fit.log_likelihoods is not None for fit in fits)
+
+
+def estimate_leave_one_out(fits: Mapping[str, Fit[Any]]) -> tuple[list[Tensor], list[str]]:
+    """Estimate the leave-one-out log predictive densities of fits, `[sentence]`, from draws from the posterior.
+
+    Args:
+        fits: The fits, by their names in messages.
+
+    Returns:
+        The densities of each fit, and notes on sentences for which they are unreliable.
+
+    Raises:
+        BNetError: If the draws of a fit are not draws from the posterior, or give a sentence the probability 0.
+    """
+    densities, notes = [], []
+    for name, fit in fits.items():
+        # The weights of PSIS-LOO are those of draws from the posterior. Draws from a guide need others, and their
+        # Pareto k-hat does not show it.
+        if not fit.has_posterior_draws:
+            expected = "draws from the posterior for leave-one-out cross-validation: those of NUTS, or reweighted draws"
+            hint = "Compare on held-out sentences (data=, or held_out= of bt.fit_heads), or fit with method=bt.NUTS() "
+            hint += "or with a bt.Laplace() whose draws are reweighted (k-hat below 0.7)"
+            actual = f"method={fit.method!r}, {fit.approximate}"
+            raise BNetError(name, expected=expected, actual=actual, hint=hint)
+        likelihoods = fit.log_likelihoods
+        assert likelihoods is not None
+        is_impossible = ~(likelihoods > LOG_ZERO / 2)  # also NaN
+        if bool(is_impossible.any()):
+            actual = f"{int(is_impossible.any(-1).sum()):,} draws in which a sentence has none"
+            expected = "draws in which each training sentence has a finite log likelihood"
+            hint = "Compare on held-out sentences: data="
+            raise BNetError(name, expected=expected, actual=actual, hint=hint)
+        density, khats = leave_one_out(fit)
+        if bool((~density.isfinite()).any()):
+            hint = "Its draws predict too differently for importance sampling: pass held-out sentences as data="
+            raise BNetError(name, expected="finite leave-one-out densities of all sentences", hint=hint)
+        densities.append(density)
+        limit = min(1 - 1 / math.log10(max(likelihoods[..., 0].numel(), 11)), MAX_KHAT)  # Vehtari et al. 2024
+        if count := int((~(khats <= limit)).sum()):
+            notes.append(
+                f"{name}: leave-one-out is unreliable for {count:,} sentences (Pareto k-hat above {limit:.2f})"
+            )
+    return densities, notes
+
+
+def check_densities(names: Sequence[str], densities: Sequence[Tensor]) -> None:
+    """Raise an error if a log density is NaN, or all fits give some sentence the probability 0."""
+    for name, row in zip(names, densities, strict=True):
+        if bool((row.isnan() | row.isposinf()).any()):
+            hint = "Its parameters are not valid: fit it again, for example with a lower rate"
+            raise BNetError(name, expected="finite log densities of all sentences", hint=hint)
+    if not any(bool((row > LOG_ZERO / 2).all()) for row in densities):
+        expected = "a fit in which every sentence has a probability above 0"
+        raise BNetError("compare", expected=expected, hint="Use a prior=, which leaves no probability 0")
+
+
+def collect_notes(fits: Mapping[str, Fit[Any]]) -> list[str]:
+    """Collect what a reader of a comparison must know of the fits, by their names in messages."""
+    notes = []
+    for name, fit in fits.items():
+        notes += [f"{name}: not converged"] if fit.converged is False else []
+        notes += [f"{name}: interrupted"] if not fit.finished else []
+        notes += [f"{name}: {note}" for note in fit.notes]
+    return notes
 
 
 def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
@@ -195,7 +273,7 @@ def align_heads(
         orders = [torch.tensor(match_heads(count_overlap(probs[pivot], draw, present))) for draw in probs]
         for name in sets.keys() & dims.keys():
             pairs = zip(sets[name], orders, strict=True)
-            sets[name] = torch.stack([_permute(draw, dims[name], order) for draw, order in pairs])
+            sets[name] = torch.stack([permute_heads(draw, dims[name], order) for draw, order in pairs])
         aligned.append(selector.group.name)
     tables = network.unconditional_logit_names
     values = {name: sets[name].exp() if name in tables else sets[name] for name in samples}
@@ -219,14 +297,14 @@ def _is_exchangeable(
     with torch.no_grad():
         before = objective.log_evidence(store, subset)
         for order in ([*range(1, count), 0], [1, 0, *range(2, count)]):
-            permuted = {name: _permute(store[name], axes, torch.tensor(order)) for name, axes in dims.items()}
+            permuted = {name: permute_heads(store[name], axes, torch.tensor(order)) for name, axes in dims.items()}
             after = objective.log_evidence({**store, **permuted}, subset)
             if not torch.allclose(before, after, rtol=torch.finfo(before.dtype).eps ** 0.5, atol=1e-4):
                 return False
     return True
 
 
-def _permute(value: Tensor, dims: tuple[int, ...], order: Tensor) -> Tensor:
+def permute_heads(value: Tensor, dims: tuple[int, ...], order: Tensor) -> Tensor:
     """Return a parameter with its heads in another order."""
     for dim in dims:
         value = value.index_select(dim, order.to(value.device))

@@ -9,7 +9,7 @@ draws of the posterior of the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bnet_transformer.data import Batch
 from bnet_transformer.learning.fit.gauge import Gauge, find_gauges, find_unfixed
+from bnet_transformer.learning.fit.identification import FreeBasis, find_free_bases
 from bnet_transformer.learning.fit.problem import FitObjective
 
 CHECK_SENTENCES = 16  # the sentences on which the invariance of a gauge is checked
@@ -184,6 +185,7 @@ class Coordinates:
     Attributes:
         size: The number of coordinates.
         unfixed: The attention nodes with learned queries and keys whose gauge is not fixed.
+        free_bases: The free bases of hidden vectors, which no coordinates fix.
     """
 
     def __init__(self, objective: FitObjective, corpus: Batch) -> None:
@@ -200,6 +202,11 @@ class Coordinates:
                     self.blocks.append(block)
         in_gauge = {name for block in self.blocks for name in block.gauge.names}
         self.unfixed = find_unfixed(network, {*self.learned.weights} - in_gauge)
+        self.free_bases = [
+            basis
+            for basis in find_free_bases(network, self.learned.weights)
+            if not any({*basis.names} <= {*block.gauge.names} for block in self.blocks) and self.is_free(basis, corpus)
+        ]
         self.plain = [name for name in self.learned.weights if name not in in_gauge]
         sizes = [
             self.shapes[name].numel() // self.shapes[name][-1] * (self.shapes[name][-1] - 1) for name in self.tables
@@ -387,18 +394,40 @@ class Coordinates:
 
     def _is_invariant(self, block: GaugeBlock, corpus: Batch) -> bool:
         """Return True if a random rotation of random matrices leaves the log evidence unchanged."""
+
+        def rotate(values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+            Q, rotated = block.draw_rotations(generator, self.dtype).to(self.device), dict(values)
+            for side in (block.gauge.left, block.gauge.right):
+                rotated |= self._from_columns(side, Q @ self._to_columns(side, values, block), block)
+            return rotated
+
+        return self._preserves_evidence(block.gauge.names, corpus, rotate)
+
+    def is_free(self, basis: FreeBasis, corpus: Batch) -> bool:
+        """Return True if a random rotation of a basis leaves the log evidence of random matrices unchanged."""
+
+        def rotate(values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+            return basis.rotate(values, basis.draw_rotation(generator, self.dtype).to(self.device))
+
+        return self._preserves_evidence([name for name in basis.names if name in self.learned.weights], corpus, rotate)
+
+    def _preserves_evidence(
+        self,
+        names: Collection[str],
+        corpus: Batch,
+        rotate: Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]],
+    ) -> bool:
+        """Return True if a map of the parameters leaves the log evidence unchanged where these are random."""
         # The log evidence is an analytic function of the matrices, so an invariance that holds at random values holds
         # everywhere, with probability 1 (for the structure of these sentences).
         generator = torch.Generator().manual_seed(0)
         part = corpus if self.objective.has_corpus_choice else corpus.take(slice(0, CHECK_SENTENCES))
-        values = {name: self.objective.network.parameters[name].detach().to(self.device) for name in self.shapes}
-        for name in block.gauge.names:
+        store = self.objective.network.parameters
+        values = {name: value.detach().to(self.device) for name, value in store.items()}
+        for name in names:
             values[name] = torch.randn(self.shapes[name], generator=generator, dtype=self.dtype).to(self.device)
-        Q, rotated = block.draw_rotations(generator, self.dtype).to(self.device), dict(values)
-        for side in (block.gauge.left, block.gauge.right):
-            rotated |= self._from_columns(side, Q @ self._to_columns(side, values, block), block)
         with torch.no_grad():
-            before, after = (self.objective.log_evidence(v, part) for v in (values, rotated))
+            before, after = (self.objective.log_evidence(v, part) for v in (values, rotate(values, generator)))
         tolerance = torch.finfo(self.dtype).eps ** 0.5
         return torch.allclose(before, after, rtol=tolerance, atol=tolerance)
 

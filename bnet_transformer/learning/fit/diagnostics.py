@@ -3,10 +3,10 @@ directions of weights that the data do not determine; and from its draws, how ma
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
-from pyro.ops.stats import effective_sample_size
+from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 from bnet_transformer.declare import Network, NodeSpec
@@ -16,6 +16,8 @@ from bnet_transformer.learning.fit.head_summary import (
     compute_invariant_samples,
     find_invariant_parameters,
     find_selectors,
+    find_unidentified,
+    head_dims,
     invariants,
     occupancy,
 )
@@ -23,30 +25,40 @@ from bnet_transformer.learning.fit.problem import FitObjective, Parameters
 
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 COINCIDENT = 0.05  # relative distance of two heads that coincide
+NEGLIGIBLE = 1e-6  # a smaller weight, in standard deviations of its prior, is 0
 MIN_VARIANCE_DRAWS, DRAWS_PER_NUMBER = 1000, 20  # draws from which variances are compared; for each number of a matrix
 MIN_EFFECTIVE_DRAWS = 100  # n independent draws: 90% intervals hold 90 (n - 1) / (n + 1) percent
+MAX_RHAT, MIN_RHAT_DRAWS = 1.1, 4  # above it chains disagree; it needs this number of draws of a chain
 UNINFORMED_SHARE = 0.8  # a direction with this share of its prior variance is not determined by the data
 MORE_DATA = "more sentences of this head, or sentences whose words differ in these directions, determine them"
 Uninformed = dict[tuple[str, int], tuple[int, int]]  # by invariant and head: the number of directions, and of all
 
 
-def describe_parameters(objective: FitObjective, sentences: int, size: int, values: Parameters) -> list[str]:
+def count_free(network: Network, names: Iterable[str]) -> int:
+    """Count the free numbers of parameters: the probabilities of n states sum to 1, so they are n - 1 numbers."""
+    tables, values = set(network.unconditional_logit_names), {name: network.parameters[name] for name in names}
+    return sum(v.numel() - (v.numel() // v.shape[-1] if name in tables else 0) for name, v in values.items())
+
+
+def describe_parameters(objective: FitObjective, sentences: int, values: Parameters) -> list[str]:
     """Describe what limits a fit.
 
     Args:
         objective: The objective of the fit.
         sentences: The number of training sentences.
-        size: The number of learned numbers.
         values: All parameters of the fitted net.
     """
     network, notes = objective.network, []
+    size = count_free(network, objective.learned.names)
     if sentences < size:
         counts = f"the number of sentences, {sentences}, is below that of the learned numbers, {size}"
         notes.append(f"{counts}: the prior determines a part of them" if objective.learned.spread else counts)
     if dead := find_dead_heads(network, values):
         remedy = "use fewer heads, or more sentences"
         notes.append(f"{', '.join(dead)}: dead (probability below {DEAD_USAGE}); {remedy}")
-    if same := find_coincident_heads(network, values):
+    # Weights that only the prior determines are 0 up to the tolerance of the optimiser, in each head.
+    tiny = NEGLIGIBLE * (objective.learned.spread or 0.0)
+    if same := find_coincident_heads(network, {k: v.where(v.abs() > tiny, 0.0) for k, v in values.items()}):
         notes.append(f"{', '.join(same)} coincide; use fewer heads, or sentences that distinguish them")
     return notes + _describe_scale(objective, values)
 
@@ -65,19 +77,42 @@ def find_dead_heads(network: Network, values: Parameters) -> list[str]:
 
 
 def find_coincident_heads(network: Network, values: Parameters) -> list[str]:
-    """Find pairs of heads whose invariants differ by less than 5% of their norm, at one set of parameters."""
+    """Find pairs of heads whose invariants, tables and other parameters differ by less than 5% of their norm.
+
+    Args:
+        network: The net.
+        values: One set of all its parameters.
+    """
     result = []
     for selector in find_selectors(network):
-        matrices = list(invariants(network, selector, values).values())
-        if not matrices:
+        parts = _split_by_head(network, selector, values)
+        if not parts:
             continue
-        heads = torch.cat([matrix.flatten(1) / matrix.norm().clamp(min=1e-30) for matrix in matrices], 1)
+        heads = torch.cat([part.flatten(1) / part.norm().clamp(min=1e-30) for part in parts], 1)
         for a in range(len(heads)):
             for b in range(a + 1, len(heads)):
                 scale = max(float(heads[a].norm()), float(heads[b].norm()), 1e-30)
                 if float((heads[a] - heads[b]).norm()) < COINCIDENT * scale:
                     result.append(f"heads {a} and {b} of {selector.group.name}")
     return result
+
+
+def _split_by_head(network: Network, selector: NodeSpec, values: Parameters) -> list[Tensor]:
+    """Return what distinguishes heads, each `[head, ...]`: invariants, probabilities of tables, other parameters."""
+    # The probability of a head does not distinguish it; the transitions of a chain along words do. If each head has a
+    # separate gauge, only the invariants of its matrices can be compared.
+    parts = list(invariants(network, selector, values).values())
+    sources = find_invariant_parameters(network, selector).values()
+    omitted = {name for sides in sources for side in sides for name in side}
+    omitted |= {name for gauge in find_gauges(network) if gauge.shared for name in gauge.names}
+    for name in sorted(values.keys() - omitted):
+        dims, (owner, _, key) = head_dims(network, selector, name), name.rpartition(".")
+        if not dims or (owner == selector.param_prefix and not (selector.parents and key == "logits")):
+            continue
+        value = values[name].detach()
+        value = value.softmax(-1) if name in network.unconditional_logit_names else value
+        parts.append(value.movedim(dims[0], 0).reshape(value.shape[dims[0]], -1))
+    return parts
 
 
 def _describe_scale(objective: FitObjective, values: Parameters) -> list[str]:
@@ -95,10 +130,11 @@ def _describe_scale(objective: FitObjective, values: Parameters) -> list[str]:
     return [f"{problem}: {names}; use a larger spread=, or rescale the data"]
 
 
-def find_learned_invariants(network: Network, selector: NodeSpec, learned: Container[str]) -> list[str]:
-    """Return the names of the invariants of a selector whose parameters are all learned."""
-    sources = find_invariant_parameters(network, selector)
-    return [k for k, sides in sources.items() if all(name in learned for side in sides for name in side)]
+def find_learned_invariants(network: Network, selector: NodeSpec, learned: Collection[str]) -> list[str]:
+    """Return the names of the identified invariants of a selector whose parameters are all learned."""
+    sources, unidentified = find_invariant_parameters(network, selector), find_unidentified(network, learned)
+    names = [k for k, sides in sources.items() if all(name in learned for side in sides for name in side)]
+    return [name for name in names if name not in unidentified]
 
 
 def count_uninformed(name: str, after: Tensor, before: Tensor) -> Uninformed:
@@ -144,23 +180,48 @@ def count_effective(draws: Tensor) -> Tensor:
     return torch.where(is_constant | size.isnan(), 1.0, size.clamp(1.0, chains * count))
 
 
+def compute_rhat(draws: Tensor) -> Tensor:
+    """Compute the split R-hat of each number, `[chain, draw, *shape]` to `[*shape]`; 1 if all draws are equal."""
+    if draws.shape[1] < MIN_RHAT_DRAWS:
+        return draws.new_full(draws.shape[2:], torch.nan)
+    is_constant = (draws == draws[:1, :1]).flatten(0, 1).all(0)
+    return torch.where(is_constant, 1.0, split_gelman_rubin(draws.double()))
+
+
+def describe_rhat(quantities: Mapping[str, Tensor]) -> str:
+    """Describe the quantities with draws `[chain, draw, *shape]` on which chains disagree; "" if there are none."""
+    rhats = {name: float(compute_rhat(draws).max()) for name, draws in quantities.items() if draws[0, 0].numel()}
+    large = ", ".join(f"{name} ({rhat:.2f})" for name, rhat in rhats.items() if rhat > MAX_RHAT)
+    problem = f"R-hat is above {MAX_RHAT} for {large}: the chains disagree, so intervals are not reliable"
+    return f"{problem}; use more warmup= and draws=" if large else ""
+
+
 def describe_effective(network: Network, samples: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Describe the parameter or invariant with the least effective sample size, if it is too small for intervals.
+    """Describe the parameters or invariants whose draws are not enough for intervals: chains that disagree, few draws.
 
     Args:
         network: The net.
         samples: The samples of its parameters, `[chain, draw, *shape]`, with tables as probabilities.
     """
-    in_gauge = {name for gauge in find_gauges(network) for name in gauge.names}
+    in_gauge = {name for gauge in find_gauges(network) for name in gauge.names} | {*find_unidentified(network, samples)}
     quantities = compute_invariant_samples(network, samples)
     for name, value in samples.items():
         has_one_state = name in network.logit_names and value.shape[-1] == 1
         if name not in in_gauge and not has_one_state:
             quantities[name] = value
+    notes = [note] if (note := describe_rhat(quantities)) else []
     sizes = {name: float(count_effective(value).min()) for name, value in quantities.items()}
-    if not sizes or min(sizes.values()) >= MIN_EFFECTIVE_DRAWS:
+    if sizes and min(sizes.values()) < MIN_EFFECTIVE_DRAWS:
+        name = min(sizes, key=sizes.__getitem__)
+        draws = next(iter(samples.values())).shape[:2].numel()
+        problem = f"the {draws} draws of {name} are worth {sizes[name]:.0f} independent draws"
+        notes.append(f"{problem}: intervals need {MIN_EFFECTIVE_DRAWS}; use more draws= and chains=")
+    return tuple(notes)
+
+
+def describe_weighted(size: float) -> tuple[str, ...]:
+    """Describe reweighted draws whose effective sample size is too small for intervals."""
+    if size >= MIN_EFFECTIVE_DRAWS:
         return ()
-    name = min(sizes, key=sizes.__getitem__)
-    draws = next(iter(samples.values())).shape[:2].numel()
-    problem = f"the {draws} draws of {name} are worth {sizes[name]:.0f} independent draws"
-    return (f"{problem}: intervals need {MIN_EFFECTIVE_DRAWS}; use more draws= and chains=",)
+    problem = f"the weighted draws are worth {size:.0f} independent draws"
+    return (f"{problem}: intervals need {MIN_EFFECTIVE_DRAWS}; use more draws=, or method=bt.NUTS()",)

@@ -25,7 +25,12 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.comparison import align_heads
-from bnet_transformer.learning.fit.head_summary import find_representative, log_likelihoods, samples_to_parameters
+from bnet_transformer.learning.fit.head_summary import (
+    describe_unidentified,
+    find_representative,
+    log_likelihoods,
+    samples_to_parameters,
+)
 from bnet_transformer.learning.fit.importance import effective_sample_size, resample
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
@@ -92,6 +97,7 @@ def fit_from_pyro(
         learned=objective.learned.names,
         budget=objective.budget,
         approximate=draws.approximate,
+        notes=() if draws.is_point else describe_unidentified(network, objective.learned.names),
         missing=missing,
         data=corpus,
     )

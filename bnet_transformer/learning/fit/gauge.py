@@ -7,7 +7,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.tpm import Affine, Attention, Codebook, Concat, Dot, Linear, Read, Select, Weight
+from bnet_transformer.tpm import (
+    Add,
+    Affine,
+    Attention,
+    Categorical,
+    Codebook,
+    Concat,
+    Dot,
+    Linear,
+    Normal,
+    Read,
+    Select,
+    Weight,
+)
 
 Axes = tuple[tuple[str | None, int | None], ...]  # the plate of each leading axis, and the choice that picks its entry
 
@@ -23,7 +36,7 @@ class Gauge:
         shared: The number of leading axes that the matrices of both sides have in common, such as that of the heads.
             Each entry has a separate gauge. 0 if all matrices share one gauge, as the atoms of codebooks do.
         has_planes: True if features e and e + w/2 are rotated by rotary positions, so each such plane has one phase.
-        is_output: True for `W_v` and `W_o`, whose columns are the features.
+        is_output: True for `W_v` and `W_o`, or the matrix of a readout, whose columns are the features.
         is_partial: True if rotary positions rotate only some of the features. No coordinates fix this gauge.
     """
 
@@ -43,14 +56,15 @@ class Gauge:
     @property
     def product(self) -> str:
         """The product that does not depend on the gauge."""
-        return "W_o W_v" if self.is_output else "W_q^T W_k"
+        return f"{self.right[0]} {self.left[0]}" if self.is_output else "W_q^T W_k"
 
 
 def find_gauges(network: Network) -> list[Gauge]:
     """Find the gauges of the attention nodes from the structure of the net."""
     result: dict[tuple[str, ...], Gauge] = {}
+    finders = _find_score_gauge, _find_output_gauge, _find_readout_gauge
     for spec in network.specs:
-        for gauge in (_find_score_gauge(network, spec), _find_output_gauge(network, spec)):
+        for gauge in (find(network, spec) for find in finders):
             if gauge is not None and not {*gauge.left} & {*gauge.right}:
                 result.setdefault(gauge.names, gauge)
     uses = [name for gauge in result.values() for name in gauge.names]
@@ -67,7 +81,7 @@ def _find_score_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
         return None
     has_planes, shape = score.rope is not None, network.specs[spec.parents[0].index].shape
     is_partial = score.rope is not None and score.rope.width not in {None, *shape}
-    sides = [_find_side(network, parent) for parent in spec.parents[:2]]
+    sides = [find_side(network, parent) for parent in spec.parents[:2]]
     if sides[0] is None or sides[1] is None:
         return None
     (left, left_axes), (right, right_axes) = sides[0], sides[1]
@@ -85,7 +99,7 @@ def _find_output_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
     if any(_count_uses(network, index) > 1 for index in (weight.group.index, attention.group.index)):
         return None
     values = attention.parents[2]
-    side = _find_side(network, values)
+    side = find_side(network, values)
     if side is None or _count_uses(network, values.index) > 1:
         return None
     left, axes = side
@@ -93,12 +107,27 @@ def _find_output_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
     return Gauge(attention.group.name, left, (f"{weight.param_prefix}.value",), shared, is_output=True)
 
 
+def _find_readout_gauge(network: Network, spec: NodeSpec) -> Gauge | None:
+    """Find the gauge of the values of attention without a residual, of which a readout has a linear map."""
+    if not isinstance(spec.tpm, Categorical | Normal) or "weight" not in spec.parameters:
+        return None
+    attention = network.specs[spec.parents[-1].index]
+    values = attention.parents[2] if isinstance(attention.tpm, Attention) and not attention.tpm.residual else None
+    if isinstance(attention.tpm, Add) and len(attention.parents) == 1:  # the value of the word that is read
+        (values,) = attention.parents
+    if values is None or any(_count_uses(network, index) > 1 for index in (attention.group.index, values.index)):
+        return None
+    side = find_side(network, values)
+    right = (f"{spec.param_prefix}.weight",)
+    return None if side is None else Gauge(attention.group.name, side[0], right, 0, is_output=True)
+
+
 def find_unfixed(network: Network, weights: Collection[str]) -> list[str]:
     """Find the attention nodes of which both the queries and the keys are linear maps with these weights."""
     result = []
     for spec in network.specs:
         if isinstance(spec.tpm, Attention | Read):
-            sides = [_find_side(network, parent) for parent in spec.parents[:2]]
+            sides = [find_side(network, parent) for parent in spec.parents[:2]]
             if all(side is not None and {*side[0]} & {*weights} for side in sides):
                 result.append(spec.group.name)
     return result
@@ -134,7 +163,7 @@ def _count_shared(left: Axes, right: Axes) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _find_side(network: Network, parent: ParentSpec) -> tuple[tuple[str, ...], Axes] | None:
+def find_side(network: Network, parent: ParentSpec) -> tuple[tuple[str, ...], Axes] | None:
     """Find the parameters of the queries, keys or values, and the leading axes of the matrices; None if unknown.
 
     There are no axes if one vector depends on several atoms, or if the bias has other axes than the matrix.

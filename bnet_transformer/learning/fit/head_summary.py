@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,12 @@ from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.gauge import find_gauges
+from bnet_transformer.learning.fit.identification import (
+    find_exchangeable_atoms,
+    find_free_bases,
+    find_rotary_pairs,
+    find_shifted_logits,
+)
 from bnet_transformer.learning.fit.problem import FitObjective, to_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
 DEAD_USAGE = 0.01  # a head with a smaller probability is dead
 MAX_CHUNK_NUMEL = 2**22  # maximum number of entries of the table of one chunk: draws x sentences x joint states
+UNIDENTIFIED_HINT = "Use f.predict_interval(data); a parameter that learn= leaves out fixes a free basis"
 MAX_INTERVAL_NUMEL = 2**28  # maximum number of entries, over all draws, of an invariant with an interval
 
 
@@ -37,7 +44,7 @@ class Heads:
         selector: The name of the selector.
         usage: `P(head)`, `[head]`; for a chain along words its stationary distribution.
         A: The matrices `W_q^T W_k` by attention node, `[head, dim, dim]`. With codebooks each is the mean over a head's
-            atoms, and with posterior samples the mean over draws.
+            atoms, and with posterior samples the mean over draws; if the basis of its vectors is free, that of the net.
         OV: The matrices `W_v` by attention node, `[head, dim, dim]`, with the same means.
     """
 
@@ -94,11 +101,12 @@ def cosine_matrix(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summarize_heads(network: Network, selector: NodeSpec, usage: Tensor, samples: Mapping[str, Tensor]) -> Heads:
-    """Summarise the heads of one selector; with posterior samples by the means over them."""
+    """Summarise the heads of one selector; with posterior samples by the means over them, if these have a meaning."""
+    matrices = invariants(network, selector, network.parameters)
     if samples:
-        matrices = mean_invariants(network, selector, samples_to_parameters(network, samples))
-    else:
-        matrices = invariants(network, selector, network.parameters)
+        means = mean_invariants(network, selector, samples_to_parameters(network, samples))
+        unidentified = find_unidentified(network, samples)
+        matrices |= {name: mean for name, mean in means.items() if name not in unidentified}
     A, OV = ({k.removeprefix(kind): v for k, v in matrices.items() if k.startswith(kind)} for kind in ("A ", "OV "))
     return Heads(selector.group.name, usage, A, OV)
 
@@ -265,7 +273,7 @@ def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Ten
 
 
 def compute_invariant_samples(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Compute the invariants of all selectors that depend on sampled parameters, `[chain, draw, head, dim, dim]`.
+    """Compute the identified invariants of all selectors that depend on samples, `[chain, draw, head, dim, dim]`.
 
     Args:
         network: The net.
@@ -273,25 +281,64 @@ def compute_invariant_samples(network: Network, samples: Mapping[str, Tensor]) -
     """
     store = {**network.parameters, **to_parameters(network, samples)}
     result: dict[str, Tensor] = {}
+    unidentified = find_unidentified(network, samples)
     for selector in find_selectors(network):
         sources = find_invariant_parameters(network, selector)
         names = [label for label, sides in sources.items() if any(name in samples for side in sides for name in side)]
+        names = [label for label in names if label not in unidentified]
         values = invariants(network, selector, store) if names else {}
         result |= {name: values[name] for name in names}
     return result
 
 
+def find_unidentified(network: Network, learned: Collection[str]) -> dict[str, str]:
+    """Find the learned parameters and the invariants of heads that the likelihood does not identify, with the reason.
+
+    Args:
+        network: The net.
+        learned: The names of the learned parameters.
+    """
+    result: dict[str, str] = {}
+    generator = torch.Generator().manual_seed(0)
+    gauges = [{*gauge.names} for gauge in find_gauges(network)]
+    for basis in find_free_bases(network, learned):
+        values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in network.parameters.items()}
+        rotated = basis.rotate(values, basis.draw_rotation(generator, network.dtype))
+        changed = []
+        for selector in find_selectors(network):
+            before, after = (invariants(network, selector, store) for store in (values, rotated))
+            changed += [k for k, v in before.items() if not torch.allclose(v, after[k], atol=1e-3)]
+        if not changed and any({*basis.names} <= names for names in gauges):
+            continue  # a gauge of attention, whose product is an invariant
+        names = dict.fromkeys([*changed, *(name for name in basis.names if name in learned)], basis.reason)
+        result = names | result
+    for find in (find_exchangeable_atoms, find_rotary_pairs, find_shifted_logits):
+        result = find(network, learned) | result
+    return result
+
+
+def describe_unidentified(network: Network, learned: Collection[str]) -> tuple[str, ...]:
+    """Describe why learned parameters and invariants of heads are not identified, and so have no intervals."""
+    names: dict[str, list[str]] = {}
+    for name, reason in find_unidentified(network, learned).items():
+        names.setdefault(reason, []).append(name)
+    parts = [f"{reason} (no intervals of {', '.join(sorted(labels))})" for reason, labels in names.items()]
+    return ("; ".join(parts),) if parts else ()
+
+
 def interval(network: Network, samples: Mapping[str, Tensor], name: str, probability: float) -> tuple[Tensor, Tensor]:
     """Compute the central interval of each number of a parameter or invariant, with a given probability."""
+    identified = "a parameter or invariant that the likelihood identifies"
     gauge = next((g for g in find_gauges(network) if name in g.names and {*g.names} <= samples.keys()), None)
     if gauge is not None:
         labels = [label for s in find_selectors(network) for label in find_invariant_parameters(network, s)]
         label = f"A {gauge.node}"
-        is_invariant = label in labels and not gauge.is_output
+        is_invariant = label in labels and not gauge.is_output and label not in find_unidentified(network, samples)
         hint = f'Use f.interval("{label}"), the matrix W_q^T W_k' if is_invariant else ""
-        expected = "a parameter or invariant that the likelihood identifies; a rotation of the space between two "
-        expected += f"matrices changes their entries, but not {gauge.product}"
-        raise BNetError(name, expected=expected, hint=hint)
+        expected = f"{identified}; a rotation of the space between two matrices changes their entries, but not "
+        raise BNetError(name, expected=expected + gauge.product, hint=hint)
+    if reason := find_unidentified(network, samples).get(name):
+        raise BNetError(name, expected=f"{identified}; {reason}", hint=UNIDENTIFIED_HINT)
     if name in samples:
         return quantile_bounds(samples[name].flatten(0, 1), probability)
     sets = samples_to_parameters(network, samples)
@@ -323,22 +370,23 @@ def find_representative(network: Network, samples: Mapping[str, Tensor]) -> dict
     """Find the representative draw, as parameters: its tables and invariants are nearest to their posterior means."""
     # The mean of the parameters is not used: if matrices are identified only up to a basis, it can be far from every
     # draw. The distance is the squared distance in units of the variance of each number, averaged over each table or
-    # matrix so that all have the same weight. Weights that are part of no invariant are compared directly.
-    sets, used = samples_to_parameters(network, samples), set[str]()
+    # matrix so that all have the same weight. Weights that are part of no invariant are compared directly. Weights and
+    # invariants that the likelihood does not identify are not compared: their means are far from every draw.
+    sets, used = samples_to_parameters(network, samples), {*find_unidentified(network, samples)}
     count = len(next(iter(sets.values())))
     distances = torch.zeros(count, dtype=torch.float64)
     for selector in find_selectors(network):
+        means = {k: mean for k, mean in mean_invariants(network, selector, sets).items() if k not in used}
         used |= {
             name for names in find_invariant_parameters(network, selector).values() for group in names for name in group
         }
-        means = mean_invariants(network, selector, sets)
         variances = {name: torch.zeros_like(mean) for name, mean in means.items()}
         for draw in invariants_by_draw(network, selector, sets) if means else ():
-            for name, value in draw.items():
-                variances[name] += (value - means[name]).square() / count
+            for name in means:
+                variances[name] += (draw[name] - means[name]).square() / count
         for k, draw in enumerate(invariants_by_draw(network, selector, sets) if means else ()):
-            for name, value in draw.items():
-                distances[k] += _distance(value[None], means[name], variances[name])[0]
+            for name in means:
+                distances[k] += _distance(draw[name][None], means[name], variances[name])[0]
     for name, value in samples.items():
         if name in network.unconditional_logit_names or name not in used:
             flat = value.flatten(0, 1)

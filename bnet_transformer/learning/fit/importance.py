@@ -21,11 +21,18 @@ def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
         The normalised weights, `[draw]`, and k-hat, the shape of the distribution of the largest weights. It is
         infinite if the tail has fewer than five weights or one that is not finite.
     """
+    logs, khat = smooth_log_weights(log_weights)
+    return logs.softmax(0), khat
+
+
+def smooth_log_weights(log_weights: Tensor) -> tuple[Tensor, float]:
+    """Smooth weights as `smooth_weights` does, but return their logarithms, not normalised, `[draw]`, and k-hat."""
     # Vehtari, Simpson, Gelman, Yao and Gabry 2024, "Pareto smoothed importance sampling", section 2: the M largest of S
     # weights, M = min(S / 5, 3 sqrt(S)), are replaced by the expected order statistics of a generalised Pareto
     # distribution that is fitted to them, and no weight exceeds the largest raw weight. The mean of the weights has a
     # finite variance only if the shape is below 1/2; below 0.7 it converges at a practical rate.
-    logs = log_weights.double() - log_weights.max().double()
+    largest = log_weights.max().double()
+    logs = log_weights.double() - largest
     count = len(logs)
     tail = min(count // 5, math.ceil(3 * math.sqrt(count)))
     order = logs.argsort()
@@ -34,14 +41,15 @@ def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
         cutoff = logs[order[-tail - 1]].exp()
         excess = logs[order[-tail:]].exp() - cutoff
         if bool(excess[0] >= 0) and float(excess[-1]) > 0:
-            khat, sigma = _fit_pareto(excess)
-            if math.isfinite(khat):
+            shape, sigma = _fit_pareto(excess)
+            if math.isfinite(shape):
+                khat = shape
                 probs = (torch.arange(tail, dtype=torch.float64, device=logs.device) + 0.5) / tail
                 quantiles = (
                     torch.expm1(-khat * torch.log1p(-probs)) * (sigma / khat) if khat else -sigma * (-probs).log1p()
                 )
                 logs[order[-tail:]] = (cutoff + quantiles).log().clamp(max=0.0)
-    return logs.softmax(0), khat
+    return logs + largest, khat
 
 
 def _fit_pareto(excess: Tensor) -> tuple[float, float]:
@@ -59,6 +67,23 @@ def _fit_pareto(excess: Tensor) -> tuple[float, float]:
     mean = (weights * theta).sum()
     fitted = float(torch.log1p(-mean * excess).mean())
     return (n * fitted + 10 * 0.5) / (n + 10), -fitted / float(mean)
+
+
+def estimate_log_mean(log_weights: Tensor) -> tuple[float, float, float]:
+    """Estimate the logarithm of the mean importance weight: the log of the integral of an unnormalised density.
+
+    Args:
+        log_weights: The log of the unnormalised density minus the log density of the proposal, `[draw]`.
+
+    Returns:
+        The estimate by smoothed weights, its standard error, and k-hat.
+    """
+    # The relative variance of the mean of n weights is 1 / ESS - 1 / n with ESS = (sum w)^2 / sum w^2, which is the
+    # variance of its logarithm (delta method).
+    logs, khat = smooth_log_weights(log_weights)
+    count = len(logs)
+    variance = 1 / effective_sample_size(logs.softmax(0)) - 1 / count
+    return float(logs.logsumexp(0)) - math.log(count), math.sqrt(max(variance, 0.0)), khat
 
 
 def effective_sample_size(weights: Tensor) -> float:

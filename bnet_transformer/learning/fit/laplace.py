@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +19,14 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.learning.fit.approximation import (
+    MIN_PROPOSALS,
+    Approximation,
+    Mode,
+    Proposals,
+    choose_approximation,
+    evaluate_draws,
+)
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import (
@@ -29,17 +36,13 @@ from bnet_transformer.learning.fit.diagnostics import (
     count_uninformed,
     describe_parameters,
     describe_uninformed,
+    describe_weighted,
     find_coincident_heads,
     find_dead_heads,
     find_learned_invariants,
 )
-from bnet_transformer.learning.fit.head_summary import (
-    find_invariant_parameters,
-    find_selectors,
-    invariants,
-    log_likelihoods,
-)
-from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, resample, smooth_weights
+from bnet_transformer.learning.fit.head_summary import find_invariant_parameters, find_selectors, invariants
+from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, estimate_log_mean, resample
 from bnet_transformer.learning.fit.point import describe_restarts, fit_point
 from bnet_transformer.learning.fit.problem import (
     EM,
@@ -58,6 +61,7 @@ from bnet_transformer.learning.fit.restarts import (
     to_network_devices,
 )
 from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.symmetries import find_head_symmetries, find_sign_symmetries, share_weights
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Codebook
 
@@ -68,92 +72,15 @@ STATIONARY = 1e-5  # the Newton decrement sqrt(g' H^-1 g), in standard deviation
 POINT_TOLERANCE = 1.0  # the same for the notes of a point fit, whose parameters are near the mode of the coordinates
 MAX_DECREMENT = 1e-3  # a mode with a larger decrement has not converged
 MIN_CURVATURE = 1e-3  # of the prior's precision; a direction with less curvature is singular
-PROPOSAL_FREEDOM = 5.0  # degrees of freedom of the Student t proposal
-MIN_PROPOSALS, POINT_PROPOSALS = 2000, 100
+POINT_PROPOSALS = 100
 MAX_POINT_NUMBERS = 128  # learned numbers of a point fit whose directions are tested
 SAME_MODE, SEPARATE_MODE = 0.1, 4.0  # distances in standard deviations of a mode from its mirror image
+MAX_EVIDENCE_ERROR = 0.2  # standard error of a log marginal likelihood, in nats; with a larger one it is not given
+MAX_LAPLACE_GAP = 1.0  # difference of Laplace's method from the log marginal likelihood, in nats, that a note reports
+NO_EVIDENCE = "the log marginal likelihood is not available"
 INTERRUPTED_NOTE = "interrupted in the search for the mode: there may be a better one"
 APPROXIMATE_NOTE = "a Normal distribution at one mode; other modes are not represented"
 REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at one mode; other modes are not represented"
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A mode of the posterior density of the coordinates, and the Normal distribution there.
-
-    Attributes:
-        z: The coordinates, `[coordinate]`.
-        log_density: The log joint density of coordinates and observations.
-        decrement: The Newton decrement `sqrt(g' H^-1 g)`: the distance to the exact mode in standard deviations.
-        root: A matrix `L` with covariance `L L'`, `[coordinate, coordinate]`; None if there are too many coordinates.
-        log_det: The log determinant of the covariance.
-        singular: Descriptions of directions in which the density is not concave, or nearly flat.
-        is_finished: False if Ctrl-C ended the search.
-        search_notes: What the user must know of the search, such as restarts that disagree.
-    """
-
-    z: Tensor
-    log_density: float
-    decrement: float
-    root: Tensor | None
-    log_det: float
-    singular: tuple[str, ...] = field(default=())
-    is_finished: bool = True
-    search_notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Approximation:
-    """A Normal distribution around a mode.
-
-    Attributes:
-        coordinates: The coordinates of the mode.
-        center: The mean, `[coordinate]`.
-        root: A matrix `L` with covariance `L L'`, `[coordinate, coordinate]`.
-        log_det: The log determinant of the root.
-        is_straight: Whether it is Normal in the straightened coordinates, `Coordinates.straighten`.
-    """
-
-    coordinates: Coordinates
-    center: Tensor
-    root: Tensor
-    log_det: float
-    is_straight: bool
-
-    def to_coordinates(self, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Map steps in standard deviations to coordinates, `[..., coordinate]`.
-
-        Returns:
-            The coordinates, and the log determinant of the derivative by the steps, without that of the root, `[...]`.
-        """
-        points = self.center + steps @ self.root.mT
-        if not self.is_straight:
-            return points, points.new_zeros(points.shape[:-1])
-        z, log_det = torch.vmap(self.coordinates.bend)(points) if points.dim() > 1 else self.coordinates.bend(points)
-        return z, log_det
-
-    def to(self, coordinates: Coordinates) -> Approximation:
-        """Return the same distribution in the precision of other coordinates."""
-        center, root = (value.to(coordinates.dtype) for value in (self.center, self.root))
-        return replace(self, coordinates=coordinates, center=center, root=root)
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw coordinates, `[draw, coordinate]`."""
-        steps = torch.randn(count, len(self.center), generator=generator, dtype=torch.float64)
-        return self.to_coordinates(steps.to(self.center.device))[0]
-
-
-def approximate(coordinates: Coordinates, mode: Mode) -> list[Approximation]:
-    """Return the Normal distributions at a mode: in the coordinates, and in straightened ones if these are finite."""
-    assert mode.root is not None
-    result = [Approximation(coordinates, mode.z, mode.root, mode.log_det / 2, False)]
-    if coordinates.blocks:
-        center = coordinates.straighten(mode.z)
-        root = torch.autograd.functional.jacobian(coordinates.straighten, mode.z) @ mode.root
-        if bool(center.isfinite().all() and root.isfinite().all()):
-            log_det = mode.log_det / 2 - float(coordinates.bend(center)[1])
-            result.append(Approximation(coordinates, center, root, log_det, True))
-    return result
 
 
 def to_double(problem: FitProblem) -> FitProblem:
@@ -298,15 +225,6 @@ def evaluate_hessian(coordinates: Coordinates, parts: list[Batch], z: Tensor) ->
     return total, gradient, (hessian + hessian.mT) / 2
 
 
-def evaluate_draws(coordinates: Coordinates, corpus: Batch, draws: Tensor) -> Tensor:
-    """Compute the log joint density of draws `[draw, coordinate]`, `[draw]`, in chunks; -inf if it is not finite."""
-    with torch.no_grad():
-        priors = torch.vmap(coordinates.log_prior)(draws)
-        sets = torch.vmap(coordinates.decode)(draws)
-        total = priors + log_likelihoods(coordinates.objective, corpus, sets).sum(1)
-    return total.where(total.isfinite() & (total > LOG_ZERO / 2), -torch.inf)
-
-
 def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
     """Fit by the Laplace approximation.
 
@@ -328,10 +246,11 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
     mode = find_mode(double, coordinates, method.restarts, derive_seed(problem.seed, "mode"))
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "laplace"))
     count = max(MIN_PROPOSALS, 4 * method.draws)
-    approximation, khat, proposals, weights = choose_approximation(coordinates, corpus, mode, generator, count)
+    proposals = choose_approximation(coordinates, corpus, mode, generator, count)
+    approximation, khat = proposals.approximation, proposals.khat
     is_reweighted = method.reweight and khat < MAX_KHAT
     draws = (
-        proposals[resample(weights, method.draws, generator)]
+        proposals.draws[resample(proposals.weights, method.draws, generator)]
         if is_reweighted
         else approximation.draw(method.draws, generator)
     )
@@ -345,9 +264,11 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
             f"the draws are not reweighted, because k-hat of the importance weights is {khat:.2f}, above {MAX_KHAT}: "
             "intervals are those of the Normal distribution at the mode; compare with method=bt.NUTS()"
         )
-    evidence, reason = compute_evidence(approximation, mode, khat, matched, uninformed)
-    if reason:
-        notes.append(f"the log marginal likelihood is not available: {reason}")
+    size = effective_sample_size(proposals.weights) if is_reweighted else None
+    if size is not None:
+        notes += describe_weighted(size)
+    evidence, error, evidence_notes = compute_evidence(proposals, mode, matched, uninformed)
+    notes += evidence_notes
     dtype = problem.objective.network.dtype
     parameters = {name: value.to(dtype) for name, value in coordinates.decode(mode.z).items()}
     return build_fit(
@@ -362,8 +283,9 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
         matched=matched,
         notes=tuple(notes),
         khat=khat,
-        effective_sample_size=effective_sample_size(weights) if is_reweighted else None,
+        effective_sample_size=size,
         log_marginal_likelihood=evidence,
+        log_marginal_likelihood_error=error,
         criterion="log joint density",
     )
 
@@ -385,7 +307,7 @@ def describe_point(problem: FitProblem, fitted: Fit[Network]) -> Fit[Network]:
     parts = split_corpus(double.objective, corpus)
     mode = polish(coordinates, parts, coordinates.encode(values), POINT_TOLERANCE)
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "directions"))
-    approximation = choose_approximation(coordinates, corpus, mode, generator, POINT_PROPOSALS)[0]
+    approximation = choose_approximation(coordinates, corpus, mode, generator, POINT_PROPOSALS).approximation
     if uninformed := find_uninformed(approximation, mode):
         fitted = replace(fitted, notes=(*fitted.notes, describe_uninformed(uninformed)))
     return fitted
@@ -399,57 +321,23 @@ def check_size(coordinates: Coordinates) -> None:
         raise BNetError("learn", expected=expected, actual=coordinates.size, hint=hint)
 
 
-def choose_approximation(
-    coordinates: Coordinates,
-    corpus: Batch,
-    mode: Mode,
-    generator: torch.Generator,
-    count: int = MIN_PROPOSALS,
-    margin: float = 0.0,
-) -> tuple[Approximation, float, Tensor, Tensor]:
-    """Return the approximation whose importance weights have the smaller k-hat.
-
-    Args:
-        coordinates: The coordinates.
-        corpus: The sentences.
-        mode: The mode.
-        generator: The generator of the proposals.
-        count: The number of proposals.
-        margin: By how much k-hat must be smaller in straightened coordinates.
-
-    Returns:
-        The approximation, k-hat, the proposals `[draw, coordinate]`, and their smoothed weights `[draw]`.
-    """
-    # The proposal is a Student t distribution with the Hessian's covariance, whose tails are heavier than those of the
-    # Normal distribution, so the weights are bounded more often (Geweke 1989).
-    size, freedom = coordinates.size, PROPOSAL_FREEDOM
-    normal = torch.randn(count, size, generator=generator, dtype=torch.float64)
-    gamma = torch._standard_gamma(torch.full((count, 1), freedom / 2, dtype=torch.float64), generator=generator)
-    steps = (normal / (2 * gamma / freedom).sqrt()).to(mode.z.device)
-    log_proposal = -(freedom + size) / 2 * torch.log1p(steps.square().sum(1) / freedom)
-    results = []
-    for approximation in approximate(coordinates, mode):
-        z, log_volume = approximation.to_coordinates(steps)
-        weights, khat = smooth_weights(evaluate_draws(coordinates, corpus, z) + log_volume - log_proposal)
-        results.append((approximation, khat, z, weights))
-    return min(results, key=lambda result: result[1] + margin * result[0].is_straight)
-
-
 def compute_evidence(
-    approximation: Approximation, mode: Mode, khat: float, matched: tuple[str, ...], uninformed: Uninformed
-) -> tuple[float | None, str]:
-    """Compute the log marginal likelihood by Laplace's method; None and the reason if it is not trustworthy.
+    proposals: Proposals, mode: Mode, matched: tuple[str, ...], uninformed: Uninformed
+) -> tuple[float | None, float | None, list[str]]:
+    """Estimate the log marginal likelihood by importance sampling.
 
     It counts the K! equal modes of a selector with K exchangeable heads, and the two of a free sign.
 
     Args:
-        approximation: The Normal distribution at the mode.
+        proposals: The weighted draws.
         mode: The mode.
-        khat: The k-hat of the importance weights of the approximation.
         matched: The selectors with exchangeable heads.
         uninformed: The result of `find_uninformed`.
+
+    Returns:
+        The estimate and its standard error, or None if it is not trustworthy, and notes, such as the reason for None.
     """
-    coordinates = approximation.coordinates
+    coordinates = proposals.approximation.coordinates
     network, learned = coordinates.objective.network, coordinates.learned
     values = _get_parameters(coordinates, mode)
     reasons = []
@@ -457,30 +345,46 @@ def compute_evidence(
         reasons.append("the mode has not converged")
     if mode.singular:
         reasons.append("the Hessian has singular directions")
-    if not khat < MAX_KHAT:
-        reasons.append(f"k-hat is {khat:.2f}, not below {MAX_KHAT}")
+    if not proposals.khat < MAX_KHAT:
+        reasons.append(f"k-hat is {proposals.khat:.2f}, not below {MAX_KHAT}")
     if find_dead_heads(network, values):
         reasons.append("a head is dead")
     flat = {key for key, (count, total) in uninformed.items() if count == total}
     if any(_is_uninformed(network, selector, learned.names, flat) for selector in find_selectors(network)):
         reasons.append("no sentence informs a head")
-    if find_coincident_heads(network, values):
+    is_coincident = bool(find_coincident_heads(network, values))
+    if is_coincident:
         reasons.append("heads coincide")
     atoms = [f"{spec.param_prefix}.atoms" for spec in network.specs if isinstance(spec.tpm, Codebook)]
     if {*atoms} & {*learned.weights}:
         reasons.append("the atoms of a codebook are exchangeable, and their equal modes are not counted")
     if coordinates.unfixed:
         reasons.append("the gauge of attention is not fixed")
-    assert mode.root is not None
-    steps = [torch.linalg.solve(mode.root, mode.z - mirror) for mirror in coordinates.mirrors(mode.z)]
-    distances = [float(step.norm()) for step in steps]
-    if any(SAME_MODE < distance < SEPARATE_MODE for distance in distances):
+    if coordinates.free_bases:
+        reasons.append(f"the basis of {', '.join(basis.vectors for basis in coordinates.free_bases)} is free")
+    signs, heads = find_sign_symmetries(coordinates, mode), find_head_symmetries(coordinates, mode, matched)
+    if any(SAME_MODE < symmetry.distance < SEPARATE_MODE for symmetry in signs):
         reasons.append("the rank of W_q^T W_k of a head is uncertain, so two equal modes overlap")
+    if not is_coincident and any(symmetry.distance < SEPARATE_MODE for symmetry in heads):
+        reasons.append("two heads are not separate: modes that differ by their exchange overlap")
     if reasons:
-        return None, "; ".join(reasons)
-    modes = math.log(2) * sum(distance >= SEPARATE_MODE for distance in distances)
-    modes += sum(math.lgamma(1 + (network.get_spec(name).tpm.states or 1)) for name in matched)
-    return mode.log_density + coordinates.size * math.log(2 * math.pi) / 2 + mode.log_det / 2 + modes, ""
+        return None, None, [f"{NO_EVIDENCE}: {'; '.join(reasons)}"]
+    signs = [symmetry for symmetry in signs if symmetry.distance >= SEPARATE_MODE]
+    estimate, error, khat = estimate_log_mean(share_weights(proposals, [*signs, *heads]))
+    if not khat < MAX_KHAT:
+        return None, None, [f"{NO_EVIDENCE}: k-hat of one mode is {khat:.2f}, not below {MAX_KHAT}"]
+    if error > MAX_EVIDENCE_ERROR:
+        reason = f"its standard error is {error:.2f} nats, above {MAX_EVIDENCE_ERROR}; use more draws="
+        return None, None, [f"{NO_EVIDENCE}: {reason}"]
+    images = math.log(2) * len(signs)
+    images += sum(math.lgamma(1 + (network.get_spec(name).tpm.states or 1)) for name in matched)
+    gap = mode.log_density + coordinates.size * math.log(2 * math.pi) / 2 + mode.log_det / 2 - estimate
+    notes = []
+    if abs(gap) > MAX_LAPLACE_GAP:
+        direction = "above" if gap > 0 else "below"
+        text = f"the value of Laplace's method is {abs(gap):.1f} nats {direction} the log marginal likelihood"
+        notes.append(f"{text} by importance sampling: the posterior is far from a Normal distribution")
+    return estimate + images, error, notes
 
 
 def _get_parameters(coordinates: Coordinates, mode: Mode) -> dict[str, Tensor]:
@@ -511,7 +415,10 @@ def describe_mode(approximation: Approximation, corpus: Batch, mode: Mode, uninf
     if coordinates.unfixed:
         reason = "because its queries and keys are not one pair of matrices, or only some of their features are rotated"
         notes.append(f"the gauge of {', '.join(coordinates.unfixed)} is not fixed, {reason}")
-    notes += describe_parameters(coordinates.objective, len(corpus), coordinates.size, values)
+    for basis in coordinates.free_bases:
+        problem = f"draws do not follow the ring of equal densities that the free basis of {basis.vectors} makes"
+        notes.append(f"{problem}: their predictions are too wide; use method=bt.NUTS(), or fix a matrix by learn=")
+    notes += describe_parameters(coordinates.objective, len(corpus), values)
     if uninformed:
         notes.append(describe_uninformed(uninformed))
     return notes

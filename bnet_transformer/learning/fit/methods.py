@@ -26,6 +26,8 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
+from bnet_transformer.learning.fit.data_scale import describe_data_scale
+from bnet_transformer.learning.fit.head_summary import describe_unidentified
 from bnet_transformer.learning.fit.laplace import describe_point, fit_laplace
 from bnet_transformer.learning.fit.point import fit_point, resolve_options
 from bnet_transformer.learning.fit.problem import (
@@ -250,7 +252,13 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         validation = None if validation is None else validation.to(ranks.device)
         local = replace(problem, corpus=corpus, held_out=validation, settings=settings, ranks=ranks)
         fitted = METHODS[type(method)](local, method)
-        return describe_point(local, fitted) if isinstance(method, PointMethod) else fitted
+        if isinstance(method, PointMethod):
+            fitted = describe_point(local, fitted)
+        else:
+            unidentified = describe_unidentified(objective.network, objective.learned.names)
+            fitted = replace(fitted, notes=(*fitted.notes, *unidentified))
+        # The first note, because other notes can be consequences of the scale of the data.
+        return replace(fitted, notes=(*describe_data_scale(objective, corpus), *fitted.notes))
 
 
 def _check_tables(objective: FitObjective, method: Method) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +18,16 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.arviz_groups import leave_one_out
 from bnet_transformer.learning.fit.comparison import (
     LEAVE_ONE_OUT,
     can_leave_one_out,
+    check_densities,
+    collect_notes,
+    estimate_leave_one_out,
     get_shared_data,
     paired_difference,
 )
+from bnet_transformer.learning.fit.diagnostics import count_free
 from bnet_transformer.learning.fit.head_summary import DEAD_USAGE, find_selectors, occupancy
 from bnet_transformer.learning.fit.result import Fit, as_fit
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 HELD_OUT = "log predictive density of held-out sentences"
 TIE_NATS = 0.1  # a smaller difference over all sentences is a tie: less than rounding and the end of optimisation
-MAX_KHAT = 0.7  # above this Pareto k-hat, importance sampling is unreliable (Vehtari et al. 2024)
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,17 @@ class ModelComparison:
 
         Directions that do not change the model, such as a change of basis of `W_q` and `W_k`, are not subtracted.
         """
-        return tuple(_count_parameters(fit) for fit in self.fits.values())
+        return tuple(count_free(fit.network, fit.learned) for fit in self.fits.values())
 
     @property
     def log_marginal_likelihood(self) -> tuple[float | None, ...]:
         """The log marginal likelihood (the evidence) of each fit; None if the fit has no trustworthy estimate."""
         return tuple(getattr(fit, "log_marginal_likelihood", None) for fit in self.fits.values())
+
+    @property
+    def log_marginal_likelihood_error(self) -> tuple[float | None, ...]:
+        """The standard error of `log_marginal_likelihood`; None without an estimate."""
+        return tuple(getattr(fit, "log_marginal_likelihood_error", None) for fit in self.fits.values())
 
     @property
     def best(self) -> Any:
@@ -127,6 +133,8 @@ class ModelComparison:
         import pandas as pd
 
         choice = self.choice
+        evidences = zip(self.log_marginal_likelihood, self.log_marginal_likelihood_error, strict=True)
+        rows = [[float("nan") if v is None else v for v in pair] for pair in evidences]
         columns = {
             "heads": self.heads,
             "live": self.live,
@@ -134,7 +142,8 @@ class ModelComparison:
             "density": self.density.tolist(),
             "gain": self.gain.tolist(),
             "gain error": self.gain_error.tolist(),
-            "log marginal likelihood": [float("nan") if v is None else v for v in self.log_marginal_likelihood],
+            "log marginal likelihood": [value for value, _ in rows],
+            "log marginal likelihood error": [error for _, error in rows],
             "choice": [label == choice for label in self.fits],
         }
         index = pd.Index([*self.fits], name="fit", tupleize_cols=False)
@@ -164,7 +173,9 @@ class ModelComparison:
         """Return the table for display: an evidence without an estimate is "not available"."""
         column = "log marginal likelihood"
         table = self.to_dataframe()
-        texts = [f"{value:.2f}" if value == value else "not available" for value in table[column]]
+        errors = [f" ± {error:.2f}" if error == error else "" for error in table.pop(f"{column} error")]
+        pairs = zip(table[column], errors, strict=True)
+        texts = [f"{value:.2f}{error}" if value == value else "not available" for value, error in pairs]
         return table.assign(**{column: texts, "choice": ["yes" if value else "" for value in table["choice"]]})
 
     def _gains(self) -> Tensor:
@@ -185,8 +196,8 @@ def compare(fits: Mapping[Any, Fit[Any]] | Sequence[Fit[Any]], data: object = No
         fits: The fits by label, or a list of fits, whose labels are 0, 1, 2, ... A net is a fit without learned
             parameters, such as the net that generated the data.
         data: Sentences and their observations that no fit was trained on, in the forms of `bt.fit`. None uses the
-            training sentences with leave-one-out cross-validation (PSIS-LOO), which requires ArviZ and samples of
-            all fits.
+            training sentences with leave-one-out cross-validation (PSIS-LOO), which requires ArviZ and, of all fits,
+            draws from the posterior (`Fit.has_posterior_draws`).
 
     Returns:
         The table of the fits.
@@ -224,21 +235,9 @@ def create_comparison(
     if rows.shape[1] < 2:
         expected = "at least 2 sentences, because the standard error is estimated from their spread"
         raise BNetError("compare", expected=expected, actual=rows.shape[1])
-    for label, row in zip(fits, rows, strict=True):
-        if bool((row.isnan() | row.isposinf()).any()):
-            hint = "Its parameters are not valid: fit it again, for example with a lower rate"
-            if criterion == LEAVE_ONE_OUT:
-                hint = "Its draws predict too differently for importance sampling: pass held-out sentences as data="
-            raise BNetError(f"fit {label}", expected="finite log densities of all sentences", hint=hint)
-    if not bool(rows.isfinite().all(1).any()):
-        expected = "a fit in which every sentence has a probability above 0"
-        raise BNetError("compare", expected=expected, hint="Use a prior=, which leaves no probability 0")
-    collected = list(notes)
-    for label, fit in fits.items():
-        collected += [f"fit {label}: not converged"] if getattr(fit, "converged", None) is False else []
-        collected += [f"fit {label}: interrupted"] if not fit.finished else []
-        collected += [f"fit {label}: {note}" for note in getattr(fit, "notes", ())]
-    return ModelComparison(dict(fits), rows, criterion, tuple(dict.fromkeys(collected)))
+    named = {f"fit {label}": fit for label, fit in fits.items()}
+    check_densities([*named], [*rows])
+    return ModelComparison(dict(fits), rows, criterion, tuple(dict.fromkeys([*notes, *collect_notes(named)])))
 
 
 def _read_fits(fits: object) -> dict[Any, Fit[Any]]:
@@ -264,16 +263,7 @@ def _compare_by_leave_one_out(fits: Mapping[Any, Fit[Any]]) -> ModelComparison:
         expected = "held-out sentences; on training sentences more heads always have a higher likelihood"
         hint = "Pass data=, or use bt.fit_heads(...), or fits with samples (method='nuts') and install ArviZ"
         raise BNetError("data", expected=expected, hint=hint)
-    densities, notes = [], []
-    for label, fit in fits.items():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)  # see the note
-            density, khats = leave_one_out(fit)
-        densities.append(density)
-        if count := int((khats > MAX_KHAT).sum()):
-            notes.append(
-                f"fit {label}: leave-one-out is unreliable for {count:,} sentences (Pareto k-hat above {MAX_KHAT})"
-            )
+    densities, notes = estimate_leave_one_out({f"fit {label}": fit for label, fit in fits.items()})
     return create_comparison(fits, densities, LEAVE_ONE_OUT, notes)
 
 
@@ -354,10 +344,3 @@ def _head_usages(fit: Fit[Any]) -> list[Tensor]:
     """Return `P(head)` of each selector, `[head]`; selectors with a common table are listed once."""
     theta, selectors = fit.theta, {spec.param_prefix: spec for spec in find_selectors(fit.network)}
     return [occupancy(spec, theta) for spec in selectors.values()]
-
-
-def _count_parameters(fit: Fit[Any]) -> int:
-    """Count the learned numbers; the probabilities of n states sum to 1, so they are n - 1 numbers."""
-    values = {name: fit.network.parameters[name] for name in fit.learned}
-    tables = set(fit.network.unconditional_logit_names)
-    return sum(v.numel() - (v.numel() // v.shape[-1] if name in tables else 0) for name, v in values.items())

@@ -97,8 +97,13 @@ def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
         return fit_by_second_order(problem, method, options)
     result = fit_by_adam(problem, method, options)
     steps = "steps of Adam" if problem.objective.learned.weights or options.inner is None else "EM steps"
-    note = f"{options.steps} first-order {steps} ({reason}), which can end before they converge"
-    return replace(result, notes=(note, *result.notes))
+    notes = [f"{options.steps} first-order {steps} ({reason}), which can end before they converge", *result.notes]
+    if (
+        result.finished
+        and sum(problem.objective.network.parameters[name].numel() for name in result.learned) <= MAX_WEIGHTS
+    ):
+        notes += describe_parameters(problem.objective, len(problem.corpus), result.network.parameters)
+    return replace(result, notes=tuple(notes))
 
 
 def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepOptions) -> Fit[Network]:
@@ -134,10 +139,9 @@ def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepO
             notes.append(_describe_end(problem, last.step >= final_steps))
     ends = tuple({**optimizer.log_density, **optimizer.done}.values())
     if is_finished:
-        size = sum(value.numel() for value in best.values())
         values = {**optimizer.objective.network.parameters, **best}
         notes += describe_restarts(ends, bounds[-1] * len(problem.corpus))
-        notes += describe_parameters(optimizer.objective, len(problem.corpus), size, values)
+        notes += describe_parameters(optimizer.objective, len(problem.corpus), values)
     fields["restart_densities"] = ends
     fields |= {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "finished": is_finished}
     evaluated_on = TRAINING_SENTENCES if problem.held_out is None else "held-out sentences"

@@ -6,6 +6,7 @@ import html
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from bnet_transformer.errors import BNetError, BudgetError, FileError, Unsupport
 from bnet_transformer.inference.elimination import posterior
 from bnet_transformer.learning.fit import arviz_groups, head_summary as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
+from bnet_transformer.learning.fit.diagnostics import describe_rhat
 from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
 from bnet_transformer.learning.fit.importance import MAX_KHAT
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
@@ -47,7 +49,7 @@ FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save 
 HEADER_FIELDS = (
     *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
-    *("notes", "khat", "guide", "log_marginal_likelihood", "restart_densities"),
+    *("notes", "khat", "guide", "log_marginal_likelihood", "log_marginal_likelihood_error", "restart_densities"),
 )
 FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
@@ -95,9 +97,11 @@ class Fit(Generic[N]):
             reliable. It does not detect
             modes that no start found. None for other methods.
         guide: The guide of `svi`: `"mean-field"`, `"low-rank"` or `"full-rank"`; None for other methods.
-        log_marginal_likelihood: The log marginal likelihood of the training data by Laplace's method, for
-            `method="laplace"`. It is None, with the reason in `notes`, unless every head is live, the Hessian is
-            positive definite and `khat` is below 0.7.
+        log_marginal_likelihood: The log marginal likelihood of the training data by importance sampling, for
+            `method="laplace"`. It is None, with the reason in `notes`, unless every head is live and separate from the
+            others, the Hessian is positive definite and `khat` is below 0.7.
+        log_marginal_likelihood_error: The standard error of `log_marginal_likelihood`. It is too small if `khat` is
+            above 0.5, because then the variance of the weights is not finite.
     """
 
     net: N
@@ -127,6 +131,7 @@ class Fit(Generic[N]):
     khat: float | None = None
     guide: str | None = field(default=None, repr=False)
     log_marginal_likelihood: float | None = field(default=None, repr=False)
+    log_marginal_likelihood_error: float | None = field(default=None, repr=False)
     _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -288,6 +293,11 @@ class Fit(Generic[N]):
         has_weights = any(name not in self.network.unconditional_logit_names for name in self.learned)
         return not (has_weights or self.choices)
 
+    @property
+    def has_posterior_draws(self) -> bool:
+        """True if the samples are draws from the posterior: of a Markov chain, or reweighted by the exact density."""
+        return bool(self.samples) and (self.approximate is None or self.effective_sample_size is not None)
+
     @translate_memory_errors("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Compute the central posterior interval of a parameter, or of an invariant of the heads such as `A x_1`.
@@ -297,14 +307,21 @@ class Fit(Generic[N]):
             share: The posterior probability of the interval, 0.9 by default.
 
         Returns:
-            The lower and the upper bound of each number, both with the shape of the parameter or invariant.
+            The lower and the upper bound of each number, both with the shape of the parameter or invariant. A warning
+            reports chains that disagree (R-hat above 1.1).
 
         Raises:
             BNetError: If the fit has no samples, the parameter depends on the basis of the key space, or the samples
                 are those of a guide whose intervals are too narrow (`has_intervals`).
         """
         self._check_intervals("interval", share)
-        return heads.interval(self.network, self.samples, name, share)
+        bounds = heads.interval(self.network, self.samples, name, share)
+        if self.has_posterior_draws and self.effective_sample_size is None:  # draws of Markov chains
+            known = (
+                self.samples if name in self.samples else heads.compute_invariant_samples(self.network, self.samples)
+            )
+            _warn_of_rhat(name, known[name])
+        return bounds
 
     @translate_memory_errors("responsibilities")
     def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
@@ -371,6 +388,8 @@ class Fit(Generic[N]):
             BNetError: If the fit has no samples, or those of a guide whose intervals are too narrow (`has_intervals`).
         """
         self._check_intervals("predict_interval", share)
+        if "lp" in self.statistics:
+            _warn_of_rhat("the log density", self.statistics["lp"])
         name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
         with self._shard_sentences("predict_interval", corpus, readout=name) as ranks:
             shard, device = ranks.shard(corpus), self.network.device
@@ -443,14 +462,16 @@ class Fit(Generic[N]):
         Args:
             other: Another fit; with `data` it may also be a net, such as the net that generated the data.
             data: The (held-out) sentences and observations to compare on, in the forms of `fit`. By default the common
-                training data, with leave-one-out likelihoods if both fits have samples and ArviZ is installed.
+                training data, with leave-one-out likelihoods if both fits have samples and ArviZ is installed; the
+                samples must then be draws from the posterior (`has_posterior_draws`).
             selector: The selector whose heads are matched; by default the first one.
 
         Returns:
             The comparison.
 
         Raises:
-            BNetError: If the fits have no common data, or their selectors do not correspond.
+            BNetError: If the fits have no common data, their selectors do not correspond, a log likelihood is not
+                finite in both fits, or without `data` the samples of a fit are not draws from the posterior.
         """
         return compare_heads(self, as_fit(other), data, selector, self._find_selector(selector))
 
@@ -595,6 +616,12 @@ class Fit(Generic[N]):
             idx = torch.linspace(0, count - 1, min(max_draws, count)).round().long().tolist()
             nets = [self.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in idx]
         return nets if ranks is None else [ranks.to_device(net) for net in nets]
+
+
+def _warn_of_rhat(name: str, draws: Tensor) -> None:
+    """Warn the caller of an interval of a quantity, with draws `[chain, draw, *shape]`, on which chains disagree."""
+    if note := describe_rhat({name: draws}):
+        warnings.warn(note, stacklevel=4)
 
 
 def as_fit(value: Any) -> Fit[Any]:

@@ -7,6 +7,7 @@ Pyro's No-U-Turn sampler in these coordinates; its chains draw in turn, one draw
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import NUTS as Kernel
-from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
@@ -29,19 +29,21 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.adam import ParameterSets
-from bnet_transformer.learning.fit.comparison import align_heads
-from bnet_transformer.learning.fit.coordinates import Coordinates
-from bnet_transformer.learning.fit.diagnostics import describe_effective
-from bnet_transformer.learning.fit.head_summary import find_representative
-from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, resample, smooth_weights
-from bnet_transformer.learning.fit.laplace import (
+from bnet_transformer.learning.fit.approximation import (
     MIN_PROPOSALS,
     Approximation,
     Mode,
-    check_size,
     choose_approximation,
-    describe_mode,
     evaluate_draws,
+)
+from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.coordinates import Coordinates
+from bnet_transformer.learning.fit.diagnostics import compute_rhat, describe_effective, describe_weighted
+from bnet_transformer.learning.fit.head_summary import find_representative
+from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, resample, smooth_weights
+from bnet_transformer.learning.fit.laplace import (
+    check_size,
+    describe_mode,
     find_mode,
     find_uninformed,
     randomize,
@@ -77,8 +79,12 @@ CHAIN_RESTARTS = 2  # starts of the point fit that finds the start of a chain
 # The density of straightened coordinates is unbounded where A is singular, and a chain near such a point needs small
 # steps, so these coordinates are used only if the others are clearly worse; k-hat has a standard error of about 0.15.
 STRAIGHT_MARGIN = 0.5
-MAX_RHAT, MIN_RHAT_DRAWS = 1.05, 4
+MAX_DENSITY_RHAT = 1.05  # a note reports a larger R-hat of the log density
 MAX_MODE_GAP = 3.0  # difference of the log densities of the starts, in nats, that a note reports
+# A chain starts at the best mode if the log mass of the mode that it found is lower by more: at least 10 nats, a share
+# of the posterior of 5e-5, and 5 standard deviations sqrt(d / 2) of the log density of d Normal coordinates, because
+# the masses are approximate.
+MIN_RESTART_GAP, RESTART_DEVIATIONS = 10.0, 5.0
 SITE = "w"  # the name of the state of a chain in Pyro
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
@@ -223,7 +229,7 @@ class NormalGuideOptimizer(VariationalOptimizer):
         self.mode = find_mode(double, self.coordinates, Laplace().restarts, seed)
         self.has_start = self.mode.is_finished
         generator = torch.Generator().manual_seed(derive_seed(problem.seed, "approximation"))
-        self.approximation = choose_approximation(self.coordinates, double.corpus, self.mode, generator)[0]
+        self.approximation = choose_approximation(self.coordinates, double.corpus, self.mode, generator).approximation
         shared = replace(double, ranks=problem.ranks, held_out=None, settings=problem.settings, loop=problem.loop)
         super().__init__(shared, method)
         self.is_low_rank = method.guide == "low-rank"
@@ -289,6 +295,8 @@ class NormalGuideOptimizer(VariationalOptimizer):
         samples = {name: value[None] for name, value in self.coordinates.to_samples(z).items()}
         uninformed = find_uninformed(self.approximation, self.mode)
         self.notes = tuple(describe_mode(self.approximation, corpus, self.mode, uninformed))
+        if self.effective_sample_size is not None:
+            self.notes += describe_weighted(self.effective_sample_size)
         if not self.khat < MAX_KHAT:
             self.notes += (
                 f"k-hat of the importance weights is {self.khat:.2f}, above {MAX_KHAT}: there are no intervals",
@@ -543,9 +551,53 @@ def find_chain_starts(problem: FitProblem, numbers: list[int]) -> tuple[Coordina
         if mode.root is not None:
             generator = torch.Generator().manual_seed(seed)
             choice = choose_approximation(coordinates, double.corpus, mode, generator, margin=STRAIGHT_MARGIN)
-            approximation = choice[0].to(chain_coordinates)
+            approximation = choice.approximation.to(chain_coordinates)
         starts.append((mode, approximation))
     return chain_coordinates, starts
+
+
+def replace_poor_starts(
+    starts: list[ChainStart], numbers: list[int], coordinates: Coordinates, ranks: DistributedContext
+) -> tuple[list[ChainStart], tuple[str, ...]]:
+    """Start each chain whose mode has a negligible probability at the best mode; also describe these chains.
+
+    Args:
+        starts: The starts of the chains of this rank.
+        numbers: The numbers of these chains.
+        coordinates: The coordinates of the chains.
+        ranks: The processes that share the chains.
+    """
+    # A chain does not leave its mode, and all chains have the same number of draws, but the posterior weights a mode by
+    # its mass. By Laplace's method this is the density at the mode times the square root of |covariance|.
+    masses = {number: compute_log_mass(mode) for number, (mode, _) in zip(numbers, starts, strict=True)}
+    masses = {number: mass for part in ranks.all_gather_object(masses) for number, mass in part.items()}
+    best = max(masses, key=masses.__getitem__)
+    limit = max(MIN_RESTART_GAP, RESTART_DEVIATIONS * math.sqrt(coordinates.size / 2))
+    poor = sorted(number for number, mass in masses.items() if not masses[best] - mass <= limit)
+    if not poor:
+        return starts, ()
+    local = _move_start(starts[numbers.index(best)], torch.device("cpu"), None) if best in numbers else None
+    (start,) = (part for part in ranks.all_gather_object(local) if part is not None)
+    start = _move_start(start, ranks.device, coordinates)
+    replaced = [start if number in poor else first for number, first in zip(numbers, starts, strict=True)]
+    gaps = ", ".join(f"chain {number} ({masses[best] - masses[number]:.0f} nats)" for number in poor)
+    problem = f"modes of negligible probability, below that of chain {best}: {gaps}"
+    return replaced, (f"{problem}; these chains were restarted in the mode of chain {best}",)
+
+
+def compute_log_mass(mode: Mode) -> float:
+    """Compute the log probability of a mode by Laplace's method, up to a constant; its density without a Hessian."""
+    return mode.log_density + (0.0 if mode.root is None else mode.log_det / 2)
+
+
+def _move_start(start: ChainStart, device: torch.device, coordinates: Coordinates | None) -> ChainStart:
+    """Return a start on another device, with other coordinates."""
+    mode, approximation = start
+    mode = replace(mode, z=mode.z.to(device), root=None if mode.root is None else mode.root.to(device))
+    if approximation is None:
+        return mode, None
+    center, root = approximation.center.to(device), approximation.root.to(device)
+    return mode, replace(approximation, coordinates=coordinates, center=center, root=root)  # type: ignore[arg-type]
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
@@ -565,9 +617,9 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
     """
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
     check_full_batch(problem, "NUTS", "method='svi'")
-    chains, is_finished = _run_chains(problem, method)
+    chains, is_finished, notes = _run_chains(problem, method)
     draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
-    notes = _describe_starts(chains, problem.ranks)
+    notes += _describe_starts(chains, problem.ranks)
     fields: dict[str, Any] = {"approximate": WARMUP_NOTE}
     parameters = to_parameters(network, best)
     if draws:
@@ -581,14 +633,15 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
     return build_fit(problem, method, parameters, finished=is_finished, **fields)
 
 
-def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], bool]:
-    """Run the chains of this rank; also return whether they finished."""
+def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], bool, tuple[str, ...]]:
+    """Run the chains of this rank; also return whether they finished, and notes on their starts."""
     ranks = problem.ranks
     problem.objective.cache_factors(problem.corpus)
     steps, done, numbers = method.warmup + method.draws, 0, list(ranks.shard(range(method.chains)))
     with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as interrupts:
         warnings.simplefilter("ignore", UserWarning)  # warnings of Pyro about deprecated functions of torch
         coordinates, starts = find_chain_starts(problem, numbers)
+        starts, notes = replace_poor_starts(starts, numbers, coordinates, ranks)
         stop = ranks.any(not all(mode.is_finished for mode, _ in starts))
         pairs = zip(numbers, starts, strict=True)
         chains = [NUTSChain(coordinates, problem, start, method.warmup, number) for number, start in pairs]
@@ -601,7 +654,7 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
                 bar.update()
                 bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
             bar.refresh()  # so that a short fit also shows its last state
-    return chains, done == steps
+    return chains, done == steps, notes
 
 
 def _describe_starts(chains: list[NUTSChain], ranks: DistributedContext) -> tuple[str, ...]:
@@ -622,8 +675,8 @@ def _describe_chains(divergent: tuple[int, ...], statistics: Mapping[str, Tensor
         notes.append(
             f"{sum(divergent)} of {chains * draws} draws are divergent: the draws may omit a part of the posterior"
         )
-    if draws >= MIN_RHAT_DRAWS and (rhat := float(split_gelman_rubin(statistics["lp"]))) > MAX_RHAT:
-        notes.append(f"R-hat of the log density is {rhat:.2f}, above {MAX_RHAT}: use more warmup= and draws=")
+    if (rhat := float(compute_rhat(statistics["lp"]))) > MAX_DENSITY_RHAT:
+        notes.append(f"R-hat of the log density is {rhat:.2f}, above {MAX_DENSITY_RHAT}: use more warmup= and draws=")
     return tuple(notes)
 
 

@@ -38,9 +38,13 @@ from bnet_transformer.learning.fit.restarts import RestartOptimizer, update_tabl
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
-EM_ITERATIONS, CG_TOLERANCE = 10, 0.1  # of the M step, which need not be exact: any ascent keeps EM monotone
+EM_ITERATIONS, EM_TOLERANCE = 30, 0.02  # of the M step, which need not be exact: any ascent keeps EM monotone
 NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
+DEFINITE_RESIDUAL = 0.1  # relative residual of a solution that shows that a Hessian is definite
+MAX_EARLY_PRODUCTS = 20  # of one while the last iteration gained more than `SMALL_GAIN`
 STALL_INTERVAL, STALLED_GAIN = 10, 0.01  # a restart stops if it gains less, in nats, in this number of iterations
+MIN_EM_FACTOR = 4**-2  # of an EM step that decreases the density
+GROWTH, MAX_GROWTH = 4.0, 256.0  # of a Newton step along a direction of negative curvature
 MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
 MIN_SAMPLE, VALUES_PER_WEIGHT = 50, 20  # the sample of the first iterations: sentences, observed numbers per weight
 WARM_STEPS = 12  # iterations on the sample
@@ -201,24 +205,30 @@ class SecondOrderOptimizer(RestartOptimizer):
         before = self._expansion
         if before is None or tilt is not None:
             before = self.expand(self.sets.values, tilt)
-        values = self.sets.values
-        new, gain = {**values, **update_tables(self.objective, values, before.counts)}, torch.zeros_like(self.damping)
+        values, tables = self.sets.values, update_tables(self.objective, self.sets.values, before.counts)
+        step, gain = {}, torch.zeros_like(self.damping)
         if before.model is not None:
             scale = before.model.estimate_scale()
             if tilt is None:
-                solution = self.solver.solve(values, before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
+                solution = self.solver.solve(values, before.model, scale, self.damping, EM_ITERATIONS, EM_TOLERANCE)
             else:  # the blocks do not know the sentences of a new head
-                solution = solve_model(before.model, scale, self.damping, EM_ITERATIONS, CG_TOLERANCE)
-            new |= {name: values[name] + d for name, d in before.model.layout.unflatten(solution.step).items()}
-            gain = solution.gain
-        after = self.expand(new, tilt)
-        increase = after.log_density - before.log_density
-        accepted = increase >= -ROUNDING * before.log_density.abs()
-        factor = torch.where(increase > 0.75 * gain, 0.3, torch.where(increase < 0.25 * gain, 2.0, 1.0))
-        self.damping = (self.damping * torch.where(accepted, factor, 4.0)).clamp(min=MIN_DAMPING)
-        is_reusable = tilt is None and bool(accepted.all())
-        self.sets.values, self._expansion = _where(accepted, new, values), after if is_reusable else None
-        return torch.where(accepted, after.log_density, before.log_density)
+                solution = solve_model(before.model, scale, self.damping, EM_ITERATIONS, EM_TOLERANCE)
+            step, gain = before.model.layout.unflatten(solution.step), solution.gain
+        after, is_open, factor = before, torch.ones_like(gain, dtype=torch.bool), 1.0
+        new = values
+        while bool(is_open.any()) and factor >= MIN_EM_FACTOR:
+            # An evaluation costs much less than a solution of the model: a shorter step is tried first.
+            trial = {**values, **tables, **{name: values[name] + factor * d for name, d in step.items()}}
+            trial = _where(is_open, trial, new)
+            after = self.expand(trial, tilt)
+            increase = after.log_density - before.log_density
+            if factor == 1:
+                self.damping = self.damping * _rate_damping(increase, gain, before.log_density)
+            is_open, new, factor = is_open & (increase < -ROUNDING * before.log_density.abs()), trial, factor / 4
+        self.damping = self.damping.clamp(min=MIN_DAMPING)
+        is_reusable = tilt is None and not bool(is_open.any())
+        self.sets.values, self._expansion = _where(~is_open, new, values), after if is_reusable else None
+        return torch.where(is_open, before.log_density, after.log_density)
 
     def expand_log_density(self) -> tuple[Tensor, QuadraticModel, dict[str, Tensor]]:
         """Expand the log posterior density in the weights and the log ratios of the tables.
@@ -254,10 +264,10 @@ class SecondOrderOptimizer(RestartOptimizer):
         # curve, not on a line, so that near a maximum H has eigenvalues of either sign there, of the size of the
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
-        floor, iterations = GRADIENT_ROUNDING * before.abs(), min(NEWTON_ITERATIONS, 2 * point.shape[1])
+        floor, iterations = GRADIENT_ROUNDING * before.abs(), min(self._count_newton_products(), 2 * point.shape[1])
         damping = length.sqrt()
         newton = self.solver.solve(values, model, scale, damping, iterations, NEWTON_TOLERANCE, floor)
-        is_definite = ~newton.has_ascent & (newton.residual < CG_TOLERANCE)
+        is_definite = ~newton.has_ascent & (newton.residual < DEFINITE_RESIDUAL)
         # A gain below the rounding errors of the density is no reason to move.
         after, new, factor = before, self.sets.values, 1.0
         is_open = newton.gain > ROUNDING * before.abs()
@@ -267,6 +277,14 @@ class SecondOrderOptimizer(RestartOptimizer):
             is_better = is_open & density.isfinite() & (density >= before)
             new, after = _where(is_better, trial, new), torch.where(is_better, density, after)
             is_open, factor = is_open & ~is_better, factor / 2
+        # A step along a direction of negative curvature is as long as the step before it: longer ones are tried.
+        is_growing, factor = newton.has_ascent & (after > before), GROWTH
+        while bool(is_growing.any()) and factor <= MAX_GROWTH:
+            trial = self._move(values, model.layout.unflatten(newton.step * factor))
+            density = self.compute_log_density(trial)
+            is_growing = is_growing & (density > after)
+            new, after = _where(is_growing, trial, new), torch.where(is_growing, density, after)
+            factor *= GROWTH
         self.sets.values, self._expansion = new, None
         gains = newton.gain.clamp(min=0)
         is_close_to_maximum = is_definite & (gains < SMALL_GAIN)
@@ -285,6 +303,12 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.stationary |= {self.sets.restart_ids[row] for row in is_stationary.nonzero()[:, 0].tolist()}
         self._stop_restarts(is_stationary | cannot_win, bound)
         return after
+
+    def _count_newton_products(self) -> int:
+        """The maximum number of products of a Newton step."""
+        # Where EM iterations still gain much, an exact step is worth less than the EM iterations that it costs.
+        gains = [self._gains.get(k, math.inf) for k in self.sets.restart_ids]
+        return MAX_EARLY_PRODUCTS if max(gains) > SMALL_GAIN else NEWTON_ITERATIONS
 
     def leave_saddle(self) -> bool:
         """Move sets at a stationary point along a direction in which the density increases, if one is found.
@@ -365,6 +389,12 @@ class SecondOrderOptimizer(RestartOptimizer):
         other.stationary = set()
         other.use_sentences(self.corpus if sample is None else sample)
         return other
+
+
+def _rate_damping(increase: Tensor, gain: Tensor, log_density: Tensor) -> Tensor:
+    """The factor of the damping after a step, from its increase of the density and the one that the model predicted."""
+    factor = torch.where(increase > 0.75 * gain, 0.3, torch.where(increase < 0.25 * gain, 2.0, 1.0))
+    return torch.where(increase >= -ROUNDING * log_density.abs(), factor, 4.0)
 
 
 def _where(condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
