@@ -15,7 +15,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.learning.fit.arviz_groups import build_arviz
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.learning.fit.sampling import ParameterModel
+from bnet_transformer.learning.fit.variational import ParameterModel
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

@@ -18,13 +18,14 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import head_summary as heads, laplace, sampling
+from bnet_transformer.learning.fit import head_summary as heads, laplace, nuts
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import count_effective, describe_effective
+from bnet_transformer.learning.fit.nuts import NUTSChain, find_chain_starts
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.sampling import NUTSChain, VariationalOptimizer, find_chain_starts
+from bnet_transformer.learning.fit.variational import VariationalOptimizer
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
@@ -323,7 +324,7 @@ def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
     net = mixture(sigma=1.5)
     data, learn = draw_xy(net), ["c.logits", "W_v_0.values"]
     monkeypatch.setattr(laplace, "MAX_COORDINATES", 3)
-    monkeypatch.setattr(sampling, "MAX_MODE_GAP", -1.0)
+    monkeypatch.setattr(nuts, "MAX_MODE_GAP", -1.0)
     f = fit_nuts(net, data, learn=learn, draws=2, warmup=2)
     assert f.samples["W_v_0.values"].shape[:2] == (2, 2) and "nats" in f.notes[0]
     with pytest.raises(bt.BNetError, match="at most 3 learned numbers"):
@@ -333,7 +334,7 @@ def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
 def test_a_chain_in_a_mode_of_negligible_probability_starts_at_the_best_mode(monkeypatch):
     net, learn = mixture(heads=1), ["W_v_0.values"]
     data = draw_xy(net)
-    find_starts, gaps = sampling.find_chain_starts, {0: (9.0, 0.0), 2: (60.0, 0.0), 3: (60.0, 120.0), 4: (9.0, -90.0)}
+    find_starts, gaps = nuts.find_chain_starts, {0: (9.0, 0.0), 2: (60.0, 0.0), 3: (60.0, 120.0), 4: (9.0, -90.0)}
 
     def find_poor_starts(problem, numbers):
         """Modes with another density and another volume, some of them far away; the best one is that of chain 1."""
@@ -344,13 +345,13 @@ def test_a_chain_in_a_mode_of_negligible_probability_starts_at_the_best_mode(mon
             starts[k] = poor, replace(approximation, center=approximation.center + gap)
         return coordinates, starts
 
-    monkeypatch.setattr(sampling, "find_chain_starts", find_poor_starts)
+    monkeypatch.setattr(nuts, "find_chain_starts", find_poor_starts)
     chains = []
     monkeypatch.setattr(NUTSChain, "advance", lambda chain: chains.append(chain))
     problem = FitProblem(
         make_objective(net, learn), read_batch(net.network, data), None, None, 0, LoopConfig(progress=False)
     )
-    _, _, notes = sampling._run_chains(problem, bt.NUTS(chains=5, draws=1, warmup=1))
+    _, _, notes = nuts._run_chains(problem, bt.NUTS(chains=5, draws=1, warmup=1))
     is_moved = {
         chain.index: bool((chain.approximation.center == chains[1].approximation.center).all()) for chain in chains
     }

@@ -36,7 +36,7 @@ from bnet_transformer.learning.fit.head_summary import samples_to_parameters
 from bnet_transformer.learning.fit.methods import METHODS, create_problem, fit, resolve_method
 from bnet_transformer.learning.fit.problem import Method, to_parameters
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.sampling import ParameterModel
+from bnet_transformer.learning.fit.variational import ParameterModel
 from bnet_transformer.learning.training.configs import LoopConfig, defer_interrupt
 from bnet_transformer.reference import BUDGET
 

@@ -2,8 +2,8 @@
 
 A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, `explain_fit`), `problem` (the
 objective and the configs of the methods), `point` (MAP and EM: `restarts` with `adam`, or `second_order` with
-`gauss_newton`, `curvature` and `split_merge`), `laplace` or `sampling` (SVI, NUTS), and `result` (`Fit`). `laplace` and
-`sampling` use `coordinates`, in which the `gauge` of attention is fixed, `approximation` (the Normal distribution at a
+`gauss_newton`, `curvature` and `split_merge`), `laplace`, `variational` (SVI) or `nuts`, and `result` (`Fit`). These
+three use `coordinates`, in which the `gauge` of attention is fixed, `approximation` (the Normal distribution at a
 mode) with `importance` (weights of draws), and `symmetries` (the equal modes that an evidence counts). A `Fit`
 uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads and their invariants), `comparison`
 (comparison of two fits, alignment of the heads of draws) and `arviz_groups` (the export to ArviZ). `from_pyro` creates

@@ -29,6 +29,7 @@ from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
 from bnet_transformer.learning.fit.data_scale import describe_data_scale
 from bnet_transformer.learning.fit.head_summary import describe_unidentified
 from bnet_transformer.learning.fit.laplace import describe_point, fit_laplace
+from bnet_transformer.learning.fit.nuts import fit_nuts
 from bnet_transformer.learning.fit.point import fit_point, resolve_options
 from bnet_transformer.learning.fit.problem import (
     EM,
@@ -44,7 +45,7 @@ from bnet_transformer.learning.fit.problem import (
 )
 from bnet_transformer.learning.fit.restarts import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.sampling import fit_nuts, fit_svi
+from bnet_transformer.learning.fit.variational import fit_svi
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.learning.training.loop import N
 from bnet_transformer.reference import BUDGET

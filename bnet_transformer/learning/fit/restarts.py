@@ -2,7 +2,7 @@
 
 A subclass of `RestartOptimizer` defines a step in `advance`. `optimize` runs the steps, with evaluation and
 checkpoints. A `GradientOptimizer` takes steps of Adam, on minibatches, along the gradient of its `bound_and_grad`: for
-`map` and `em` the `AdamOptimizer`, if `second_order.py` does not apply; for `svi` those of `sampling.py`.
+`map` and `em` the `AdamOptimizer`, if `second_order.py` does not apply; for `svi` those of `variational.py`.
 """
 
 from __future__ import annotations
