@@ -14,7 +14,7 @@ import torch
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, limit_runs, peak_memory, ratios, run_in_process, time_calls
 from benchmarks.limits import Work, limit_figures, measure_limit
-from bnet_transformer.pretrained.source import find_package_folder
+from bnet_transformer.pretrained.source import find_package_path
 
 SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
 
@@ -48,7 +48,7 @@ def minilm_attentions() -> list[Figure]:
 def minilm_load() -> list[Figure]:
     """The time from the start of loading to the first sentence's last state, and the peak of resident memory, each in a
     fresh process that has imported its library; the file is in the disk cache."""
-    return _compare_loads(_load, find_package_folder("minilm"))
+    return _compare_loads(_load, find_package_path("minilm"))
 
 
 def llama_forward() -> list[Figure]:
@@ -274,7 +274,7 @@ def _create_pair(
     from transformers import AutoModel
 
     net = bt.from_pretrained("minilm")
-    model = AutoModel.from_pretrained(find_package_folder("minilm"), attn_implementation=attention).eval()
+    model = AutoModel.from_pretrained(find_package_path("minilm"), attn_implementation=attention).eval()
     module = net.module().eval()
     x: Any
     mask: Any

@@ -27,13 +27,14 @@ from bnet_transformer.pretrained.declaration import (
 )
 from bnet_transformer.pretrained.families import FAMILIES, register_family
 from bnet_transformer.pretrained.family import ModelFamily, WeightLocation, load_config
+from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     ModelSource,
     fetch_hub_folder,
-    find_package_folder,
+    find_package_path,
     folder_to_source,
     list_cached,
     model_to_source,
@@ -77,8 +78,8 @@ def from_pretrained(
     Weights are not copied. They are memory-mapped from the file, or shared with the model in memory.
 
     Args:
-        source: A folder, a model id of the Hugging Face hub, `"minilm"`, `"tiny"`, or a model of `transformers` in
-            memory.
+        source: A folder, a GGUF file, a model id of the Hugging Face hub, `"minilm"`, `"smollm2"`, `"tiny"`, or a model
+            of `transformers` in memory.
         tokenizer: A tokenizer of `transformers` or `tokenizers`, or a file, for a source without a tokenizer.
         readout: `"auto"` for the readout of the model's class, None for only the hidden states.
         device_map: A device, `"auto"`, or a mapping from modules to devices, as in `transformers`; None for the device
@@ -122,20 +123,21 @@ def from_pretrained(
 def _find_source(source: object, tokenizer: object) -> ModelSource:
     """Open a folder, a package, a model of the hub, or a model in memory."""
     if isinstance(source, str | Path):
-        if str(source) in PACKAGES:
-            return folder_to_source(find_package_folder(str(source)))
-        path = Path(source)
+        path = find_package_path(str(source)) if str(source) in PACKAGES else Path(source)
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():
-            expected, hint = "the folder of a model", "Use bt.load to read the file of a net"
+            if is_gguf(path):
+                return gguf_to_source(path, has_tokenizer=tokenizer is not None)
+            expected, hint = "the folder of a model, or a GGUF file", "Use bt.load to read the file of a net"
             raise FileError(str(path), expected=expected, actual="a file", hint=hint)
-        if isinstance(source, Path) or path.is_absolute() or str(source).startswith("."):
-            raise FileError(str(path), expected="the folder of a model; it does not exist")
+        if isinstance(source, Path) or path.is_absolute() or str(source).startswith(".") or is_gguf(path):
+            raise FileError(str(path), expected="the folder of a model, or a GGUF file; it does not exist")
         return folder_to_source(fetch_hub_folder(str(source)))
     if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
         return model_to_source(source, tokenizer)
-    expected = "a folder, a model id of the hub, 'minilm', 'tiny', or a model of transformers"
+    names = ", ".join(map(repr, [*PACKAGES, "tiny"]))
+    expected = f"a folder, a GGUF file, a model id of the hub, {names}, or a model of transformers"
     raise BNetError("source", expected=expected, actual=source)
 
 
