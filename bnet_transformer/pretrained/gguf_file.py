@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError, FileError, format_value
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily
@@ -119,7 +120,8 @@ def gguf_to_source(path: Path, *, has_tokenizer: bool = False) -> ModelSource:
         for key, value in metadata.items()
         if key.startswith(f"{layout.architecture}.")
     }
-    settings.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
+    if "token_embd.weight" in tensors:
+        settings.setdefault("vocab_size", len(tensors["token_embd.weight"].rows))
     config = _settings_to_config(path, family, settings, tensors)
     weights = _wrap_tensors(path, family, layout, config, tensors)
     tokenizer = None if has_tokenizer else metadata_to_tokenizer(str(path), metadata)
@@ -168,16 +170,18 @@ def _open_reader(path: Path) -> Any:
                 return start - orig_offs + values.nbytes, [kind, length, values], [2], types
             if item is not GGUFValueType.STRING:
                 return super()._get_field_parts(orig_offs, raw_type)
-            order = "<" if kind.dtype.newbyteorder("<") == kind.dtype else ">"
-            strings, end = _split_strings(np.asarray(self.data), start, count, order)
+            strings, end = _split_strings(np.asarray(self.data), start, count)
             return end - orig_offs, [kind, length, *strings], list(range(2, count + 2)), types
 
-    return BoundedReader(path, "c")  # copy on write: torch warns of tensors that are read-only
+    reader = BoundedReader(path, "c")  # copy on write: torch warns of tensors that are read-only
+    if reader.byte_order != "I":
+        raise ValueError("a file in the byte order of another machine")
+    return reader
 
 
-def _split_strings(data: NDArray[np.uint8], start: int, count: int, order: str) -> tuple[list[NDArray[np.uint8]], int]:
+def _split_strings(data: NDArray[np.uint8], start: int, count: int) -> tuple[list[NDArray[np.uint8]], int]:
     """Return `count` strings from an offset, each after its length, and the offset of their end."""
-    strings, buffer, length = [], memoryview(data), struct.Struct(f"{order}Q")
+    strings, buffer, length = [], memoryview(data), struct.Struct("=Q")
     for _ in range(count):
         begin = start + length.size
         start = begin + length.unpack_from(buffer, start)[0]
@@ -225,6 +229,8 @@ def _settings_to_config(
     for key in (*REQUIRED, EPS_KEYS[family.norm_type]):
         if key not in settings:
             raise FileError(f"metadata of {path}", expected=f"{key} of the architecture {family.name}; it is missing")
+        if key in REQUIRED:
+            check_int(f"{key} of {path}", settings[key])
     _check_settings(path, family, settings, [*known, *DESCRIPTIVE])
     config = {known[key]: value for key, value in settings.items() if key in known}
     config |= {"model_type": family.name, "tie_word_embeddings": "output.weight" not in tensors}
@@ -246,7 +252,7 @@ def _check_settings(path: Path, family: ModelFamily, settings: Mapping[str, Any]
         if key not in known and value not in NEUTRAL.get(key, ())
     ]
     width = settings.get("attention.key_length")
-    if width is None and isinstance(settings["attention.head_count"], int) and settings["attention.head_count"] > 0:
+    if width is None:
         width = settings["embedding_length"] // settings["attention.head_count"]
     widths = ["attention.value_length", *(["rope.dimension_count"] if family.rotary else [])]
     unread += [f"{key}={settings[key]}, not {width}" for key in widths if settings.get(key, width) != width]

