@@ -3,7 +3,7 @@
 The modules, in the order of a call: `source` finds the files of a model; `families` describes each model family as data
 (`family`); `module_check` compares a model in memory with its config; `config` reads the config as options;
 `declaration` builds the declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates
-names, and `geometric_file` reads the files of a Julia package. Only modules of `families/` refer to a family by name.
+names. `gguf_file` and `gguf_tokenizer` read GGUF files, and `geometric_file` the files of a Julia package. Only modules of `families/` refer to a family by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bnet_transformer.pretrained.declaration import (
     resolve_options,
 )
 from bnet_transformer.pretrained.families import FAMILIES, register_family
-from bnet_transformer.pretrained.family import ModelFamily, WeightLocation, load_config
+from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily, WeightLocation, load_config
 from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
@@ -51,6 +51,7 @@ from bnet_transformer.pretrained.weight_mapping import (
 __all__ = [
     "FAMILIES",
     "PACKAGES",
+    "GGUFFormat",
     "ModelFamily",
     "WeightLocation",
     "from_hugging_face",

@@ -99,7 +99,7 @@ def folder_to_source(folder: Path) -> ModelSource:
 def find_package_path(name: str) -> Path:
     """Find the folder or file of a model in a package of PyPI, without importing the package."""
     model = PACKAGES[name]
-    spec = importlib.util.find_spec(model.package) if is_installed(name) else None
+    spec = importlib.util.find_spec(model.package)
     if spec is None or spec.origin is None:
         raise BNetError(f"{name!r} requires the package {model.package}", hint=f"Run {model.install}")
     return Path(spec.origin).parent / model.path
