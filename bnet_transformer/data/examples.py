@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.tokenizer import match_label
 from bnet_transformer.data.batch import UNOBSERVED, Batch, Evidence, get_fill_value, lengths_to_mask, pad, split_missing
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.word_encoder import WordCounter, is_text_array, to_integers, to_reals
@@ -202,9 +203,10 @@ def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) ->
     if value is None:
         return UNOBSERVED
     if isinstance(value, str):
-        if value not in labels:
+        match = match_label(value, labels)
+        if match is None:
             raise unknown_name_error(f"label of {subject}", value, labels)
-        return labels[value]
+        return labels[match]
     return [_labels_to_states(subject, labels, part) for part in value] if isinstance(value, list | tuple) else value
 
 

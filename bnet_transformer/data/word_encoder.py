@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import copy_to_tensor
-from bnet_transformer._core.tokenizer import Tokenizer, is_text
+from bnet_transformer._core.tokenizer import Tokenizer, is_text, match_label
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.template_graph import NodeGroup
@@ -101,9 +101,10 @@ class WordEncoder:
         if self.vocabulary is None:
             hint = "For a pretrained model without tokenizer, pass from_pretrained(..., tokenizer=)"
             raise BNetError(self.name, expected="ids: the net has no vocabulary", actual=word, hint=hint)
-        if word not in self.word_ids:
+        match = match_label(word, self.word_ids)
+        if match is None:
             raise unknown_name_error(f"word of the {self.name}", word, self.word_ids)
-        return self.word_ids[word]
+        return self.word_ids[match]
 
     def encode_word(self, word: object) -> Tensor:
         """Encode a sentence of one word, `[1]` or `[1, *shape]`."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.tokenizer import match_label
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
@@ -92,7 +93,8 @@ def parse_words(tokens: Sequence[str], words: object) -> list[int]:
     indices: list[int] = []
     for item in items:
         if isinstance(item, str):
-            positions = [k for k, token in enumerate(tokens) if token == item]
+            match = match_label(item, tokens)
+            positions = [k for k, token in enumerate(tokens) if token == match]
             if not positions:
                 raise unknown_name_error("word", item, tokens)
             indices.extend(positions)

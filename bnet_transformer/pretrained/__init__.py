@@ -3,7 +3,7 @@
 The modules, in the order of a call: `source` finds the files of a model; `families` describes each model family as data
 (`family`); `module_check` compares a model in memory with its config; `config` reads the config as options;
 `declaration` builds the declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates
-names, and `geometric_file` reads the files of a Julia package. Only modules of `families/` refer to a family by name.
+names. `gguf_file` and `gguf_tokenizer` read GGUF files, and `geometric_file` the files of a Julia package. Only modules of `families/` refer to a family by name.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from bnet_transformer.pretrained.declaration import (
     resolve_options,
 )
 from bnet_transformer.pretrained.families import FAMILIES, register_family
-from bnet_transformer.pretrained.family import ModelFamily, WeightLocation, load_config
+from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily, WeightLocation, load_config
+from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     ModelSource,
     fetch_hub_folder,
-    find_package_folder,
+    find_package_path,
     folder_to_source,
     list_cached,
     model_to_source,
@@ -50,6 +51,7 @@ from bnet_transformer.pretrained.weight_mapping import (
 __all__ = [
     "FAMILIES",
     "PACKAGES",
+    "GGUFFormat",
     "ModelFamily",
     "WeightLocation",
     "from_hugging_face",
@@ -77,8 +79,8 @@ def from_pretrained(
     Weights are not copied. They are memory-mapped from the file, or shared with the model in memory.
 
     Args:
-        source: A folder, a model id of the Hugging Face hub, `"minilm"`, `"tiny"`, or a model of `transformers` in
-            memory.
+        source: A folder, a GGUF file, a model id of the Hugging Face hub, `"minilm"`, `"smollm2"`, `"tiny"`, or a model
+            of `transformers` in memory.
         tokenizer: A tokenizer of `transformers` or `tokenizers`, or a file, for a source without a tokenizer.
         readout: `"auto"` for the readout of the model's class, None for only the hidden states.
         device_map: A device, `"auto"`, or a mapping from modules to devices, as in `transformers`; None for the device
@@ -122,20 +124,21 @@ def from_pretrained(
 def _find_source(source: object, tokenizer: object) -> ModelSource:
     """Open a folder, a package, a model of the hub, or a model in memory."""
     if isinstance(source, str | Path):
-        if str(source) in PACKAGES:
-            return folder_to_source(find_package_folder(str(source)))
-        path = Path(source)
+        path = find_package_path(str(source)) if str(source) in PACKAGES else Path(source)
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():
-            expected, hint = "the folder of a model", "Use bt.load to read the file of a net"
+            if is_gguf(path):
+                return gguf_to_source(path, has_tokenizer=tokenizer is not None)
+            expected, hint = "the folder of a model, or a GGUF file", "Use bt.load to read the file of a net"
             raise FileError(str(path), expected=expected, actual="a file", hint=hint)
-        if isinstance(source, Path) or path.is_absolute() or str(source).startswith("."):
-            raise FileError(str(path), expected="the folder of a model; it does not exist")
+        if isinstance(source, Path) or path.is_absolute() or str(source).startswith(".") or is_gguf(path):
+            raise FileError(str(path), expected="the folder of a model, or a GGUF file; it does not exist")
         return folder_to_source(fetch_hub_folder(str(source)))
     if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
         return model_to_source(source, tokenizer)
-    expected = "a folder, a model id of the hub, 'minilm', 'tiny', or a model of transformers"
+    names = ", ".join(map(repr, [*PACKAGES, "tiny"]))
+    expected = f"a folder, a GGUF file, a model id of the hub, {names}, or a model of transformers"
     raise BNetError("source", expected=expected, actual=source)
 
 

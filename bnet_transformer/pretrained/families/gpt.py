@@ -4,7 +4,7 @@ GPT-2 (Radford et al. 2019) stores its maps transposed, with q, k and v in one m
 example Pythia) computes attention and the feed-forward map in parallel, and rotates a part of the features.
 """
 
-from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
+from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily, WeightLocation
 
 GPT2 = ModelFamily(
     name="gpt2",
@@ -45,6 +45,7 @@ GPT2 = ModelFamily(
     logits_bias=False,
     unsupported={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     buffers=("h.{t}.attn.bias", "h.{t}.attn.masked_bias"),
+    gguf=GGUFFormat("gpt2"),
 )
 
 QKV = "layers.{t}.attention.query_key_value"

@@ -5,7 +5,7 @@ Families that are derived from it: Mistral, Qwen2.
 
 from dataclasses import replace
 
-from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
+from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily, WeightLocation
 
 CONFIG: dict[str, str | tuple[str | None, object]] = {
     "dim": ("hidden_size", 4096),
@@ -53,6 +53,7 @@ LLAMA = ModelFamily(
     gated=True,
     rotary=True,
     biased={"map": "attention_bias", "mix": "attention_bias", "ffn": "mlp_bias"},
+    gguf=GGUFFormat("llama", interleaved=("q", "k")),
 )
 
 # Jiang et al. 2023: words attend to a sliding window of earlier words.
@@ -67,6 +68,7 @@ MISTRAL = replace(
         "window": ("sliding_window", 4096),
     },
     biased={"map": False, "mix": False, "ffn": False},
+    gguf=None,  # llama.cpp stores it as a Llama, without the window
 )
 
 # Yang et al. 2024: the maps of q, k and v have a bias.
@@ -85,6 +87,7 @@ QWEN2 = replace(
         "types": "layer_types",
     },
     biased={"map": True, "mix": False, "ffn": False},
+    gguf=GGUFFormat("qwen2"),
 )
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2)

@@ -1,0 +1,364 @@
+"""GGUF, the file format of llama.cpp: its metadata as a config, its tensors as the weights of a model family.
+
+A file contains one model: metadata by key (`llama.block_count`), tensors by name (`blk.0.attn_q.weight`), most of them
+quantised, and the tokenizer. The specification is `docs/gguf.md` of https://github.com/ggml-org/ggml. The package
+`gguf` reads the file and dequantises its tensors, each when the loader reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_int
+from bnet_transformer.errors import BNetError, FileError, format_value
+from bnet_transformer.pretrained.families import FAMILIES
+from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily
+from bnet_transformer.pretrained.gguf_tokenizer import metadata_to_tokenizer
+from bnet_transformer.pretrained.source import ModelSource
+from bnet_transformer.pretrained.weight_mapping import StateDict
+
+MAGIC = b"GGUF"
+BLOCK = re.compile(r"blk\.(\d+)\.(\w+)")
+# The part of the declaration that each tensor belongs to; a matrix of q, k and v belongs to all three.
+PARTS = {
+    "token_embd": "embed",
+    "position_embd": "position",
+    "attn_norm": "norm1",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_qkv": "q",
+    "attn_output": "mix",
+    "ffn_norm": "norm2",
+    "ffn_gate": "ffn_gate",
+    "ffn_up": "ffn_in",
+    "ffn_down": "ffn_out",
+    "output_norm": "norm",
+    "output": "logits",
+}
+# The option that each key of the metadata sets; the keys are without the name of the architecture.
+OPTIONS = {
+    "block_count": "slices",
+    "context_length": "length",
+    "embedding_length": "dim",
+    "feed_forward_length": "hidden",
+    "vocab_size": "states",
+    "attention.head_count": "heads",
+    "attention.head_count_kv": "groups",
+    "attention.key_length": "key_dim",
+    "rope.freq_base": "rotary_base",
+}
+EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+REQUIRED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+# Keys that change the equations, with the value that does not change them. Every key outside this file is refused.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window": (0,),
+    "embedding_scale": (1,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "logit_scale": (1,),
+    "pooling_type": (0,),
+    "residual_scale": (1,),
+    "rope.scale_linear": (1,),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.type": ("none", "linear"),
+    "use_parallel_residual": (False,),
+}
+# Keys that are read below, and keys that describe the file: llama.cpp uses the last two only for other types of scaling.
+DESCRIPTIVE = (
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.scaling.factor",
+    "tensor_data_layout",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+)
+CHUNK = 2**17  # elements that are dequantised at once: they fit into the cache of a core
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """A tensor of a file: its rows as they are stored, mapped from the file, and the name and type of their values."""
+
+    name: str
+    rows: NDArray[Any]
+    kind: Any
+
+
+def is_gguf(path: Path) -> bool:
+    """Return True if a path has the suffix of a GGUF file, or its first bytes."""
+    if path.suffix == ".gguf":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def gguf_to_source(path: Path, *, has_tokenizer: bool = False) -> ModelSource:
+    """Open the model of a GGUF file; `has_tokenizer` is True if the caller has a tokenizer, so that none is read."""
+    metadata, tensors = _read_file(path)
+    _check_kind(path, metadata)
+    family, layout = _find_family(path, metadata)
+    settings = {
+        key.removeprefix(f"{layout.architecture}."): value
+        for key, value in metadata.items()
+        if key.startswith(f"{layout.architecture}.")
+    }
+    if "token_embd.weight" in tensors:
+        settings.setdefault("vocab_size", len(tensors["token_embd.weight"].rows))
+    config = _settings_to_config(path, family, settings, tensors)
+    weights = _wrap_tensors(path, family, layout, config, tensors)
+    tokenizer = None if has_tokenizer else metadata_to_tokenizer(str(path), metadata)
+    return ModelSource(str(path), config, f"{layout.architecture}ForCausalLM", weights, tokenizer)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """Return the metadata and the tensors of a file."""
+    try:
+        reader = _open_reader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    except BNetError:
+        raise
+    except Exception as error:  # of any type: the reader does not check lengths before it uses them
+        actual = format_value(" ".join(str(error).split()) or type(error).__name__)
+        hint = "The file may be truncated: compare its size with that of the original"
+        raise FileError(str(path), expected="a complete GGUF file", actual=actual, hint=hint) from error
+    return metadata, {t.name: GGUFTensor(t.name, np.asarray(t.data), t.tensor_type) for t in reader.tensors}
+
+
+def _open_reader(path: Path) -> Any:
+    """Open a file by the reader of `gguf`, with arrays of metadata that are read at once and within the file.
+
+    That reader creates several objects for each of the 100 000 strings of a tokenizer, and loops over the length of an
+    array before it knows that the file has so many items.
+    """
+    try:
+        from gguf import GGUFReader, GGUFValueType
+    except ImportError as error:
+        hint = 'Run pip install "bnet-transformer[gguf]"'
+        raise BNetError(f"the file {path} requires the package gguf", hint=hint) from error
+
+    class BoundedReader(GGUFReader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, length = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            item, count, start = GGUFValueType(int(kind[0])), int(length[0]), orig_offs + 12
+            scalar = self.gguf_scalar_to_np.get(item)
+            size = 8 if scalar is None else np.dtype(scalar).itemsize  # a string begins with its length
+            if count * size > len(self.data) - start:
+                raise ValueError(f"an array of {count} items that the file does not contain")
+            types = [GGUFValueType.ARRAY, item]
+            if scalar is not None:
+                values = self._get(start, scalar, count)
+                return start - orig_offs + values.nbytes, [kind, length, values], [2], types
+            if item is not GGUFValueType.STRING:
+                return super()._get_field_parts(orig_offs, raw_type)
+            strings, end = _split_strings(np.asarray(self.data), start, count)
+            return end - orig_offs, [kind, length, *strings], list(range(2, count + 2)), types
+
+    reader = BoundedReader(path, "c")  # copy on write: torch warns of tensors that are read-only
+    if reader.byte_order != "I":
+        raise ValueError("a file in the byte order of another machine")
+    return reader
+
+
+def _split_strings(data: NDArray[np.uint8], start: int, count: int) -> tuple[list[NDArray[np.uint8]], int]:
+    """Return `count` strings from an offset, each after its length, and the offset of their end."""
+    strings, buffer, length = [], memoryview(data), struct.Struct("=Q")
+    for _ in range(count):
+        begin = start + length.size
+        start = begin + length.unpack_from(buffer, start)[0]
+        if start > len(data):
+            raise ValueError("a string that the file does not contain")
+        strings.append(data[begin:start])
+    return strings, start
+
+
+def _check_kind(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Raise an error for a file that contains not one model: an adapter, or a part of a split file."""
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise FileError(f"general.type of {path}", expected="'model'", actual=format_value(repr(kind)))
+    count = metadata.get("split.count", 1)
+    if count not in (0, 1):
+        hint = "Merge its parts with llama-gguf-split --merge of llama.cpp"
+        raise FileError(str(path), expected="a model in one file", actual=f"one of {count} parts", hint=hint)
+
+
+def _find_family(path: Path, metadata: Mapping[str, Any]) -> tuple[ModelFamily, GGUFFormat]:
+    """Return the family of the architecture of a file, and its format."""
+    name = metadata.get("general.architecture")
+    formats = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES.values() if family.gguf}
+    if not isinstance(name, str) or name not in formats:
+        subject, allowed = f"general.architecture of {path}", ", ".join(formats)
+        expected = "an architecture that is supported in GGUF files"
+        raise BNetError(subject, expected=expected, actual=format_value(repr(name)), allowed=allowed)
+    return formats[name]
+
+
+# metadata to config
+
+
+def _settings_to_config(
+    path: Path, family: ModelFamily, settings: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]
+) -> dict[str, Any]:
+    """Return the config of `transformers` for the metadata of an architecture; raise an error for a key that is not read.
+
+    Raises:
+        BNetError: If a key is missing, or has a value that the equations do not contain.
+    """
+    options = {**OPTIONS, EPS_KEYS[family.norm_type]: "eps"}
+    known = {key: family.config_keys[option] for key, option in options.items() if option in family.config_keys}
+    for key in (*REQUIRED, EPS_KEYS[family.norm_type]):
+        if key not in settings:
+            raise FileError(f"metadata of {path}", expected=f"{key} of the architecture {family.name}; it is missing")
+        if key in REQUIRED:
+            check_int(f"{key} of {path}", settings[key])
+    _check_settings(path, family, settings, [*known, *DESCRIPTIVE])
+    config = {known[key]: value for key, value in settings.items() if key in known}
+    config |= {"model_type": family.name, "tie_word_embeddings": "output.weight" not in tensors}
+    if family.rotary and settings.get("rope.scaling.type") == "linear":
+        config["rope_scaling"] = {"rope_type": "linear", "factor": settings.get("rope.scaling.factor")}
+    biased = {"map": ("attn_q", "attn_k", "attn_v"), "mix": ("attn_output",), "ffn": ("ffn_up", "ffn_gate", "ffn_down")}
+    for kind, names in biased.items():
+        key = family.biased.get(kind)
+        if isinstance(key, str):  # the metadata do not contain it
+            config[key] = config.get(key, False) or any(f"blk.0.{name}.bias" in tensors for name in names)
+    return config
+
+
+def _check_settings(path: Path, family: ModelFamily, settings: Mapping[str, Any], known: list[str]) -> None:
+    """Raise an error for keys that are not read and could change the equations, with their list."""
+    unread = [
+        f"{key}={format_value(repr(value))}"
+        for key, value in sorted(settings.items())
+        if key not in known and value not in NEUTRAL.get(key, ())
+    ]
+    width = settings.get("attention.key_length")
+    if width is None:
+        width = settings["embedding_length"] // settings["attention.head_count"]
+    widths = ["attention.value_length", *(["rope.dimension_count"] if family.rotary else [])]
+    unread += [f"{key}={settings[key]}, not {width}" for key in widths if settings.get(key, width) != width]
+    if unread:
+        expected = f"only settings of a {family.name} that are read"
+        allowed = ", ".join(sorted({*known, *NEUTRAL}))
+        raise BNetError(f"metadata of {path}", expected=expected, actual=", ".join(unread), allowed=allowed)
+
+
+# tensors to weights
+
+
+def _wrap_tensors(
+    path: Path,
+    family: ModelFamily,
+    layout: GGUFFormat,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, GGUFTensor],
+) -> StateDict:
+    """Return the tensors as weights with the keys and layouts of the family, each dequantised when it is first read."""
+    by_key = {_name_to_key(path, family, name): tensor for name, tensor in tensors.items()}
+    heads = config[family.config_keys["heads"]]
+    groups = config.get(family.config_keys.get("groups", ""), heads)
+    counts = {"q": heads, "k": groups}
+
+    @functools.cache
+    def get_tensor(key: str) -> Tensor:
+        tensor = by_key[key]
+        part = _name_to_part(tensor.name)
+        rows = tensor.rows
+        if part in layout.interleaved:
+            rows = _join_halves(path, tensor, counts[part])
+        values = _dequantise(path, tensor, rows)
+        return values.mT.contiguous() if family.locate(part).transposed and values.dim() == 2 else values
+
+    return StateDict(str(path), tuple(by_key), get_tensor)
+
+
+def _name_to_part(name: str) -> str:
+    """Return the part of a tensor; the empty text for a tensor without a part."""
+    return PARTS.get(name.rpartition(".")[0].split(".")[-1], "")
+
+
+def _name_to_key(path: Path, family: ModelFamily, name: str) -> str:
+    """Return the key of a tensor in a checkpoint of the family."""
+    stem, _, last = name.rpartition(".")
+    block, part = BLOCK.fullmatch(stem), _name_to_part(name)
+    location = family.locate(part) if part in family.modules else None
+    is_block = location is not None and "{t}" in location.key
+    if location is None or last not in ("weight", "bias") or is_block != bool(block):
+        expected = f"tensors of a {family.name}"
+        actual = f"{format_value(name)}, which its equations do not contain"
+        raise FileError(str(path), expected=expected, actual=actual)
+    key = location.key.replace("{t}", block[1]) if block else location.key
+    return f"{'' if part == 'logits' else family.prefix}{key}.{last}"
+
+
+def _join_halves(path: Path, tensor: GGUFTensor, heads: int) -> NDArray[Any]:
+    """Return the rows of a matrix with the halves of each head one after the other.
+
+    llama.cpp rotates features 2 i and 2 i + 1 of a head, the models of `transformers` features i and i + width / 2. So
+    llama.cpp stores the rows of q and k in another order. A row has its own blocks, so its values are not needed.
+    """
+    rows = tensor.rows
+    if not isinstance(heads, int) or heads < 1 or len(rows) % (2 * heads):
+        raise FileError(f"{tensor.name} of {path}", expected=f"rows of {heads} heads", actual=f"{len(rows)} rows")
+    order = np.arange(len(rows)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    joined: NDArray[Any] = rows[order]
+    return joined
+
+
+def _dequantise(path: Path, tensor: GGUFTensor, rows: NDArray[Any]) -> Tensor:
+    """Return the values of a tensor in float32: mapped from the file if they are stored so, or else in new memory.
+
+    Blocks of one row follow each other without a gap, so several rows are dequantised as one.
+    """
+    from gguf import GGMLQuantizationType, dequantize
+
+    if tensor.kind == GGMLQuantizationType.F32:
+        return torch.from_numpy(rows)
+    try:
+        if not rows.size:
+            return torch.from_numpy(dequantize(rows, tensor.kind))
+        width = dequantize(rows.reshape(-1, rows.shape[-1])[:1], tensor.kind).size
+        values = np.empty((rows.size // rows.shape[-1], width), np.float32)
+        flat = rows.reshape(len(values), -1)
+        step = max(1, CHUNK // width)
+        for start in range(0, len(values), step):
+            part = flat[start : start + step]
+            values[start : start + step] = dequantize(part.reshape(1, -1), tensor.kind).reshape(len(part), width)
+    except NotImplementedError as error:
+        allowed = ", ".join(_list_dequantisers())
+        expected, actual = "a quantisation that the package gguf can dequantise", tensor.kind.name
+        raise FileError(f"{tensor.name} of {path}", expected=expected, actual=actual, allowed=allowed) from error
+    return torch.from_numpy(values.reshape(*rows.shape[:-1], width))
+
+
+def _list_dequantisers() -> list[str]:
+    """List the types that the package `gguf` can dequantise."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+    names = []
+    for kind in GGMLQuantizationType:
+        try:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            continue
+        names.append(kind.name)
+    return names

