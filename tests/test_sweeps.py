@@ -52,6 +52,22 @@ def find_roles(net):
 # one intervention at a time
 
 
+@pytest.mark.parametrize("kind", ["patch", "zero", "mean"])
+def test_a_cell_of_a_mapping_sets_all_its_nodes(kind):
+    net = make_net()
+    clean, corrupt = make_sentences(net)
+    ablation = {"patch": None, "zero": Zero(), "mean": Mean([clean, corrupt])}[kind]
+    cells = {"first": ["a_0_0_*", "a_1_1_*"], "second": ["a_1_0_2"], "all": ["a_0_*_*", "a_1_*_*"]}
+    result = bt.sweep(ablation or clean, corrupt, at=cells, metric=lambda x_2_2: x_2_2[:, 0], progress=False)
+    assert result.axes == ("cell",) and result.labels["cell"] == tuple(cells)
+    for k, patterns in enumerate(cells.values()):
+        expected = corrupt.do(dict.fromkeys(patterns, ablation or clean))["x_2_2"][0]
+        close(result.outcomes[k, 0], expected)
+    for wrong in ({"cell": []}, {"cell": ["v -> a"]}, {"cell": "a_0"}):
+        with pytest.raises(bt.BNetError, match="at"):
+            bt.sweep(clean, corrupt, at=wrong, metric=lambda x_2_2: x_2_2[:, 0], progress=False)
+
+
 def test_the_oracle_is_do_and_the_posterior():
     """With latent choices, at words that do not depend on them; with all choices set, at every node."""
     clean, corrupt = make_pair(get_case("codebook"))

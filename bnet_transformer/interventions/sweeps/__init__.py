@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -56,7 +56,7 @@ def sweep(
     clean: object,
     corrupt: object,
     *,
-    at: str | Sequence[str] = "x",
+    at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
     first_order: bool = False,
@@ -73,7 +73,8 @@ def sweep(
             For an ablation `Zero()`, `Mean(...)` or `Noise(...)`.
         corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
         at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
-            (`"v -> a"`), or a list of names, patterns and paths.
+            (`"v -> a"`), a list of names, patterns and paths, or a mapping from the name of a cell to the names and
+            patterns of all its nodes, such as all heads outside a circuit.
         metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
             the difference of their log probabilities. Or a function whose parameters are names of nodes; it receives
             their values, `[example, *shape]` each.
@@ -116,7 +117,7 @@ def explain_sweep(
     clean: object,
     corrupt: object,
     *,
-    at: str | Sequence[str] = "x",
+    at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
     first_order: bool = False,
@@ -156,7 +157,7 @@ def mediation(
     clean: object,
     corrupt: object,
     *,
-    through: str | Sequence[str] = "x",
+    through: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
     memory: int = DEFAULT_MEMORY,

@@ -1,8 +1,8 @@
 """Cells of a sweep: groups of nodes, rows of attention, arrows or paths that are patched together.
 
 A cell has a name, and a position along each axis of the result. `at` is a role ("x"), rows of attention ("j"), an arrow
-or a path of roles ("v -> a"), or a list of names, patterns and paths of names; `over` names the axes along which cells
-are separate.
+or a path of roles ("v -> a"), a list of names, patterns and paths of names, or a mapping from the name of a cell to the
+names and patterns of its nodes; `over` names the axes along which cells are separate.
 """
 
 from __future__ import annotations
@@ -98,33 +98,45 @@ def parse_cells(examples: Examples, at: object, over: object) -> PatchCells:
     """Parse `at=` and `over=` into cells."""
     if isinstance(at, str):
         return (build_arrow_cells if ARROW in at else build_role_cells)(examples, at, over)
-    if not isinstance(at, Sequence) or not at or not all(isinstance(item, str) for item in at):
-        forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
-        raise BNetError("at", expected=forms, actual=at)
     if over is not None:
         raise BNetError("over", expected="None, because at= is a list of cells", actual=over)
-    return _build_pattern_cells(examples.model, at)
+    if isinstance(at, Mapping) and at:
+        return _build_pattern_cells(examples.model, [(str(name), _parse_patterns(name, at[name])) for name in at])
+    if not isinstance(at, Sequence) or not at or not all(isinstance(item, str) for item in at):
+        forms = 'a role ("x"), an arrow of roles ("v -> a"), a list of names, patterns and paths of names, or a mapping '
+        raise BNetError("at", expected=forms + "from the name of a cell to its nodes", actual=at)
+    return _build_pattern_cells(examples.model, [(pattern, [pattern]) for pattern in at])
 
 
-def _build_pattern_cells(model: GroundModel, patterns: Sequence[str]) -> PatchCells:
-    """One cell for each pattern or path."""
+def _parse_patterns(name: object, patterns: object) -> Sequence[str]:
+    """The names and patterns of the nodes of one cell of a mapping."""
+    nodes = check_sequence(f"at[{name!r}]", patterns, str)
+    paths = [pattern for pattern in nodes if ARROW in pattern]
+    if not nodes or paths:
+        expected = "names and patterns of nodes; a path is a cell of its own"
+        raise BNetError(f"at[{name!r}]", expected=expected, actual=paths[0] if paths else "no node")
+    return nodes
+
+
+def _build_pattern_cells(model: GroundModel, named_patterns: Sequence[tuple[str, Sequence[str]]]) -> PatchCells:
+    """One cell for each name, with the nodes of its patterns or the path."""
     by_group: dict[int, list[tuple[int, int]]] = {}
     paths = []
-    for cell, pattern in enumerate(patterns):
-        if ARROW in pattern:
-            paths.append(NodePath(cell, parse_path(model, pattern)))
-            continue
-        for node in match_nodes(model.ground, pattern):
-            group = model.ground.group_of(node).index
-            by_group.setdefault(group, []).append((cell, node - int(model.ground.offsets[group])))
+    for cell, (_, patterns) in enumerate(named_patterns):
+        for pattern in patterns:
+            if ARROW in pattern:
+                paths.append(NodePath(cell, parse_path(model, pattern)))
+                continue
+            for node in match_nodes(model.ground, pattern):
+                group = model.ground.group_of(node).index
+                by_group.setdefault(group, []).append((cell, node - int(model.ground.offsets[group])))
     sites = []
     for group, pairs in sorted(by_group.items()):
         check_patchable(model, model.network.specs[group])
         cell, node = np.array(sorted(set(pairs)), dtype=np.int64).T
         sites.append(PatchSites(group, cell, node))
-    count = tuple(range(len(patterns)))
-    positions, labels = {"cell": count}, {"cell": tuple(patterns)}
-    names = dict(enumerate(patterns))
+    names = {cell: name for cell, (name, _) in enumerate(named_patterns)}
+    positions, labels = {"cell": tuple(names)}, {"cell": tuple(names.values())}
     return PatchCells("cells", ("cell",), positions, labels, names, tuple(sites), tuple(paths))
 
 
