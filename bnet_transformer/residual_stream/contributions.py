@@ -81,6 +81,9 @@ def compute_contributions(
     value, constant, seeds = _seed_readout(run, readout)
     table = collect_writers(run, run.pull_back(seeds), 1, split_reads=True)
     table = _add_constant(table, readout, constant)
+    if exact and value.dim():
+        hint = "Set or observe the latent choices first"
+        raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     effects = _compute_effects(state, name, readout, table.writers) if exact else None
     return Contributions(
         name, table.norms, readout.label, table.writers, table.words, table.values[0], value, effects
@@ -263,9 +266,6 @@ def _follow_values(run: LinearRun, step: Step) -> WriterTable:
 
 def _compute_effects(state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...]) -> Tensor:
     """The readout minus the readout of a run without each writer, `[writer]`; NaN for biases."""
-    if state.evaluator.find_open_choices([readout.node]):
-        hint = "Set or observe the latent choices first"
-        raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     cells = {k: writer.node_pattern for k, writer in enumerate(writers) if writer.kind != "bias"}
     effects = torch.full((len(writers),), torch.nan, dtype=torch.float64)
     if cells:
