@@ -90,7 +90,7 @@ def test_pairs_sum_to_the_centred_scores(case):
         index = [size - 1 for size in s.ground.shapes[group.index]]
         name = "_".join(map(str, [stem, *([] if group.slice is None else [group.slice]), *index]))
         if case.name in ("gated", "geometric", "geometric, add"):
-            with pytest.raises(bt.UnsupportedError, match="AdditiveAttention|ResNet"):
+            with pytest.raises(bt.UnsupportedError, match=r"AdditiveAttention|ResNet"):
                 s.contributions(name)
             continue
         result = s.contributions(name)
@@ -115,10 +115,7 @@ def tiny_net():
     """A pre-norm decoder of one slice with two heads, without a feed-forward step."""
     word = ["word"]
     heads = ["head", "word"]
-    prologue = [
-        bt.Node("token", tpm.Given(states=3), plates=word),
-        bt.Node("x", tpm.Embed(4), ["token"], plates=word),
-    ]
+    prologue = [bt.Node("token", tpm.Given(states=3), plates=word), bt.Node("x", tpm.Embed(4), ["token"], plates=word)]
     weights = [bt.Node(f"W_{r}", tpm.Weight((2, 4)), plates=["head"]) for r in "qkv"]
     maps = [bt.Node(r, tpm.Affine(), [f"W_{r}", "norm"], plates=heads) for r in "qkv"]
     causal = [bt.Arrow(r, "causal") for r in "kv"]
@@ -265,7 +262,7 @@ def test_tables():
         ("logits_9", {"of": 0}, "allowed"),
         ("logits_2", {}, "difference"),
         ("logits_2", {"of": ("cat", "sat", "the")}, "pair"),
-        ("logits_2", {"of": "dog"}, "vocabulary|label|known"),
+        ("logits_2", {"of": "dog"}, r"vocabulary|label|known"),
         ("logits_2", {"of": 7}, "0 to 2"),
         ("logits_2", {"of": torch.ones(4)}, "3 numbers"),
         ("x_2_2", {"of": 7}, "0 to 3"),

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer.graph.transformer_lens import get_attention_name
+from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.pretrained import from_pretrained
 from tests.cases import close
 from tests.huggingface_models import GPT2, LLAMA, init_model
 from tests.test_families import ALL, find_outcome, make_case
 
 NONLINEAR_HEADS = {"albert", "bert", "distilbert", "mpnet", "roberta"}  # a transform before the logits
-HAS_NORM = {"rms": False, "layer": True}
 
 
 @ALL
@@ -38,13 +39,12 @@ def test_parts_sum_in_every_family(name):
 @ALL
 def test_scores_in_every_family(name):
     _, s, _ = make_case(name)
-    rows = [group for group in s.state.network.specs if group.has_word_attention]
-    for spec in (rows[-1], rows[len(rows) // 2]):
-        index = [size - 1 for size in s.ground.shapes[spec.group.index]]
-        stem = spec.group.stem.replace("a", "j") if not spec.group.stack else f"{spec.group.stack}_{'cross_' * ('cross' in spec.group.role)}j"
-        result = s.contributions("_".join(map(str, [stem, spec.group.slice, *index])))
-        close(result.total, result.scores, 1e-9)
-        close(result.scores.softmax(-1), result.weights, 1e-9)
+    for groups in find_attention_groups(s.state.model).values():
+        for group in (groups[0], groups[-1]):
+            index = [group.slice, *(size - 1 for size in s.ground.shapes[group.index])]
+            result = s.contributions("_".join(map(str, [get_attention_name(group), *index])))
+            close(result.total, result.scores, 1e-9)
+            close(result.scores.softmax(-1), result.weights, 1e-9)
 
 
 def attribute_with_hooks(model, ids, word, pair):

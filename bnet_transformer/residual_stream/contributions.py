@@ -7,7 +7,6 @@ computes the parts of all writers and words.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from bnet_transformer._core.naming import join_name
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.errors import NOT_GIVEN, BNetError, UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps import sweep
@@ -85,9 +84,7 @@ def compute_contributions(
         hint = "Set or observe the latent choices first"
         raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     effects = _compute_effects(state, name, readout, table.writers) if exact else None
-    return Contributions(
-        name, table.norms, readout.label, table.writers, table.words, table.values[0], value, effects
-    )
+    return Contributions(name, table.norms, readout.label, table.writers, table.words, table.values[0], value, effects)
 
 
 # the readout
@@ -101,7 +98,8 @@ def parse_readout(state: SentenceState, name: str, of: object) -> Readout:
     spec = state.network.specs[group.index]
     if node in model.do or spec.tpm.kind == "input":
         expected = "a node that depends on others"
-        raise BNetError(subject, expected=expected, actual="a node that is set by do" if node in model.do else "an input")
+        actual = "a node that is set by do" if node in model.do else "an input"
+        raise BNetError(subject, expected=expected, actual=actual)
     if not spec.tpm.linear_parents(*spec.tpm_parents):
         expected = "a node that is a sum or a linear map of its parents, a norm, or a readout of these"
         hint = 'Use a readout such as "logits_0" or "y_0"; for the scores of attention "j_0_0"'
@@ -126,7 +124,7 @@ def _parse_direction(
     pair = tuple(of) if isinstance(of, tuple | list) else (of,)
     if of is None or len(pair) not in (1, 2):
         hint = f'For example contributions("{name}", of=0), or of=(0, 1) for a difference'
-        raise BNetError("of", expected=OF_FORMS, hint=hint, **({} if of is None else {"actual": of}))
+        raise BNetError("of", expected=OF_FORMS, hint=hint, actual=NOT_GIVEN if of is None else of)
     label_node = _find_label_node(state, node, size)
     states = [_parse_state(state, label_node, name, size, item) for item in pair]
     labels = None if label_node is None else state.labels(label_node)
@@ -201,7 +199,7 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
     group = readout.spec.group
     name = join_name(group.name, readout.index[: len(group.plates)])
     words = () if readout.word is None else (readout.word,)
-    writer = Writer(f"bias of {name}", "bias", group.name, readout.index[: len(group.plates)], words)
+    writer = Writer(f"bias of {name}", "bias", group.name, readout.index[: len(group.plates)], group.slice, words)
     column = table.values.new_zeros(*table.values.shape[:-2], 1, len(table.words))
     column[..., 0, -1] = constant
     values = torch.cat([table.values, column], -2)

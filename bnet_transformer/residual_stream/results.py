@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
@@ -203,8 +202,8 @@ class PathContributions(ContributionTable):
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
         of: The readout in words.
-        heads: The heads whose outputs the readout reads, the last of the two.
-        writers: The writers whose outputs the heads read, the first of the two.
+        heads: The heads that add to the readout, the last of the two.
+        writers: The writers whose outputs are values of these heads, the first of the two.
         values: The part of each path, `[*states, head, writer]`.
     """
 

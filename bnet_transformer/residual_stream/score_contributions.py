@@ -21,7 +21,7 @@ from bnet_transformer.interventions.sweeps.cell_spec import find_attention_group
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.residual_stream.linear_paths import LinearRun, compute_vjp, is_wordwise
 from bnet_transformer.residual_stream.results import ScoreContributions
-from bnet_transformer.residual_stream.writers import WriterTable, collect_writers
+from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
 from bnet_transformer.tpm import EvalContext
 from bnet_transformer.tpm.attention import ScoredAttention
 
@@ -33,8 +33,10 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
     stem, indices = split_name(name) if isinstance(name, str) else ("", ())
     specs, graph = model.network.specs, model.network.graph
     if stem in graph.by_stem:
-        if not any(isinstance(specs[group.index].tpm, ScoredAttention) and specs[group.index].tpm.is_random
-                   for group in graph.by_stem[stem]):
+        if not any(
+            isinstance(specs[group.index].tpm, ScoredAttention) and specs[group.index].tpm.is_random
+            for group in graph.by_stem[stem]
+        ):
             return None
         group, index = model.ground.unravel_index(model.ground.id(name))
         return specs[group.index], index
@@ -46,9 +48,9 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
         start = () if group.slice is None else (group.slice,)
         shape = model.ground.shapes[group.index]
         has_slice = indices[: len(start)] == start
-        rest = indices[len(start) :]
-        if has_slice and len(rest) == len(shape) and all(k < size for k, size in zip(rest, shape, strict=True)):
-            return specs[group.index], rest
+        position = indices[len(start) :]
+        if has_slice and len(position) == len(shape) and all(k < size for k, size in zip(position, shape, strict=True)):
+            return specs[group.index], position
         names["_".join(map(str, [stem, *start, *(f"0..{size - 1}" for size in shape)]))] = group
     raise unknown_name_error("row of attention", name, names)
 
@@ -80,10 +82,10 @@ def compute_score_contributions(
             for x in (scores, positions, weights)
         )
     single, single_table = _collect_single(run, spec, index, 1 - read, word)
-    several, read_writers, norms = _collect_read(run, spec, index, read, word)
+    collected, read_writers, norms = _collect_read(run, spec, index, read, word)
     score = _make_score(tpm, context, spec.parents[read].slot, extra)
     with torch.no_grad():
-        table = torch.stack([score(single[..., k : k + 1, :], several) for k in range(single.shape[-2])], -3)
+        table = torch.stack([score(single[..., k : k + 1, :], collected) for k in range(single.shape[-2])], -3)
     if read == 0:
         table = table.transpose(-3, -2)
     sides = [single_table.writers, read_writers]
@@ -113,25 +115,27 @@ def _check_row(state: SentenceState, name: str, spec: NodeSpec, index: tuple[int
 
 def _get_matrices(tpm: ScoredAttention, parents: list[Tensor]) -> tuple[Tensor, ...]:
     """The further parents of the score, such as the matrix of a bilinear score."""
-    others = tpm.attention_parents(tuple(parents))[2:]
-    return others[:-1] if tpm.bias is not None else others
+    extra = tpm.attention_parents(tuple(parents))[2:]
+    return extra[:-1] if tpm.bias is not None else extra
 
 
 def _make_score(
     tpm: ScoredAttention, context: EvalContext, slot: str, extra: list[Tensor]
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The score of parts: `[*states, 1, d]` of the word itself, `[*states, writer, m, d]` of the words that it reads."""
+    """The score of parts: `[*states, 1, d]` of the word itself, `[*states, writer, m, d]` of the collection."""
     i, j = context.word, context.read_indices[slot]
 
-    def score(single: Tensor, several: Tensor) -> Tensor:
+    def score(single: Tensor, collected: Tensor) -> Tensor:
         if tpm.over == "keys":
-            return tpm.score.score_keys(single, several, i, j, *extra)
-        return tpm.score.score_queries(several, single, j, i, *extra)
+            return tpm.score.score_keys(single, collected, i, j, *extra)
+        return tpm.score.score_queries(collected, single, j, i, *extra)
 
     return score
 
 
-def _seed(run: LinearRun, spec: NodeSpec, index: tuple[int, ...], k: int, word: int | None) -> tuple[Tensor, dict]:
+def _seed(
+    run: LinearRun, spec: NodeSpec, index: tuple[int, ...], k: int, word: int | None
+) -> tuple[Tensor, dict[int, Tensor]]:
     """A parent at a node, `[*states, *collected, d]`, and its leaves."""
     _, parents, leaves = run.gather_leaves(spec, (k,), word)
     event_dims = 1 + len(spec.parents[k].over)
@@ -153,8 +157,8 @@ def _collect_single(
 
 def _collect_read(
     run: LinearRun, spec: NodeSpec, index: tuple[int, ...], k: int, word: int | None
-) -> tuple[Tensor, tuple, tuple[str, ...]]:
-    """The parts of the vectors of the words that a word reads, `[*states, writer, m, d]`, their writers, and norms."""
+) -> tuple[Tensor, tuple[Writer, ...], tuple[str, ...]]:
+    """The parts of the vectors of a collection, `[*states, writer, m, d]`, their writers, and norms."""
     vectors, leaves = _seed(run, spec, index, k, word)
     m, size = vectors.shape[-2:]
     unit = torch.eye(size, dtype=vectors.dtype, device=vectors.device)

@@ -26,6 +26,7 @@ class Writer:
             nonlinear map that the stream bypasses) or `"bias"`.
         group: The name of the node group, such as `"a_3"`.
         plates: The index along each plate, such as the head.
+        slice: The slice of its nodes; None outside of slices.
         words: The words at which it writes; empty for nodes without words.
     """
 
@@ -33,6 +34,7 @@ class Writer:
     kind: Kind
     group: str
     plates: tuple[int, ...] = ()
+    slice: int | None = None
     words: tuple[int, ...] = field(default=(), repr=False)
 
     @property
@@ -80,16 +82,14 @@ def split_by_read_word(run: LinearRun, step: Step, words: Sequence[int]) -> tupl
     return part.sum(dim + 1), stack  # the word is the last dim of the layout
 
 
-def collect_writers(
-    run: LinearRun, steps: Iterable[Step], seeds: int, *, split_reads: bool = False
-) -> WriterTable:
+def collect_writers(run: LinearRun, steps: Iterable[Step], seeds: int, *, split_reads: bool = False) -> WriterTable:
     """The table of the parts of a pass.
 
     Args:
         run: The run.
         steps: The steps of the pass.
         seeds: The number of readouts.
-        split_reads: Whether the part of a head is that of the word which it reads, instead of its own word.
+        split_reads: Whether the part of a head is that of the word which it reads, instead of the word of the head.
     """
     tokens, layout = run.state.tokens, run.layout
     labels = (*itertools.chain.from_iterable(tokens.values()), "")
@@ -116,7 +116,7 @@ def collect_writers(
             if step.kind != "bias" or bool(row[index].any()):
                 name = join_name(group.name, index)
                 name = f"bias of {name}" if step.kind == "bias" else name
-                rows.append((Writer(name, step.kind, group.name, index, active), row[index]))
+                rows.append((Writer(name, step.kind, group.name, index, group.slice, active), row[index]))
     sizes = [run.execution.count_states(index) for index in layout.enumerated]
     rows.reverse()
     values = torch.stack([row for _, row in rows], -2) if rows else torch.zeros(seeds, *sizes, 0, len(labels))
