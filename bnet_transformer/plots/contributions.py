@@ -105,7 +105,7 @@ def _plot_words(result: Contributions, canvas: Canvas) -> None:
         data,
         value_label="contribution",
         limits=limits,
-        x="word that a head attends to, or word of the writer",
+        x="word (of a head: attended to)",
         y="",
     )
 
