@@ -637,7 +637,7 @@ class Sentence(StructureQueries):
             paths: 1 (default) for single writers, 2 for paths of two: the writers that each head reads through its
                 values, with its attention held fixed.
             exact: Whether to compute also the exact effect of each writer: the readout minus the readout of a run in
-                which the output of the writer is zero and all later nodes follow.
+                which the output of the writer is zero and all later nodes follow. For scores, `effects` has them.
 
         Returns:
             The parts: `Contributions` with `values` `[*states, writer, word]`; with `paths=2` `PathContributions`; for
@@ -654,7 +654,7 @@ class Sentence(StructureQueries):
         >>> bool((result.total - result.value).abs() < 1e-5), result.by_head().shape
         (True, (2, 2))
         >>> s.contributions("j_1_0_2").values.shape          # slice 1, head 0, word 2: [query, key, word]
-        torch.Size([10, 10, 3])
+        torch.Size([5, 5, 3])
         """
         return compute_contributions(self.state, node, of, paths, exact)
 

@@ -182,6 +182,19 @@ def test_score_parts_are_products_of_the_parts_of_query_and_key():
     close(result.values[names.index("position"), names.index("embed")], part - part.mean())
 
 
+def test_exact_effects_on_scores_are_those_of_do():
+    s = get_case("encoder, pre-norm").sentence
+    result = s.contributions("j_1_0_2", exact=True)
+
+    def compute(sentence):
+        scores = torch.stack([sentence[f"k_1_0_{j}"] for j in range(3)]) @ sentence["q_1_0_2"] / 2**0.5
+        return scores - scores.mean()
+
+    assert set(result.effects) == {writer.name for writer in result.keys if writer.kind != "bias"}
+    for name, effect in result.effects.items():
+        close(effect, compute(s) - compute(s.do({f"{name}_*": Zero()})))
+
+
 # the direction, the sentence, interventions
 
 
@@ -292,3 +305,30 @@ def test_latent_choices_have_dims_and_no_tables():
         s.contributions("y_2", of=(0, 1), exact=True)
     for state in range(2):
         close(s.do(c=state).contributions("y_2", of=(0, 1)).parts, result.parts[state])
+
+
+def get_cells(figure):
+    """The numbers of the heat map of a figure; zero where a cell is blank."""
+    mesh = next(
+        item for item in figure.axes[0].collections if item.get_array() is not None and item.get_array().ndim == 2
+    )
+    return mesh.get_array().filled(0.0)
+
+
+def test_plots_show_the_parts():
+    s = get_case("vanilla decoder, causal").sentence
+    result = s.contributions("logits_2", of=("cat", "sat"))
+    bars = bt.plot(result, by="writer").axes[0].patches
+    widths = [bar.get_width() if bar.get_height() < 1 else bar.get_height() for bar in bars]
+    parts = result.parts.tolist()
+    assert all(min(abs(part - x) for x in [*widths, *(bar.get_height() for bar in bars)]) < 1e-9 for part in parts)
+    heads = result.by_head().to_numpy()
+    close(get_cells(bt.plot(result, by="head"))[:, :2].tolist(), heads.tolist())
+    kinds = [kind for kind in ("input", "attention", "feed-forward", "bias") if kind in result.by_word()]
+    close(get_cells(bt.plot(result, by="word")).T.tolist(), result.by_word()[kinds].to_numpy().tolist())
+    paths = s.contributions("logits_2", of=("cat", "sat"), paths=2)
+    close(get_cells(bt.plot(paths, top=99)).T.tolist(), paths.values.tolist())
+    scores = s.contributions("j_1_0_2")
+    close(get_cells(bt.plot(scores, word=1, top=99)).tolist(), scores.at_word(1)[1].tolist())
+    with pytest.raises(bt.BNetError, match="0 to 2"):
+        bt.plot(scores, word=3)

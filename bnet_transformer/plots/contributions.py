@@ -100,14 +100,7 @@ def _plot_words(result: Contributions, canvas: Canvas) -> None:
     labels = [f"{k} {word}" if word else "no word" for k, word in enumerate(frame["word"])]
     data = HeatMapData(matrix, tuple(kinds), tuple(labels))
     limits = symmetric_limits(matrix)
-    draw_heat_map(
-        canvas,
-        data,
-        value_label="contribution",
-        limits=limits,
-        x="word (of a head: attended to)",
-        y="",
-    )
+    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="word (of a head: attended to)", y="")
 
 
 def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: int = 12) -> None:

@@ -68,11 +68,10 @@ def compute_contributions(
     check_choice("exact", exact, (True, False))
     row = find_attention_row(state.model, name)
     if row is not None:
-        if of is not None or paths == 2 or exact:
-            given = "of" if of is not None else "paths=2" if paths == 2 else "exact=True"
-            hint = "For the effect of a writer on attention use bt.sweep with a metric of attention"
-            raise BNetError(given, expected=f"a readout; {name} is a row of attention scores", hint=hint)
-        return compute_score_contributions(state, name, *row)
+        if of is not None or paths == 2:
+            expected = f"None for {name}, a row of attention scores" if of is not None else "1 for attention scores"
+            raise BNetError("of" if of is not None else "paths", expected=expected, actual=of or paths)
+        return compute_score_contributions(state, name, *row, exact=exact)
     readout = parse_readout(state, name, of)
     run = make_run(state, readout)
     if paths == 2:

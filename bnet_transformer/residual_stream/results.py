@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -246,6 +247,8 @@ class ScoreContributions(ContributionTable):
         positions: The part of the bias by distance, `[*states, word]`; zeros without one.
         scores: The centred scores, `[*states, word]`.
         weights: The attention `P(j | i)` of these words, `[*states, word]`.
+        effects: With `exact=True`, for each writer by name, the centred scores minus those of a run in which the output
+            of the writer is zero at all words and all later nodes follow, `[*states, word]`. None otherwise.
     """
 
     queries: tuple[Writer, ...] = field(repr=False)
@@ -255,6 +258,7 @@ class ScoreContributions(ContributionTable):
     positions: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
     weights: Tensor = field(repr=False)
+    effects: Mapping[str, Tensor] | None = field(default=None, repr=False)
 
     @property
     def total(self) -> Tensor:

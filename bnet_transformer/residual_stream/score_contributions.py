@@ -8,15 +8,17 @@ the softmax, centred over the words that word i attends to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.naming import WORD, split_name
+from bnet_transformer._core.naming import WORD, join_name, split_name
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.residual_stream.linear_paths import LinearRun, compute_vjp, is_wordwise
@@ -56,31 +58,19 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
 
 
 def compute_score_contributions(
-    state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...]
+    state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], *, exact: bool
 ) -> ScoreContributions:
     """The contributions to the scores of one row of attention."""
-    tpm, subject = spec.tpm, f"contributions to {name}"
+    tpm = spec.tpm
     _check_row(state, name, spec, index)
     assert isinstance(tpm, ScoredAttention)
     read = 1 if tpm.over == "keys" else 0
-    outputs = {parent.index for parent in spec.parents} | {s for parent in spec.parents for _, s in parent.pick}
-    run = LinearRun(state, subject, frozenset(spec.parents[k].index for k in (0, 1)), frozenset(outputs))
-    word = index[-1] if spec.group.word_stack is not None else None
+    run = _make_run(state, name, spec)
+    row = _compute_row(run, spec, index)
     with torch.no_grad():
+        word = _get_word(spec, index)
         context, parents = gather_parents(run.execution, spec, word)
-        scores, mask = tpm.scores(context, *parents)
         extra = [run.select_node(spec, index, x, 2)[..., None, :, :] for x in _get_matrices(tpm, parents)]
-        positions = torch.zeros_like(scores)
-        if tpm.bias is not None:
-            j = context.read_indices[spec.parents[read].slot]
-            positions = tpm.bias.compute_bias(
-                tpm.attention_parents(tuple(parents))[-1], context.word, j, from_key=tpm.over == "queries"
-            )
-        weights = tpm.normaliser.normalise(scores, mask)
-        scores, positions, weights = (
-            run.expand_node_states(run.select_node(spec, index, run.layout.pad_dims(x, 1), 1), 1)
-            for x in (scores, positions, weights)
-        )
     single, single_table = _collect_single(run, spec, index, 1 - read, word)
     collected, read_writers, norms = _collect_read(run, spec, index, read, word)
     score = _make_score(tpm, context, spec.parents[read].slot, extra)
@@ -89,14 +79,81 @@ def compute_score_contributions(
     if read == 0:
         table = table.transpose(-3, -2)
     sides = [single_table.writers, read_writers]
-    stack = state.network.specs[spec.parents[read].index].group.word_stack or ""
-    words = mask.reshape(-1, mask.shape[-1])[0].nonzero().flatten()
-    table, scores, positions = (x[..., words] for x in (table, scores, positions))
-    table, scores, positions = (x - x.mean(-1, keepdim=True) for x in (table, scores, positions))
     queries, keys = sides if read == 1 else reversed(sides)
-    tokens = tuple(state.tokens[stack][k] for k in words.tolist())
+    stack = state.network.specs[spec.parents[read].index].group.word_stack or ""
+    tokens = tuple(state.tokens[stack][k] for k in row.words.tolist())
     all_norms = tuple(dict.fromkeys((*single_table.norms, *norms)))
-    return ScoreContributions(name, all_norms, queries, keys, tokens, table, positions, scores, weights[..., words])
+    effects = _compute_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
+    scores, table = _centre(row.scores), _centre(table[..., row.words])
+    positions = _centre(row.positions)
+    return ScoreContributions(name, all_norms, queries, keys, tokens, table, positions, scores, row.weights, effects)
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """A row of scores: the words j to which the word attends, their scores, bias by distance and weights.
+
+    Args:
+        words: The words.
+        scores: The scores, `[*states, word]`.
+        positions: The bias by distance, `[*states, word]`.
+        weights: The attention, `[*states, word]`.
+    """
+
+    words: Tensor
+    scores: Tensor
+    positions: Tensor
+    weights: Tensor
+
+
+def _centre(values: Tensor) -> Tensor:
+    """Values less their mean over the words."""
+    return values - values.mean(-1, keepdim=True)
+
+
+def _get_word(spec: NodeSpec, index: tuple[int, ...]) -> int | None:
+    """The word of a node; None for a node without one."""
+    return index[-1] if spec.group.word_stack is not None else None
+
+
+def _make_run(state: SentenceState, name: str, spec: NodeSpec) -> LinearRun:
+    """The run with the values on all linear paths to the query and the keys."""
+    outputs = {parent.index for parent in spec.parents} | {s for parent in spec.parents for _, s in parent.pick}
+    groups = frozenset(spec.parents[k].index for k in (0, 1))
+    return LinearRun(state, f"contributions to {name}", groups, frozenset(outputs))
+
+
+@torch.no_grad()
+def _compute_row(run: LinearRun, spec: NodeSpec, index: tuple[int, ...]) -> ScoreRow:
+    """The scores of a row."""
+    tpm = spec.tpm
+    assert isinstance(tpm, ScoredAttention)
+    context, parents = gather_parents(run.execution, spec, _get_word(spec, index))
+    scores, mask = tpm.scores(context, *parents)
+    positions = torch.zeros_like(scores)
+    if tpm.bias is not None:
+        table, j = (
+            tpm.attention_parents(tuple(parents))[-1],
+            context.read_indices[spec.parents[tpm.over == "keys"].slot],
+        )
+        positions = tpm.bias.compute_bias(table, context.word, j, from_key=tpm.over == "queries")
+    words = mask.reshape(-1, mask.shape[-1])[0].nonzero().flatten()
+    weights = tpm.normaliser.normalise(scores, mask)
+    rows = (run.select_node(spec, index, run.layout.pad_dims(x, 1), 1) for x in (scores, positions, weights))
+    return ScoreRow(words, *(run.expand_node_states(x, 1)[..., words] for x in rows))
+
+
+def _compute_effects(
+    state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], row: ScoreRow, writers: tuple[Writer, ...]
+) -> dict[str, Tensor]:
+    """The centred scores minus those of a run in which a writer is zero at all words, `[*states, word]` by writer."""
+    effects = {}
+    for writer in dict.fromkeys(writers):
+        if writer.kind != "bias" and writer.name not in effects:
+            pattern = join_name(writer.group, writer.plates) + ("_*" if writer.words else "")
+            removed = _compute_row(_make_run(state.with_interventions({pattern: Zero()}), name, spec), spec, index)
+            effects[writer.name] = _centre(row.scores) - _centre(removed.scores)
+    return effects
 
 
 def _check_row(state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...]) -> None:
