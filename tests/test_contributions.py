@@ -309,19 +309,16 @@ def test_latent_choices_have_dims_and_no_tables():
 
 def get_cells(figure):
     """The numbers of the heat map of a figure; zero where a cell is blank."""
-    mesh = next(
-        item for item in figure.axes[0].collections if item.get_array() is not None and item.get_array().ndim == 2
-    )
-    return mesh.get_array().filled(0.0)
+    arrays = [item.get_array() for item in figure.axes[0].collections]
+    return next(array for array in arrays if array is not None and array.ndim == 2).filled(0.0)
 
 
 def test_plots_show_the_parts():
     s = get_case("vanilla decoder, causal").sentence
     result = s.contributions("logits_2", of=("cat", "sat"))
     bars = bt.plot(result, by="writer").axes[0].patches
-    widths = [bar.get_width() if bar.get_height() < 1 else bar.get_height() for bar in bars]
-    parts = result.parts.tolist()
-    assert all(min(abs(part - x) for x in [*widths, *(bar.get_height() for bar in bars)]) < 1e-9 for part in parts)
+    lengths = [length for bar in bars for length in (bar.get_width(), bar.get_height())]
+    assert all(min(abs(part - length) for length in lengths) < 1e-9 for part in result.parts.tolist())
     heads = result.by_head().to_numpy()
     close(get_cells(bt.plot(result, by="head"))[:, :2].tolist(), heads.tolist())
     kinds = [kind for kind in ("input", "attention", "feed-forward", "bias") if kind in result.by_word()]
