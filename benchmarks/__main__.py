@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from benchmarks import (
     chains,
     compiled,
+    contributions,
     fits,
     growth,
     heads,
@@ -38,6 +39,7 @@ BROWSER = "drawing by a browser"
 RATIO = "the row compares queries with each other"
 RECURSIONS = "recursions along the words, without large products"
 SEARCHES = "the row measures searches, not a fixed amount of work"
+BACKWARD = "the forward pass dominates, which llama-forward compares with its limit"
 SLOPES = "the row measures growth, not speed"
 
 ROWS = (
@@ -69,6 +71,7 @@ ROWS = (
     Row("ablations", "sweeps", sweeps.ablations),
     Row("attribution", "sweeps", sweeps.attribution),
     Row("trace", "sweeps", sweeps.trace_of_all_nodes),
+    Row("contributions", "contributions", contributions.contributions_of_all_heads, BACKWARD),
     Row("sweep-memory", "sweeps", sweeps.memory_of_a_sweep, MEMORY),
     Row("induction-by-hand", "circuits", induction.planted_by_hand, ACCURACY),
     Row("induction-trained", "circuits", induction.planted_by_training, ACCURACY),

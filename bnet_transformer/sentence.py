@@ -28,6 +28,8 @@ from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samp
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
 from bnet_transformer.inference.selection import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
+from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
+from bnet_transformer.residual_stream.contributions import compute_contributions
 
 if TYPE_CHECKING:
     import graphviz
@@ -618,6 +620,43 @@ class Sentence(StructureQueries):
         """
         read = self.reads(slice, evidence, residual=0.0, head=head, role=role, budget=budget)
         return tan_tree(read.matrix, read.tokens, read.slices[0], read.head)
+
+    def contributions(
+        self, node: str, of: object = None, *, paths: int = 1, exact: bool = False
+    ) -> Contributions | PathContributions | ScoreContributions:
+        """What each writer (embedding, head, feed-forward step, bias) adds to a logit or to attention scores.
+
+        The parts sum to the logit. They are an identity at this sentence with the scale of every norm on the way held
+        fixed (the result lists these norms). They are not the effects of an intervention.
+
+        Args:
+            node: A readout such as `"logits_9"` or `"y_9"`, or another node that is a sum, a linear map or a norm of
+                its parents. For the scores of a row of attention its name, such as `"j_1_0_9"` (slice, head, word).
+            of: For a readout, a state or its label (its logit), a pair of these (the difference of the first and the
+                second logit), or a vector (the product with the value). None for scores.
+            paths: 1 (default) for single writers, 2 for paths of two: the writers that each head reads through its
+                values, with its attention held fixed.
+            exact: Whether to compute also the exact effect of each writer: the readout minus the readout of a run in
+                which the output of the writer is zero and all later nodes follow. For scores, `effects` has them.
+
+        Returns:
+            The parts: `Contributions` with `values` `[*states, writer, word]`; with `paths=2` `PathContributions`; for
+            scores `ScoreContributions` with a table of pairs of writers.
+
+        Raises:
+            UnsupportedError: The parts do not sum to the readout, because a nonlinear node is on every path to it.
+            BNetError: `of` is missing or is no state of the node.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(dim=8, heads=2, slices=2, norm="pre", vocabulary=["the", "a", "cat", "dog"])
+        >>> s = net.sentence("the cat the")
+        >>> result = s.contributions("y_2", of=("cat", "dog"))
+        >>> bool((result.total - result.value).abs() < 1e-5), result.by_head().shape
+        (True, (2, 2))
+        >>> s.contributions("j_1_0_2").values.shape          # slice 1, head 0, word 2: [query, key, word]
+        torch.Size([5, 5, 3])
+        """
+        return compute_contributions(self.state, node, of, paths, exact)
 
     # structure
 

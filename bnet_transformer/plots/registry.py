@@ -26,6 +26,7 @@ from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelCo
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots import (
     calibrations,
+    contributions,
     distributions,
     fits,
     heads,
@@ -38,6 +39,7 @@ from bnet_transformer.plots import (
 )
 from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.plots.labelled_arrays import LabelledArray
+from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
 
 # The first type that matches a result determines its plot.
 PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
@@ -54,6 +56,9 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     Samples: distributions.plot_samples,
     GroupPosterior: distributions.plot_group_posterior,
     RankedStates: ranked_states.plot_ranked_states,
+    Contributions: contributions.plot_contributions,
+    PathContributions: contributions.plot_path_contributions,
+    ScoreContributions: contributions.plot_score_contributions,
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
     Fit: fits.plot_fit,

@@ -20,7 +20,7 @@ from bnet_transformer.tpm.symbols import Symbols, add_scripts
 T = TypeVar("T", Parent, Tensor)
 
 
-class _ScoredAttention(TPM):
+class ScoredAttention(TPM):
     """The common part of `Attention` and `Read`: a score, a bias and a normaliser, from which the weights follow."""
 
     score: Annotated[Score, instance_of(Score, "a score", "Dot(), Bilinear(), or your own Score")]
@@ -113,7 +113,7 @@ class _ScoredAttention(TPM):
 
 @final
 @dataclass(frozen=True)
-class Attention(_ScoredAttention):
+class Attention(ScoredAttention):
     """Attention: `x'_i = sum_j P(j | i) v_j` with `P(j | i) = softmax_j(score(q_i, k_j))`; deterministic.
 
     Parents, in order: the query `q`, `[d]`; the keys `k.`, `[d]` for each attended word; the values `v.`, `[d_v]`
@@ -167,6 +167,9 @@ class Attention(_ScoredAttention):
         read = key if self.over == "keys" else query
         mix = Product((*self.attention_parents(parents), v), v.shape, over=(read,))
         return None if scores is None else (*scores, mix)
+
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (len(parents) - 1,) if self.residual else ()
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return self.mix(self.normaliser.normalise(*self.scores(context, *parents)), *parents)
@@ -236,7 +239,7 @@ class Attention(_ScoredAttention):
 
 @final
 @dataclass(frozen=True)
-class Read(_ScoredAttention):
+class Read(ScoredAttention):
     """The attended word, as a random variable `j`: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
 
     The states are the words of the sentence. If a child picks word `j` of the values

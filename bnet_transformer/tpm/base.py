@@ -400,6 +400,47 @@ class TPM(CheckedDataclass, abc.ABC):
         """A description of a TPM without `P(j | i)`, with the reason, for error messages after "got"."""
         return f"{type(self).__name__}, which has no attention distribution"
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        """The parents in which the value is affine: a constant plus a sum of linear maps; none by default.
+
+        The other parents (a matrix, the query and the keys of attention) and the scale of a norm count as constants.
+        Contributions (`Sentence.contributions`) pass through these parents. A node without them is a writer.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The positions of these parents among the slots.
+        """
+        return ()
+
+    def norm_scale(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
+        """The factor by which a norm multiplies its input, which contributions hold fixed; None for other TPMs.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            The factor, `[..., 1]`; None (default) if the TPM is no norm.
+        """
+        return None
+
+    def linear_value(self, context: EvalContext, scale: Tensor | None, *parents: Tensor) -> Tensor:
+        """The value, the logits or the mean of the node with the scale of its norm held fixed.
+
+        It is affine in the parents of `linear_parents`; at zeros it is the constant, such as a bias.
+
+        Args:
+            context: The parameters, the index of the word and the masks.
+            scale: The result of `norm_scale` at the values of the sentence.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            The value, `[..., *shape]`; of a discrete node the logits, `[..., states]`.
+        """
+        return (self.logits if self.kind == "discrete" else self.value)(context, *parents)
+
     def latex(self, s: Symbols) -> str:
         r"""The right-hand side of `P(node | parents) = ...` in LaTeX.
 

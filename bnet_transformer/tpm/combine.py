@@ -60,6 +60,9 @@ class _LinearMap(TPM):
         (out,), (width,) = self.shape(*parents), parents[-1].shape
         return (Product(parents, (out, width), has_parameter=self.dim is not None),)
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (len(parents) - 1,)
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         W = parents[0] if self.dim is None else context["weight"]
         return apply_linear(W, parents[-1], context["bias"] if self.has_bias else None)
@@ -139,6 +142,9 @@ class Add(TPM):
                 raise BNetError(parent.name, expected=expected, actual=parent.form)
         return parents[0].shape
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return tuple(range(len(parents)))
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         total = parents[0]
         for parent in parents[1:]:
@@ -210,6 +216,9 @@ class Concat(TPM):
         W_o, a = parents[:2]
         return (Product((W_o, a), W_o.shape, over=(a,)),)
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return tuple(range(1 if self.mapped else 0, len(parents)))
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         bias = context["bias"] if self.bias else None
         if self.mapped:
@@ -266,6 +275,9 @@ class Pool(TPM):
     @property
     def can_read_empty(self) -> bool:
         return self.how == "sum"
+
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,)
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return pool_words(self.how, parents[0], context.mask["x."])

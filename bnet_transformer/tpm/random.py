@@ -137,6 +137,9 @@ class Categorical(TPM):
         vectors = tuple(parent for parent in parents if parent.states is None) if self.affine else ()
         return tuple(Product((x,), (self.n, *x.shape), has_parameter=True) for x in vectors)
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return tuple(k for k, parent in enumerate(parents) if parent.states is None)
+
     def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
         vectors = [parent for parent in parents if parent.is_floating_point()]
         if self.pool:
@@ -346,6 +349,12 @@ class Normal(TPM):
         if self.dim is None:
             return x
         return torch.einsum("...od,...d->...o", context["weight"], x) + context["bias"]
+
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,)
+
+    def linear_value(self, context: EvalContext, scale: Tensor | None, *parents: Tensor) -> Tensor:
+        return self.mean(context, *parents)
 
     def log_prob(self, context: EvalContext, value: Tensor, *parents: Tensor) -> Tensor:
         mean = self.mean(context, *parents)

@@ -133,6 +133,9 @@ class Start(VectorMap):
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return {"vector": Parameter(self.shape(*parents), self.spread)}
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,)
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return torch.where((context.word == 0)[..., None], context["vector"], parents[0])
 

@@ -163,11 +163,13 @@ class Score(CheckedDataclass, abc.ABC):
     """The base class of scores: the similarity of the node's own word to each word that it reads.
 
     A subclass is a frozen dataclass that sets `roles`, the slots of query and key, and implements `check_parents`,
-    `score_keys` and `score_queries`. `extra_slots` names further parents, such as a matrix.
+    `score_keys` and `score_queries`. `extra_slots` names further parents, such as a matrix. `is_bilinear = True`
+    declares that the score is linear in the query and in the key, so that `Sentence.contributions` applies.
     """
 
     roles: ClassVar[tuple[str, str]]
     extra_slots: ClassVar[tuple[str, ...]] = ()
+    is_bilinear: ClassVar[bool] = False  # True if the score is linear in the query and in the key
 
     @abc.abstractmethod
     def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
@@ -259,6 +261,7 @@ class Dot(Score):
     scale: Annotated[float | None, optional(check_float)] = 1.0
     rotary: float | Rotary | None = None
     roles: ClassVar[tuple[str, str]] = ("q", "k")
+    is_bilinear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -366,6 +369,7 @@ class Bilinear(Score):
 
     scale: Annotated[float, check_float] = 1.0
     roles: ClassVar[tuple[str, str]] = ("z", "z")
+    is_bilinear: ClassVar[bool] = True
     extra_slots: ClassVar[tuple[str, ...]] = ("A",)
 
     def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:

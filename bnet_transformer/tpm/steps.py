@@ -52,6 +52,9 @@ class Activation(VectorMap):
 
     activation: Annotated[str, check_activation] = "relu"
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,) if self.activation == "identity" else ()
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](parents[0])
 
@@ -74,6 +77,9 @@ class Scale(VectorMap):
     """
 
     factor: Annotated[float, check_float]
+
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,)
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return self.factor * parents[0]
@@ -236,6 +242,21 @@ class Norm(VectorMap):
             return scaled
         return gain * scaled if bias is None else gain * scaled + bias
 
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,)
+
+    def norm_scale(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        x = parents[0]
+        square = x.var(-1, correction=0, keepdim=True) if self.form == "layer" else x.square().mean(-1, keepdim=True)
+        return torch.rsqrt(square + self.eps)
+
+    def linear_value(self, context: EvalContext, scale: Tensor | None, *parents: Tensor) -> Tensor:
+        assert scale is not None
+        x, parameters = parents[0], context.parameters
+        value = scale * (x - x.mean(-1, keepdim=True) if self.form == "layer" else x)
+        value = parameters["gain"] * value if "gain" in parameters else value
+        return value + parameters["bias"] if "bias" in parameters else value
+
     def latex(self, s: Symbols) -> str:
         x, b = s.of("x"), s.of("x", "b")
         gain, bias = s.parameter("g"), s.plus(s.parameter("b"))
@@ -284,6 +305,9 @@ class Dropout(VectorMap):
     """
 
     p: Annotated[float, named("dropout p", check_below_one)] = 0.1
+
+    def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (0,)
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return functional.dropout(parents[0], self.p, training=context.training)

@@ -1,0 +1,153 @@
+"""Plots of contributions: the parts of heads and steps by slice, of words, of paths of two, of pairs in a score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map
+from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
+from bnet_transformer.plots.sweeps import symmetric_limits
+from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
+from bnet_transformer.residual_stream.results import KINDS, rank_writers
+from bnet_transformer.residual_stream.writers import Writer
+
+MAX_BARS = 16  # more writers are drawn as a heat map of slices and heads
+PLOTS = (None, "writer", "head", "word")
+SCALE_NOTE = "The scales of norms are held fixed: an identity at this sentence, not an effect."
+
+
+def plot_contributions(result: Contributions, canvas: Canvas, *, by: str | None = None, top: int = MAX_BARS) -> None:
+    """Plot the parts of a readout: bars for at most 16 writers, else a heat map of slices and heads.
+
+    `by` selects the plot: `"writer"` (bars of the `top` strongest), `"head"` (the heat map) or `"word"` (a heat
+    map of kinds of writers and words: the words that heads attend to, and the words of other writers).
+    """
+    check_choice("by", by, PLOTS)
+    check_int("top", top)
+    heads = [writer for writer in result.writers if writer.kind == "attention"]
+    if by is None:
+        by = "head" if len(result.writers) > MAX_BARS and len(heads) > 1 else "writer"
+    if by == "word":
+        _plot_words(result, canvas)
+    elif by == "head" and heads:
+        _plot_heads(result, canvas)
+    else:
+        _plot_writers(result, canvas, top)
+    canvas.set_title(f"{result.of} at {result.node}: {_format(float(result.value))}", is_above_legend=by != "head")
+    canvas.add_note(SCALE_NOTE if result.norms else "")
+
+
+def _plot_writers(result: Contributions, canvas: Canvas, top: int) -> None:
+    """Bars of the strongest writers; with exact effects a second bar each."""
+    frame = result.to_dataframe()
+    order = np.sort(np.argsort(-frame["part"].abs().to_numpy(), kind="stable")[:top])
+    frame = frame.iloc[order]
+    series = [BarSeries(frame["part"].to_numpy(), name="part" if result.effects is not None else "")]
+    if result.effects is not None:
+        series = [
+            BarSeries(frame["part"].to_numpy(), name="part", colour="prior"),
+            BarSeries(frame["effect"].to_numpy(), name="effect of its removal", colour="accent", hatch="////"),
+        ]
+    draw_bars(canvas, series, list(frame["writer"]), value_label="contribution", category_label="writer")
+    if len(order) < len(result.writers):
+        canvas.add_note(f"Showing the {len(order)} strongest of {len(result.writers):,} writers.")
+
+
+def _plot_heads(result: Contributions, canvas: Canvas) -> None:
+    """A heat map with a row for each slice, a column for each head and for the feed-forward steps."""
+    parts = dict(zip(result.writers, to_numpy(result.parts).tolist(), strict=True))
+    columns: dict[str, None] = {}
+    rows: dict[int, dict[str, float]] = {}
+    remaining: dict[str, float] = {}
+    for writer, part in parts.items():
+        if writer.kind in ("attention", "feed-forward") and writer.slice is not None:
+            column = _name_column(writer, [w for w in parts if w.kind == writer.kind])
+            columns.setdefault(column)
+            row = rows.setdefault(writer.slice, {})
+            row[column] = row.get(column, 0.0) + part
+        else:
+            key = "biases" if writer.kind == "bias" else writer.name
+            remaining[key] = remaining.get(key, 0.0) + part
+    ordered = [*(c for c in columns if not c.startswith("ffn")), *(c for c in columns if c.startswith("ffn"))]
+    values = np.array([[rows[k].get(column, np.nan) for column in ordered] for k in sorted(rows)])
+    data = HeatMapData(values, tuple(map(str, sorted(rows))), tuple(ordered))
+    limits = symmetric_limits(values)
+    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head, feed-forward step", y="slice")
+    texts = ", ".join(f"{name} {_format(part)}" for name, part in remaining.items())
+    canvas.add_note(f"Other parts: {texts}." if texts else "")
+
+
+def _name_column(writer: Writer, same_kind: Sequence[Writer]) -> str:
+    """The column of a writer: its head, or the role of a step; with the role if several roles have the kind."""
+    role = writer.group.removesuffix(f"_{writer.slice}")
+    roles = {w.group.removesuffix(f"_{w.slice}") for w in same_kind}
+    if writer.kind == "feed-forward":
+        return "ffn" if len(roles) == 1 else f"ffn {role}"
+    head = ".".join(map(str, writer.plates)) or "all"
+    return head if len(roles) == 1 else f"{role} {head}"
+
+
+def _plot_words(result: Contributions, canvas: Canvas) -> None:
+    """A heat map with a row for each kind of writer and a column for each word."""
+    frame = result.by_word()
+    kinds = [kind for kind in KINDS if kind in frame]
+    matrix = frame[kinds].to_numpy().T
+    labels = [f"{k} {word}" if word else "no word" for k, word in enumerate(frame["word"])]
+    data = HeatMapData(matrix, tuple(kinds), tuple(labels))
+    limits = symmetric_limits(matrix)
+    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="word (of a head: attended to)", y="")
+
+
+def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: int = 12) -> None:
+    """Plot the strongest paths of two as a heat map: the first writers as rows, the heads that read them as columns."""
+    check_int("top", top)
+    result.to_dataframe()  # raises an error for latent choices
+    magnitude = result.values.abs()
+    heads = sorted(rank_writers(magnitude.amax(-1), top))
+    writers = sorted(rank_writers(magnitude.amax(-2), top))
+    values = to_numpy(result.values[heads][:, writers].T)
+    values = np.where(values == 0, np.nan, values)  # a head reads no later writer
+    names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.writers, writers), (result.heads, heads))]
+    data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
+    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head", y="writer")
+    canvas.set_title(f"{result.of} at {result.node}: paths of two")
+    _note_selection(canvas, (len(writers), len(result.writers), "writers"), (len(heads), len(result.heads), "heads"))
+    canvas.add_note("Attention and the scales of norms are held fixed.")
+
+
+def plot_score_contributions(
+    result: ScoreContributions, canvas: Canvas, *, word: int | None = None, top: int = 12
+) -> None:
+    """Plot the pairs of the strongest writers in the score of one word j, by default the most attended one."""
+    check_int("top", top)
+    position, table = result.at_word(word)
+    queries = sorted(rank_writers(table.abs().amax(-1), top))
+    keys = sorted(rank_writers(table.abs().amax(-2), top))
+    values = to_numpy(table[queries][:, keys])
+    names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.queries, queries), (result.keys, keys))]
+    data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
+    label = "contribution to the score"
+    draw_heat_map(canvas, data, value_label=label, limits=limits, x="writer on the key side", y="writer, query side")
+    score = _format(float(result.scores[position]))
+    canvas.set_title(f"{result.node}, word {position} {result.words[position]!r}: centred score {score}")
+    sizes = (len(queries), len(result.queries), "writers of the query"), (len(keys), len(result.keys), "of the key")
+    _note_selection(canvas, *sizes)
+    if bool(result.positions.any()):
+        canvas.add_note(f"The bias by distance adds {_format(float(result.positions[position]))}.")
+    canvas.add_note("Before the softmax, less the mean over the words attended to.")
+
+
+def _note_selection(canvas: Canvas, *counts: tuple[int, int, str]) -> None:
+    """A note with the numbers of rows and columns that are shown, if these are not all."""
+    if any(shown < total for shown, total, _ in counts):
+        canvas.add_note("Strongest: " + ", ".join(f"{shown} of {total} {noun}" for shown, total, noun in counts) + ".")
+
+
+def _format(value: float) -> str:
+    """A signed number with three digits and a proper minus sign."""
+    return f"{value:+.3g}".replace("-", "−")

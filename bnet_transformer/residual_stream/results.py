@@ -1,0 +1,319 @@
+"""Results: the contributions of writers to a logit, of paths of two to a logit, and of pairs of writers to a score."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.residual_stream.writers import Writer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KINDS = ("input", "attention", "feed-forward", "bias")
+TOP_COUNT = 10
+SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, not an effect"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ContributionTable(ABC):
+    """The base class of contributions: a table that prints its largest entries.
+
+    Attributes:
+        node: The name of the readout.
+        norms: The names of the norms whose scale was held fixed.
+    """
+
+    node: str
+    norms: tuple[str, ...]
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with one row for each part."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The subject, the value and the convention, in one line."""
+
+    def _top_frame(self, count: int = TOP_COUNT) -> pd.DataFrame:
+        """The rows with the largest absolute parts."""
+        frame = self.to_dataframe()
+        order = np.argsort(-frame["part"].abs().to_numpy(), kind="stable")[:count]
+        return frame.iloc[order]
+
+    def __repr__(self) -> str:
+        return f"{self.summary}\n{self._top_frame().to_string(index=False, float_format='{:+.4f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self._top_frame().to_html(index=False, float_format="{:+.4f}".format)
+        return f"<p>{html.escape(self.summary)}</p>{table}"
+
+    def _check_single_state(self, values: Tensor, event_dims: int) -> Tensor:
+        """Values without dims of states; raises an error if a latent choice has a dim."""
+        if values.dim() > event_dims:
+            states = " x ".join(map(str, values.shape[:-event_dims]))
+            hint = "Set or observe the latent choices first, or use `values`"
+            raise BNetError(
+                f"contributions to {self.node}", expected="no latent choices", actual=f"{states} states", hint=hint
+            )
+        return values
+
+    def _describe_norms(self) -> str:
+        """The norms whose scale was held fixed, in words."""
+        if not self.norms:
+            return "no norms on the paths"
+        names = ", ".join(self.norms[:4]) + (f", … ({len(self.norms)})" if len(self.norms) > 4 else "")
+        return f"scales of norms held fixed: {names}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Contributions(ContributionTable):
+    """What each writer adds to a readout; the result of `Sentence.contributions`.
+
+    The parts sum to the readout. They are an identity at this sentence, with the scale of each norm in `norms` held
+    fixed; they are not the effects of an intervention, because later nodes depend on the writer too.
+
+    Attributes:
+        node: The name of the readout.
+        norms: The names of the norms whose scale was held fixed.
+        of: The readout in words, such as `"Mary - John"`.
+        writers: The writers, from the words to the readout.
+        words: The words of all stacks; the last entry, `""`, is for nodes without words.
+        values: The part of each writer and word, `[*states, writer, word]`. The word of a head is the word that it
+            reads, and that of other writers is their own. `states` are the latent choices as in `s[node]`.
+        value: The readout, `[*states]`.
+        effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
+            writer is zero and all later nodes follow, `[writer]`; NaN for biases. None otherwise.
+    """
+
+    of: str
+    writers: tuple[Writer, ...] = field(repr=False)
+    words: tuple[str, ...] = field(repr=False)
+    values: Tensor = field(repr=False)
+    value: Tensor = field(repr=False)
+    effects: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def parts(self) -> Tensor:
+        """The part of each writer, `[*states, writer]`; the sum over the words."""
+        return self.values.sum(-1)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of all parts, `[*states]`, which equals `value` up to rounding."""
+        return self.parts.sum(-1)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The part of a writer.
+
+        Args:
+            name: The name of a writer, such as `"a_3_2"`.
+
+        Returns:
+            The part, `[*states]`.
+
+        Raises:
+            UnknownNameError: There is no such writer.
+        """
+        names = [writer.name for writer in self.writers]
+        if name not in names:
+            raise unknown_name_error("writer", name, names)
+        return self.parts[..., names.index(name)]
+
+    def top(self, count: int = TOP_COUNT) -> list[tuple[str, float]]:
+        """The writers with the largest absolute parts.
+
+        Args:
+            count: The maximum number of writers.
+
+        Returns:
+            Pairs of a name and its part, in decreasing order of the absolute part.
+        """
+        parts = self._check_single_state(self.parts, 1)
+        order = parts.abs().argsort(descending=True, stable=True)[: check_int("count", count)]
+        return [(self.writers[k].name, float(parts[k])) for k in order.tolist()]
+
+    def by_head(self) -> pd.DataFrame:
+        """The parts of heads: a row for each node group with attention, a column for each head."""
+        import pandas as pd
+
+        parts = self._check_single_state(self.parts, 1).tolist()
+        rows: dict[str, dict[str, float]] = {}
+        for writer, part in zip(self.writers, parts, strict=True):
+            if writer.kind == "attention":
+                rows.setdefault(writer.group, {})["_".join(map(str, writer.plates)) or "all"] = part
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="group", columns="head")
+
+    def by_word(self) -> pd.DataFrame:
+        """The parts by word: for heads the word that they read, for other writers their own word."""
+        import pandas as pd
+
+        values = self._check_single_state(self.values, 2)
+        columns = {}
+        for kind in KINDS:
+            index = [k for k, writer in enumerate(self.writers) if writer.kind == kind]
+            if index:
+                columns[kind] = to_numpy(values[index].sum(0))
+        frame = pd.DataFrame(columns)
+        frame.insert(0, "word", list(self.words))
+        frame["total"] = to_numpy(values.sum(0))
+        has_nodes_without_words = bool(values[:, -1].any())
+        return frame if has_nodes_without_words else frame.iloc[:-1]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with one row for each writer: its name, kind, node group, part, and its effect if computed."""
+        import pandas as pd
+
+        parts = self._check_single_state(self.parts, 1)
+        frame = pd.DataFrame(
+            {
+                "writer": [writer.name for writer in self.writers],
+                "kind": [writer.kind for writer in self.writers],
+                "group": [writer.group for writer in self.writers],
+                "part": to_numpy(parts),
+            }
+        )
+        return frame if self.effects is None else frame.assign(effect=to_numpy(self.effects))
+
+    @property
+    def summary(self) -> str:
+        """The subject, the value and the convention, in one line."""
+        value = f" = {float(self.value):.4f}" if self.value.dim() == 0 else ""
+        return f"contributions to {self.of} at {self.node}{value}; {self._describe_norms()}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PathContributions(ContributionTable):
+    """The paths of two: what each writer adds to a readout through the values of each head.
+
+    The attention `P(j | i)` of the head and the scales of all norms on the path are held fixed. A row sums to the part
+    of its head in `Contributions`.
+
+    Attributes:
+        node: The name of the readout.
+        norms: The names of the norms whose scale was held fixed.
+        of: The readout in words.
+        heads: The heads that add to the readout, the last of the two.
+        writers: The writers whose outputs are values of these heads, the first of the two.
+        values: The part of each path, `[*states, head, writer]`.
+    """
+
+    of: str
+    heads: tuple[Writer, ...] = field(repr=False)
+    writers: tuple[Writer, ...] = field(repr=False)
+    values: Tensor = field(repr=False)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with one row for each path: its writer, its head, and its part."""
+        import pandas as pd
+
+        values = self._check_single_state(self.values, 2)
+        names = [[writer.name for writer in axis] for axis in (self.heads, self.writers)]
+        frame = pd.MultiIndex.from_product(names, names=["head", "writer"]).to_frame(index=False)
+        frame = frame[["writer", "head"]].assign(part=to_numpy(values.flatten()))
+        return frame[frame["part"] != 0].reset_index(drop=True)
+
+    @property
+    def summary(self) -> str:
+        """The subject, the size and the convention, in one line."""
+        size = f"{len(self.writers)} writers through {len(self.heads)} heads"
+        return f"paths of two to {self.of} at {self.node}: {size}; attention held fixed; {self._describe_norms()}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoreContributions(ContributionTable):
+    """What each pair of writers adds to the attention scores of a word: one on the side of the query, one of the key.
+
+    The scores are those before a soft-cap and before the softmax, and are centred: the mean over the words j that the
+    word attends to is subtracted, because a constant does not change the softmax. The parts sum to the centred scores.
+
+    Attributes:
+        node: The name of the row of attention, such as `"j_1_0_9"`.
+        norms: The names of the norms whose scale was held fixed.
+        queries: The writers on the side of the query.
+        keys: The writers on the side of the key.
+        words: The words j that the word attends to.
+        values: The part of each pair in the centred score of each word, `[*states, query writer, key writer, word]`.
+        positions: The part of the bias by distance, `[*states, word]`; zeros without one.
+        scores: The centred scores, `[*states, word]`.
+        weights: The attention `P(j | i)` of these words, `[*states, word]`.
+        effects: With `exact=True`, for each writer by name, the centred scores minus those of a run in which the output
+            of the writer is zero at all words and all later nodes follow, `[*states, word]`. None otherwise.
+    """
+
+    queries: tuple[Writer, ...] = field(repr=False)
+    keys: tuple[Writer, ...] = field(repr=False)
+    words: tuple[str, ...]
+    values: Tensor = field(repr=False)
+    positions: Tensor = field(repr=False)
+    scores: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)
+    effects: Mapping[str, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of all parts, `[*states, word]`, which equals `scores` up to rounding."""
+        return self.values.sum((-3, -2)) + self.positions
+
+    def by_writer(self, side: str = "key") -> Tensor:
+        """The parts of the writers of one side, summed over those of the other side.
+
+        Args:
+            side: `"query"` or `"key"` (default).
+
+        Returns:
+            A tensor `[*states, writer, word]`, without the bias by distance.
+        """
+        check_choice("side", side, ("query", "key"))
+        return self.values.sum(-2 if side == "query" else -3)
+
+    def at_word(self, word: int | None = None) -> tuple[int, Tensor]:
+        """The table of pairs for one word j.
+
+        Args:
+            word: The position of the word in `words`; by default the word with the largest weight.
+
+        Returns:
+            The position, and a tensor `[query writer, key writer]`.
+        """
+        values = self._check_single_state(self.values, 3)
+        k = int(self.weights.argmax()) if word is None else check_int("word", word, minimum=0)
+        if k >= len(self.words):
+            raise BNetError("word", expected=f"a position from 0 to {len(self.words) - 1}", actual=word)
+        return k, values[..., k]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with one row for each pair of writers and word j, and one for each bias by distance."""
+        import pandas as pd
+
+        values = self._check_single_state(self.values, 3)
+        names = [[writer.name for writer in axis] for axis in (self.queries, self.keys)]
+        axes = [*names, [f"{k} {word}" for k, word in enumerate(self.words)]]
+        frame = pd.MultiIndex.from_product(axes, names=["query", "key", "word"]).to_frame(index=False)
+        frame["part"] = to_numpy(values.flatten())
+        if not bool(self.positions.any()):
+            return frame
+        bias = pd.DataFrame({"query": "position", "key": "position", "word": axes[2]})
+        return pd.concat([frame, bias.assign(part=to_numpy(self.positions))], ignore_index=True)
+
+    @property
+    def summary(self) -> str:
+        """The subject, the size and the convention, in one line."""
+        size = f"{len(self.queries)} x {len(self.keys)} writers, {len(self.words)} words"
+        return f"contributions to the scores of {self.node}: {size}; centred; {self._describe_norms()}"
+
+
+def rank_writers(parts: Tensor, count: int) -> list[int]:
+    """The positions of the largest absolute parts, `[writer]`, in decreasing order."""
+    order: list[int] = parts.abs().argsort(descending=True, stable=True)[:count].tolist()
+    return order

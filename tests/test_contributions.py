@@ -1,0 +1,331 @@
+"""Contributions: the parts of every net sum to the readout, or an error gives the reason; oracles by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import tpm
+from bnet_transformer.interventions import Attend, Zero
+from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
+from tests.cases import CASES, VOCABULARY, close, get_case, jitter
+
+UNDEFINED = {  # the cases without parts, with a term of the message
+    "recurrent": "recurrent",
+    "recurrent, rnn": "recurrent",
+    "recurrent, lstm": "recurrent",
+    "recurrences": "Gated",
+    "integrator": "ResNet",
+    "cayley, arbitrary": "Triangular",
+    "triangular": "Triangular",
+    "windowed selectors": "c_0",
+    "word, two slices": "c_0",
+    "vanilla encoder, masked word": "transform, a Activation",
+    "vanilla encoder, class": "transform, a Activation",
+    "chapter": "Attention",
+    "gated": "Gate",
+    "geometric": "ResNet",
+    "geometric, add": "ResNet",
+    "cayley": "Triangular",
+    "sprinkler": "Categorical",
+    "chest clinic": "Table",
+    "tagger": "Table",
+    "hidden states": "Categorical",
+    "factorial chains": "Categorical",
+}
+TRANSFORMERS = [case for case in CASES if case.name.startswith(("encoder", "vanilla", "grouped", "bucketed", "concat"))]
+
+
+def find_readout(s):
+    """The last node with a likelihood of vectors, or of the net, and a difference of its logits, or the sum."""
+    specs = s.state.network.specs
+    likelihoods = [m for m in specs if m.tpm.is_random and any(p.states is None for p in m.tpm_parents)]
+    spec = (likelihoods or specs)[-1]
+    node = list(s.ground.iter_names(spec.group))[-1]
+    return node, (0, 1) if spec.tpm.kind == "discrete" else torch.ones(spec.shape, dtype=torch.float64)
+
+
+def compute_readout(s, node, of):
+    """The same number from the distribution of the node."""
+    if not s.state.model.spec(s.ground.id(node)).tpm.is_random:
+        return s[node] @ of
+    distribution = s.tpm(node)
+    if isinstance(of, tuple):
+        return distribution.logits[..., of[0]] - distribution.logits[..., of[1]]
+    return distribution.mean @ of
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_parts_sum_to_the_readout_or_an_error_gives_the_reason(case):
+    s = case.sentence
+    node, of = find_readout(s)
+    if case.name in UNDEFINED:
+        with pytest.raises(bt.BNetError, match=UNDEFINED[case.name]):
+            s.contributions(node, of=of)
+        return
+    result = s.contributions(node, of=of)
+    expected = compute_readout(s, node, of)
+    assert result.value.shape == expected.shape
+    close(result.value, expected)
+    close(result.total, expected)
+    assert result.writers and result.values.shape[-1] == len(s.words) + 1
+    heads = [k for k, writer in enumerate(result.writers) if writer.kind == "attention"]
+    if heads and case.name != "marginal":
+        paths = s.contributions(node, of=of, paths=2)
+        close(paths.values.sum(-1), result.parts[..., heads])
+        assert [head.name for head in paths.heads] == [result.writers[k].name for k in heads]
+
+
+def test_all_transformers_are_decomposed():
+    assert len(TRANSFORMERS) >= 12
+    undefined = {case.name for case in TRANSFORMERS} & UNDEFINED.keys()
+    assert undefined == {"vanilla encoder, masked word", "vanilla encoder, class"}  # a nonlinear head before the logits
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pairs_sum_to_the_centred_scores(case):
+    s = case.sentence
+    for stem, groups in find_attention_groups(s.state.model).items():
+        group = groups[-1]
+        index = [size - 1 for size in s.ground.shapes[group.index]]
+        name = "_".join(map(str, [stem, *([] if group.slice is None else [group.slice]), *index]))
+        if case.name in ("gated", "geometric", "geometric, add"):
+            with pytest.raises(bt.UnsupportedError, match=r"AdditiveAttention|ResNet"):
+                s.contributions(name)
+            continue
+        result = s.contributions(name)
+        close(result.total, result.scores)
+        close(result.total.mean(-1), torch.zeros_like(result.scores[..., 0]), 1e-9)
+        tpm_ = s.state.network.specs[group.index].tpm
+        if tpm_.normaliser.kind == "softmax":  # the centred scores give the attention of the sentence
+            close(result.scores.softmax(-1), result.weights)
+
+
+def test_a_row_of_attention_that_is_a_node():
+    s = get_case("marginal").sentence
+    result = s.contributions("j_0_2")
+    close(result.scores.softmax(-1), s.tpm("j_0_2").probs)
+    assert [writer.name for writer in result.queries] == ["x_0"]
+
+
+# oracles by hand
+
+
+def tiny_net():
+    """A pre-norm decoder of one slice with two heads, without a feed-forward step."""
+    word = ["word"]
+    heads = ["head", "word"]
+    prologue = [bt.Node("token", tpm.Given(states=3), plates=word), bt.Node("x", tpm.Embed(4), ["token"], plates=word)]
+    weights = [bt.Node(f"W_{r}", tpm.Weight((2, 4)), plates=["head"]) for r in "qkv"]
+    maps = [bt.Node(r, tpm.Affine(), [f"W_{r}", "norm"], plates=heads) for r in "qkv"]
+    causal = [bt.Arrow(r, "causal") for r in "kv"]
+    slice_ = [
+        bt.Node("norm", tpm.Norm("rms"), ["x"], plates=word),
+        *weights,
+        *maps,
+        bt.Node("a", tpm.Attention(tpm.Dot(None)), ["q", *causal], plates=heads),
+        bt.Node("W_o", tpm.Weight((4, 2)), plates=["head"]),
+        bt.Node("x", tpm.Concat(bias=True, residual=True), ["W_o", "a", "x"], plates=word),
+    ]
+    readout = [
+        bt.Node("final", tpm.Norm("layer"), ["x"], plates=word),
+        bt.Node("y", tpm.Categorical(3), ["final"], plates=word),
+    ]
+    stack = bt.Stack(slice_, prologue, readout, vocabulary=VOCABULARY)
+    return jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)]))).to(torch.float64)
+
+
+def test_parts_and_paths_by_hand_in_numpy():
+    net = tiny_net()
+    s = net.sentence("the cat sat")
+    p = {name: value.numpy() for name, value in net.parameters.items()}
+    embed = p["x_0.table"]  # the words have ids 0, 1, 2
+    rms = 1 / np.sqrt((embed**2).mean(-1, keepdims=True) + 1e-5)
+    normed = p["norm_0.gain"] * embed * rms
+    weights = s.attention(0)[:, 2].numpy()  # [head, word j]
+    values = np.einsum("hod,nd->hno", p["W_v_0.value"], normed)
+    mixes = np.einsum("hn,hno->hno", weights, values + p["v_0.bias"][:, None])
+    stream = np.einsum("hdo,hno->hnd", p["W_o_0.value"], mixes)  # [head, word j, d]
+    x = embed[2] + stream.sum((0, 1)) + p["x_1.bias"]
+    u = p["y.weight"][1] - p["y.weight"][0]
+    deviation = np.sqrt(x.var() + 1e-5)
+
+    def project(vector):
+        return (p["final.gain"] * (vector - vector.mean(-1, keepdims=True)) / deviation) @ u
+
+    result = s.contributions("y_2", of=("cat", "the"))
+    by_name = dict(zip((writer.name for writer in result.writers), result.values.numpy(), strict=True))
+    close(by_name["x_0"], np.array([0, 0, project(embed[2]), 0]))
+    for head in range(2):
+        close(by_name[f"a_0_{head}"][:3], project(stream[head]))
+    close(by_name["bias of x_1"].sum(), project(p["x_1.bias"]))
+    close(by_name["bias of final"].sum(), p["final.bias"] @ u)
+    close(by_name["bias of y"].sum(), p["y.logits"][1] - p["y.logits"][0])
+    assert result.norms == ("final_2",) and len(by_name) == 6
+    paths = s.contributions("y_2", of=("cat", "the"), paths=2)
+    names = [writer.name for writer in paths.writers]
+    linear = np.einsum("hdo,hno->hnd", p["W_o_0.value"], weights[..., None] * values).sum(1)
+    close(paths.values[:, names.index("x_0")].numpy(), project(linear))
+    assert paths.norms == ("norm_0_*", "final_2")
+
+
+def test_score_parts_are_products_of_the_parts_of_query_and_key():
+    net = get_case("vanilla decoder, causal").net  # two post-norm slices, rotary positions are in "grouped"
+    s = net.sentence("the cat sat")
+    result = s.contributions("j_0_1_2")
+    q, k = s["q_0_1_2"], torch.stack([s[f"k_0_1_{j}"] for j in range(3)])
+    scores = k @ q / q.shape[-1] ** 0.5
+    close(result.total, scores - scores.mean())
+    names = [writer.name for writer in result.queries]
+    W_q, W_k = s["W_q_0_1"], s["W_k_0_1"]
+    part = (s["position_2"] @ W_q.T) @ (torch.stack([s[f"embed_{j}"] for j in range(3)]) @ W_k.T).T / q.shape[-1] ** 0.5
+    close(result.values[names.index("position"), names.index("embed")], part - part.mean())
+
+
+def test_exact_effects_on_scores_are_those_of_do():
+    s = get_case("encoder, pre-norm").sentence
+    result = s.contributions("j_1_0_2", exact=True)
+
+    def compute(sentence):
+        scores = torch.stack([sentence[f"k_1_0_{j}"] for j in range(3)]) @ sentence["q_1_0_2"] / 2**0.5
+        return scores - scores.mean()
+
+    assert set(result.effects) == {writer.name for writer in result.keys if writer.kind != "bias"}
+    for name, effect in result.effects.items():
+        close(effect, compute(s) - compute(s.do({f"{name}_*": Zero()})))
+
+
+# the direction, the sentence, interventions
+
+
+def test_one_logit_a_vector_and_labels():
+    s = get_case("vanilla decoder, causal").sentence
+    logits = s["logits_2"]
+    close(s.contributions("logits_2", of="cat").total, logits[1])
+    close(s.contributions("logits_2", of=1).total, logits[1])
+    close(s.contributions("y_2", of=("sat", "the")).total, logits[2] - logits[0])
+    u = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    close(s.contributions("logits_2", of=u).total, logits @ u)
+    close(s.contributions("x_2_1", of=torch.ones(4, dtype=torch.float64)).total, s["x_2_1"].sum())
+
+
+def test_set_nodes_are_writers_and_set_rows_are_used():
+    s = get_case("encoder, pre-norm").sentence
+    value = torch.tensor([1.0, -2.0, 0.5, 0.25], dtype=torch.float64)
+    for changed in (
+        s.do({"ffn_0_2": value}),
+        s.do({"x_1_2": value}),
+        s.do({f"x_1_{word}": value for word in range(3)}),
+        s.do({"a_1_0_2": Attend([0.5, 0.5, 0.0])}),
+    ):
+        result = changed.contributions("y_2", of=(0, 4))
+        close(result.total, compute_readout(changed, "y_2", (0, 4)))
+        heads = [k for k, writer in enumerate(result.writers) if writer.kind == "attention"]
+        close(changed.contributions("y_2", of=(0, 4), paths=2).values.sum(-1), result.parts[heads])
+    part = s.do({"x_1_2": value}).contributions("y_2", of=(0, 4))
+    kinds = {writer.name: writer.kind for writer in part.writers}
+    assert kinds["x_1"] == "input" and float(part["embed"]) == 0.0
+
+
+def test_exact_effects_are_those_of_do():
+    s = get_case("encoder, pre-norm").sentence
+    for node, of in (("y_2", (0, 4)), ("add1_1_2", torch.ones(4, dtype=torch.float64))):
+        result = s.contributions(node, of=of, exact=True)
+
+        def compute(sentence, node=node, of=of):
+            return compute_readout(sentence, node, of) if node == "y_2" else sentence[node] @ of
+
+        for writer, effect in zip(result.writers, result.effects, strict=True):
+            if writer.kind == "bias":
+                assert bool(effect.isnan())
+                continue
+            removed = s.do({f"{writer.name}_2": Zero()})
+            close(effect, compute(s) - compute(removed), 1e-8)
+    assert {"part", "effect"} <= set(result.to_dataframe().columns)
+
+
+# the tables
+
+
+def test_tables():
+    s = get_case("vanilla decoder, causal").sentence
+    result = s.contributions("logits_2", of=("cat", "sat"))
+    heads, words, frame = result.by_head(), result.by_word(), result.to_dataframe()
+    assert heads.shape == (2, 2) and list(heads.index) == ["a_0", "a_1"]
+    close(float(heads.loc["a_1", "0"]), float(result["a_1_0"]))
+    close(float(words["total"].sum()), float(result.total))
+    assert list(words["word"]) == ["the", "cat", "sat"]
+    close(float(frame["part"].sum()), float(result.total))
+    top = result.top(3)
+    assert len(top) == 3 and abs(top[0][1]) == frame["part"].abs().max()
+    paths = s.contributions("logits_2", of=("cat", "sat"), paths=2).to_dataframe()
+    close(float(paths["part"].sum()), float(heads.to_numpy().sum()))
+    scores = s.contributions("j_1_0_2")
+    close(scores.to_dataframe().groupby("word", sort=False)["part"].sum().tolist(), scores.scores.tolist())
+    close(scores.by_writer("query").sum(0), scores.by_writer("key").sum(0))
+    position, table = scores.at_word()
+    assert position == int(scores.weights.argmax()) and table.shape == scores.values.shape[:2]
+    for item in (result, s.contributions("j_1_0_2")):
+        assert "norm" in repr(item) and "<table" in item._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("node", "options", "key_term"),
+    [
+        ("logits_9", {"of": 0}, "allowed"),
+        ("logits_2", {}, "difference"),
+        ("logits_2", {"of": ("cat", "sat", "the")}, "pair"),
+        ("logits_2", {"of": "dog"}, r"vocabulary|label|known"),
+        ("logits_2", {"of": 7}, "0 to 2"),
+        ("logits_2", {"of": torch.ones(4)}, "3 numbers"),
+        ("x_2_2", {"of": 7}, "0 to 3"),
+        ("ffn_0_2", {"of": 0}, "FeedForward"),
+        ("a_0_0_2", {"of": 0}, "j_0_0"),
+        ("token_0", {"of": 0}, "input"),
+        ("j_1_0_9", {}, "j_1_0..1"),
+        ("j_1_0_2", {"of": 0}, "scores"),
+        ("j_1_0_2", {"paths": 2}, "scores"),
+        ("logits_2", {"of": 0, "paths": 3}, "1"),
+        ("y_2", {"of": 0, "exact": True}, "difference"),
+    ],
+)
+def test_invalid_input(node, options, key_term):
+    s = get_case("vanilla decoder, causal").sentence
+    with pytest.raises(bt.BNetError, match=key_term):
+        s.contributions(node, **options)
+
+
+def test_latent_choices_have_dims_and_no_tables():
+    s = get_case("chapter, two slices").sentence
+    result = s.contributions("y_2", of=(0, 1))
+    assert result.parts.shape == (2, len(result.writers))
+    with pytest.raises(bt.BNetError, match="latent"):
+        result.to_dataframe()
+    with pytest.raises(bt.UnsupportedError, match="latent"):
+        s.contributions("y_2", of=(0, 1), exact=True)
+    for state in range(2):
+        close(s.do(c=state).contributions("y_2", of=(0, 1)).parts, result.parts[state])
+
+
+def get_cells(figure):
+    """The numbers of the heat map of a figure; zero where a cell is blank."""
+    arrays = [item.get_array() for item in figure.axes[0].collections]
+    return next(array for array in arrays if array is not None and array.ndim == 2).filled(0.0)
+
+
+def test_plots_show_the_parts():
+    s = get_case("vanilla decoder, causal").sentence
+    result = s.contributions("logits_2", of=("cat", "sat"))
+    bars = bt.plot(result, by="writer").axes[0].patches
+    lengths = [length for bar in bars for length in (bar.get_width(), bar.get_height())]
+    assert all(min(abs(part - length) for length in lengths) < 1e-9 for part in result.parts.tolist())
+    heads = result.by_head().to_numpy()
+    close(get_cells(bt.plot(result, by="head"))[:, :2].tolist(), heads.tolist())
+    kinds = [kind for kind in ("input", "attention", "feed-forward", "bias") if kind in result.by_word()]
+    close(get_cells(bt.plot(result, by="word")).T.tolist(), result.by_word()[kinds].to_numpy().tolist())
+    paths = s.contributions("logits_2", of=("cat", "sat"), paths=2)
+    close(get_cells(bt.plot(paths, top=99)).T.tolist(), paths.values.tolist())
+    scores = s.contributions("j_1_0_2")
+    close(get_cells(bt.plot(scores, word=1, top=99)).tolist(), scores.at_word(1)[1].tolist())
+    with pytest.raises(bt.BNetError, match="0 to 2"):
+        bt.plot(scores, word=3)
