@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from experiments import heads, rigid_body, series, vanilla
+from experiments import heads, indirect_objects, rigid_body, series, vanilla
 from experiments.result import Result
 
 # Each group of experiments: the name of its page, its title, its experiments.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Callable[[], Result]]]] = {
     "vanilla": ("the vanilla transformer", vanilla.EXPERIMENTS),
     "heads": ("which heads matter", heads.EXPERIMENTS),
+    "indirect_objects": ("indirect objects in SmolLM2", indirect_objects.EXPERIMENTS),
     "rigid_body": ("the rigid body", rigid_body.EXPERIMENTS),
     "series": ("a seasonal series", series.EXPERIMENTS),
 }
