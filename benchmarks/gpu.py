@@ -29,6 +29,7 @@ from benchmarks.compiled import convert_encoder
 from benchmarks.harness import LIMIT, ROOT, Figure, Row, figure, peak_memory, ratios, reset_peak, time_calls
 from benchmarks.limits import get_clock, measure_machine, measure_work
 from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.pretrained.source import find_package_path
 from bnet_transformer.tpm import Normal
 
 SENTENCES = (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -242,6 +243,47 @@ def batched_restarts(setup: DeviceSetup) -> list[Figure]:
     ]
 
 
+def smollm2(setup: DeviceSetup) -> list[Figure]:
+    """The logits of 64 sentences of 128 words, and of one of 32, in SmolLM2-135M (GGUF, float32), compared with
+    `transformers` with SDPA on the same device; target: at most 1.0 of its time. Then the contributions of all writers
+    to one logit and the lens of all states, for one sentence."""
+    from transformers import AutoModelForCausalLM
+
+    path = find_package_path("smollm2")
+    options: dict[str, Any] = {"gguf_file": path.name, "attn_implementation": "sdpa"}
+    model, net = AutoModelForCausalLM.from_pretrained(path.parent, **options).eval(), bt.from_pretrained("smollm2")
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"64 sentences": (setup.pick(64, 2), setup.pick(128, 8)), "one sentence": (1, setup.pick(32, 8))}
+    ids = {name: torch.randint(1000, 40000, size, generator=generator) for name, size in sizes.items()}
+    with torch.inference_mode():
+        cpu = net.module().eval()(ids["one sentence"], want=["logits"])["logits"]
+    model, net = model.to(setup.device), net.to(setup.device)
+    module, rows = net.module().eval(), []
+    for name, x in ids.items():
+        x = x.to(setup.device)
+
+        def run(x: Tensor = x) -> Tensor:
+            with torch.inference_mode():
+                return module(x, want=["logits"])["logits"]
+
+        def run_peer(x: Tensor = x) -> Tensor:
+            with torch.inference_mode():
+                logits: Tensor = model(x, use_cache=False).logits
+                return logits
+
+        _check_close([run()], [run_peer()], "ours and theirs")
+        spent = setup.time_calls({"ours": run, "theirs": run_peer}, runs=15)
+        rows += [figure(f"{name}: {key}", values, "s") for key, values in spent.items()]
+        rows.append(figure(f"{name}: time over theirs", ratios(spent["ours"], spent["theirs"]), "", target=1.0))
+    _check_close([run()], [cpu], "the device and the CPU")
+    words = ids["one sentence"][0].tolist()
+    calls = {
+        "contributions": lambda: net.sentence(words).contributions(f"logits_{len(words) - 1}", of=(5, 9)),
+        "lens": lambda: net.sentence(words).lens(),
+    }
+    return rows + [figure(name, values, "s") for name, values in setup.time_calls(calls, runs=5).items()]
+
+
 ROWS: dict[str, Callable[[DeviceSetup], list[Figure]]] = {
     "concat-training": concat_training,
     "mixture-step": mixture_step,
@@ -249,6 +291,7 @@ ROWS: dict[str, Callable[[DeviceSetup], list[Figure]]] = {
     "responsibilities": responsibilities,
     "geometric-steps": geometric_steps,
     "restarts": batched_restarts,
+    "smollm2": smollm2,
 }
 
 
