@@ -1,11 +1,11 @@
-"""The values that `do` accepts: zeros, means, noise, attention rows and values of other sentences. A value is set for a
-node, a node group, a role or a pattern.
+"""The values that `do` accepts: zeros, means, noise, shifts, attention rows and values of other sentences. A value is set
+for a node, a node group, a role or a pattern.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,9 +17,10 @@ from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.data.encode import encode_value, suggest_do
+from bnet_transformer.data.word_encoder import to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import GroundGraph
+from bnet_transformer.graph import GroundGraph, topological_order
 from bnet_transformer.graph.transformer_lens import unknown_node_error
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
@@ -115,6 +116,54 @@ class Attend:
         object.__setattr__(self, "weights", row)
 
 
+@dataclass(frozen=True)
+class Shift:
+    """The value of a node plus a vector, as in activation steering (Turner et al. 2023, Rimsky et al. 2024).
+
+    The value is that after all other interventions of the same `do`, including the shifts of its ancestors.
+
+    Args:
+        vector: The vector that is added, with the shape of the node.
+
+    Raises:
+        BNetError: The vector does not consist of finite real numbers.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Shift
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> vector = torch.tensor([1.0, 0.0, 0.0, -1.0])
+    >>> s.do(x_0_1=Shift(vector))["x_0_1"].isclose(s["x_0_1"] + vector).all().item()
+    True
+    """
+
+    vector: Tensor
+
+    def __init__(self, vector: object) -> None:
+        tensor = to_reals("Shift", vector)
+        if not bool(tensor.isfinite().all()):
+            raise BNetError("Shift", expected="finite numbers", actual="NaN or infinity")
+        object.__setattr__(self, "vector", tensor.detach().clone())
+
+    def get_vector(self, model: GroundModel, node: int) -> Tensor:
+        """The vector in the type and on the device of a net; an error if the node has another shape.
+
+        Args:
+            model: The ground model of the node.
+            node: The ground id of the node.
+
+        Returns:
+            The vector, `[*shape]`.
+        """
+        name, spec = model.ground.name(node), model.spec(node)
+        if spec.tpm.is_index_valued:
+            raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
+        if tuple(self.vector.shape) != spec.shape:
+            actual = f"shape {tuple(self.vector.shape)}"
+            raise EvidenceError(name, expected=f"a shift of shape {spec.shape}", actual=actual)
+        return self.vector.to(model.network.device, model.network.dtype)
+
+
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
     """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
 
@@ -154,8 +203,27 @@ def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[i
 
 
 def is_relative(value: object) -> bool:
-    """True for a value that depends on the values of the sentence itself: `Noise`, and `Mean()` over its words."""
-    return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
+    """True for a value that depends on the values of the sentence itself: `Noise`, `Shift`, and `Mean()` of its words."""
+    return isinstance(value, Noise | Shift) or (isinstance(value, Mean) and not value.sentences)
+
+
+def iter_relative_batches(model: GroundModel, values: Mapping[int, object]) -> Iterator[Collection[int]]:
+    """The nodes with relative values in the order of their resolution: first `Noise` and `Mean()`, then shifts.
+
+    A shifted node depends on the shifts of its ancestors, so that each batch comes after those of its ancestors.
+    """
+    yield [node for node, value in values.items() if not isinstance(value, Shift)]
+    shifted: dict[int, list[int]] = {}
+    for node in (node for node, value in values.items() if isinstance(value, Shift)):
+        shifted.setdefault(model.ground.group_of(node).index, []).append(node)
+    graph = model.network.graph
+    for component in graph.components if shifted else ():
+        nodes = [node for index in component for node in shifted.get(index, ())]
+        if len(nodes) > 1 and graph.recurrent & {*component}:  # each node depends on those of earlier words
+            known = {*nodes}
+            yield from ([node] for node in topological_order(model.ground).tolist() if node in known)
+        elif nodes:
+            yield nodes
 
 
 def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
@@ -175,7 +243,7 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
 
 @dataclass
 class RelativeValues:
-    """Computes the values of `Noise` and `Mean()` (`is_relative`); the mean of each group is computed once."""
+    """Computes relative values (`is_relative`); the mean of each group is computed once."""
 
     model: GroundModel
     get_value: Callable[[int], Tensor]
@@ -185,6 +253,8 @@ class RelativeValues:
         if isinstance(value, Noise):
             current = self._get_current_value(node)
             return current + sample_noise(self.model.ground.name(node), value, current)
+        if isinstance(value, Shift):
+            return self._get_current_value(node) + value.get_vector(self.model, node)
         group, index = self.model.ground.unravel_index(node)
         check_has_words(self.model.spec(node), self.model.ground.name(node))
         first = node - index[-1]
