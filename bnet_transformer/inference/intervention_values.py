@@ -55,7 +55,7 @@ class Mean:
     sentences: tuple[Any, ...] = ()
 
     def __init__(self, sentences: Sequence[Any] | None = None) -> None:
-        is_valid = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
+        is_valid = isinstance(sentences, Sequence) and bool(sentences) and all(map(has_node_values, sentences))
         if sentences is not None and not is_valid:
             hint = "Use Mean() for the mean over the words of the sentence"
             raise BNetError("Mean", expected="a list of sentences", actual=sentences, hint=hint)
@@ -165,7 +165,7 @@ class Shift:
 
 
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
-    """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
+    """The nodes that match a name, a group (`q_2`), a role (`q`), a name without its word (`q_2_0`) or a pattern (`q_2_*_3`).
 
     A star matches one index, so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and
     groups over roles.
@@ -175,7 +175,7 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
         if isinstance(pattern, str) and template.parse_name(pattern, ground.word_counts) is None:
             groups = [template.by_name[pattern]] if pattern in template.by_name else template.by_stem.get(pattern, ())
             nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
-            if nodes:
+            if nodes or (nodes := _match_without_word(ground, pattern)):
                 return nodes
         return [ground.id(pattern)]
     count = pattern.count("_")
@@ -189,6 +189,15 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
         examples = [next(ground.iter_names(group)) for group in template.groups]
         raise unknown_node_error("pattern of nodes", pattern, examples, template)
     return nodes
+
+
+def _match_without_word(ground: GroundGraph, name: str) -> list[int]:
+    """The nodes at all words with a name of which only the index of the word is missing, such as head 0, `q_2_0`."""
+    parsed = ground.template.parse_name(f"{name}_0", ground.word_counts)
+    if parsed is None or parsed[0].word_stack is None:
+        return []
+    first = ground.ravel_index(*parsed)
+    return list(range(first, first + ground.word_counts[parsed[0].word_stack]))
 
 
 def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
@@ -238,7 +247,7 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
             return torch.stack([_check_single_value(model, node, other[name]) for other in sentences]).mean(0)
         case Attend(weights=weights):
             return _build_attention_row(model, node, weights)
-    return encode_value(model, node, value[name] if _has_node_values(value) else value, evidence=False)  # type: ignore[index]
+    return encode_value(model, node, value[name] if has_node_values(value) else value, evidence=False)  # type: ignore[index]
 
 
 @dataclass
@@ -286,7 +295,7 @@ def check_has_words(spec: NodeSpec, name: str) -> None:
         raise EvidenceError(f"{name}: Mean() is the mean over words, and {name} has no words", hint=hint)
 
 
-def _has_node_values(value: object) -> bool:
+def has_node_values(value: object) -> bool:
     """True for a sentence, or another object with values by node name; mappings, lists and tensors are excluded."""
     is_plain = isinstance(value, Tensor | Mapping | Sequence | str)
     return not is_plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
