@@ -2,7 +2,8 @@
 
 `configs` contains the options, `trainer` the loss and one step, and `loop` (`train`) the loop over the steps with
 evaluation and checkpoints. `incremental_decoding` computes one word at a time with a KV cache, and `generate` chooses
-the words. `forecast` (`iterate`) continues series of real-valued words.
+the words; `decoding_interventions` sets and shifts nodes at each word. In nets with latent choices `filtering_decoder`
+sums them out, and `choice_sampler` draws them. `sample_words` draws sentences from the net. `forecast` (`iterate`) continues series of real-valued words.
 """
 
 from bnet_transformer._core.distributed import single_process
@@ -10,6 +11,7 @@ from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Exe
 from bnet_transformer.learning.training.forecast import iterate, windows
 from bnet_transformer.learning.training.generate import Generated, generate
 from bnet_transformer.learning.training.loop import Trained, load_checkpoint, train
+from bnet_transformer.learning.training.sample_words import sample_words
 
 __all__ = [
     "AdamW",
@@ -20,6 +22,7 @@ __all__ = [
     "generate",
     "iterate",
     "load_checkpoint",
+    "sample_words",
     "single_process",
     "train",
     "windows",

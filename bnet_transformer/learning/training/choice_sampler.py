@@ -165,6 +165,6 @@ def drop_shifts(arguments: Mapping[str, Any], choices: Sequence[str]) -> dict[st
     """The arguments of `posterior`; an error for a shift, which cannot be added in each state of latent choices."""
     if arguments.get("perturbations"):
         expected = "a net without latent choices, or with all of them set"
-        hint = f"Set {', '.join(choices)} in do=, or use method='sample' with choices='draw'"
+        hint = f"Set {', '.join(choices)} in do= too"
         raise BNetError("Shift", expected=expected, actual=f"latent choices {', '.join(choices)}", hint=hint)
     return {name: value for name, value in arguments.items() if name != "perturbations"}

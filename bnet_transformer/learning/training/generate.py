@@ -56,7 +56,7 @@ class Generated:
     words: tuple[tuple[str, ...], ...]
     scores: tuple[float, ...]
     log_probs: tuple[tuple[float, ...], ...] = ()
-    states: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    states: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def texts(self) -> tuple[str, ...]:
