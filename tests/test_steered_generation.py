@@ -1,5 +1,6 @@
 """Interventions during generation equal `do` on the full sentence; drawn choices and samples follow the net; errors."""
 
+import contextlib
 import itertools
 from functools import cache
 
@@ -24,7 +25,7 @@ GENERATORS = (
     "vanilla decoder, causal",
     "vanilla encoder-decoder",
 )
-FURTHER = ("recurrent", "relative", "sigmoid of earlier words", "concat of the chapter")
+FURTHER = ("recurrent", "relative", "pre-norm, learned positions", "sigmoid of earlier words", "concat of the chapter")
 KINDS = ("set", "zero", "shift", "set a word", "shift a word", "sentence", "mean", "attend", "one plate")
 PROMPTS, NEW_WORDS, LENGTH = ([1, 2], [0, 2, 1]), 4, 7
 
@@ -66,7 +67,8 @@ def make_intervention(net: bt.BNet, spec: object, kind: str) -> dict[str, object
     first = "".join(f"_{k}" for k in (*[0] * len(group.plates), 1)) if group.word_stack is not None else ""
     is_attention = isinstance(spec.tpm, Attention) and group.word_stack == get_stack(net)
     if kind == "one plate" and group.plates and group.word_stack is not None:
-        return {f"{name}_1": Zero(), f"{name}_0": Shift(vector)}
+        others_first = "_0" * (len(group.plates) - 1)
+        return {f"{name}{others_first}_1": Zero(), f"{name}{others_first}_0": Shift(vector)}
     if kind == "attend" and is_attention and "earlier" not in str(spec.parents[1].reach):
         count = 2 if spec.parents[1].reach.kind == "causal" else 0
         return {f"{name}{first}": Attend([0.25, 0.75])} if count else {name: Zero()}
@@ -74,16 +76,21 @@ def make_intervention(net: bt.BNet, spec: object, kind: str) -> dict[str, object
         "set": {name: vector},
         "zero": {name: Zero()},
         "shift": {name: Shift(vector)},
-        "set a word": {f"{name}{first}" if len(group.plates) < 2 else name: vector},
-        "shift a word": {f"{name}{first}" if len(group.plates) < 2 else name: Shift(vector)},
+        "set a word": {f"{name}{first}": vector},
+        "shift a word": {f"{name}{first}": Shift(vector)},
         "sentence": {name: others[0]},
         "mean": {name: Mean(others)},
     }.get(kind, {name: Shift(0.5 * vector)})
 
 
+def find_readout(net: bt.BNet) -> object:
+    """The readout of the next word."""
+    return next(m for m in net.network.specs if m.tpm.is_random and not net.network.graph.out_edges[m.group.index])
+
+
 def list_targets(net: bt.BNet) -> list[object]:
     """The groups with real values on which the next word depends, and which interventions can set."""
-    readout = next(spec for spec in net.network.specs if spec.tpm.is_random and spec.group.word_stack is not None)
+    readout = find_readout(net)
     specs = net.network.ancestral_specs(readout)
     return [spec for spec in specs if spec is not readout and not spec.tpm.is_index_valued and not spec.tpm.is_random]
 
@@ -92,11 +99,10 @@ def check_generation(net: bt.BNet, do: dict[str, object], **options: object) -> 
     """The log probabilities of the words are those of the sentence after `do`."""
     do = {**set_choices(net), **do}
     result = net.generate(make_prompts(net), do=do, length=NEW_WORDS, seed=3, **options)
-    readout = make_sentence(net, [0]).state.network.specs[-1].group.name
-    readout = next(m.group.name for m in net.network.specs if m.tpm.is_random and m.group.name.split("_")[-1] == "y")
+    readout = find_readout(net).group.name
     for row, (prompt, ids) in enumerate(zip(PROMPTS, result.ids, strict=True)):
         s = make_sentence(net, [*prompt, *ids], row).do(do)
-        actual = torch.tensor(result.log_probs[row])
+        actual = torch.tensor(result.log_probs[row], dtype=D)
         at = range(len(prompt) - 1, len(prompt) - 1 + len(ids))
         expected = [s.tpm(f"{readout}_{i}").log_prob(torch.tensor(w)) for i, w in zip(at, ids, strict=True)]
         close(actual, torch.stack(expected))
@@ -105,9 +111,10 @@ def check_generation(net: bt.BNet, do: dict[str, object], **options: object) -> 
 
 @pytest.mark.parametrize("name", GENERATORS + FURTHER)
 def test_generation_with_interventions_equals_do_on_the_full_sentence(name):
-    """One intervention on each node group; the kind changes from group to group."""
+    """One intervention of each kind, on groups from the first to the last."""
     net = make_net(name)
-    for k, spec in enumerate(list_targets(net)):
+    targets = list_targets(net)
+    for k, spec in enumerate(targets[:: max(1, len(targets) // len(KINDS))]):
         check_generation(net, make_intervention(net, spec, KINDS[k % len(KINDS)]), method="sample")
 
 
@@ -116,18 +123,20 @@ def test_generation_with_interventions_equals_do_on_the_full_sentence(name):
 @pytest.mark.parametrize("name", GENERATORS + tuple(NETS))
 def test_every_intervention_on_every_group_equals_do(name, kind):
     net = make_net(name)
-    for spec in list_targets(net):
-        for method in ("greedy", "beam", "sample"):
-            check_generation(net, make_intervention(net, spec, kind), method=method)
+    for k, spec in enumerate(list_targets(net)):
+        check_generation(net, make_intervention(net, spec, kind), method=("greedy", "beam", "sample")[k % 3])
 
 
 def test_the_cases_that_generate_are_covered():
     """Every case of the table either is tested above or cannot generate words."""
+    generators = set()
     for case in CASES:
         prompt = {"start": 0} if isinstance(case.text, dict) else {}
-        if case.name not in GENERATORS:
-            with pytest.raises(bt.BNetError):
-                case.net.generate(case.text, length=1, **prompt)
+        with contextlib.suppress(bt.BNetError):
+            case.net.generate(case.text, length=1, **prompt)
+            generators.add(case.name)
+    # The net with four learned positions is too short; `NETS` has one with more positions.
+    assert generators == {*GENERATORS, "vanilla decoder, learned"}
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
@@ -140,7 +149,7 @@ def test_interventions_at_new_words_only(method):
         new_words = range(len(prompt), len(prompt) + 4)
         s = net.sentence([*prompt, *ids]).do({f"x_1_{i}": Shift(vector) for i in new_words} | {"x_0_1": Zero()})
         expected = [s.tpm(f"y_{i - 1}").log_prob(torch.tensor(w)) for i, w in zip(new_words, ids, strict=True)]
-        close(torch.tensor(log_probs), torch.stack(expected))
+        close(torch.tensor(log_probs, dtype=D), torch.stack(expected))
 
 
 def test_a_patch_applies_at_the_words_that_the_sentence_has():
@@ -154,17 +163,13 @@ def test_shifts_of_several_slices_add_up():
     """A shift is added to the value after the shifts of earlier slices and, in recurrent nets, of earlier words."""
     s, vector = get_case("vanilla decoder, causal").sentence, torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=D)
     one_by_one = s.do(x_0=Shift(vector)).do(x_1=Shift(vector)).do(x_2=Shift(vector))
-    together = s.do(x=Shift(vector), ffn_0_1=Noise(0.1))
-    close(together["x_2_2"], one_by_one.do(ffn_0_1=Noise(0.1))["x_2_2"] if False else together["x_2_2"])
     close(s.do(x=Shift(vector))["x_2_2"], one_by_one["x_2_2"])
     recurrent = get_case("recurrent, lstm").sentence
-    state = next(name for name in recurrent.net.network.graph.by_name if name.startswith("h"))
-    shape = recurrent[f"{state}_0"].shape
     by_word = recurrent
     for word in range(3):
-        by_word = by_word.do({f"{state}_{word}": Shift(torch.ones(shape))})
-    close(recurrent.do({state: Shift(torch.ones(shape))})[f"{state}_2"], by_word[f"{state}_2"])
-    assert not torch.allclose(by_word[f"{state}_2"], recurrent[f"{state}_2"] + 1)
+        by_word = by_word.do({f"cell_0_{word}": Shift(vector)})
+    close(recurrent.do(cell_0=Shift(vector))["x_2_2"], by_word["x_2_2"])
+    assert not torch.allclose(by_word["cell_0_2"], recurrent["cell_0_2"] + vector)
 
 
 def test_a_name_without_its_word_is_all_words():
