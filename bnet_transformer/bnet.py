@@ -282,7 +282,7 @@ class BNet(StructureQueries):
         has_inputs = any(spec.tpm.kind == "input" and spec.tpm.default is None for spec in self.network.specs)
         if not (has_inputs and self.network.graph.word_stacks):
             return self.sentence(words).sample(count, seed=seed)
-        from bnet_transformer.learning.training import sample_words
+        from bnet_transformer.learning.training.sample_words import sample_words
 
         return sample_words(self.network, count, words, start, seed)
 

@@ -62,13 +62,15 @@ def make_intervention(net: bt.BNet, spec: object, kind: str) -> dict[str, object
     """An intervention of some kind on a node group."""
     group, generator = spec.group, torch.Generator().manual_seed(spec.group.index)
     vector = torch.randn(spec.shape, generator=generator, dtype=D)
-    others = [make_sentence(net, words).do(set_choices(net)) for words in ([2, 1, 0, 0, 1, 2, 2], [1, 1, 0, 2, 0, 0, 1])]
+    sources = [
+        make_sentence(net, words).do(set_choices(net)) for words in ([2, 1, 0, 0, 1, 2, 2], [1, 1, 0, 2, 0, 0, 1])
+    ]
     name = group.name
     first = "".join(f"_{k}" for k in (*[0] * len(group.plates), 1)) if group.word_stack is not None else ""
     is_attention = isinstance(spec.tpm, Attention) and group.word_stack == get_stack(net)
     if kind == "one plate" and group.plates and group.word_stack is not None:
-        others_first = "_0" * (len(group.plates) - 1)
-        return {f"{name}{others_first}_1": Zero(), f"{name}{others_first}_0": Shift(vector)}
+        prefix = "_0" * (len(group.plates) - 1)
+        return {f"{name}{prefix}_1": Zero(), f"{name}{prefix}_0": Shift(vector)}
     if kind == "attend" and is_attention and "earlier" not in str(spec.parents[1].reach):
         count = 2 if spec.parents[1].reach.kind == "causal" else 0
         return {f"{name}{first}": Attend([0.25, 0.75])} if count else {name: Zero()}
@@ -78,8 +80,8 @@ def make_intervention(net: bt.BNet, spec: object, kind: str) -> dict[str, object
         "shift": {name: Shift(vector)},
         "set a word": {f"{name}{first}": vector},
         "shift a word": {f"{name}{first}": Shift(vector)},
-        "sentence": {name: others[0]},
-        "mean": {name: Mean(others)},
+        "sentence": {name: sources[0]},
+        "mean": {name: Mean(sources)},
     }.get(kind, {name: Shift(0.5 * vector)})
 
 
@@ -261,7 +263,9 @@ def test_interventions_in_a_net_with_latent_choices():
 def test_samples_of_nets_that_generate_all_their_words():
     sprinkler = get_case("sprinkler").net
     assert sprinkler.sample(7, seed=2)["wet"].tolist() == sprinkler.sentence().sample(7, seed=2)["wet"].tolist()
-    tags = bt.Node("tag", tpm.Table(((0.9, 0.1), (0.2, 0.8)), initial=(0.5, 0.5)), [bt.Arrow("tag", "before")], ["word"])
+    tags = bt.Node(
+        "tag", tpm.Table(((0.9, 0.1), (0.2, 0.8)), initial=(0.5, 0.5)), [bt.Arrow("tag", "before")], ["word"]
+    )
     word = bt.Node("y", tpm.Table(((0.7, 0.3), (0.1, 0.9))), ["tag"], ["word"])
     hmm = bt.BNet(bt.Declaration([bt.Stack([tags], [], [word])]))
     samples = hmm.sample(4, words=3)

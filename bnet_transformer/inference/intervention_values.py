@@ -165,9 +165,9 @@ class Shift:
 
 
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
-    """The nodes that match a name, a group (`q_2`), a role (`q`), a name without its word (`q_2_0`) or a pattern (`q_2_*_3`).
+    """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
 
-    A star matches one index, so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and
+    A name of which only the word is missing, such as `q_2_0` for head 0, matches all words. A star matches one index, so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and
     groups over roles.
     """
     template = ground.template
@@ -212,7 +212,7 @@ def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[i
 
 
 def is_relative(value: object) -> bool:
-    """True for a value that depends on the values of the sentence itself: `Noise`, `Shift`, and `Mean()` of its words."""
+    """True for a value that depends on the values of the sentence: `Noise`, `Shift`, and `Mean()` over its words."""
     return isinstance(value, Noise | Shift) or (isinstance(value, Mean) and not value.sentences)
 
 

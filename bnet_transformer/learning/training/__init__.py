@@ -3,7 +3,8 @@
 `configs` contains the options, `trainer` the loss and one step, and `loop` (`train`) the loop over the steps with
 evaluation and checkpoints. `incremental_decoding` computes one word at a time with a KV cache, and `generate` chooses
 the words; `decoding_interventions` sets and shifts nodes at each word. In nets with latent choices `filtering_decoder`
-sums them out, and `choice_sampler` draws them. `sample_words` draws sentences from the net. `forecast` (`iterate`) continues series of real-valued words.
+sums them out, and `choice_sampler` draws them. `sample_words` draws sentences without a prompt. `forecast` (`iterate`)
+continues series of real-valued words.
 """
 
 from bnet_transformer._core.distributed import single_process
@@ -11,7 +12,6 @@ from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Exe
 from bnet_transformer.learning.training.forecast import iterate, windows
 from bnet_transformer.learning.training.generate import Generated, generate
 from bnet_transformer.learning.training.loop import Trained, load_checkpoint, train
-from bnet_transformer.learning.training.sample_words import sample_words
 
 __all__ = [
     "AdamW",
@@ -22,7 +22,6 @@ __all__ = [
     "generate",
     "iterate",
     "load_checkpoint",
-    "sample_words",
     "single_process",
     "train",
     "windows",

@@ -47,15 +47,18 @@ class ChoiceSampler:
     generator: torch.Generator
     interventions: DecodingInterventions | None = None
     states: dict[str, Tensor] = field(default_factory=dict)
-    is_drawn: dict[str, Tensor] = field(default_factory=dict)
+    has_state: dict[str, Tensor] = field(default_factory=dict)
 
     def draw(self, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
-        """The states of all choices that `do` does not set, `[rows, *plates, word]`, after those of a new word are drawn.
+        """Draw the choices of a new word; return the states of all choices that `do` does not set.
 
         Args:
             x: The words so far, `[rows, word]`, with the padding that the net requires.
             mask: The masks of the other stacks.
             count: The number of words so far.
+
+        Returns:
+            The states by node group, `[rows, *plates, word]`.
         """
         specs, size = self._find_choices(build_arguments(self.interventions, x)), x[self.stack].shape[1]
         if not self.states and specs:
@@ -89,7 +92,7 @@ class ChoiceSampler:
         """Add words without drawn states, up to a number of words."""
         missing = max(0, size - self.states[name].shape[-1])
         self.states[name] = functional.pad(self.states[name], (0, missing))
-        self.is_drawn[name] = functional.pad(self.is_drawn[name], (0, missing))
+        self.has_state[name] = functional.pad(self.has_state[name], (0, missing))
 
     def _draw_prompt(
         self, specs: Sequence[NodeSpec], x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None
@@ -103,7 +106,7 @@ class ChoiceSampler:
             sizes = [graph.plate_sizes[plate] for plate in spec.group.plates]
             sizes += [] if stack is None else [x[stack].shape[1]]
             self.states[spec.group.name] = self.prompts.new_zeros(len(self.prompts), *sizes)
-            self.is_drawn[spec.group.name] = self.states[spec.group.name].bool()
+            self.has_state[spec.group.name] = self.states[spec.group.name].bool()
         outside = [spec for spec in specs if spec.group.word_stack != self.stack]
         inside = [spec for spec in specs if spec.group.word_stack == self.stack]
         self._draw_nodes(outside, None, torch.ones_like(self.lengths, dtype=torch.bool), x, mask, self.lengths)
@@ -133,20 +136,20 @@ class ChoiceSampler:
         arguments = drop_shifts(build_arguments(self.interventions, x), names) if specs else {}
         words = {self.task.readouts[0].group.name: observe_next_words(x[self.stack], counts[:, None] - 1)}
         for name in names:
-            states, is_drawn = self.states[name], self.is_drawn[name]
+            states, has_state = self.states[name], self.has_state[name]
             for index in itertools.product(*map(range, states.shape[1:])):
-                if word not in (None, index[-1:] and index[-1]):
+                if word is not None and index[-1] != word:
                     continue
                 evidence = {
-                    other: Evidence(self._narrow(other, self.states, size), self._narrow(other, self.is_drawn, size))
-                    for other, drawn in self.is_drawn.items()
-                    if bool(drawn.any())
+                    other: Evidence(self._narrow(other, self.states, size), self._narrow(other, self.has_state, size))
+                    for other, masks in self.has_state.items()
+                    if bool(masks.any())
                 }
                 probs = posterior(self.module, name, {**words, **evidence}, x, mask, **arguments)
-                at = (slice(None), *index)
+                at: tuple[slice | int, ...] = (slice(None), *index)
                 sampled = torch.multinomial(probs[at].expand(len(rows), -1), 1, generator=self.generator)[:, 0]
                 states[at] = torch.where(rows, sampled, states[at])
-                is_drawn[at] |= rows
+                has_state[at] |= rows
 
 
 def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:

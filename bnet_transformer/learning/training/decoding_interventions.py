@@ -233,14 +233,18 @@ class _Resolver:
         for word, value in values.items():
             node = offset + k * count + word
             if stack is not None and word >= self.shortest[stack]:
-                expected = f"a word of every prompt, from 0 to {self.shortest[stack] - 1}, or a name without a word index"
+                expected = (
+                    f"a word of every prompt, from 0 to {self.shortest[stack] - 1}, or a name without a word index"
+                )
                 raise EvidenceError(ground.name(node), expected=expected, actual=f"word {word}")
             if isinstance(value, Attend) and stack == self.stack:
                 row = resolve_value(self.model, node, value)
                 assert isinstance(row, AttentionRow)
                 self.attention_rows.setdefault(index, {})[k, word] = row.weights
             else:
-                self._get_group(spec, is_shift=isinstance(value, Shift)).at_word.setdefault(word, {})[k] = self._resolve(node, value)
+                self._get_group(spec, is_shift=isinstance(value, Shift)).at_word.setdefault(word, {})[k] = (
+                    self._resolve(node, value)
+                )
 
     def _add_everywhere(self, spec: NodeSpec, k: int, value: object, first_node: int) -> None:
         """Add a value of the node with index k among the plates at every word."""
@@ -262,8 +266,8 @@ class _Resolver:
     def _get_group(self, spec: NodeSpec, *, is_shift: bool) -> GroupIntervention:
         """The intervention on a group, which sets its nodes or shifts them."""
         sizes = tuple(self.model.network.graph.plate_sizes[plate] for plate in spec.group.plates)
-        is_own = spec.group.word_stack == self.stack
-        group = GroupIntervention(spec, sizes, is_shift, first_word=self.first_word if is_own else None)
+        first_word = self.first_word if spec.group.word_stack == self.stack else None
+        group = GroupIntervention(spec, sizes, is_shift, first_word=first_word)
         return self.groups.setdefault((spec.group.index, is_shift), group)
 
     def _resolve(self, node: int, value: object) -> Tensor:

@@ -187,9 +187,7 @@ def generate(
     words = tuple(task.encoders[stack].decode(row) for row in ids)
     count = max(len(row) + size for row, size in zip(ids, prompts.lengths.tolist(), strict=True)) - 1
     states = {} if choice_sampler is None else choice_sampler.get_states(count)
-    return Generated(
-        tuple(map(tuple, ids)), words, tuple(scores.tolist()), tuple(map(tuple, log_probs)), states
-    )
+    return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()), tuple(map(tuple, log_probs)), states)
 
 
 def _check_choices_option(choices: str, method: str) -> None:
@@ -215,9 +213,7 @@ def _resolve_do(
         return None
     sizes = {name: torch.tensor([words.shape[1]]) for name, words in x.items()}
     sizes |= {name: present.sum(1) for name, present in (mask or {}).items()}
-    return resolve_decoding_interventions(
-        task, stack, values, prompts.lengths, prompts.max_length, sizes, do_from
-    )
+    return resolve_decoding_interventions(task, stack, values, prompts.lengths, prompts.max_length, sizes, do_from)
 
 
 def _check_options(method: str, options: Mapping[str, object]) -> None:

@@ -387,7 +387,9 @@ def compute_next_word(execution: ExecutionState, readout: NodeSpec, word: int) -
     """Compute the log probabilities of the word after a word, `[rows, states]`, from the parents of its readout."""
     context, parents = gather_parents(execution, readout)
     logits = readout.tpm.logits(context, *parents)
-    return _log_softmax(logits.select(execution.layout.word_dim, min(word, logits.shape[execution.layout.word_dim] - 1)))
+    return _log_softmax(
+        logits.select(execution.layout.word_dim, min(word, logits.shape[execution.layout.word_dim] - 1))
+    )
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ def sample_words(network: Network, n: int, words: object, start: object, seed: i
     except BNetError as error:
         expected = "a net that generates its words: without an input node, or with a readout of the next word"
         hint = "Use net.sentence(...).sample(n), which samples the random nodes of a sentence with these inputs"
-        raise BNetError("sample", expected=expected, actual=error.parts.get("actual") or str(error), hint=hint) from error
+        raise BNetError(
+            "sample", expected=expected, actual=error.parts.get("actual") or str(error), hint=hint
+        ) from error
     if len(task.stacks) > 1:
         given = ", ".join(repr(name) for name in task.stacks if name != stack)
         hint = "Use net.generate(sentences, method='sample', choices='draw')"
