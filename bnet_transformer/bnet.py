@@ -232,9 +232,9 @@ class BNet(StructureQueries):
 
         Args:
             prompt: One prompt (a text, a list of words or of ids), or a list of prompts.
-            **options: The options of `training.generate`: `method="greedy"`, `"beam"` or `"sample"`, `length=`, `seed=`.
-                `do=` holds interventions that apply at every word (activation steering, ablations, patches), and
-                `choices="draw"` draws latent choices.
+            **options: The options of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`. `do=` sets
+                or shifts nodes at every word (activation steering, ablations, patches), and `choices="draw"` draws
+                latent choices.
 
         Returns:
             The words, ids and log probabilities of each continuation, and the drawn states of choices.

@@ -1,5 +1,5 @@
-"""The values that `do` accepts: zeros, means, noise, shifts, attention rows and values of other sentences. A value is set
-for a node, a node group, a role or a pattern.
+"""The values that `do` accepts: zeros, means, noise, shifts, attention rows and values of other sentences. A value is
+set for a node, a node group, a role or a pattern.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Shift:
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
     """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
 
-    A name of which only the word is missing, such as `q_2_0` for head 0, matches all words. A star matches one index, so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and
-    groups over roles.
+    A name of which only the word is missing, such as `q_2_0` for head 0, matches all words. A star matches one index,
+    so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and groups over roles.
     """
     template = ground.template
     if not isinstance(pattern, str) or "*" not in pattern:
