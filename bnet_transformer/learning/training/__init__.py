@@ -10,7 +10,8 @@ continues series of real-valued words.
 from bnet_transformer._core.distributed import single_process
 from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.learning.training.forecast import iterate, windows
-from bnet_transformer.learning.training.generate import Generated, generate
+from bnet_transformer.learning.training.generate import generate
+from bnet_transformer.learning.training.generated import Generated
 from bnet_transformer.learning.training.loop import Trained, load_checkpoint, train
 
 __all__ = [

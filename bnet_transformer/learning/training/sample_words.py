@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,8 @@ def sample_words(network: Network, n: int, words: object, start: object, seed: i
         raise BNetError("sample", expected="a net with one stack", actual=f"given words of {given}", hint=hint)
     if start is None and network.tokenizer is not None:
         start = network.tokenizer.start_token_id
+    if start is not None and not isinstance(start, str | int | np.integer):
+        raise BNetError("start", expected="a word or its id", actual=start)
     if start is None:
         raise BNetError("start", expected="the word before the first word, because the net has no start word")
     prompts = [[task.encoders[stack].id(start)]] * n
