@@ -124,9 +124,10 @@ def test_generation_with_interventions_equals_do_on_the_full_sentence(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", GENERATORS + tuple(NETS))
-def test_every_intervention_on_every_group_equals_do(name, kind):
+def test_every_kind_of_intervention_equals_do(name, kind):
+    """Every kind on every second group, which are the others for the next kind."""
     net = make_net(name)
-    for k, spec in enumerate(list_targets(net)):
+    for k, spec in enumerate(list_targets(net)[KINDS.index(kind) % 2 :: 2]):
         check_generation(net, make_intervention(net, spec, kind), method=("greedy", "beam", "sample")[k % 3])
 
 
