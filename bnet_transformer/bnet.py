@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import drawing
-from bnet_transformer._core.checks import check_mapping, check_names, check_seed
+from bnet_transformer._core.checks import check_int, check_mapping, check_names, check_seed
 from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer.attention.tan import CorpusTan, learn_tan_from_sentences
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
@@ -26,7 +26,7 @@ from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import GroundGraph, StructureQueries
-from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference import Samples, SentenceState
 from bnet_transformer.sentence import Sentence
 
 if TYPE_CHECKING:
@@ -232,14 +232,59 @@ class BNet(StructureQueries):
 
         Args:
             prompt: One prompt (a text, a list of words or of ids), or a list of prompts.
-            **options: The options of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`.
+            **options: The options of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`. `do=` sets
+                or shifts nodes at every word (activation steering, ablations, patches), and `choices="draw"` draws
+                latent choices.
 
         Returns:
-            The words, ids and log probabilities of each continuation.
+            The words, ids and log probabilities of each continuation, and the drawn states of choices.
+
+        >>> import torch
+        >>> import bnet_transformer as bt
+        >>> from bnet_transformer.interventions import Shift, Zero
+        >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
+        >>> steered = net.generate("the cat", length=3, do={"x_1": Shift(torch.ones(8)), "a_0_1": Zero()})
+        >>> len(steered.words[0]), len(steered.log_probs[0])
+        (3, 3)
         """
         from bnet_transformer.learning.training import generate
 
         return generate(self.network, prompt, **_check_options(options, generate))
+
+    def sample(self, n: int = 1, *, words: object = None, start: object = None, seed: int = 0) -> Samples:
+        """Samples of sentences from the joint distribution of the net (ancestral sampling): choices, then words.
+
+        For the random nodes of a given sentence, use `net.sentence(...).sample(n)`.
+
+        Args:
+            n: The number of samples.
+            words: The number of words of each sentence; for several stacks, a mapping from stack. None for a net
+                without words.
+            start: In a net that predicts the next word, the word before the first word. By default the start word of
+                the tokenizer.
+            seed: The seed of the random numbers.
+
+        Returns:
+            The samples of every random node. In a net that predicts the next word, the readout of word i is word i + 1:
+            `samples["y_0"]` is the word after the start word, and `samples["c"]` the choice of each sentence.
+
+        Raises:
+            BNetError: The words are an input that the net does not generate.
+
+        >>> import bnet_transformer as bt
+        >>> words = ["the", "cat", "sat"]
+        >>> net = bt.bayesuvius(4, vocabulary=words, mask="causal", observe=bt.tpm.Categorical(3))
+        >>> samples = net.sample(5, words=2, start="the")
+        >>> list(samples.states), samples["y_1"].shape
+        (['c', 'y_0', 'y_1'], torch.Size([5]))
+        """
+        count, seed = check_int("n", n), check_seed(seed)
+        has_inputs = any(spec.tpm.kind == "input" and spec.tpm.default is None for spec in self.network.specs)
+        if not (has_inputs and self.network.graph.word_stacks):
+            return self.sentence(words).sample(count, seed=seed)
+        from bnet_transformer.learning.training.sample_words import sample_words
+
+        return sample_words(self.network, count, words, start, seed)
 
     def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
         """The next vectors after a window of vectors: each predicted vector is an input of the next step.

@@ -183,6 +183,7 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     result |= {f"tpm.{name}": (getattr(tpm, name), args) for name, args in TPMS.items()}
     for owner, methods in ((get_net(), NET_METHODS), (get_sentence(), SENTENCE_METHODS)):
         result |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), args) for name, args in methods.items()}
+    result["BNet.sample"] = (get_decoder().sample, {"words": 2, "start": WORDS[0]})
     return result
 
 

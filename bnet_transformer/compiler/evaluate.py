@@ -74,7 +74,7 @@ def plan_to_values(plan: Plan, state: ExecutionState) -> None:
             state.values[index] = _apply_patch(state, index)
         if index in state.gates:
             state.values[index] = state.values[index] * state.gates[index]
-        if index in state.perturbations:
+        if index in state.perturbations and index not in plan.recurrent:  # a scan adds those of its groups
             value = state.values[index]
             state.values[index] = value + state.perturbations[index].to(value.device)
         for unread in released:
@@ -339,6 +339,11 @@ class Scan:
             for index, (value, mask) in state.patched.items()
             if index in self.values_by_word
         }
+        self.perturbations = {
+            index: self.split_by_word(value)
+            for index, value in state.perturbations.items()
+            if index in self.values_by_word
+        }
 
     def run(self, released: Collection[int] = ()) -> dict[int, Tensor]:
         """Compute all words in order, and return the values of the groups that are not `released`."""
@@ -367,10 +372,12 @@ class Scan:
         return torch.cat(list(parts)[::-1] if self.is_backward else list(parts), self.axis)
 
     def append_value(self, index: int, word: int, value: Tensor) -> None:
-        """Append the value of a group at a word, or the value to which the word is set."""
+        """Append the value of a group at a word, or the value to which the word is set, with its perturbation."""
         if index in self.patched:
             values, mask = self.patched[index]
             value = torch.where(mask[word], values[word], value)
+        if index in self.perturbations:
+            value = value + self.perturbations[index][word]
         self.values_by_word[index].append(value)
 
     # the steps of one word, in order

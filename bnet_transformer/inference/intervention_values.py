@@ -1,11 +1,11 @@
-"""The values that `do` accepts: zeros, means, noise, attention rows and values of other sentences. A value is set for a
-node, a node group, a role or a pattern.
+"""The values that `do` accepts: zeros, means, noise, shifts, attention rows and values of other sentences. A value is
+set for a node, a node group, a role or a pattern.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,9 +17,10 @@ from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.data.encode import encode_value, suggest_do
+from bnet_transformer.data.word_encoder import to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import GroundGraph
+from bnet_transformer.graph import GroundGraph, topological_order
 from bnet_transformer.graph.transformer_lens import unknown_node_error
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
@@ -54,7 +55,7 @@ class Mean:
     sentences: tuple[Any, ...] = ()
 
     def __init__(self, sentences: Sequence[Any] | None = None) -> None:
-        is_valid = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
+        is_valid = isinstance(sentences, Sequence) and bool(sentences) and all(map(has_node_values, sentences))
         if sentences is not None and not is_valid:
             hint = "Use Mean() for the mean over the words of the sentence"
             raise BNetError("Mean", expected="a list of sentences", actual=sentences, hint=hint)
@@ -115,18 +116,66 @@ class Attend:
         object.__setattr__(self, "weights", row)
 
 
+@dataclass(frozen=True)
+class Shift:
+    """The value of a node plus a vector, as in activation steering (Turner et al. 2023, Rimsky et al. 2024).
+
+    The value is that after all other interventions of the same `do`, including the shifts of its ancestors.
+
+    Args:
+        vector: The vector that is added, with the shape of the node.
+
+    Raises:
+        BNetError: The vector does not consist of finite real numbers.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Shift
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> vector = torch.tensor([1.0, 0.0, 0.0, -1.0])
+    >>> s.do(x_0_1=Shift(vector))["x_0_1"].isclose(s["x_0_1"] + vector).all().item()
+    True
+    """
+
+    vector: Tensor
+
+    def __init__(self, vector: object) -> None:
+        tensor = to_reals("Shift", vector)
+        if not bool(tensor.isfinite().all()):
+            raise BNetError("Shift", expected="finite numbers", actual="NaN or infinity")
+        object.__setattr__(self, "vector", tensor.detach().clone())
+
+    def get_vector(self, model: GroundModel, node: int) -> Tensor:
+        """The vector in the type and on the device of a net; an error if the node has another shape.
+
+        Args:
+            model: The ground model of the node.
+            node: The ground id of the node.
+
+        Returns:
+            The vector, `[*shape]`.
+        """
+        name, spec = model.ground.name(node), model.spec(node)
+        if spec.tpm.is_index_valued:
+            raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
+        if tuple(self.vector.shape) != spec.shape:
+            actual = f"shape {tuple(self.vector.shape)}"
+            raise EvidenceError(name, expected=f"a shift of shape {spec.shape}", actual=actual)
+        return self.vector.to(model.network.device, model.network.dtype)
+
+
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
     """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
 
-    A star matches one index, so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and
-    groups over roles.
+    A name of which only the word is missing, such as `q_2_0` for head 0, matches all words. A star matches one index,
+    so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and groups over roles.
     """
     template = ground.template
     if not isinstance(pattern, str) or "*" not in pattern:
         if isinstance(pattern, str) and template.parse_name(pattern, ground.word_counts) is None:
             groups = [template.by_name[pattern]] if pattern in template.by_name else template.by_stem.get(pattern, ())
             nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
-            if nodes:
+            if nodes or (nodes := _match_without_word(ground, pattern)):
                 return nodes
         return [ground.id(pattern)]
     count = pattern.count("_")
@@ -142,6 +191,15 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
     return nodes
 
 
+def _match_without_word(ground: GroundGraph, name: str) -> list[int]:
+    """The nodes at all words with a name of which only the index of the word is missing, such as head 0, `q_2_0`."""
+    parsed = ground.template.parse_name(f"{name}_0", ground.word_counts)
+    if parsed is None or parsed[0].word_stack is None:
+        return []
+    first = ground.ravel_index(*parsed)
+    return list(range(first, first + ground.word_counts[parsed[0].word_stack]))
+
+
 def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
     """A mapping from node to value, with groups, roles and patterns expanded; two values for a node are an error."""
     result: dict[int, object] = {}
@@ -154,8 +212,27 @@ def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[i
 
 
 def is_relative(value: object) -> bool:
-    """True for a value that depends on the values of the sentence itself: `Noise`, and `Mean()` over its words."""
-    return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
+    """True for a value that depends on the values of the sentence: `Noise`, `Shift`, and `Mean()` over its words."""
+    return isinstance(value, Noise | Shift) or (isinstance(value, Mean) and not value.sentences)
+
+
+def iter_relative_batches(model: GroundModel, values: Mapping[int, object]) -> Iterator[Collection[int]]:
+    """The nodes with relative values in the order of their resolution: first `Noise` and `Mean()`, then shifts.
+
+    A shifted node depends on the shifts of its ancestors, so that each batch comes after those of its ancestors.
+    """
+    yield [node for node, value in values.items() if not isinstance(value, Shift)]
+    shifted: dict[int, list[int]] = {}
+    for node in (node for node, value in values.items() if isinstance(value, Shift)):
+        shifted.setdefault(model.ground.group_of(node).index, []).append(node)
+    graph = model.network.graph
+    for component in graph.components if shifted else ():
+        nodes = [node for index in component for node in shifted.get(index, ())]
+        if len(nodes) > 1 and graph.recurrent & {*component}:  # each node depends on those of earlier words
+            known = {*nodes}
+            yield from ([node] for node in topological_order(model.ground).tolist() if node in known)
+        elif nodes:
+            yield nodes
 
 
 def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
@@ -170,12 +247,12 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
             return torch.stack([_check_single_value(model, node, other[name]) for other in sentences]).mean(0)
         case Attend(weights=weights):
             return _build_attention_row(model, node, weights)
-    return encode_value(model, node, value[name] if _has_node_values(value) else value, evidence=False)  # type: ignore[index]
+    return encode_value(model, node, value[name] if has_node_values(value) else value, evidence=False)  # type: ignore[index]
 
 
 @dataclass
 class RelativeValues:
-    """Computes the values of `Noise` and `Mean()` (`is_relative`); the mean of each group is computed once."""
+    """Computes relative values (`is_relative`); the mean of each group is computed once."""
 
     model: GroundModel
     get_value: Callable[[int], Tensor]
@@ -185,6 +262,8 @@ class RelativeValues:
         if isinstance(value, Noise):
             current = self._get_current_value(node)
             return current + sample_noise(self.model.ground.name(node), value, current)
+        if isinstance(value, Shift):
+            return self._get_current_value(node) + value.get_vector(self.model, node)
         group, index = self.model.ground.unravel_index(node)
         check_has_words(self.model.spec(node), self.model.ground.name(node))
         first = node - index[-1]
@@ -216,7 +295,7 @@ def check_has_words(spec: NodeSpec, name: str) -> None:
         raise EvidenceError(f"{name}: Mean() is the mean over words, and {name} has no words", hint=hint)
 
 
-def _has_node_values(value: object) -> bool:
+def has_node_values(value: object) -> bool:
     """True for a sentence, or another object with values by node name; mappings, lists and tensors are excluded."""
     is_plain = isinstance(value, Tensor | Mapping | Sequence | str)
     return not is_plain and hasattr(value, "ground") and hasattr(value, "__getitem__")

@@ -20,6 +20,7 @@ from bnet_transformer.inference.intervention_values import (
     RelativeValues,
     expand_patterns,
     is_relative,
+    iter_relative_batches,
     match_nodes,
     resolve_value,
 )
@@ -97,14 +98,15 @@ class SentenceState:
         requested = expand_patterns(self.ground, nodes)
         relative = {node: value for node, value in requested.items() if is_relative(value)}
         result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
-        if relative:
-            # Noise and Mean() use the value of a node after all other interventions of the same call.
-            evidence = {node: value for node, value in self.evidence.items() if node not in result}
-            state = replace(
-                self, interventions={**self.interventions, **result}, evidence=evidence, previous=self.evaluator
-            )
-            resolve_relative = RelativeValues(state.model, state.evaluator.value)
-            result |= {node: resolve_relative(node, value) for node, value in relative.items()}
+        # A relative value uses the value of a node after all other interventions of the same call.
+        previous = self.evaluator if relative else None
+        for batch in iter_relative_batches(self.model, relative) if relative else ():
+            if batch:
+                evidence = {node: value for node, value in self.evidence.items() if node not in result}
+                interventions = {**self.interventions, **result}
+                state = replace(self, interventions=interventions, evidence=evidence, previous=previous)
+                resolve_relative, previous = RelativeValues(state.model, state.evaluator.value), state.evaluator
+                result |= {node: resolve_relative(node, relative[node]) for node in batch}
         return result
 
     def with_interventions(self, nodes: Mapping[str, object]) -> SentenceState:

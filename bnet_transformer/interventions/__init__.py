@@ -1,10 +1,16 @@
 """Interventions on a sentence and their effects.
 
-`Zero`, `Mean`, `Noise` and `Attend` are values of `do`. `sweeps` patches many groups of nodes in one batch (activation
-patching, ablation, mediation). `circuits` searches for the arrows that a metric requires. `counterfactual` computes
-what a node would have been under other interventions, given the evidence.
+`Zero`, `Mean`, `Noise`, `Shift` and `Attend` are values of `do`. `sweeps` patches many groups of nodes in one batch
+(activation patching, ablation, mediation). `circuits` searches for the arrows that a metric requires. `counterfactual`
+computes what a node would have been under other interventions, given the evidence.
 """
 
-from bnet_transformer.inference.intervention_values import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero
+from bnet_transformer.inference.intervention_values import (
+    Attend as Attend,
+    Mean as Mean,
+    Noise as Noise,
+    Shift as Shift,
+    Zero as Zero,
+)
 
-__all__ = ["Attend", "Mean", "Noise", "Zero"]
+__all__ = ["Attend", "Mean", "Noise", "Shift", "Zero"]

@@ -2,13 +2,16 @@
 
 `configs` contains the options, `trainer` the loss and one step, and `loop` (`train`) the loop over the steps with
 evaluation and checkpoints. `incremental_decoding` computes one word at a time with a KV cache, and `generate` chooses
-the words. `forecast` (`iterate`) continues series of real-valued words.
+the words; `decoding_interventions` sets and shifts nodes at each word. In nets with latent choices `filtering_decoder`
+sums them out, and `choice_sampler` draws them. `sample_words` draws sentences without a prompt. `forecast` (`iterate`)
+continues series of real-valued words.
 """
 
 from bnet_transformer._core.distributed import single_process
 from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.learning.training.forecast import iterate, windows
-from bnet_transformer.learning.training.generate import Generated, generate
+from bnet_transformer.learning.training.generate import generate
+from bnet_transformer.learning.training.generated import Generated
 from bnet_transformer.learning.training.loop import Trained, load_checkpoint, train
 
 __all__ = [

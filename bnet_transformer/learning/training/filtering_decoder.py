@@ -1,8 +1,9 @@
-"""Decoding of nets with latent choices: the next word, given the words so far, summed over all choices exactly.
+"""Decoding of nets with latent choices: the next word, given the words so far.
 
-`P(y_t | y_(<t), x_(<=t))` averages the readout over the posterior of the choices, given the words so far. In a chain
-along words this is forward filtering. Each step is one exact posterior of the readout: there is no cache, so that a
-sentence of n words takes O(n^2) words of computation.
+By default, `P(y_t | y_(<t), x_(<=t))` averages the readout over the posterior of the choices, given the words so far.
+In a chain along words this is forward filtering. Each step is one exact posterior of the readout: there is no cache, so
+that a sentence of n words takes O(n^2) words of computation. If all choices have states, because `do` sets them or
+because they are drawn (`ChoiceSampler`), each step is one run of the net with these states.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.data import Evidence
+from bnet_transformer.compiler.execution_state import ExecutionRequest
 from bnet_transformer.data.task import Task
 from bnet_transformer.inference import posterior
-from bnet_transformer.learning.training.incremental_decoding import find_next_word_readout, pad_to_length
+from bnet_transformer.learning.training.choice_sampler import ChoiceSampler, drop_shifts, observe_next_words
+from bnet_transformer.learning.training.decoding_interventions import DecodingInterventions, build_arguments
+from bnet_transformer.learning.training.incremental_decoding import (
+    compute_next_word,
+    find_next_word_readout,
+    pad_to_length,
+)
 
 
 class FilteringDecoder:
@@ -27,26 +34,41 @@ class FilteringDecoder:
         task: The task of the net; its readout predicts the next word.
         x: The words of each stack, `[rows, word]`.
         mask: The masks of the other stacks.
+        interventions: The interventions at each word.
+        sampler: Draws the states of choices; None to sum them out.
     """
 
     def __init__(
-        self, module: CompiledModule, task: Task, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None
+        self,
+        module: CompiledModule,
+        task: Task,
+        x: Mapping[str, Tensor],
+        mask: Mapping[str, Tensor] | None,
+        interventions: DecodingInterventions | None = None,
+        sampler: ChoiceSampler | None = None,
     ) -> None:
         self.readout, self.stack = find_next_word_readout(task)
         self.module, self.x, self.mask = module, dict(x), dict(mask or {})
         self.exact_length = task.encoders[self.stack].exact_length
+        self.interventions, self.sampler = interventions, sampler
+        needed = {spec.group.index for spec in module.network.ancestral_specs(self.readout)}
+        self.choices = [spec.group.name for spec in module.network.choices if spec.group.index in needed]
         self.log_probs = self._compute_log_probs()
 
     def _compute_log_probs(self) -> Tensor:
         """Compute the log probabilities of the word after the last one, `[rows, states]`."""
-        # The readout of word i is word i + 1: all readouts but the last are observed.
         ids, name = self.x[self.stack], self.readout.group.name
         count = ids.shape[1]
-        padded = pad_to_length(ids, self.exact_length)
-        value = torch.cat([padded[:, 1:], torch.zeros_like(padded[:, :1])], 1)
-        observed = (torch.arange(padded.shape[1], device=ids.device) < count - 1).expand(value.shape)
-        evidence, x = {name: Evidence(value, observed)}, {**self.x, self.stack: padded}
-        probs = posterior(self.module, name, evidence, x, self.mask or None)
+        x, mask = {**self.x, self.stack: pad_to_length(ids, self.exact_length)}, self.mask or None
+        arguments = build_arguments(self.interventions, x)
+        if self.sampler is not None:
+            states = self.sampler.draw(x, mask, count)
+            arguments = {**arguments, "do": {**arguments.get("do", {}), **states}}
+        if all(choice in arguments.get("do", {}) for choice in self.choices):
+            execution, _ = self.module.run(ExecutionRequest((name,), x, mask, **arguments))
+            return compute_next_word(execution, self.readout, count - 1).expand(len(ids), -1)
+        evidence = {name: observe_next_words(x[self.stack], count - 1)}
+        probs = posterior(self.module, name, evidence, x, mask, **drop_shifts(arguments, self.choices))
         return probs[:, count - 1].log()
 
     def step(self, ids: Tensor) -> Tensor:
@@ -60,6 +82,8 @@ class FilteringDecoder:
         self.x = {stack: value.repeat_interleave(times, 0) for stack, value in self.x.items()}
         self.mask = {stack: value.repeat_interleave(times, 0) for stack, value in self.mask.items()}
         self.log_probs = self.log_probs.repeat_interleave(times, 0)
+        if self.interventions is not None:
+            self.interventions.repeat(times)
 
     def reorder(self, rows: Tensor) -> None:
         """Replace row r by row `rows[r]`."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
-from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.data.encode import split_by_stack
@@ -20,53 +19,20 @@ from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.training.choice_sampler import ChoiceSampler
+from bnet_transformer.learning.training.decoding_interventions import (
+    DO_FROM,
+    DecodingInterventions,
+    resolve_decoding_interventions,
+)
 from bnet_transformer.learning.training.filtering_decoder import FilteringDecoder
+from bnet_transformer.learning.training.generated import Generated
 from bnet_transformer.learning.training.incremental_decoding import IncrementalDecoder, find_next_word_readout
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DECODING_METHODS = ("greedy", "beam", "sample")
 MIN_TEMPERATURE = 1e-37  # below it the likeliest word has probability 1 in every dtype; above its inverse all are equal
 Sampler = Callable[[Tensor], Tensor]
 Decoder = IncrementalDecoder | FilteringDecoder
-
-
-@dataclass(frozen=True)
-class Generated:
-    """The new words after each prompt, without the stop word.
-
-    Attributes:
-        ids: The ids of the new words of each prompt.
-        words: The new words of each prompt.
-        scores: The log probability of the new words of each prompt.
-        texts: The text of the new words of each prompt: as the tokenizer of the net decodes their ids, or the words joined
-            by spaces.
-    """
-
-    ids: tuple[tuple[int, ...], ...]
-    words: tuple[tuple[str, ...], ...]
-    scores: tuple[float, ...]
-    texts: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __str__(self) -> str:
-        return "\n".join(self.texts)
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each prompt, with the columns `text`, `words` (the number of new words) and `score`."""
-        import pandas as pd
-
-        return pd.DataFrame({"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores})
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(text)}</td><td>{score:.4f}</td></tr>"
-            for text, score in zip(self.texts, self.scores, strict=True)
-        )
-        return f"<table><tr><th>words</th><th>log P</th></tr>{rows}</table>"
 
 
 @translate_memory_errors("generate")
@@ -83,11 +49,15 @@ def generate(
     top_p: float | None = None,
     start: object = None,
     stop: object = None,
+    do: Mapping[str, object] | None = None,
+    do_from: str = "prompt",
+    choices: str = "sum",
     seed: int = 0,
 ) -> Generated:
     """Generate new words after each prompt.
 
-    In a net with latent choices, each word is predicted given the words before it, summed over all choices.
+    In a net with latent choices, each word is predicted given the words before it, summed over all choices. With
+    interventions (`do`), the words are those of the net after these interventions at every word.
 
     Args:
         network: A net whose readout predicts the next word.
@@ -103,10 +73,20 @@ def generate(
             (nucleus sampling); None for all words.
         start: The word before each prompt. By default the start word of the model, if there is no prompt in its stack.
         stop: The word that ends a row; by default no word does.
+        do: Interventions: a mapping from a node group (`"x_5"`), a role, a name without its word (`"a_3_5"` is head 5
+            of slice 3) or a pattern to a value of `Sentence.do`, which applies at every word; or from the name of a
+            node at a word of the prompt (`"x_5_0"`). Values are tensors, states, `Zero()`, `Shift(vector)`,
+            `Mean(sentences)`, or another sentence, whose values apply at the words that it has; at words of the prompt
+            also `Attend(weights)`.
+        do_from: `"prompt"` (default): interventions without a word apply from the first word of the prompt on. `"new"`:
+            they apply at new words only.
+        choices: `"sum"` (default): latent choices are summed out. `"draw"`, with `method="sample"`: those of the prompt
+            are drawn from their posterior given the prompt, those of each new word given the words and choices before
+            it, and words are sampled given the choices.
         seed: The seed of sampling.
 
     Returns:
-        The new words of each prompt, and their log probability.
+        The new words of each prompt, their log probabilities, and the drawn states of choices.
 
     Raises:
         BNetError: If an option is out of range or belongs to another method, or the net cannot generate.
@@ -123,6 +103,8 @@ def generate(
     if len(devices) > 1:
         raise BNetError("generate", expected="a net on one device", actual=", ".join(devices))
     check_choice("method", method, DECODING_METHODS)
+    check_choice("do_from", do_from, DO_FROM)
+    _check_choices_option(choices, method)
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
     temperature, top_p, penalty = (None if x is None else float(x) for x in (temperature, top_p, penalty))
@@ -139,20 +121,54 @@ def generate(
     with torch.no_grad() if task.has_choices else torch.inference_mode():
         module = CompiledModule(network).eval()
         prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
+        interventions = _resolve_do(task, stack, do, do_from, prompts, x, mask)
+        generator = torch.Generator(device).manual_seed(seed)
+        choice_sampler = None
         if task.has_choices:
-            decoder = FilteringDecoder(module, task, prefix, mask)
+            if choices == "draw":
+                data = prompts.ids, prompts.lengths
+                choice_sampler = ChoiceSampler(module, task, stack, *data, generator, interventions)
+            decoder = FilteringDecoder(module, task, prefix, mask, interventions, choice_sampler)
         else:
-            decoder = IncrementalDecoder(module, task, prefix, mask, prompts.max_length)
+            decoder = IncrementalDecoder(module, task, prefix, mask, prompts.max_length, interventions)
         if method == "beam":
-            ids, scores = beam_search(decoder, prompts, beams or 4, 0.6 if penalty is None else penalty)
+            ids, scores, log_probs = beam_search(decoder, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
-            sampler = create_sampler(temperature or 1.0, top_k, top_p, seed, device)
-            ids, scores = decode_words(decoder, prompts, sample_greedily if method == "greedy" else sampler)
+            sampler = create_sampler(temperature or 1.0, top_k, top_p, generator)
+            ids, scores, log_probs = decode_words(decoder, prompts, sample_greedily if method == "greedy" else sampler)
     encoder = task.encoders[stack]
     words = tuple(encoder.decode(row) for row in ids)
     tokenizer = encoder.tokenizer
     texts = tuple(map(" ".join, words)) if tokenizer is None else tuple(map(tokenizer.decode, ids))
-    return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()), texts)
+    count = max(len(row) + size for row, size in zip(ids, prompts.lengths.tolist(), strict=True)) - 1
+    states = {} if choice_sampler is None else choice_sampler.get_states(count)
+    return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()), texts, tuple(map(tuple, log_probs)), states)
+
+
+def _check_choices_option(choices: str, method: str) -> None:
+    """Raise an error for an unknown value of `choices`, and for drawn choices without sampling."""
+    check_choice("choices", choices, ("sum", "draw"))
+    if choices == "draw" and method != "sample":
+        expected = f"'sum', because method={method!r} does not sample"
+        raise BNetError("choices", expected=expected, actual=choices, hint="Use method='sample'")
+
+
+def _resolve_do(
+    task: Task,
+    stack: str,
+    do: object,
+    do_from: str,
+    prompts: Prompts,
+    x: Mapping[str, Tensor],
+    mask: Mapping[str, Tensor] | None,
+) -> DecodingInterventions | None:
+    """The interventions at each word; None without interventions."""
+    values = check_mapping("do", do)
+    if not values:
+        return None
+    sizes = {name: torch.tensor([words.shape[1]]) for name, words in x.items()}
+    sizes |= {name: present.sum(1) for name, present in (mask or {}).items()}
+    return resolve_decoding_interventions(task, stack, values, prompts.lengths, prompts.max_length, sizes, do_from)
 
 
 def _check_options(method: str, options: Mapping[str, object]) -> None:
@@ -257,28 +273,34 @@ class Prompts:
         return (words == self.stop_id) & (position >= self.lengths)
 
 
-def decode_words(decoder: Decoder, prompts: Prompts, sample_word: Sampler) -> tuple[list[list[int]], Tensor]:
+DecodedWords = tuple[list[list[int]], Tensor, list[list[float]]]  # ids, log probability of rows, and of each word
+
+
+def decode_words(decoder: Decoder, prompts: Prompts, sample_word: Sampler) -> DecodedWords:
     """Choose words one by one with `sample_word`. Return the new words of each row and their log probability."""
     batch = len(prompts.ids)
     score = torch.zeros(batch, dtype=decoder.log_probs.dtype, device=prompts.ids.device)
     done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
     length = torch.full_like(prompts.lengths, prompts.max_new_words)
     chosen: list[Tensor] = []
+    chosen_log_probs: list[Tensor] = []
     for position in range(prompts.min_length, prompts.max_length):
         log_probs = prompts.force_prompt_words(decoder.log_probs, position)
         word = sample_word(log_probs)
-        score = score + torch.where(done, 0.0, log_probs.gather(1, word[:, None])[:, 0])
         chosen.append(word)
+        chosen_log_probs.append(log_probs.gather(1, word[:, None])[:, 0])
+        score = score + torch.where(done, 0.0, chosen_log_probs[-1])
         has_stopped = prompts.is_stop_word(word, position) & ~done
         length = torch.where(has_stopped, position - prompts.lengths, length)
         done = done | has_stopped | (position - prompts.lengths + 1 >= prompts.max_new_words)
         if bool(done.all()):
             break
         decoder.step(word)
-    return _extract_new_words(torch.stack(chosen, 1), prompts, length), score
+    ids, log_probs = torch.stack(chosen, 1), torch.stack(chosen_log_probs, 1)
+    return _extract_new_words(ids, prompts, length), score, _extract_new_words(log_probs, prompts, length)
 
 
-def beam_search(decoder: Decoder, prompts: Prompts, beams: int, penalty: float) -> tuple[list[list[int]], Tensor]:
+def beam_search(decoder: Decoder, prompts: Prompts, beams: int, penalty: float) -> DecodedWords:
     """Beam search: find the new words of each row with the best `log P / ((5 + n) / 6)^penalty`, and their `log P`."""
     # Wu et al. 2016, equation 14. log P only decreases with more words and the penalty only increases, so the score of
     # a live beam is at most log P / penalty(max_new_words). If this bound does not exceed the best ended beam, the row
@@ -289,19 +311,23 @@ def beam_search(decoder: Decoder, prompts: Prompts, beams: int, penalty: float) 
     score = torch.full((batch, beams), -torch.inf, dtype=decoder.log_probs.dtype, device=device)
     score[:, 0] = 0.0
     words = torch.zeros(batch, beams, prompts.max_length - first, dtype=torch.long, device=device)
+    word_log_probs = torch.zeros(words.shape, dtype=score.dtype, device=device)
     best = torch.full((batch,), -torch.inf, dtype=score.dtype, device=device)
+    ended_log_probs = word_log_probs[:, 0].clone()
     ended, total, length = words[:, 0].clone(), best.clone(), torch.zeros_like(prompts.lengths)
     done = torch.zeros(batch, dtype=torch.bool, device=device)
     start = torch.arange(batch, device=device)[:, None] * beams
 
-    def offer(rows: Tensor, scores: Tensor, texts: Tensor, n: Tensor, stop_length: int) -> None:
+    def offer(rows: Tensor, scores: Tensor, n: Tensor, stop_length: int) -> None:
         """Update the best ended beam of each row with ended beams `[batch, beams]` of n words."""
-        nonlocal best, ended, total, length
+        nonlocal best, ended, ended_log_probs, total, length
         value, beam = (scores / _length_penalty(n, penalty)[:, None]).max(1)
         better = rows & (value > best)
         best = torch.where(better, value, best)
         total = torch.where(better, scores.gather(1, beam[:, None])[:, 0], total)
-        ended = torch.where(better[:, None], texts[torch.arange(batch, device=device), beam], ended)
+        at = torch.arange(batch, device=device), beam
+        ended = torch.where(better[:, None], words[at], ended)
+        ended_log_probs = torch.where(better[:, None], word_log_probs[at], ended_log_probs)
         length = torch.where(better, n - stop_length, length)
 
     for position in range(first, prompts.max_length):
@@ -310,13 +336,15 @@ def beam_search(decoder: Decoder, prompts: Prompts, beams: int, penalty: float) 
         log_probs = prompts.force_prompt_words(decoder.log_probs.reshape(batch, beams, states), position)
         reached = score[:, :, None] + log_probs
         if prompts.stop_id is not None:
-            offer(live, reached[:, :, prompts.stop_id], words, n, 1)
+            offer(live, reached[:, :, prompts.stop_id], n, 1)
             reached[:, :, prompts.stop_id].masked_fill_((n >= 1)[:, None], -torch.inf)
         score, flat = reached.flatten(1).topk(beams, 1)
         parent, word = flat // states, flat % states
         words = words.gather(1, parent[:, :, None].expand_as(words))
         words[:, :, position - first] = word
-        offer(live & (n == prompts.max_new_words), score, words, n, 0)
+        word_log_probs = word_log_probs.gather(1, parent[:, :, None].expand_as(words))
+        word_log_probs[:, :, position - first] = log_probs.flatten(1).gather(1, flat)
+        offer(live & (n == prompts.max_new_words), score, n, 0)
         bound = score[:, 0] / _length_penalty(n.clamp(min=prompts.max_new_words), penalty)
         done = done | (n >= prompts.max_new_words) | (bound <= best)
         if bool(done.all()):
@@ -325,7 +353,7 @@ def beam_search(decoder: Decoder, prompts: Prompts, beams: int, penalty: float) 
         if not bool((rows == torch.arange(len(rows), device=device)).all()):
             decoder.reorder(rows)
         decoder.step(word.flatten())
-    return _extract_new_words(ended, prompts, length), total
+    return _extract_new_words(ended, prompts, length), total, _extract_new_words(ended_log_probs, prompts, length)
 
 
 def _length_penalty(n: Tensor, penalty: float) -> Tensor:
@@ -333,20 +361,17 @@ def _length_penalty(n: Tensor, penalty: float) -> Tensor:
     return ((5 + n.clamp(min=0)).to(torch.float64) / 6) ** penalty
 
 
-def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
-    """Select the new words of each row from the words chosen after the shortest prompt."""
+def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[Any]]:
+    """Select the new words of each row, or their numbers, from the words chosen after the shortest prompt."""
     skip = (prompts.lengths - prompts.min_length).tolist()
     return [row[a : a + n] for row, a, n in zip(chosen.tolist(), skip, length.tolist(), strict=True)]
 
 
-def create_sampler(
-    temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device
-) -> Sampler:
+def create_sampler(temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator) -> Sampler:
     """Create a function that samples a word from `P^(1/temperature)`, restricted by `top_k` and `top_p`."""
     # Nucleus sampling (Holtzman et al. 2020): keep the smallest set of likeliest words with probability >= top_p. So a
     # word is removed if the words before it already have a total probability of top_p.
     temperature = min(max(temperature, MIN_TEMPERATURE), 1 / MIN_TEMPERATURE)
-    generator = torch.Generator(device).manual_seed(seed)
 
     def sample_word(log_probs: Tensor) -> Tensor:
         tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)

@@ -18,11 +18,12 @@ from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.execution_state import ExecutionRequest
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.gather import build_context, gather_parents
 from bnet_transformer.data.task import Task, find_deciding_stacks, find_noncausal_arrow
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.training.decoding_interventions import DecodingInterventions, build_arguments
 from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
 
 
@@ -54,6 +55,7 @@ class IncrementalDecoder:
         x: Mapping[str, Tensor],
         mask: Mapping[str, Tensor] | None,
         length: int,
+        interventions: DecodingInterventions | None = None,
     ) -> None:
         self.readout, self.stack = find_next_word_readout(task)
         self.network = module.network
@@ -69,11 +71,11 @@ class IncrementalDecoder:
         names = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
         self.batch_size, words = x[self.stack].shape
         x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
-        execution, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask))
+        self.interventions = interventions
+        arguments = build_arguments(interventions, x)
+        execution, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask, **arguments))
         self.execution, self.layout = execution, execution.layout
-        context, parents = gather_parents(execution, self.readout)
-        logits = self.readout.tpm.logits(context, *parents)
-        self.log_probs = _log_softmax(logits.select(self.layout.word_dim, words - 1))
+        self.log_probs = compute_next_word(execution, self.readout, words - 1).expand(self.batch_size, -1)
         self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
         self.static_values = {index: execution.values[index] for index in fixed}
         for index in self.cached_indices:
@@ -91,6 +93,8 @@ class IncrementalDecoder:
         self.state.kv_cache = {index: value.repeat_interleave(times, 0) for index, value in caches.items()}
         self.execution.present = {stack: value.repeat_interleave(times, 0) for stack, value in present.items()}
         self.log_probs = self.log_probs.repeat_interleave(times, 0)
+        if self.interventions is not None:
+            self.interventions.repeat(times)
         self.batch_size, self._operations = self.batch_size * times, None
 
     def reorder(self, rows: Tensor) -> None:
@@ -109,7 +113,8 @@ class IncrementalDecoder:
         state.values = {self.input_index: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
         for operation in self._operations:
             operation(state)
-        self.log_probs = _log_softmax(state.values[self.readout.group.index].select(self.layout.word_dim, -1))
+        logits = state.values[self.readout.group.index].select(self.layout.word_dim, -1)
+        self.log_probs = _log_softmax(logits).expand(self.batch_size, -1)  # one row if do= sets all words of a group
         return self.log_probs
 
     def _write_cache(self, index: int, value: Tensor, word: int) -> None:
@@ -127,8 +132,11 @@ class IncrementalDecoder:
         """Create the operations of a step in topological order: one for each node group, or for all maps of one x."""
         done: set[int] = set()
         operations: list[Operation] = []
+        changed = () if self.interventions is None else self.interventions.indices
         for spec in self.per_word_specs:
             index = spec.group.index
+            if spec.tpm.kind == "input" and index in changed:
+                operations.insert(0, self._create_intervention(index))
             if index in done or spec.tpm.kind == "input":
                 continue
             siblings = self._find_sibling_maps(spec) if self._is_linear_map(spec) else []
@@ -138,15 +146,27 @@ class IncrementalDecoder:
             else:
                 operations.append(self._create_operation(spec))
             for sibling in siblings or [spec]:
+                if sibling.group.index in changed:
+                    operations.append(self._create_intervention(sibling.group.index))
                 if sibling.group.index in self.cached_indices:
                     operations.append(self._create_cache_operation(sibling.group.index))
         if self.input_index in self.cached_indices:
-            operations.insert(0, self._create_cache_operation(self.input_index))
+            operations.insert(int(self.input_index in changed), self._create_cache_operation(self.input_index))
         return operations
 
     def _create_cache_operation(self, index: int) -> Operation:
         """Create the operation that writes the value of the new word to the cache."""
         return lambda state: self._write_cache(index, state.values[index], state.word)
+
+    def _create_intervention(self, index: int) -> Operation:
+        """Create the operation that sets or shifts nodes of a group at the new word."""
+        interventions = self.interventions
+        assert interventions is not None
+
+        def operation(state: DecodingState) -> None:
+            state.values[index] = interventions.apply(index, state.values[index], state.word)
+
+        return operation
 
     def _create_operation(self, spec: NodeSpec) -> Operation:
         """Create the operation that computes the value of a node group for the new word."""
@@ -361,6 +381,15 @@ def _check_incremental(
     if sum(spec.tpm.kind == "input" for spec in per_word_specs) != 1:
         expected = f"one given node over the words of {stack!r}"
         raise BNetError("generate", expected=expected, actual="several given nodes")
+
+
+def compute_next_word(execution: ExecutionState, readout: NodeSpec, word: int) -> Tensor:
+    """Compute the log probabilities of the word after a word, `[rows, states]`, from the parents of its readout."""
+    context, parents = gather_parents(execution, readout)
+    logits = readout.tpm.logits(context, *parents)
+    return _log_softmax(
+        logits.select(execution.layout.word_dim, min(word, logits.shape[execution.layout.word_dim] - 1))
+    )
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
