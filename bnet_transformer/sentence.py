@@ -582,7 +582,7 @@ class Sentence(StructureQueries):
                 choices: set these by `do`.
 
         >>> import bnet_transformer as bt
-        >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
         >>> lens = net.sentence("the cat sat").lens()
         >>> lens.kl.shape, lens.probability("cat").shape
         (torch.Size([3, 3]), torch.Size([3, 3]))

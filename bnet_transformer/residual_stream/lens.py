@@ -114,10 +114,10 @@ class Lens:
         is_tuned: Whether a tuned lens maps the states.
 
     >>> import bnet_transformer as bt
-    >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+    >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
     >>> lens = net.sentence("the cat sat").lens()
     >>> lens.states, lens.entropy.shape, lens.kl[-1].tolist(), lens.norm
-    (('x_0', 'x_1', 'x_2'), torch.Size([3, 3]), [0.0, 0.0, 0.0], None)
+    (('x_0', 'x_1', 'x_2'), torch.Size([3, 3]), [0.0, 0.0, 0.0], 'norm')
     """
 
     readout: str
@@ -159,7 +159,7 @@ class Lens:
             BNetError: There is no such slice or word.
 
         >>> import bnet_transformer as bt
-        >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
         >>> len(net.sentence("the cat sat").lens().top(0, 2, count=3))
         3
         """
@@ -184,7 +184,7 @@ class Lens:
             BNetError: There is no such slice.
 
         >>> import bnet_transformer as bt
-        >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
         >>> net.sentence("the cat").lens().distribution(1).probs.shape
         torch.Size([2, 3])
         """
@@ -204,7 +204,7 @@ class Lens:
             UnknownNameError: There is no such label.
 
         >>> import bnet_transformer as bt
-        >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
         >>> net.sentence("the cat").lens().probability("sat").shape
         torch.Size([3, 2])
         """
@@ -223,7 +223,7 @@ class Lens:
             UnknownNameError: There is no such label.
 
         >>> import bnet_transformer as bt
-        >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
         >>> lens = net.sentence("the cat").lens()
         >>> lens.rank(lens.top(2, 0)[0][0])[2, 0].item()
         1
@@ -312,6 +312,8 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
     _check_readout_is_free(state, path)
     states = read_states(evaluator, path)
     if tuned is not None:
+        if not hasattr(tuned, "check_path"):
+            raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
         tuned.check_path(path)
         states = tuned.translate(states)
     return _summarise(state, LensReader(evaluator, path, states), path, top, is_tuned=tuned is not None)

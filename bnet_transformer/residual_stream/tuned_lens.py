@@ -157,7 +157,7 @@ def fit_lens(
             2 sentences, or the fit diverges.
 
     >>> import bnet_transformer as bt
-    >>> net = bt.encoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+    >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
     >>> tuned = bt.fit_lens(net, ["the cat sat", "cat the", "sat sat the", "the the cat"], steps=5)
     >>> tuned.weights.shape, tuned.kl.shape, net.sentence("the cat").lens(tuned=tuned).is_tuned
     (torch.Size([2, 8, 8]), torch.Size([2]), True)
