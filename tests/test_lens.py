@@ -1,6 +1,7 @@
 """The lens: the readout of every state, and the affine maps that correct early states."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch.distributions import Categorical
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
-from bnet_transformer.residual_stream.lens_path import entropy, find_lens_path, kl_divergence
+from bnet_transformer.residual_stream.lens_path import DivergenceFrom, entropy, find_lens_path
 from tests.cases import CASES, close, get_case
+from tests.test_plots import HOSTILE, get_cells, get_ticks, render
 
 WORDS = ["the", "cat", "sat"]
 
@@ -68,7 +70,9 @@ def test_chunks_of_slices_and_of_rows_agree(monkeypatch):
     expected = s.lens()
     monkeypatch.setattr("bnet_transformer.residual_stream.lens_path.MAX_CHUNK_ENTRIES", 1)
     lens = s.lens()
-    close((lens.entropy, lens.kl, lens.probability("cat")), (expected.entropy, expected.kl, expected.probability("cat")))
+    close(
+        (lens.entropy, lens.kl, lens.probability("cat")), (expected.entropy, expected.kl, expected.probability("cat"))
+    )
 
 
 def test_interventions_and_evidence():
@@ -84,8 +88,8 @@ def test_interventions_and_evidence():
 def test_a_state_of_probability_zero_adds_nothing():
     p, q = torch.tensor([0.0, 0.25, 0.75], dtype=torch.float64), torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
     close(entropy(p.log()), Categorical(p).entropy())
-    close(kl_divergence(p.log(), q.log()), torch.distributions.kl_divergence(Categorical(p[1:]), Categorical(q[1:])))
-    assert kl_divergence(q.log(), torch.tensor([1.0, 0.0, 1.0]).log()) == torch.inf
+    close(DivergenceFrom(p.log())(q.log()), torch.distributions.kl_divergence(Categorical(p[1:]), Categorical(q[1:])))
+    assert DivergenceFrom(q.log())(torch.tensor([1.0, 0.0, 1.0]).log()) == torch.inf
 
 
 def init_model(name):
@@ -96,7 +100,9 @@ def init_model(name):
     return models.init_model(name, options[name])
 
 
-@pytest.mark.parametrize(("name", "norm"), [("LlamaForCausalLM", "model.norm"), ("GPT2LMHeadModel", "transformer.ln_f")])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("LlamaForCausalLM", "model.norm"), ("GPT2LMHeadModel", "transformer.ln_f")]
+)
 def test_equals_the_lens_of_transformers(name, norm):
     from tests.huggingface_models import use_float64
 
@@ -134,8 +140,8 @@ def random_corpus(num_ids, count=48, length=8, seed=0):
 def test_the_fit_lowers_the_held_out_divergence():
     net = bt.from_pretrained(init_model("GPT2LMHeadModel"))
     corpus = random_corpus(13)
-    tuned = bt.fit_lens(net, corpus, steps=150, rate=0.02, seed=1)
-    again = bt.fit_lens(net, corpus, steps=150, rate=0.02, seed=1)
+    tuned = bt.fit_lens(net, corpus, steps=50, rate=0.03, seed=1)
+    again = bt.fit_lens(net, corpus, steps=50, rate=0.03, seed=1)
     assert (tuned.plain_kl > 0).all() and (tuned.kl < 0.7 * tuned.plain_kl).all()
     assert torch.equal(tuned.weights, again.weights) and torch.equal(tuned.kl, again.kl)
     # The reported divergence is that of the lenses of the held-out sentences.
@@ -154,8 +160,8 @@ def test_a_lens_finds_an_affine_scramble():
     stack = bt.Stack(nodes, prologue, [bt.Node("y", tpm.Categorical(5), ["x"], plates=["word"])], slices=2)
     net = bt.BNet(bt.Declaration([stack])).to(torch.float64)
     net = net.replace({name: torch.randn(value.shape, dtype=value.dtype) for name, value in net.parameters.items()})
-    tuned = bt.fit_lens(net, random_corpus(6), steps=600, rate=0.05)
-    assert (tuned.plain_kl > 0.05).all() and (tuned.kl < 1e-4 * tuned.plain_kl).all()
+    tuned = bt.fit_lens(net, random_corpus(6), steps=200, rate=0.1)
+    assert (tuned.plain_kl > 0.05).all() and (tuned.kl < 0.01 * tuned.plain_kl).all()
 
 
 @pytest.mark.parametrize("name", ["started", "vanilla encoder, class", "vanilla encoder-decoder, pre-norm"])
@@ -187,15 +193,42 @@ def test_invalid_input():
         s.lens().distribution(9)
     with pytest.raises(bt.BNetError, match="tuned lens"):
         s.lens(tuned=3)
-    other = get_case("encoder, post-norm").net
+    other, texts = bt.decoder(8, heads=2, slices=2, vocabulary=WORDS), ["the cat", "cat"]
     with pytest.raises(bt.BNetError, match="fit_lens"):
-        s.lens(tuned=bt.fit_lens(other, ["the cat", "cat"], steps=0))
+        s.lens(tuned=bt.fit_lens(other, texts, steps=0))
     with pytest.raises(bt.BNetError, match="at least 2 sentences"):
-        bt.fit_lens(other, ["the cat"])
+        bt.fit_lens(net, ["the cat"])
     with pytest.raises(bt.BNetError, match="latent choices"):
         bt.fit_lens(get_case("chapter, words").net, ["the cat", "cat"])
     with pytest.raises(bt.BNetError, match="rate"):
         bt.fit_lens(net, ["the cat", "cat"], rate=-1)
+
+
+def test_the_grid_has_the_most_probable_words_with_the_last_state_on_top():
+    lens = get_case("vanilla decoder, causal").sentence.lens()
+    figure = bt.plot(lens)
+    ax = figure.axes[0]
+    texts = [text.get_text() for text in ax.texts]
+    assert texts == [lens.top(t, i)[0][0] for t in (2, 1, 0) for i in range(3)]
+    close(torch.tensor(get_cells(figure)), lens.top_probabilities[..., 0].flip(0))
+    assert get_ticks(ax, "y") == ["x_2", "x_1", "x_0"]
+    close(torch.tensor(get_cells(bt.plot(lens, colour="kl", slices=[0, 1], words="cat"))), lens.kl[:2, 1:2].flip(0))
+    (curve,) = bt.plot(lens, target="sat").axes[0].lines
+    close(torch.tensor(curve.get_ydata()), lens.probability("sat")[:, -1])
+    with pytest.raises(bt.BNetError, match="colour"):
+        bt.plot(lens, colour="loss")
+    with pytest.raises(bt.UnknownNameError):
+        bt.plot(lens, target="cta")
+
+
+def test_hostile_words_and_the_curves_of_a_fit_are_drawn():
+    net = get_case("vanilla decoder, causal").net
+    lens = replace(net.sentence("the cat sat").lens(), words=HOSTILE[:3], labels=HOSTILE[3:6])
+    for kind in ("svg", "pdf", "png"):
+        assert render(bt.plot(lens, theme="dark"), kind)
+    tuned = bt.fit_lens(net, ["the cat", "sat the cat"], steps=1)
+    curves = bt.plot(tuned).axes[0].lines
+    close(torch.tensor(curves[1].get_ydata()), tuned.kl)
 
 
 def test_data_frame_and_html():

@@ -63,8 +63,10 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
     row_labels = tuple(result.states[t] for t in rows)
     column_labels = tuple(result.words[i] for i in columns)
     left, below = tick_label_width(row_labels), tick_label_width(column_labels)
-    widest = max(text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for line in texts for text in line) / 72
-    width = min(PAGE_WIDTH - left - 1.0, max(1.6, (widest + 0.12) * len(columns)))
+    label_width = (
+        max(text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for line in texts for text in line) / 72
+    )
+    width = min(PAGE_WIDTH - left - 1.0, max(1.6, (label_width + 0.12) * len(columns)))
     height = min(MAX_GRID_HEIGHT, max(1.0, 0.2 * len(rows)))
     ax = canvas.add_axes(width + left + 1.0, height + below + 0.75)
     width, height = canvas.panel_size(ax, (width, height))

@@ -8,6 +8,7 @@ predictions from transformers with the tuned lens"): a tuned lens maps `x_t` by 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
@@ -27,12 +28,12 @@ from bnet_transformer.inference.selection import parse_indices
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference.node_tables import has_ancestor_choices
 from bnet_transformer.residual_stream.lens_path import (
+    DivergenceFrom,
     LensPath,
     compute_log_probs,
     entropy,
     find_lens_path,
     get_word_values,
-    kl_divergence,
     latent_choice_error,
 )
 
@@ -75,9 +76,9 @@ class LensReader:
         # A value that does not depend on the state, because nodes after it are set, has one row, or one word.
         return log_probs.expand(self.states[slices].shape[0], num_words, -1)
 
-    def iter_chunks(self) -> Iterator[Tensor]:
-        """The log probabilities of all slices, some slices at a time, in order: `[slice, word, state]`."""
-        count, step = len(self.states), self.path.count_chunk_rows(self.states.shape[1])
+    def iter_chunks(self, count: int) -> Iterator[Tensor]:
+        """The log probabilities of the first slices, some slices at a time, in order: `[slice, word, state]`."""
+        step = self.path.count_chunk_rows(self.states.shape[1])
         for start in range(0, count, step):
             yield self.compute(slice(start, min(start + step, count)))
 
@@ -85,7 +86,7 @@ class LensReader:
         """The probability and the rank of a state of the readout, `[slice, word]` each, computed on first use."""
         if state not in self._by_state:
             probs, ranks = [], []
-            for log_probs in self.iter_chunks():
+            for log_probs in self.iter_chunks(len(self.states)):
                 column = log_probs[..., state]
                 probs.append(column.exp())
                 ranks.append(1 + (log_probs > column[..., None]).sum(-1))
@@ -355,16 +356,17 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     stack = readout.group.word_stack
     words = (readout.group.name,) if stack is None else tuple(state.tokens[stack])
     check_memory("lens", 12 * len(path.states) * len(words) * min(top, num_states), "a smaller top=")
-    end = reader.compute(_as_slice(len(path.states) - 1))
+    last = len(path.states) - 1
+    end = reader.compute(_as_slice(last))
+    divergence = DivergenceFrom(end)
     parts: list[tuple[Tensor, ...]] = []
-    for log_probs in reader.iter_chunks():
-        if bool(log_probs.isnan().any()):
-            raise BNetError(f"lens of {readout.group.name}", expected="numbers", actual="NaN")
+    for log_probs in itertools.chain(reader.iter_chunks(last), [end]):
         logs, states = log_probs.topk(min(top, num_states))
         # rounding can make the divergence of equal distributions slightly negative
-        parts.append((states, logs.exp(), entropy(log_probs), kl_divergence(end, log_probs).clamp_min(0)))
+        parts.append((states, logs.exp(), entropy(log_probs), divergence(log_probs).clamp_min(0)))
     top_states, probs, entropies, kl = (torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True))
-    kl[-1] = 0.0  # the last row is the end itself; a batch of another size can differ by rounding
+    if bool(entropies.isnan().any()):
+        raise BNetError(f"lens of {readout.group.name}", expected="numbers", actual="NaN")
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
     return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader)

@@ -78,8 +78,8 @@ def _find_readout(network: Network, name: object) -> NodeSpec:
         names = ", ".join(m.group.name for m in readouts)
         raise BNetError("lens: the net has several readouts", hint=f"Pass readout=: {names}")
     if not readouts:
-        others = ", ".join(f"{m.group.name} ({type(m.tpm).__name__})" for m in leaves)
-        actual = f"a net with the readouts {others}" if leaves else "a net without a readout"
+        names = ", ".join(f"{m.group.name} ({type(m.tpm).__name__})" for m in leaves)
+        actual = f"a net with the readouts {names}" if leaves else "a net without a readout"
         hint = "Declare a discrete readout, such as Node('y', Categorical(n), ['x'], plates=['word'])"
         raise BNetError("lens", expected="a discrete readout of a hidden state", actual=actual, hint=hint)
     return readouts[0]
@@ -123,8 +123,8 @@ def _find_last_state(network: Network, readout: NodeSpec) -> NodeSpec:
     if not states:
         expected = "a readout that depends on a hidden state of the words of a stack"
         raise BNetError("lens", expected=expected, actual=readout.group.name)
-    own_stack = [m for m in states if m.group.stack == readout.group.stack]
-    return max(own_stack or states, key=lambda m: (m.group.slice or 0, m.group.index))
+    same_stack = [m for m in states if m.group.stack == readout.group.stack]
+    return max(same_stack or states, key=lambda m: (m.group.slice or 0, m.group.index))
 
 
 def compute_log_probs(execution: ExecutionState, readout: NodeSpec) -> Tensor:
@@ -150,19 +150,34 @@ def latent_choice_error(names: Sequence[str]) -> BNetError:
     """The error for states that depend on latent choices, for which a lens has no single distribution."""
     listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
     hint = f"Set or observe them, such as s.do({names[0]}=0).lens()" if names else None
-    return BNetError("lens", expected="states without latent choices", actual=f"states that depend on {listed}", hint=hint)
+    return BNetError(
+        "lens", expected="states without latent choices", actual=f"states that depend on {listed}", hint=hint
+    )
 
 
 def entropy(log_probs: Tensor) -> Tensor:
     """The entropy in nats over the last dim; `0 log 0` is 0."""
-    terms = log_probs.exp().mul_(log_probs) if not log_probs.requires_grad else log_probs.exp() * log_probs
+    terms = log_probs.exp().mul_(log_probs)
     total = terms.sum(-1)
-    return -(terms.nansum(-1) if bool(total.isnan().any()) else total)
+    if bool(total.isnan().any()) and not bool(log_probs.isnan().any()):
+        total = terms.nansum(-1)
+    return -total
 
 
-def kl_divergence(end: Tensor, log_probs: Tensor) -> Tensor:
-    """`KL(end || lens)` in nats over the last dim, both as log probabilities; states of probability 0 do not count."""
-    terms = end.exp() * (end - log_probs)
-    if bool(end.isneginf().any()):
-        terms = torch.where(end.isneginf(), 0.0, terms)
-    return terms.sum(-1)
+class DivergenceFrom:
+    """Computes `KL(end || lens)` in nats over the last dim; states with probability 0 at the end do not count.
+
+    Args:
+        end: The log probabilities of the end, `[..., state]`.
+    """
+
+    def __init__(self, end: Tensor) -> None:
+        self.log_probs, self.probs = end, end.exp()
+        self.has_zeros = bool(end.isneginf().any())
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """The divergence of log probabilities, `[..., state]`, from the end."""
+        terms = self.probs * (self.log_probs - log_probs)
+        if self.has_zeros:
+            terms = torch.where(self.log_probs.isneginf(), 0.0, terms)
+        return terms.sum(-1)

@@ -23,11 +23,11 @@ from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.declare import as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.residual_stream.lens_path import (
+    DivergenceFrom,
     LensPath,
     compute_log_probs,
     find_lens_path,
     get_word_values,
-    kl_divergence,
 )
 
 if TYPE_CHECKING:
@@ -185,12 +185,13 @@ def fit_lens(
     weights, biases = maps.fold_scales()
     if not bool(weights.isfinite().all()) or not bool(tuned.isfinite().all()):
         raise BNetError(f"fit_lens: the fit with rate {rate:g} diverges", hint="Use a smaller rate=")
-    words = [sum(int(part.weights.sum()) for part in parts) for parts in corpora]
-    return TunedLens(path.readout.group.name, path.state_names, weights.cpu(), biases.cpu(), plain, tuned, *words, seed)
+    num_words, num_held_out = (sum(int(part.weights.sum()) for part in parts) for parts in corpora)
+    names = path.readout.group.name, path.state_names
+    return TunedLens(*names, weights.cpu(), biases.cpu(), plain, tuned, num_words, num_held_out, seed)
 
 
 @dataclass(frozen=True, eq=False)
-class CorpusPart:
+class LensCorpusPart:
     """Some sentences of a corpus, their states, and which of their distributions count.
 
     Attributes:
@@ -207,7 +208,7 @@ class CorpusPart:
 
 
 @torch.no_grad()
-def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> CorpusPart:
+def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> LensCorpusPart:
     """Compute the states of some sentences."""
     last, count = path.states[-1], len(batch)
     num_words = batch.x[last.group.stack].shape[1]
@@ -224,7 +225,7 @@ def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> CorpusPa
         return torch.ones(shape, dtype=torch.bool, device=states.device) if mask is None else mask
 
     weights = make_mask(path.readout.group.word_stack).to(states)
-    return CorpusPart(batch, states, make_mask(last.group.stack), weights)
+    return LensCorpusPart(batch, states, make_mask(last.group.stack), weights)
 
 
 class AffineMaps(torch.nn.Module):
@@ -235,7 +236,7 @@ class AffineMaps(torch.nn.Module):
     gradients have one scale in all slices, although the norm of the states grows with depth.
     """
 
-    def __init__(self, path: LensPath, parts: Sequence[CorpusPart]) -> None:
+    def __init__(self, path: LensPath, parts: Sequence[LensCorpusPart]) -> None:
         super().__init__()
         num_features = path.states[-1].shape[0]
         words = torch.cat([part.states[:, part.present] for part in parts], 1)  # [slice, word, feature]
@@ -266,7 +267,7 @@ def _train(
     maps: AffineMaps,
     module: CompiledModule,
     path: LensPath,
-    parts: Sequence[CorpusPart],
+    parts: Sequence[LensCorpusPart],
     steps: int,
     rate: float,
     generator: torch.Generator,
@@ -286,27 +287,30 @@ def _train(
 
 
 @torch.no_grad()
-def _mean_divergence(maps: AffineMaps, module: CompiledModule, path: LensPath, parts: Sequence[CorpusPart]) -> Tensor:
+def _mean_divergence(
+    maps: AffineMaps, module: CompiledModule, path: LensPath, parts: Sequence[LensCorpusPart]
+) -> Tensor:
     """The divergence of each slice, averaged over the words of some sentences, `[slice]`."""
     totals = [torch.cat(list(_iter_divergences(maps, module, path, part))) for part in parts]
-    return (torch.stack(totals).sum(0) / sum(part.weights.sum() for part in parts)).cpu()
+    num_words = torch.stack([part.weights.sum() for part in parts]).sum()
+    return (torch.stack(totals).sum(0) / num_words).cpu()
 
 
 def _iter_divergences(
-    maps: AffineMaps, module: CompiledModule, path: LensPath, part: CorpusPart
+    maps: AffineMaps, module: CompiledModule, path: LensPath, part: LensCorpusPart
 ) -> Iterator[Tensor]:
     """`KL(end || lens)`, summed over words: `[slice]` for some slices at a time, which bounds the memory."""
     with torch.no_grad():
-        end = _apply_readout(module, path, part, part.states[-1:])
+        divergence = DivergenceFrom(_apply_readout(module, path, part, part.states[-1:]))
     count = len(path.states) - 1
     step = path.count_chunk_rows(part.weights.numel())
     for start in range(0, count, step):
         slices = slice(start, min(start + step, count))
         log_probs = _apply_readout(module, path, part, maps(part.states, slices))
-        yield (kl_divergence(end, log_probs) * part.weights).sum((1, 2))
+        yield (divergence(log_probs) * part.weights).sum((1, 2))
 
 
-def _apply_readout(module: CompiledModule, path: LensPath, part: CorpusPart, states: Tensor) -> Tensor:
+def _apply_readout(module: CompiledModule, path: LensPath, part: LensCorpusPart, states: Tensor) -> Tensor:
     """The log probabilities of the readout of some states, `[slice, sentence, word, state]`."""
     count = len(states)
 
