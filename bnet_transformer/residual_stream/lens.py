@@ -113,6 +113,7 @@ class Lens:
         kl: `KL(end || lens)` in nats, `[slice, word]`: 0 in the last row.
         norm: The name of the norm that is applied between a state and the readout; None if there is none.
         is_tuned: Whether a tuned lens maps the states.
+        reader: Computes the distributions from the states.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])

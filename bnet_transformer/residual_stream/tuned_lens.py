@@ -191,7 +191,7 @@ def fit_lens(
 
 
 @dataclass(frozen=True, eq=False)
-class LensCorpusPart:
+class TextPart:
     """Some sentences of a corpus, their states, and which of their distributions count.
 
     Attributes:
@@ -208,7 +208,7 @@ class LensCorpusPart:
 
 
 @torch.no_grad()
-def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> LensCorpusPart:
+def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> TextPart:
     """Compute the states of some sentences."""
     last, count = path.states[-1], len(batch)
     num_words = batch.x[last.group.stack].shape[1]
@@ -225,7 +225,7 @@ def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> LensCorp
         return torch.ones(shape, dtype=torch.bool, device=states.device) if mask is None else mask
 
     weights = make_mask(path.readout.group.word_stack).to(states)
-    return LensCorpusPart(batch, states, make_mask(last.group.stack), weights)
+    return TextPart(batch, states, make_mask(last.group.stack), weights)
 
 
 class AffineMaps(torch.nn.Module):
@@ -236,7 +236,7 @@ class AffineMaps(torch.nn.Module):
     gradients have one scale in all slices, although the norm of the states grows with depth.
     """
 
-    def __init__(self, path: LensPath, parts: Sequence[LensCorpusPart]) -> None:
+    def __init__(self, path: LensPath, parts: Sequence[TextPart]) -> None:
         super().__init__()
         num_features = path.states[-1].shape[0]
         words = torch.cat([part.states[:, part.present] for part in parts], 1)  # [slice, word, feature]
@@ -267,7 +267,7 @@ def _train(
     maps: AffineMaps,
     module: CompiledModule,
     path: LensPath,
-    parts: Sequence[LensCorpusPart],
+    parts: Sequence[TextPart],
     steps: int,
     rate: float,
     generator: torch.Generator,
@@ -287,18 +287,14 @@ def _train(
 
 
 @torch.no_grad()
-def _mean_divergence(
-    maps: AffineMaps, module: CompiledModule, path: LensPath, parts: Sequence[LensCorpusPart]
-) -> Tensor:
+def _mean_divergence(maps: AffineMaps, module: CompiledModule, path: LensPath, parts: Sequence[TextPart]) -> Tensor:
     """The divergence of each slice, averaged over the words of some sentences, `[slice]`."""
     totals = [torch.cat(list(_iter_divergences(maps, module, path, part))) for part in parts]
     num_words = torch.stack([part.weights.sum() for part in parts]).sum()
     return (torch.stack(totals).sum(0) / num_words).cpu()
 
 
-def _iter_divergences(
-    maps: AffineMaps, module: CompiledModule, path: LensPath, part: LensCorpusPart
-) -> Iterator[Tensor]:
+def _iter_divergences(maps: AffineMaps, module: CompiledModule, path: LensPath, part: TextPart) -> Iterator[Tensor]:
     """`KL(end || lens)`, summed over words: `[slice]` for some slices at a time, which bounds the memory."""
     with torch.no_grad():
         divergence = DivergenceFrom(_apply_readout(module, path, part, part.states[-1:]))
@@ -310,7 +306,7 @@ def _iter_divergences(
         yield (divergence(log_probs) * part.weights).sum((1, 2))
 
 
-def _apply_readout(module: CompiledModule, path: LensPath, part: LensCorpusPart, states: Tensor) -> Tensor:
+def _apply_readout(module: CompiledModule, path: LensPath, part: TextPart, states: Tensor) -> Tensor:
     """The log probabilities of the readout of some states, `[slice, sentence, word, state]`."""
     count = len(states)
 
@@ -321,4 +317,6 @@ def _apply_readout(module: CompiledModule, path: LensPath, part: LensCorpusPart,
     do = {path.states[-1].group.name: states.flatten(0, 1)}
     request = ExecutionRequest((path.readout.group.name,), batch.x, batch.mask, batch.given, do, check_values=False)
     log_probs = compute_log_probs(module.run(request)[0], path.readout)
-    return log_probs.expand(count * len(part.batch), part.weights.shape[1], -1).unflatten(0, (count, -1))
+    return log_probs.expand(count * len(part.batch), *part.weights.shape[1:], -1).reshape(
+        count, *part.weights.shape, -1
+    )
