@@ -13,7 +13,8 @@ The packages, in the order in which data flows. A TPM is the conditional distrib
 - `data`: text, ids or vectors -> an encoded sentence -> batches and data sets;
 - `reference`: the semantics, node by node; `compiler`: the same as batched tensor operations; `equations`, `cost`;
 - `inference`: a query about a sentence -> the algorithm (`routing`) -> values, posteriors, samples;
-- `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `learning` (fits, training);
+- `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `residual_stream` (the lens),
+  `learning` (fits, training);
 - `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes figures to files;
 - `sentence` and `bnet`: the classes `Sentence` and `BNet`; `models` and `pretrained` create nets; `cli` is the command
   line.
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from bnet_transformer.plots.registry import plot as plot
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
+    from bnet_transformer.residual_stream import fit_lens as fit_lens
     from bnet_transformer.sentence import Sentence as Sentence
 
 __version__ = "0.1.0"
@@ -101,6 +103,7 @@ _EXPORTS = {  # the public names of each module
     "plots.registry": "plot",
     "pretrained": "from_pretrained",
     "pretrained.geometric_file": "load_geometric",
+    "residual_stream": "fit_lens",
     "sentence": "Sentence",
 }
 _MODULE_OF = {name: home for home, names in _EXPORTS.items() for name in names.split()}

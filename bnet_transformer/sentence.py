@@ -28,8 +28,9 @@ from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samp
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
 from bnet_transformer.inference.selection import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
-from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
+from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 from bnet_transformer.residual_stream.contributions import compute_contributions
+from bnet_transformer.residual_stream.lens import compute_lens
 
 if TYPE_CHECKING:
     import graphviz
@@ -561,6 +562,34 @@ class Sentence(StructureQueries):
             inclusion=inclusion,
             evaluator=None if self.state.evidence else self.state.evaluator,
         )
+
+    def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:
+        """The logit lens: the readout applied to every state `x_t` of every word, as if it were the last state `x_T`.
+
+        The lens of slice t is the readout under `do(x_T = x_t)` for all words, so that all nodes between `x_T` and the
+        readout are applied, such as a final norm (`lens.norm`). The lens of early slices is biased, because the readout
+        was trained for `x_T` only: `tuned` corrects this.
+
+        Args:
+            readout: The name of the readout, such as `"y"`; None for the only one.
+            tuned: A tuned lens of this net (`bt.fit_lens`), whose affine maps are applied to the states before.
+            top: The number of the most probable words that are stored.
+
+        Returns:
+            The lens: the most probable words of every state and word, the entropy, and `KL(end || lens)`, each a tensor
+            `[slice, word]`. `bt.plot` draws the grid.
+
+        Raises:
+            BNetError: The net has no discrete readout of a state, the readout is set, or the states depend on latent
+                choices: set these by `do`.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> lens = net.sentence("the cat sat").lens()
+        >>> lens.kl.shape, lens.probability("cat").shape
+        (torch.Size([3, 3]), torch.Size([3, 3]))
+        """
+        return compute_lens(self.state, readout, tuned, top)
 
     def tan(
         self,

@@ -1,7 +1,6 @@
 """GGUF files: random models written by `gguf` and SmolLM2, with `transformers` as the oracle."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -304,9 +303,9 @@ def smollm2():
 def smollm2_peer(smollm2):
     pytest.importorskip("accelerate", reason="transformers needs it for GGUF files")
     path = find_package_path("smollm2")
-    return T.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).eval(), T.AutoTokenizer.from_pretrained(
+    return T.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name
-    )
+    ).eval(), T.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from bnet_transformer.plots import (
     fits,
     heads,
     labelled_arrays,
+    lenses,
     ranked_states,
     rollout,
     sentences,
@@ -39,7 +40,7 @@ from bnet_transformer.plots import (
 )
 from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.plots.labelled_arrays import LabelledArray
-from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
+from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 
 # The first type that matches a result determines its plot.
 PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
@@ -49,6 +50,8 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     Categorical: distributions.plot_categorical,
     Distribution: distributions.plot_distribution,
     Reads: rollout.plot_reads,
+    Lens: lenses.plot_lens,
+    TunedLens: lenses.plot_tuned_lens,
     Tan: tan.plot_tan,
     TanTree: tan.plot_tan_tree,
     CorpusTan: tan.plot_corpus_tan,

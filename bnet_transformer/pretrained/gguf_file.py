@@ -266,11 +266,7 @@ def _check_settings(path: Path, family: ModelFamily, settings: Mapping[str, Any]
 
 
 def _wrap_tensors(
-    path: Path,
-    family: ModelFamily,
-    layout: GGUFFormat,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, GGUFTensor],
+    path: Path, family: ModelFamily, layout: GGUFFormat, config: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]
 ) -> StateDict:
     """Return the tensors as weights with the keys and layouts of the family, each dequantised when it is first read."""
     by_key = {_name_to_key(path, family, name): tensor for name, tensor in tensors.items()}

@@ -13,6 +13,7 @@ from types import ModuleType
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGES = ("plots.md", "heads.md", "roles.md", "contributions.md")
+PAGES = ("plots.md", "heads.md", "roles.md", "lens.md")
 PART = re.compile(r"^```python\n(?P<code>.*?)^```$|^!\[[^\]]*\]\((?P<picture>[^)]+)\)", re.MULTILINE | re.DOTALL)
 
 

@@ -103,7 +103,9 @@ def parse_cells(examples: Examples, at: object, over: object) -> PatchCells:
     if isinstance(at, Mapping) and at:
         return _build_pattern_cells(examples.model, [(str(name), _parse_patterns(name, at[name])) for name in at])
     if not isinstance(at, Sequence) or not at or not all(isinstance(item, str) for item in at):
-        forms = 'a role ("x"), an arrow of roles ("v -> a"), a list of names, patterns and paths of names, or a mapping '
+        forms = (
+            'a role ("x"), an arrow of roles ("v -> a"), a list of names, patterns and paths of names, or a mapping '
+        )
         raise BNetError("at", expected=forms + "from the name of a cell to its nodes", actual=at)
     return _build_pattern_cells(examples.model, [(pattern, [pattern]) for pattern in at])
 

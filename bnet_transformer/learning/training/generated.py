@@ -21,8 +21,8 @@ class Generated:
         ids: The ids of the new words of each prompt.
         words: The new words of each prompt.
         scores: The log probability of the new words of each prompt, including the stop word that ends them.
-        texts: The text of the new words of each prompt: as the tokenizer of the net decodes their ids, or the words joined
-            by spaces.
+        texts: The text of the new words of each prompt: as the tokenizer of the net decodes their ids, or the words
+            joined by spaces.
         log_probs: The log probability of each new word of each prompt, given the words before it.
         states: With `choices="draw"`: the drawn states of the latent choices, by node group, `[prompt, *plates]`, or
             `[prompt, *plates, word]` for choices of words. The last word has no states, because no word follows it. In

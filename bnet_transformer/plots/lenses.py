@@ -1,0 +1,137 @@
+"""Plots of a lens: the grid of its most probable words, and the probability of one word by slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.checks import check_choice
+from bnet_transformer.errors import BudgetError
+from bnet_transformer.figures.fonts import text_width
+from bnet_transformer.figures.labels import format_token
+from bnet_transformer.inference.selection import parse_indices, parse_words
+from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_cells, shared_limits, tick_label_width
+from bnet_transformer.residual_stream import Lens, TunedLens
+
+COLOURS = {"probability": "probability of the word", "entropy": "entropy (nats)", "kl": "KL(end || lens) (nats)"}
+MAX_GRID_CELLS = 4096
+MAX_GRID_HEIGHT = 8.4  # inches
+MIN_TEXT_WIDTH = 0.2  # inches of a cell below which its text is not readable
+
+
+def plot_lens(
+    result: Lens,
+    canvas: Canvas,
+    *,
+    colour: str = "probability",
+    target: str | int | None = None,
+    slices: object = None,
+    words: object = None,
+) -> None:
+    """Plot the most probable word of every state, or the probability of a `target` word by slice.
+
+    In the grid, words are along x and slices along y, with the last state on top. `colour` is the quantity of the
+    colours: `"probability"` of the written word, `"entropy"` or `"kl"`. `slices` and `words` select a part. With
+    `target`, the curve is that of the last selected word.
+    """
+    check_choice("colour", colour, COLOURS)
+    rows = parse_indices("slices", range(len(result.states)) if slices is None else slices, len(result.states))
+    columns = parse_words(result.words, range(len(result.words)) if words is None else words)
+    kind = "Tuned lens" if result.is_tuned else "Logit lens"
+    norm = f"The readout applies {result.norm} to each state." if result.norm else "No norm is applied to the states."
+    canvas.add_note(norm if result.is_tuned else f"{norm} The lens of early slices is biased.")
+    if target is not None:
+        _plot_target(result, canvas, result.parse_state(target), rows, columns[-1], kind)
+        return
+    if len(rows) * len(columns) > MAX_GRID_CELLS:
+        expected, actual = f"at most {MAX_GRID_CELLS:,} cells", f"{len(rows) * len(columns):,}"
+        raise BudgetError("plot", expected=expected, actual=actual, hint="Select some by slices= and words=")
+    canvas.set_title(f"{kind} of {result.readout}")
+    _draw_grid(result, canvas, rows[::-1], columns, colour)
+
+
+def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int], colour: str) -> None:
+    """Draw the grid; `rows` are the states from top to bottom."""
+    quantity = {"probability": result.top_probabilities[..., 0], "entropy": result.entropy, "kl": result.kl}[colour]
+    values = to_numpy(quantity).astype(np.float64)[np.ix_(rows, columns)]
+    texts = [[result.labels[int(result.top_states[t, i, 0])] for i in columns] for t in rows]
+    row_labels = tuple(result.states[t] for t in rows)
+    column_labels = tuple(result.words[i] for i in columns)
+    left, below = tick_label_width(row_labels), tick_label_width(column_labels)
+    label_width = (
+        max(text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for line in texts for text in line) / 72
+    )
+    width = min(PAGE_WIDTH - left - 1.0, max(1.6, (label_width + 0.12) * len(columns)))
+    height = min(MAX_GRID_HEIGHT, max(1.0, 0.2 * len(rows)))
+    ax = canvas.add_axes(width + left + 1.0, height + below + 0.75)
+    width, height = canvas.panel_size(ax, (width, height))
+    low, high = (0.0, 1.0) if colour == "probability" else shared_limits([values])
+    # The divergence of x_0 is often ten times that of other states: a root makes the others visible.
+    norm = PowerNorm(0.5, low, high) if colour == "kl" else None
+    image = draw_cells(canvas, ax, HeatMapData(values, row_labels, column_labels), (low, high), norm)
+    canvas.set_tick_labels(ax, "x", column_labels, width)
+    canvas.set_tick_labels(ax, "y", row_labels, height)
+    canvas.set_axis_labels(ax, "word", "state")
+    cell = width / len(columns), height / len(rows)
+    if cell[0] >= MIN_TEXT_WIDTH and cell[1] >= 0.09:
+        _write_words(canvas, ax, image, values, texts, cell)
+    else:
+        canvas.add_note("The words do not fit into the cells; select some by slices= and words=.")
+    canvas.add_colour_bar(image, COLOURS[colour], [ax])
+
+
+def _write_words(
+    canvas: Canvas, ax: Axes, image: Any, values: FloatArray, texts: list[list[str]], cell: tuple[float, float]
+) -> None:
+    """Write the words into the cells, shortened to their width, in a colour with contrast."""
+    size = min(SMALL_FONT_SIZE, 0.78 * 72 * cell[1])
+    points = 72 * cell[0] - 3
+    shortened = {text: _shorten(text.strip() or text, size, points) for line in texts for text in line}
+    for (row, column), value in np.ndenumerate(values):
+        style: Any = {"fontsize": size, "ha": "center", "va": "center_baseline"}
+        colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
+        canvas.add_text(ax, column, row, shortened[texts[row][column]], color=colour, **style)
+
+
+def _shorten(text: str, size: float, points: float) -> str:
+    """The longest form of a word that fits into a width in points."""
+    lengths = range(min(len(text), 24), 1, -1)
+    fitting = (format_token(text, n) for n in lengths if text_width(format_token(text, n), size) <= points)
+    return next(fitting, format_token(text, 2))
+
+
+def _plot_target(result: Lens, canvas: Canvas, state: int, rows: list[int], word: int, kind: str) -> None:
+    """Plot the probability of one state of the readout by slice, for one word."""
+    probs, ranks = (to_numpy(values[rows, word]) for values in (result.probability(state), result.rank(state)))
+    ax = canvas.add_axes(4.2, 2.3)
+    ax.plot(rows, probs, color=canvas.colours["accent"], linewidth=1.4, marker="o", markersize=3)
+    ax.set_ylim(-0.03, 1.1)
+    canvas.style_curve_axes(ax, "slice", f"P({result.labels[state].strip()})", 10)
+    style: Any = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": canvas.colours["grey"]}
+    if len(rows) <= 40:
+        for k, (row, prob, rank) in enumerate(zip(rows, probs, ranks, strict=True)):
+            is_new = k == 0 or rank != ranks[k - 1]
+            if is_new and rank <= 10:
+                canvas.add_text(ax, row, min(float(prob), 1.0) + 0.03, f"{rank}", **style)
+    canvas.add_note("Numbers: the rank of the word, where it changes and is at most 10.")
+    canvas.set_title(f"{kind}: {result.labels[state].strip()} after {result.words[word].strip()}")
+
+
+def plot_tuned_lens(result: TunedLens, canvas: Canvas) -> None:
+    """Plot the held-out KL of the logit lens and of the tuned lens by slice."""
+    ax = canvas.add_axes(4.2, 2.3)
+    rows = range(len(result.kl))
+    for name, values, colour in (("logit lens", result.plain_kl, "grey"), ("tuned lens", result.kl, "accent")):
+        style: Any = {"linewidth": 1.4, "marker": "o", "markersize": 3, "label": name}
+        ax.plot(rows, to_numpy(values), color=canvas.colours[colour], **style)
+    ax.set_ylim(bottom=0)
+    canvas.style_curve_axes(ax, "slice", "held-out KL(end || lens) (nats)", 10)
+    canvas.add_legend(ax)
+    for note in result.notes:
+        canvas.add_note(note)
+    canvas.set_title(f"Tuned lens of {result.readout}")

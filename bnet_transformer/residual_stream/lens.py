@@ -1,0 +1,378 @@
+"""The logit lens: the readout applied to every state `x_t` of every word, as if `x_t` were the last state.
+
+The lens of slice t is the readout under `do(x_T = x_t)` for all words (nostalgebraist 2020, "interpreting GPT: the
+logit lens"). All that is between `x_T` and the readout is applied, such as a final norm. The readout was trained for
+`x_T` only. Early states have another basis, so that their lens is biased (Belrose et al. 2023, "Eliciting latent
+predictions from transformers with the tuned lens"): a tuned lens maps `x_t` by an affine map before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.memory import check_memory
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.inference.node_evaluator import NodeEvaluator
+from bnet_transformer.inference.query import with_sentence_scope
+from bnet_transformer.inference.selection import parse_indices
+from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference.node_tables import has_ancestor_choices
+from bnet_transformer.residual_stream.lens_path import (
+    DivergenceFrom,
+    LensPath,
+    compute_log_probs,
+    entropy,
+    find_lens_path,
+    get_word_values,
+    latent_choice_error,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bnet_transformer.residual_stream.tuned_lens import TunedLens
+
+MAX_SHOWN_WORDS = 12  # columns of words in a notebook
+
+
+@dataclass(frozen=True, eq=False)
+class LensReader:
+    """Computes the distributions of a lens, some slices at a time, so that they are never in memory together.
+
+    Args:
+        evaluator: The evaluator of the sentence.
+        path: The states and the readout.
+        states: The states to which the readout is applied, `[slice, word, feature]`.
+    """
+
+    evaluator: NodeEvaluator
+    path: LensPath
+    states: Tensor
+    _by_state: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    @torch.no_grad()
+    def compute(self, slices: slice) -> Tensor:
+        """The log probabilities of some slices, `[slice, word, state]`."""
+        model, last = self.evaluator.model, self.path.states[-1].group
+        values = self.states[slices].unbind(1)
+        assigned = dict(zip(model.ground.select_nodes(last).tolist(), values, strict=True))
+        evaluator = self.evaluator.with_batched_states(assigned, with_sentence_scope(self.evaluator.module))
+        readout = self.path.readout
+        outputs = {parent.index for parent in readout.parents}
+        outputs |= {selector for parent in readout.parents for _, selector in parent.pick}
+        ancestral_set = model.network.graph.ancestral_set([readout.group.index])
+        log_probs = compute_log_probs(evaluator.execute(sorted(outputs), ancestral_set), readout)
+        num_words = model.ground.word_counts[readout.group.word_stack] if readout.group.word_stack is not None else 1
+        # A value that does not depend on the state, because nodes after it are set, has one row, or one word.
+        return log_probs.expand(self.states[slices].shape[0], num_words, -1)
+
+    def iter_chunks(self, count: int) -> Iterator[Tensor]:
+        """The log probabilities of the first slices, some slices at a time, in order: `[slice, word, state]`."""
+        step = self.path.count_chunk_rows(self.states.shape[1])
+        for start in range(0, count, step):
+            yield self.compute(slice(start, min(start + step, count)))
+
+    def read_state(self, state: int) -> tuple[Tensor, Tensor]:
+        """The probability and the rank of a state of the readout, `[slice, word]` each, computed on first use."""
+        if state not in self._by_state:
+            probs, ranks = [], []
+            for log_probs in self.iter_chunks(len(self.states)):
+                column = log_probs[..., state]
+                probs.append(column.exp())
+                ranks.append(1 + (log_probs > column[..., None]).sum(-1))
+            self._by_state[state] = torch.cat(probs).cpu(), torch.cat(ranks).cpu()
+        return self._by_state[state]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Lens:
+    """The result of `s.lens()`: the distribution of the readout for every state of every word.
+
+    Row t of each tensor is the state `x_t`; the last row is the readout of the net (the end). The most probable words,
+    the entropy and the divergence are stored. Full distributions are computed when a method requires them, by the net
+    of the sentence, so that a large vocabulary needs little memory.
+
+    Attributes:
+        readout: The name of the readout.
+        states: The names of the states `x_0`, ..., `x_T`.
+        words: The tokens of the words; the name of the readout if it has no words.
+        labels: The labels of the states of the readout, such as the words of the vocabulary.
+        top_states: The most probable states of the readout, most probable first, `[slice, word, k]`.
+        top_probabilities: Their probabilities, `[slice, word, k]`.
+        entropy: The entropy of each distribution in nats, `[slice, word]`.
+        kl: `KL(end || lens)` in nats, `[slice, word]`: 0 in the last row.
+        norm: The name of the norm that is applied between a state and the readout; None if there is none.
+        is_tuned: Whether a tuned lens maps the states.
+        reader: Computes the distributions from the states.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+    >>> lens = net.sentence("the cat sat").lens()
+    >>> lens.states, lens.entropy.shape, lens.kl[-1].tolist(), lens.norm
+    (('x_0', 'x_1', 'x_2'), torch.Size([3, 3]), [0.0, 0.0, 0.0], 'norm')
+    """
+
+    readout: str
+    states: tuple[str, ...]
+    words: tuple[str, ...]
+    labels: tuple[str, ...]
+    top_states: Tensor
+    top_probabilities: Tensor
+    entropy: Tensor
+    kl: Tensor
+    norm: str | None
+    is_tuned: bool
+    reader: LensReader
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the lens applies, and what biases it, as sentences."""
+        applied = f"{self.norm} is applied to every state" if self.norm else "no norm is applied to the states"
+        bias = (
+            "Affine maps that were fitted on a corpus correct the bias of early slices."
+            if self.is_tuned
+            else "Early slices are biased: the readout was trained for the last state, and earlier states have another "
+            "basis. A tuned lens (bt.fit_lens) corrects this."
+        )
+        return f"Before {self.readout}, {applied}.", bias
+
+    def top(self, slice: int, word: int, count: int = 5) -> list[tuple[str, float]]:
+        """The most probable words of one state of one word.
+
+        Args:
+            slice: The index of the state, from 0 for `x_0`.
+            word: The index of the word, from 0.
+            count: The number of words, 5 by default.
+
+        Returns:
+            Pairs of a label and its probability, most probable first.
+
+        Raises:
+            BNetError: There is no such slice or word.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> len(net.sentence("the cat sat").lens().top(0, 2, count=3))
+        3
+        """
+        (t,), (i,) = self._parse_slices(slice), parse_indices("word", word, len(self.words))
+        count = min(check_int("count", count), len(self.labels))
+        probs, states = self.top_probabilities[t, i], self.top_states[t, i]
+        if count > len(states):
+            probs, states = self.distribution(t).probs[i].topk(count)
+        pairs = zip(states[:count].tolist(), probs[:count].tolist(), strict=True)
+        return [(self.labels[state], prob) for state, prob in pairs]
+
+    def distribution(self, slice: int) -> Categorical:
+        """The distributions of one state of all words.
+
+        Args:
+            slice: The index of the state, from 0 for `x_0`.
+
+        Returns:
+            A Categorical with the batch shape `[word]`.
+
+        Raises:
+            BNetError: There is no such slice.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> net.sentence("the cat").lens().distribution(1).probs.shape
+        torch.Size([2, 3])
+        """
+        (t,) = self._parse_slices(slice)
+        return Categorical(logits=self.reader.compute(_as_slice(t))[0].cpu(), validate_args=False)
+
+    def probability(self, state: str | int) -> Tensor:
+        """The probability of one state of the readout, such as a word, in every distribution.
+
+        Args:
+            state: The label of the state, such as `"Mary"`, or its index.
+
+        Returns:
+            A tensor `[slice, word]`.
+
+        Raises:
+            UnknownNameError: There is no such label.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> net.sentence("the cat").lens().probability("sat").shape
+        torch.Size([3, 2])
+        """
+        return self.reader.read_state(self.parse_state(state))[0]
+
+    def rank(self, state: str | int) -> Tensor:
+        """The rank of one state of the readout by probability, 1 for the most probable.
+
+        Args:
+            state: The label of the state, such as `"Mary"`, or its index.
+
+        Returns:
+            A tensor of integers, `[slice, word]`.
+
+        Raises:
+            UnknownNameError: There is no such label.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> lens = net.sentence("the cat").lens()
+        >>> lens.rank(lens.top(2, 0)[0][0])[2, 0].item()
+        1
+        """
+        return self.reader.read_state(self.parse_state(state))[1]
+
+    def parse_state(self, state: object) -> int:
+        """The index of a state of the readout.
+
+        Args:
+            state: The label of the state, or its index.
+
+        Returns:
+            The index.
+
+        Raises:
+            UnknownNameError: There is no such label.
+        """
+        if isinstance(state, str):
+            if state not in self.labels:
+                raise unknown_name_error(f"state of {self.readout}", state, self.labels)
+            return self.labels.index(state)
+        return parse_indices(f"state of {self.readout}", state, len(self.labels))[0]
+
+    def _parse_slices(self, slices: object) -> list[int]:
+        """Indices of states."""
+        return parse_indices("slice", slices, len(self.states))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each state of each word: its most probable word, probability, entropy and KL."""
+        import pandas as pd
+
+        rows, columns = self.entropy.shape
+        return pd.DataFrame(
+            {
+                "slice": [t for t in range(rows) for _ in range(columns)],
+                "word": list(range(columns)) * rows,
+                "token": list(self.words) * rows,
+                "top": [self.labels[state] for state in self.top_states[..., 0].flatten().tolist()],
+                "probability": to_numpy(self.top_probabilities[..., 0].flatten()),
+                "entropy": to_numpy(self.entropy.flatten()),
+                "kl": to_numpy(self.kl.flatten()),
+            }
+        )
+
+    def __repr__(self) -> str:
+        kind = "tuned" if self.is_tuned else "logit lens, biased in early slices"
+        states = f"{self.states[0]} to {self.states[-1]}"
+        return f"<Lens of {self.readout}: {states}, {len(self.words)} words, norm {self.norm}, {kind}>"
+
+    def _repr_html_(self) -> str:
+        """The most probable words as an HTML table, the last state on top."""
+        import pandas as pd
+
+        cells = {
+            f"{i}: {word}": [
+                f"{self.labels[state]} ({prob:.2f})"
+                for state, prob in zip(
+                    self.top_states[:, i, 0].tolist(), self.top_probabilities[:, i, 0].tolist(), strict=True
+                )
+            ]
+            for i, word in enumerate(self.words[:MAX_SHOWN_WORDS])
+        }
+        table: Any = pd.DataFrame(cells, index=list(self.states)).iloc[::-1]
+        return f"<p>{escape(repr(self))}</p>{table.to_html()}<p>{escape(' '.join(self.notes))}</p>"
+
+
+def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens | None = None, top: int = 10) -> Lens:
+    """The lens of a sentence.
+
+    Args:
+        state: The sentence.
+        readout: The name of the readout; None for the only one.
+        tuned: A tuned lens of the same net; None for the logit lens.
+        top: The number of the most probable words that are stored.
+
+    Returns:
+        The lens.
+
+    Raises:
+        BNetError: There is no such readout, its nodes are set, or the states depend on latent choices.
+    """
+    path = find_lens_path(state.network, readout)
+    check_int("top", top)
+    evaluator = state.evaluator
+    _check_readout_is_free(state, path)
+    states = read_states(evaluator, path)
+    if tuned is not None:
+        if not hasattr(tuned, "check_path"):
+            raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
+        tuned.check_path(path)
+        states = tuned.translate(states)
+    return _summarise(state, LensReader(evaluator, path, states), path, top, is_tuned=tuned is not None)
+
+
+def _check_readout_is_free(state: SentenceState, path: LensPath) -> None:
+    """Raise an error for a readout that is set, or that depends on a latent choice."""
+    ground, group = state.ground, path.readout.group
+    nodes = ground.select_nodes(group).tolist()
+    is_set = [ground.name(node) for node in nodes if node in state.model.do]
+    if is_set:
+        expected, hint = "a readout that is not set by do", f"Call undo({is_set[0]!r})"
+        raise BNetError("lens", expected=expected, actual=f"{is_set[0]}, set by do", hint=hint)
+    if has_ancestor_choices(state.network, [group.index]):
+        parents = {parent for node in nodes for parent in ground.parents(node)}
+        choices = state.evaluator.find_open_choices(sorted(parents))
+        if choices:
+            raise latent_choice_error([ground.name(choice) for choice in choices])
+
+
+@torch.no_grad()
+def read_states(evaluator: NodeEvaluator, path: LensPath) -> Tensor:
+    """The states of a sentence, `[slice, word, feature]`."""
+    fault = evaluator.find_table_fault("value", path.states, ())
+    if fault is not None:
+        raise fault if isinstance(fault, Exception) else UnsupportedError(f"lens: {fault}", hint=fault.remedy)
+    network, group = evaluator.model.network, path.states[-1].group
+    num_words = evaluator.model.ground.word_counts[group.stack]
+    indices = [spec.group.index for spec in path.states]
+    execution = evaluator.execute(indices, network.graph.ancestral_set(indices))
+    return torch.cat([get_word_values(execution, spec, 1, num_words) for spec in path.states])
+
+
+def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: int, *, is_tuned: bool) -> Lens:
+    """The most probable words, the entropy and the divergence of every distribution."""
+    ground, readout = state.ground, path.readout
+    node = int(ground.select_nodes(readout.group)[0])
+    num_states = state.model.count_states(node)
+    stack = readout.group.word_stack
+    words = (readout.group.name,) if stack is None else tuple(state.tokens[stack])
+    check_memory("lens", 12 * len(path.states) * len(words) * min(top, num_states), "a smaller top=")
+    last = len(path.states) - 1
+    end = reader.compute(_as_slice(last))
+    divergence = DivergenceFrom(end)
+    parts: list[tuple[Tensor, ...]] = []
+    for log_probs in itertools.chain(reader.iter_chunks(last), [end]):
+        logs, states = log_probs.topk(min(top, num_states))
+        # rounding can make the divergence of equal distributions slightly negative
+        parts.append((states, logs.exp(), entropy(log_probs), divergence(log_probs).clamp_min(0)))
+    top_states, probs, entropies, kl = (torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True))
+    if bool(entropies.isnan().any()):
+        raise BNetError(f"lens of {readout.group.name}", expected="numbers", actual="NaN")
+    labels = state.labels(node) or tuple(map(str, range(num_states)))
+    names = readout.group.name, path.state_names, words, labels
+    return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader)
+
+
+def _as_slice(index: int) -> slice:
+    """The slice of one index."""
+    return slice(index, index + 1)
