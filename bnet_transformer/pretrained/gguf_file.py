@@ -61,7 +61,7 @@ OPTIONS = {
 }
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 REQUIRED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
-# Keys that change the equations, with the value that does not change them. Every key outside this file is refused.
+# Keys that change the equations, with the value that does not change them. Any other key raises an error.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -78,7 +78,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.type": ("none", "linear"),
     "use_parallel_residual": (False,),
 }
-# Keys that are read below, and keys that describe the file: llama.cpp uses the last two only for other types of scaling.
+# Keys that are read below, and keys that describe the file; llama.cpp uses the last two only for scaling by YaRN.
 DESCRIPTIVE = (
     "attention.value_length",
     "rope.dimension_count",
@@ -146,7 +146,7 @@ def _open_reader(path: Path) -> Any:
     """Open a file by the reader of `gguf`, with arrays of metadata that are read at once and within the file.
 
     That reader creates several objects for each of the 100 000 strings of a tokenizer, and loops over the length of an
-    array before it knows that the file has so many items.
+    array before it knows that the file has that number of items.
     """
     try:
         from gguf import GGUFReader, GGUFValueType
@@ -181,7 +181,7 @@ def _open_reader(path: Path) -> Any:
 
 def _split_strings(data: NDArray[np.uint8], start: int, count: int) -> tuple[list[NDArray[np.uint8]], int]:
     """Return `count` strings from an offset, each after its length, and the offset of their end."""
-    strings, buffer, length = [], memoryview(data), struct.Struct("=Q")
+    strings, buffer, length = [], memoryview(data.data), struct.Struct("=Q")
     for _ in range(count):
         begin = start + length.size
         start = begin + length.unpack_from(buffer, start)[0]
@@ -219,11 +219,7 @@ def _find_family(path: Path, metadata: Mapping[str, Any]) -> tuple[ModelFamily, 
 def _settings_to_config(
     path: Path, family: ModelFamily, settings: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]
 ) -> dict[str, Any]:
-    """Return the config of `transformers` for the metadata of an architecture; raise an error for a key that is not read.
-
-    Raises:
-        BNetError: If a key is missing, or has a value that the equations do not contain.
-    """
+    """Return the config of `transformers` for the metadata of an architecture, without keys that are not read."""
     options = {**OPTIONS, EPS_KEYS[family.norm_type]: "eps"}
     known = {key: family.config_keys[option] for key, option in options.items() if option in family.config_keys}
     for key in (*REQUIRED, EPS_KEYS[family.norm_type]):
@@ -234,13 +230,14 @@ def _settings_to_config(
     _check_settings(path, family, settings, [*known, *DESCRIPTIVE])
     config = {known[key]: value for key, value in settings.items() if key in known}
     config |= {"model_type": family.name, "tie_word_embeddings": "output.weight" not in tensors}
-    if family.rotary and settings.get("rope.scaling.type") == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": settings.get("rope.scaling.factor")}
+    factor = settings.get("rope.scaling.factor", 0)
+    if family.rotary and settings.get("rope.scaling.type", "linear") == "linear" and factor not in (0, 1):
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}  # the default type of llama.cpp
     biased = {"map": ("attn_q", "attn_k", "attn_v"), "mix": ("attn_output",), "ffn": ("ffn_up", "ffn_gate", "ffn_down")}
     for kind, names in biased.items():
-        key = family.biased.get(kind)
-        if isinstance(key, str):  # the metadata do not contain it
-            config[key] = config.get(key, False) or any(f"blk.0.{name}.bias" in tensors for name in names)
+        option = family.biased.get(kind)
+        if isinstance(option, str):  # the metadata do not contain it
+            config[option] = config.get(option, False) or any(f"blk.0.{name}.bias" in tensors for name in names)
     return config
 
 
@@ -266,11 +263,7 @@ def _check_settings(path: Path, family: ModelFamily, settings: Mapping[str, Any]
 
 
 def _wrap_tensors(
-    path: Path,
-    family: ModelFamily,
-    layout: GGUFFormat,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, GGUFTensor],
+    path: Path, family: ModelFamily, layout: GGUFFormat, config: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]
 ) -> StateDict:
     """Return the tensors as weights with the keys and layouts of the family, each dequantised when it is first read."""
     by_key = {_name_to_key(path, family, name): tensor for name, tensor in tensors.items()}

