@@ -117,7 +117,7 @@ def from_pretrained(
     family = _get_family(model)
     if hasattr(source, "state_dict"):
         check_modules(source)
-    else:
+    elif model.needs_defaults:
         model = replace(model, config=load_config(family, model.config, model.origin))
     return source_to_net(replace(model, weights=apply_device_map(family, model.weights, device_map, dtype)), readout)
 

@@ -92,10 +92,11 @@ CHUNK = 2**17  # elements that are dequantised at once: they fit into the cache 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor of a file: its rows as they are stored, mapped from the file, and the name and type of their values."""
+    """A tensor of a file: its name, its rows as they are stored, mapped from the file, their offset and their type."""
 
     name: str
     rows: NDArray[Any]
+    offset: int
     kind: Any
 
 
@@ -125,7 +126,7 @@ def gguf_to_source(path: Path, *, has_tokenizer: bool = False) -> ModelSource:
     config = _settings_to_config(path, family, settings, tensors)
     weights = _wrap_tensors(path, family, layout, config, tensors)
     tokenizer = None if has_tokenizer else metadata_to_tokenizer(str(path), metadata)
-    return ModelSource(str(path), config, f"{layout.architecture}ForCausalLM", weights, tokenizer)
+    return ModelSource(str(path), config, f"{layout.architecture}ForCausalLM", weights, tokenizer, needs_defaults=False)
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
@@ -139,7 +140,9 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         actual = format_value(" ".join(str(error).split()) or type(error).__name__)
         hint = "The file may be truncated: compare its size with that of the original"
         raise FileError(str(path), expected="a complete GGUF file", actual=actual, hint=hint) from error
-    return metadata, {t.name: GGUFTensor(t.name, np.asarray(t.data), t.tensor_type) for t in reader.tensors}
+    return metadata, {
+        t.name: GGUFTensor(t.name, np.asarray(t.data), t.data_offset, t.tensor_type) for t in reader.tensors
+    }
 
 
 def _open_reader(path: Path) -> Any:
@@ -275,9 +278,9 @@ def _wrap_tensors(
     def get_tensor(key: str) -> Tensor:
         tensor = by_key[key]
         part = _name_to_part(tensor.name)
-        rows = tensor.rows
+        rows = _read_rows(path, tensor)
         if part in layout.interleaved:
-            rows = _join_halves(path, tensor, counts[part])
+            rows = _join_halves(path, tensor, rows, counts[part])
         values = _dequantise(path, tensor, rows)
         return values.mT.contiguous() if family.locate(part).transposed and values.dim() == 2 else values
 
@@ -303,13 +306,25 @@ def _name_to_key(path: Path, family: ModelFamily, name: str) -> str:
     return f"{'' if part == 'logits' else family.prefix}{key}.{last}"
 
 
-def _join_halves(path: Path, tensor: GGUFTensor, heads: int) -> NDArray[Any]:
+def _read_rows(path: Path, tensor: GGUFTensor) -> NDArray[Any]:
+    """Return the rows of a tensor: mapped from the file if they are its values, or else as a copy.
+
+    A copy is dropped after it is dequantised, while pages of the map would stay in memory.
+    """
+    from gguf import GGMLQuantizationType
+
+    if tensor.kind == GGMLQuantizationType.F32:
+        return tensor.rows
+    rows = np.fromfile(path, tensor.rows.dtype, tensor.rows.size, offset=tensor.offset)
+    return rows.reshape(tensor.rows.shape)
+
+
+def _join_halves(path: Path, tensor: GGUFTensor, rows: NDArray[Any], heads: int) -> NDArray[Any]:
     """Return the rows of a matrix with the halves of each head one after the other.
 
     llama.cpp rotates features 2 i and 2 i + 1 of a head, the models of `transformers` features i and i + width / 2. So
     llama.cpp stores the rows of q and k in another order. A row has its own blocks, so its values are not needed.
     """
-    rows = tensor.rows
     if not isinstance(heads, int) or heads < 1 or len(rows) % (2 * heads):
         raise FileError(f"{tensor.name} of {path}", expected=f"rows of {heads} heads", actual=f"{len(rows)} rows")
     order = np.arange(len(rows)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -330,7 +345,8 @@ def _dequantise(path: Path, tensor: GGUFTensor, rows: NDArray[Any]) -> Tensor:
         if not rows.size:
             return torch.from_numpy(dequantize(rows, tensor.kind))
         width = dequantize(rows.reshape(-1, rows.shape[-1])[:1], tensor.kind).size
-        values = np.empty((rows.size // rows.shape[-1], width), np.float32)
+        result = torch.empty(*rows.shape[:-1], width)  # aligned for products, unlike the memory of numpy
+        values = result.numpy().reshape(-1, width)
         flat = rows.reshape(len(values), -1)
         step = max(1, CHUNK // width)
         for start in range(0, len(values), step):
@@ -340,7 +356,7 @@ def _dequantise(path: Path, tensor: GGUFTensor, rows: NDArray[Any]) -> Tensor:
         allowed = ", ".join(_list_dequantisers())
         expected, actual = "a quantisation that the package gguf can dequantise", tensor.kind.name
         raise FileError(f"{tensor.name} of {path}", expected=expected, actual=actual, allowed=allowed) from error
-    return torch.from_numpy(values.reshape(*rows.shape[:-1], width))
+    return result
 
 
 def _list_dequantisers() -> list[str]:
