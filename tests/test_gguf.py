@@ -16,18 +16,16 @@ Kind = gguf.GGMLQuantizationType
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 13}
 GROUPED = {**LLAMA, **SIZES, "num_key_value_heads": 2}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
 MODELS = {  # architecture: class, options
     "llama": ("LlamaForCausalLM", GROUPED),
     "llama-tied": ("LlamaForCausalLM", {**GROUPED, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "llama-biased": ("LlamaForCausalLM", {**GROUPED, "attention_bias": True, "mlp_bias": True, "head_dim": 6}),
-    "llama-linear": (
-        "LlamaForCausalLM",
-        {**GROUPED, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
-    ),
+    "llama-linear": ("LlamaForCausalLM", {**GROUPED, "rope_parameters": LINEAR}),
     "qwen2": ("Qwen2ForCausalLM", GROUPED),
     "gpt2": ("GPT2LMHeadModel", {**GPT2, "n_embd": 32, "n_head": 4}),
 }
-BOTH_WAYS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
+KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
 IDS = torch.tensor([[3, 4, 5, 6, 7, 12, 0]])
 UNITS = ["<s>", "t", "h", "e", "Ġ", "c", "a", "1", "th", "the", "Ġc", "<|im|>", "the "]
 TOKENIZER = {
@@ -71,13 +69,17 @@ def interleave(weight, heads):
     return weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, name="llama", kind=Kind.F32, metadata=None, tensors=None, architecture=None):
+def write_gguf(path, name="llama", kind=Kind.F32, metadata=None, tensors=None, architecture=None, drop=()):
     """Write a random model by `gguf`, and return it with the values that are in the file."""
     model_class, options = MODELS[name]
     model = init_model(model_class, options, torch.float32)
     actual = name.split("-")[0]
     writer = gguf.GGUFWriter(path, architecture or actual)
-    values = {f"{architecture or actual}.{key}": value for key, value in describe(model.config, actual).items()}
+    values = {
+        f"{architecture or actual}.{key}": value
+        for key, value in describe(model.config, actual).items()
+        if key not in drop
+    }
     for key, value in {**values, **(metadata or {})}.items():
         add_value(writer, key, value)
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == actual)
@@ -130,7 +132,17 @@ def test_a_file_is_the_model_that_was_written(name, tmp_path):
     assert ("W_embed.value" in net.parameters) == peer.config.tie_word_embeddings
 
 
-@pytest.mark.parametrize("kind", BOTH_WAYS, ids=lambda kind: kind.name)
+def test_a_scaling_without_type_is_linear(tmp_path):
+    """As in llama.cpp; type `none` has no factor."""
+    peer = write_gguf(tmp_path / "m.gguf", "llama-linear", drop=("rope.scaling.type",))
+    close(compute_logits(bt.from_pretrained(tmp_path / "m.gguf")), peer(IDS).logits.detach())
+    peer = write_gguf(
+        tmp_path / "m.gguf", metadata={"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
+    )
+    close(compute_logits(bt.from_pretrained(tmp_path / "m.gguf")), peer(IDS).logits.detach())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_quantisation_is_that_of_gguf(kind, tmp_path):
     peer = write_gguf(tmp_path / "m.gguf", kind=kind)
     net = bt.from_pretrained(str(tmp_path / "m.gguf"))
@@ -303,9 +315,9 @@ def smollm2():
 def smollm2_peer(smollm2):
     pytest.importorskip("accelerate", reason="transformers needs it for GGUF files")
     path = find_package_path("smollm2")
-    return T.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name
-    ).eval(), T.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    options = {"gguf_file": path.name}
+    model = T.AutoModelForCausalLM.from_pretrained(path.parent, **options).eval()
+    return model, T.AutoTokenizer.from_pretrained(path.parent, **options)
 
 
 @pytest.mark.slow

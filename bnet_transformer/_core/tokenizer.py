@@ -187,8 +187,8 @@ def _map_bytes() -> tuple[str, ...]:
     """The character of each byte in a byte-level vocabulary (Radford et al. 2019): the printable bytes of Latin-1, and
     characters from 256 for the others."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return tuple(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256))
+    replaced = [byte for byte in range(256) if byte not in printable]
+    return tuple(chr(byte) if byte in printable else chr(256 + replaced.index(byte)) for byte in range(256))
 
 
 def is_text(value: object) -> bool:

@@ -3,7 +3,8 @@
 The modules, in the order of a call: `source` finds the files of a model; `families` describes each model family as data
 (`family`); `module_check` compares a model in memory with its config; `config` reads the config as options;
 `declaration` builds the declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates
-names. `gguf_file` and `gguf_tokenizer` read GGUF files, and `geometric_file` the files of a Julia package. Only modules of `families/` refer to a family by name.
+names. `gguf_file` and `gguf_tokenizer` read GGUF files, and `geometric_file` the files of a Julia package. Only modules
+of `families/` refer to a family by name.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def from_pretrained(
     family = _get_family(model)
     if hasattr(source, "state_dict"):
         check_modules(source)
-    else:
+    elif model.needs_defaults:
         model = replace(model, config=load_config(family, model.config, model.origin))
     return source_to_net(replace(model, weights=apply_device_map(family, model.weights, device_map, dtype)), readout)
 

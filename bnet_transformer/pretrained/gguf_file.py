@@ -61,7 +61,7 @@ OPTIONS = {
 }
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 REQUIRED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
-# Keys that change the equations, with the value that does not change them. Every key outside this file is refused.
+# Keys that change the equations, with the value that does not change them. Any other key raises an error.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -78,7 +78,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.type": ("none", "linear"),
     "use_parallel_residual": (False,),
 }
-# Keys that are read below, and keys that describe the file: llama.cpp uses the last two only for other types of scaling.
+# Keys that are read below, and keys that describe the file; llama.cpp uses the last two only for scaling by YaRN.
 DESCRIPTIVE = (
     "attention.value_length",
     "rope.dimension_count",
@@ -92,10 +92,11 @@ CHUNK = 2**17  # elements that are dequantised at once: they fit into the cache 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor of a file: its rows as they are stored, mapped from the file, and the name and type of their values."""
+    """A tensor of a file: its name, its rows as they are stored, mapped from the file, their offset and their type."""
 
     name: str
     rows: NDArray[Any]
+    offset: int
     kind: Any
 
 
@@ -125,7 +126,7 @@ def gguf_to_source(path: Path, *, has_tokenizer: bool = False) -> ModelSource:
     config = _settings_to_config(path, family, settings, tensors)
     weights = _wrap_tensors(path, family, layout, config, tensors)
     tokenizer = None if has_tokenizer else metadata_to_tokenizer(str(path), metadata)
-    return ModelSource(str(path), config, f"{layout.architecture}ForCausalLM", weights, tokenizer)
+    return ModelSource(str(path), config, f"{layout.architecture}ForCausalLM", weights, tokenizer, needs_defaults=False)
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
@@ -139,14 +140,16 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         actual = format_value(" ".join(str(error).split()) or type(error).__name__)
         hint = "The file may be truncated: compare its size with that of the original"
         raise FileError(str(path), expected="a complete GGUF file", actual=actual, hint=hint) from error
-    return metadata, {t.name: GGUFTensor(t.name, np.asarray(t.data), t.tensor_type) for t in reader.tensors}
+    return metadata, {
+        t.name: GGUFTensor(t.name, np.asarray(t.data), t.data_offset, t.tensor_type) for t in reader.tensors
+    }
 
 
 def _open_reader(path: Path) -> Any:
     """Open a file by the reader of `gguf`, with arrays of metadata that are read at once and within the file.
 
     That reader creates several objects for each of the 100 000 strings of a tokenizer, and loops over the length of an
-    array before it knows that the file has so many items.
+    array before it knows that the file has that number of items.
     """
     try:
         from gguf import GGUFReader, GGUFValueType
@@ -181,7 +184,7 @@ def _open_reader(path: Path) -> Any:
 
 def _split_strings(data: NDArray[np.uint8], start: int, count: int) -> tuple[list[NDArray[np.uint8]], int]:
     """Return `count` strings from an offset, each after its length, and the offset of their end."""
-    strings, buffer, length = [], memoryview(data), struct.Struct("=Q")
+    strings, buffer, length = [], memoryview(data.data), struct.Struct("=Q")
     for _ in range(count):
         begin = start + length.size
         start = begin + length.unpack_from(buffer, start)[0]
@@ -219,11 +222,7 @@ def _find_family(path: Path, metadata: Mapping[str, Any]) -> tuple[ModelFamily, 
 def _settings_to_config(
     path: Path, family: ModelFamily, settings: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]
 ) -> dict[str, Any]:
-    """Return the config of `transformers` for the metadata of an architecture; raise an error for a key that is not read.
-
-    Raises:
-        BNetError: If a key is missing, or has a value that the equations do not contain.
-    """
+    """Return the config of `transformers` for the metadata of an architecture, without keys that are not read."""
     options = {**OPTIONS, EPS_KEYS[family.norm_type]: "eps"}
     known = {key: family.config_keys[option] for key, option in options.items() if option in family.config_keys}
     for key in (*REQUIRED, EPS_KEYS[family.norm_type]):
@@ -234,13 +233,14 @@ def _settings_to_config(
     _check_settings(path, family, settings, [*known, *DESCRIPTIVE])
     config = {known[key]: value for key, value in settings.items() if key in known}
     config |= {"model_type": family.name, "tie_word_embeddings": "output.weight" not in tensors}
-    if family.rotary and settings.get("rope.scaling.type") == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": settings.get("rope.scaling.factor")}
+    factor = settings.get("rope.scaling.factor", 0)
+    if family.rotary and settings.get("rope.scaling.type", "linear") == "linear" and factor not in (0, 1):
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}  # the default type of llama.cpp
     biased = {"map": ("attn_q", "attn_k", "attn_v"), "mix": ("attn_output",), "ffn": ("ffn_up", "ffn_gate", "ffn_down")}
     for kind, names in biased.items():
-        key = family.biased.get(kind)
-        if isinstance(key, str):  # the metadata do not contain it
-            config[key] = config.get(key, False) or any(f"blk.0.{name}.bias" in tensors for name in names)
+        option = family.biased.get(kind)
+        if isinstance(option, str):  # the metadata do not contain it
+            config[option] = config.get(option, False) or any(f"blk.0.{name}.bias" in tensors for name in names)
     return config
 
 
@@ -278,9 +278,9 @@ def _wrap_tensors(
     def get_tensor(key: str) -> Tensor:
         tensor = by_key[key]
         part = _name_to_part(tensor.name)
-        rows = tensor.rows
+        rows = _read_rows(path, tensor)
         if part in layout.interleaved:
-            rows = _join_halves(path, tensor, counts[part])
+            rows = _join_halves(path, tensor, rows, counts[part])
         values = _dequantise(path, tensor, rows)
         return values.mT.contiguous() if family.locate(part).transposed and values.dim() == 2 else values
 
@@ -306,13 +306,25 @@ def _name_to_key(path: Path, family: ModelFamily, name: str) -> str:
     return f"{'' if part == 'logits' else family.prefix}{key}.{last}"
 
 
-def _join_halves(path: Path, tensor: GGUFTensor, heads: int) -> NDArray[Any]:
+def _read_rows(path: Path, tensor: GGUFTensor) -> NDArray[Any]:
+    """Return the rows of a tensor: mapped from the file if they are its values, or else as a copy.
+
+    A copy is dropped after it is dequantised, while pages of the map would stay in memory.
+    """
+    from gguf import GGMLQuantizationType
+
+    if tensor.kind == GGMLQuantizationType.F32:
+        return tensor.rows
+    rows = np.fromfile(path, tensor.rows.dtype, tensor.rows.size, offset=tensor.offset)
+    return rows.reshape(tensor.rows.shape)
+
+
+def _join_halves(path: Path, tensor: GGUFTensor, rows: NDArray[Any], heads: int) -> NDArray[Any]:
     """Return the rows of a matrix with the halves of each head one after the other.
 
     llama.cpp rotates features 2 i and 2 i + 1 of a head, the models of `transformers` features i and i + width / 2. So
     llama.cpp stores the rows of q and k in another order. A row has its own blocks, so its values are not needed.
     """
-    rows = tensor.rows
     if not isinstance(heads, int) or heads < 1 or len(rows) % (2 * heads):
         raise FileError(f"{tensor.name} of {path}", expected=f"rows of {heads} heads", actual=f"{len(rows)} rows")
     order = np.arange(len(rows)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -333,7 +345,8 @@ def _dequantise(path: Path, tensor: GGUFTensor, rows: NDArray[Any]) -> Tensor:
         if not rows.size:
             return torch.from_numpy(dequantize(rows, tensor.kind))
         width = dequantize(rows.reshape(-1, rows.shape[-1])[:1], tensor.kind).size
-        values = np.empty((rows.size // rows.shape[-1], width), np.float32)
+        result = torch.empty(*rows.shape[:-1], width)  # aligned for products, unlike the memory of numpy
+        values = result.numpy().reshape(-1, width)
         flat = rows.reshape(len(values), -1)
         step = max(1, CHUNK // width)
         for start in range(0, len(values), step):
@@ -343,7 +356,7 @@ def _dequantise(path: Path, tensor: GGUFTensor, rows: NDArray[Any]) -> Tensor:
         allowed = ", ".join(_list_dequantisers())
         expected, actual = "a quantisation that the package gguf can dequantise", tensor.kind.name
         raise FileError(f"{tensor.name} of {path}", expected=expected, actual=actual, allowed=allowed) from error
-    return torch.from_numpy(values.reshape(*rows.shape[:-1], width))
+    return result
 
 
 def _list_dequantisers() -> list[str]:

@@ -60,6 +60,7 @@ class ModelSource:
         tokenizer: The text of the tokenizer.json; None without a tokenizer.
         pools: The pools of the words: `"mean"`.
         is_sentence_encoder: True for a model of sentence-transformers, which has no readout.
+        needs_defaults: True if the config needs the defaults of the config class of `transformers`.
     """
 
     origin: str
@@ -69,6 +70,7 @@ class ModelSource:
     tokenizer: str | None
     pools: frozenset[str] = frozenset()
     is_sentence_encoder: bool = False
+    needs_defaults: bool = True
 
 
 def wrap_state_dict(origin: str, tensors: Mapping[str, Tensor]) -> StateDict:
