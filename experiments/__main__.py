@@ -75,8 +75,9 @@ def _write_page(folder: Path, page: str, name: str, entry: Mapping[str, Any]) ->
 
 
 def _describe_environment(threads: int) -> str:
-    """Return the date, the system, the versions and the number of threads."""
+    """Return the date, the system, the versions, the number of threads, and the GPU if there is one."""
     used = f"{threads} thread{'s' if threads > 1 else ''}"
+    used += f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     today = datetime.date.today()
     return f"{today}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, {used}"
 

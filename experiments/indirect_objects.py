@@ -84,11 +84,9 @@ class Prompts:
     is_first: tuple[bool, ...]
 
     @property
-    def metric(self) -> dict[str, tuple[list[int], list[int]]]:
+    def metric(self) -> dict[str, tuple[list[int], ...]]:
         """The metric of sweeps: log P(indirect object) - log P(subject) of the next word."""
-        labels = {label: state for state, label in enumerate(self.clean[0].labels(f"y_{LAST}"))}
-        answers, subjects = ([labels[to_label(name)] for name in names] for names in (self.answers, self.subjects))
-        return {f"y_{LAST}": (answers, subjects)}
+        return {f"y_{LAST}": tuple([get_state(name) for name in names] for names in (self.answers, self.subjects))}
 
     def take(self, selection: slice) -> Prompts:
         """Return some of the prompts."""
@@ -102,10 +100,11 @@ def load_net() -> bt.BNet:
     return net.to(DEVICE)
 
 
-def to_label(name: str) -> str:
-    """Return the token of a name after a space."""
-    (label,) = load_net().sentence(f"to {name}").words[1:]
-    return label
+@functools.cache
+def get_state(name: str) -> int:
+    """Return the state of the next word that is a name after a space."""
+    labels = load_net().sentence("to").labels("y_0")
+    return labels.index(f"\u0120{name}")  # the space of a byte-level vocabulary
 
 
 @functools.cache
@@ -124,9 +123,8 @@ def create_prompts(part: str) -> Prompts:
 def get_log_odds(sentences: Sequence[bt.Sentence], prompts: Prompts) -> tuple[Tensor, list[bool]]:
     """Return log P(indirect object) - log P(subject) of each sentence, and whether the indirect object is likeliest."""
     values, is_top = [], []
-    for k, sentence in enumerate(sentences):
+    for sentence, answer, subject in zip(sentences, *prompts.metric[f"y_{LAST}"], strict=True):
         log_probs = sentence.tpm(f"y_{LAST}").logits.log_softmax(-1)
-        answer, subject = (states[k] for states in prompts.metric[f"y_{LAST}"])
         values.append(log_probs[answer] - log_probs[subject])
         is_top.append(int(log_probs.argmax()) == answer)
     return torch.stack(values).detach().cpu(), is_top
@@ -201,7 +199,7 @@ def compute_contributions(prompts: Prompts) -> dict[str, float]:
     """Return the mean contribution of each head to the difference of the two logits, by the pattern of the head."""
     totals: dict[str, float] = {}
     for sentence, answer, subject in zip(prompts.clean, prompts.answers, prompts.subjects, strict=True):
-        of = (to_label(answer), to_label(subject))
+        of = (get_state(answer), get_state(subject))
         result = sentence.contributions(f"logits_{LAST}", of=of)
         for writer, part in zip(result.writers, result.parts.tolist(), strict=True):
             if writer.kind == "attention":
@@ -216,9 +214,9 @@ def lens() -> Result:
     columns: dict[str, list[Tensor]] = {"object": [], "subject": [], "rank": [], "kl": []}
     for sentence, answer, subject in zip(prompts.clean, prompts.answers, prompts.subjects, strict=True):
         result = sentence.lens()
-        columns["object"].append(result.probability(to_label(answer))[:, LAST])
-        columns["subject"].append(result.probability(to_label(subject))[:, LAST])
-        columns["rank"].append(result.rank(to_label(answer))[:, LAST])
+        columns["object"].append(result.probability(get_state(answer))[:, LAST])
+        columns["subject"].append(result.probability(get_state(subject))[:, LAST])
+        columns["rank"].append(result.rank(get_state(answer))[:, LAST])
         columns["kl"].append(result.kl[:, LAST])
     tables = {name: torch.stack(rows).double() for name, rows in columns.items()}  # [prompt, slice]
     exceeds = tables["object"] > tables["subject"]

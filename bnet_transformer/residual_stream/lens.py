@@ -21,6 +21,7 @@ from torch.distributions import Categorical
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.tokenizer import match_label
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import with_sentence_scope
@@ -245,9 +246,10 @@ class Lens:
             UnknownNameError: There is no such label.
         """
         if isinstance(state, str):
-            if state not in self.labels:
+            label = match_label(state, self.labels)
+            if label is None:
                 raise unknown_name_error(f"state of {self.readout}", state, self.labels)
-            return self.labels.index(state)
+            return self.labels.index(label)
         return parse_indices(f"state of {self.readout}", state, len(self.labels))[0]
 
     def _parse_slices(self, slices: object) -> list[int]:
