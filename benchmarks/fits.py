@@ -283,7 +283,10 @@ def _create_case(
     noise = {n: 0.1 * torch.randn(restarts, *p.shape) for n, p in net.parameters.items()}
     net = net.to(device)
     learned = select_learnable(net.network, infer_fit_task(net.network).readouts, None, None)
-    objective, corpus = FitObjective(net.network, learned, 2**16), read_batch(net.network, data)
+    objective, corpus = (
+        FitObjective(net.network, learned, 2**16),
+        read_batch(net.network, data).to(torch.device(device)),
+    )
     return objective, corpus, {name: net.parameters[name] + noise[name].to(device) for name in learned.names}
 
 

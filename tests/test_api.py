@@ -218,6 +218,41 @@ def test_a_sentence_is_answered_on_the_device_of_its_net(net):
         torch.testing.assert_close(on_gpu[name].cpu(), on_cpu[name], rtol=1e-5, atol=1e-5)
 
 
+def sweep(clean, corrupt, **options):
+    return bt.sweep(clean, corrupt, metric={"y_2": ("cat", "dog")}, progress=False, **options).outcomes
+
+
+GPU_ANSWERS = {
+    "sweep of states": lambda clean, corrupt: sweep(clean, corrupt, at="x"),
+    "sweep of attention": lambda clean, corrupt: sweep(clean, corrupt, at="j"),
+    "sweep of paths": lambda clean, corrupt: sweep(clean, corrupt, at="v -> a"),
+    "sweep to first order": lambda clean, corrupt: sweep(clean, corrupt, at="a", first_order=True),
+    "mean ablation": lambda clean, corrupt: sweep(bt.interventions.Mean([clean, corrupt]), corrupt, at="a"),
+    "circuit": lambda clean, corrupt: (
+        bt.circuit(clean, corrupt, metric={"y_2": ("cat", "dog")}, threshold=0.01).outcome
+    ),
+    "lens": lambda clean, corrupt: clean.lens().kl,
+    "contributions": lambda clean, corrupt: clean.contributions("y_2", of=("cat", "dog")).parts,
+    "paths of two": lambda clean, corrupt: clean.contributions("y_2", of=("cat", "dog"), paths=2).values,
+    "scores": lambda clean, corrupt: clean.contributions("j_1_0_2").values,
+    "exact effects": lambda clean, corrupt: clean.contributions("y_2", of=("cat", "dog"), exact=True).effects,
+    "generation": lambda clean, corrupt: torch.tensor(
+        clean.net.generate("the cat", length=3, do={"x_1": bt.interventions.Shift(torch.ones(8))}).log_probs
+    ),
+}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", GPU_ANSWERS)
+def test_answers_on_a_gpu_are_those_of_the_cpu(name):
+    words = ["the", "a", "cat", "dog", "sat"]
+    net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=words, seed=1)
+    on_cpu, on_gpu = (
+        GPU_ANSWERS[name](moved.sentence("the cat sat"), moved.sentence("a dog sat")) for moved in (net, net.to("cuda"))
+    )
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-3, atol=1e-4, equal_nan=True, check_dtype=False)
+
+
 def test_words_and_different_ids_are_refused():
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b", "c"])
     for text in ("a b", [0, 1]):

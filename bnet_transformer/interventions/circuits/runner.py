@@ -72,7 +72,8 @@ class MaskedGroup:
             _, (source,) = gather_parents(numbered, replace(spec, parents=(parent,)), word)
             target = targets.reshape(*targets.shape, *[1] * (source.dim() - 1 - targets.dim()))
             ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
-            slot_arrows.append(torch.from_numpy(find_arrows(ends.reshape(-1).numpy())).reshape(ends.shape))
+            numbers_of_arrows = torch.from_numpy(find_arrows(ends.reshape(-1).cpu().numpy()))
+            slot_arrows.append(numbers_of_arrows.reshape(ends.shape).to(state.device))
         return cls(spec, word, tuple(slot_arrows))
 
     @staticmethod
@@ -152,7 +153,7 @@ class MaskedGroup:
 def _number_nodes(state: ExecutionState, spec: NodeSpec, offset: int, word: int | None) -> Tensor:
     """The ids of the nodes of a group in the layout, `[1, 1, *plates, word]`."""
     shape = (1, 1, *get_layout_shape(state, spec))
-    ids = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
+    ids = (torch.arange(int(np.prod(shape)), device=state.device) + offset).reshape(shape)
     return ids if word is None else ids.narrow(state.layout.word_dim, word, 1)
 
 
@@ -283,7 +284,7 @@ class CircuitRunner:
         words = {index: word for index, word in self.single_words.items() if word >= 0}
         values: GroupValues = {}
         for k, index in enumerate(groups):
-            retained = torch.from_numpy(masks if k == 0 else self.retained[index][None])
+            retained = torch.from_numpy(masks if k == 0 else self.retained[index][None]).to(self.clean.device)
             merged = {**self.circuit_values, **values}
             values[index] = self._compute_group(index, words.get(index), merged, retained, words)
             for i in [*values] if should_release else ():
@@ -426,5 +427,5 @@ def _zero_pruned_groups(state: ExecutionState, ancestor_groups: set[int]) -> Gro
             if parent not in ancestor_groups:
                 dtype = torch.long if specs[parent].tpm.is_index_valued else state.dtype
                 shape = 1, 1, *get_layout_shape(state, specs[parent]), *specs[parent].shape
-                zeros[parent] = torch.zeros(shape, dtype=dtype)
+                zeros[parent] = torch.zeros(shape, dtype=dtype, device=state.device)
     return zeros

@@ -319,7 +319,7 @@ class Metric:
             hint = "The function receives nodes as [example, *shape]: index the shape, as in y_5[:, 3]"
             expected = f"numbers of shape {tuple(shape)}, one for each example"
             raise BNetError("metric", expected=expected, actual=actual, hint=hint)
-        number = number.detach().to(torch.float64)
+        number = number.detach().to("cpu", torch.float64)
         if bool(number.isnan().any()):
             raise BNetError("metric", expected="numbers", actual="NaN")
         return number

@@ -118,7 +118,7 @@ class PatchedRun:
         ]
         words = 1 if spec.group.word_stack is None else self.examples.model.ground.word_counts[spec.group.word_stack]
         shape = (len(self.examples), *plates, words, *spec.shape)
-        return torch.zeros(shape, dtype=network.dtype, requires_grad=True)
+        return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 
     def get_base_values(self, group: int, patch: GroupPatch) -> Tensor:
         """The base values of the nodes of a patch, `[k, example, *shape]`."""
@@ -275,7 +275,9 @@ class PatchedRun:
         batch_shape = broadcast_shapes(base.shape[:axis], computed.shape[:axis])
         result = base.expand(*batch_shape, len(rows), *base.shape[axis + 1 :]).clone()
         row_ids = rows.row_ids[computed_rows.cells, computed_rows.words]
-        return result.index_copy_(axis, row_ids, computed.expand(*batch_shape, *computed.shape[axis:]))
+        return result.index_copy_(
+            axis, row_ids.to(result.device), computed.expand(*batch_shape, *computed.shape[axis:])
+        )
 
     def _apply_interventions(self, values: Tensor, index: int, rows: RowIndex) -> Tensor:
         """Replace the nodes that `do` sets by their set values."""
@@ -283,7 +285,7 @@ class PatchedRun:
         if values.dim() > value.dim():  # log P of a choice; the metric reads no nodes that are set
             return values
         axis = self.base.layout.word_dim
-        word = rows.words if is_set.shape[axis] > 1 else torch.zeros_like(rows.words)
+        word = (rows.words if is_set.shape[axis] > 1 else torch.zeros_like(rows.words)).to(value.device)
         is_set = is_set.index_select(axis, word)
         is_set = is_set.reshape(*is_set.shape, *[1] * (value.dim() - self.base.layout.rank))
         return torch.where(is_set, value.index_select(axis, word), values)

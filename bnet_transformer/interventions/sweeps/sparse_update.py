@@ -156,15 +156,16 @@ class SparseUpdate:
         word = rows.words if over_words else torch.zeros_like(rows.words)
         base_words = self.compact_index[group][word] if group in self.compact_index else word
         if changed is None:
-            return base.index_select(axis, base_words) if group in self.compact_index or base.shape[axis] > 1 else base
+            has_words = group in self.compact_index or base.shape[axis] > 1
+            return base.index_select(axis, base_words.to(base.device)) if has_words else base
         row_ids = changed.rows.row_ids[rows.cells, word]
         if bool((row_ids >= 0).all()):
-            return changed.values.index_select(axis, row_ids)
+            return changed.values.index_select(axis, row_ids.to(changed.values.device))
         batch_shape = broadcast_shapes(base.shape[:axis], changed.values.shape[:axis])
         tables = [v.expand(*batch_shape, v.shape[axis], *base.shape[axis + 1 :]) for v in (base, changed.values)]
         base_words = base_words if group in self.compact_index or base.shape[axis] > 1 else torch.zeros_like(word)
         index = torch.where(row_ids >= 0, row_ids + base.shape[axis], base_words)
-        return torch.cat(tables, axis).index_select(axis, index)
+        return torch.cat(tables, axis).index_select(axis, index.to(base.device))
 
     @property
     def _cell_layout(self) -> TensorLayout:
@@ -176,7 +177,7 @@ class SparseUpdate:
         stack = spec.group.word_stack
         words = dict(self.base.word_counts) if stack is None else {**self.base.word_counts, stack: len(rows)}
         values = {parent: self.gather(parent, rows) for parent in get_parent_groups(self.base.network, spec)}
-        positions = {} if stack is None else {stack: rows.words}
+        positions = {} if stack is None else {stack: rows.words.to(self.base.device)}
         return replace(
             self.base, word_counts=words, values=values, positions=positions, mask_cache={}, attention_weights={}
         )
