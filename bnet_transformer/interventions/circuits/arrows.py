@@ -162,7 +162,7 @@ def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray
         part = get_node_slice(model.ground, template.by_name[name].index)
         for one, two in pairs:
             differ = (one.inputs[name] != two.inputs[name]).reshape(part.stop - part.start, -1).any(-1)
-            differing[part] |= differ.numpy()
+            differing[part] |= differ.cpu().numpy()
     for node in {*model.do, *corrupt_model.do, *model.attention_rows, *corrupt_model.attention_rows}:
         is_same = all(_has_same_intervention(*pair, node) for pair in pairs)
         differing[node] = not is_same
