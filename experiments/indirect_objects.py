@@ -63,6 +63,8 @@ PAIRS = 13  # pairs of names for each template, each in both orders: 208 prompts
 SIZES = (0, 5, 10, 20, 40, 80, 160, 270)  # numbers of heads of a circuit
 RANDOM_CIRCUITS = 3
 SHOWN = 12  # heads on the page
+STRONGEST = 10  # heads whose attention is measured
+ATTENDED = ("last to object", "last to first subject", "last to second subject", "second subject to word after first")
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,32 @@ def lens() -> Result:
     return Result("smollm2 lens", summary, head, rows)
 
 
+def roles() -> Result:
+    """Measure what the strongest heads attend to and write, on the held-out prompts."""
+    prompts, ranked = create_prompts("held-out"), rank_heads()[:STRONGEST]
+    totals = {name: torch.zeros(len(ATTENDED) + 2, dtype=torch.float64) for name in ranked}
+    for sentence, answer, subject in zip(prompts.clean, prompts.answers, prompts.subjects, strict=True):
+        words = [word.removeprefix("\u0120") for word in sentence.words]
+        first = words.index(subject)
+        second = words.index(subject, first + 1)
+        pairs = [(LAST, words.index(answer)), (LAST, first), (LAST, second), (second, first + 1)]
+        parts = [sentence.contributions(f"logits_{LAST}", of=get_state(name)) for name in (answer, subject)]
+        for name in ranked:
+            slice_, group, head = map(int, name.split("_")[1:4])
+            attention = sentence.attention(slice_)[group, head]
+            numbers = [float(attention[i, j]) for i, j in pairs]
+            numbers += [float(part[name.removesuffix("_*")]) for part in parts]
+            totals[name] += torch.tensor(numbers, dtype=torch.float64) / len(prompts.clean)
+    rows = tuple((name, *(f"{value:+.2f}" for value in total.tolist())) for name, total in totals.items())
+    summary = (
+        f"The {STRONGEST} heads with the largest effects on the chosen prompts, measured on the 208 held-out prompts: "
+        f"the mean attention of the last word to the indirect object, to the first and to the second occurrence of the "
+        f"subject, the mean attention of the second occurrence to the word after the first one, and the mean "
+        f"contribution of the head to the logits of the two names."
+    )
+    return Result("smollm2 roles", summary, ("head", *ATTENDED, "logit of object", "logit of subject"), rows)
+
+
 def circuits() -> Result:
     """Ablate all heads outside a circuit on the held-out prompts, by values of the corrupt prompt and by means."""
     ranked = rank_heads()
@@ -290,5 +318,6 @@ EXPERIMENTS: dict[str, Callable[[], Result]] = {
     "smollm2-accuracy": accuracy,
     "smollm2-lens": lens,
     "smollm2-heads": heads,
+    "smollm2-roles": roles,
     "smollm2-circuits": circuits,
 }
