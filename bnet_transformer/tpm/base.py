@@ -414,6 +414,19 @@ class TPM(CheckedDataclass, abc.ABC):
         """
         return ()
 
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        """The parents of `linear_parents` that the value adds unchanged, such as the input of a residual connection.
+
+        Contributions pass through them without a computation. If all parents are such, the value is their sum.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The positions of these parents among the slots; none by default.
+        """
+        return ()
+
     def norm_scale(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         """The factor by which a norm multiplies its input, which contributions hold fixed; None for other TPMs.
 

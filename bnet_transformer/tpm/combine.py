@@ -145,6 +145,9 @@ class Add(TPM):
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return tuple(range(len(parents)))
 
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return self.linear_parents(*parents)
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         total = parents[0]
         for parent in parents[1:]:
@@ -218,6 +221,9 @@ class Concat(TPM):
 
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return tuple(range(1 if self.mapped else 0, len(parents)))
+
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (len(parents) - 1,) if self.residual else ()
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         bias = context["bias"] if self.bias else None
