@@ -7,7 +7,6 @@ the first sum. There it meets the parts of the writers, which one pass from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +50,8 @@ def compute_paths(state: SentenceState, name: str, readout: Readout) -> PathCont
     _, _, seeds, active = seed_readout(run, readout)
     steps = list(run.pull_back(seeds, active))
     heads = [step for step in steps if step.kind == "attention"]
+    if not heads:
+        raise _no_heads_error(run)
     direct = collect_writers(run, heads, 1)
     branches = [_follow_values(run, step) for step in reversed(heads)]
     starts: dict[int, frozenset[int]] = {}
@@ -82,12 +83,17 @@ def _make_run(state: SentenceState, readout: Readout) -> LinearRun:
     reached = find_linear_groups(run.network, run.groups, run.set_groups)
     attention = [i for i in reached if specs[i].tpm.has_attention and i not in run.set_groups]
     if not attention:
-        raise UnsupportedError(f"{run.subject}, paths=2", expected="a readout that reads heads", hint="Use paths=1")
+        raise _no_heads_error(run)
     for spec in (specs[i] for i in attention):
         if not isinstance(spec.tpm, Attention):
             actual = f"{spec.group.name}, a {type(spec.tpm).__name__}"
             raise UnsupportedError(f"{run.subject}, paths=2", expected="heads with an Attention", actual=actual)
     return make_run(state, readout, {specs[i].parents[VALUE_SLOT].index for i in attention})
+
+
+def _no_heads_error(run: LinearRun) -> UnsupportedError:
+    """The error for a readout without heads, or whose heads are all set."""
+    return UnsupportedError(f"{run.subject}, paths=2", expected="a readout that reads heads", hint="Use paths=1")
 
 
 def _follow_values(run: LinearRun, step: Step) -> tuple[_Branch, ActiveWords]:
