@@ -112,7 +112,8 @@ class _Push:
         mask = None if mask is None else run.narrow_words(mask, word)
         kind = run.kinds[index]
         if positions:
-            constant, linear_map = run.compute_constant(spec, positions, word)
+            linear_map = run.make_linear_map(spec, word)
+            constant = linear_map.compute_constant(positions)
             blocks = self._push_parents(spec, positions, word, constant, linear_map)
             if linear_map.is_norm:
                 self.norms[format_norm(spec, tuple(sorted(self.active[index])))] = None

@@ -98,11 +98,20 @@ class LinearMap:
         evaluate: The function, `[*layout, *shape]`.
         parents: The values in all slots.
         is_norm: Whether it contains the scale of a norm.
+        is_sum: Whether it is the sum of the values, so that its constant is zero.
     """
 
     evaluate: Callable[..., Tensor]
     parents: list[Tensor]
     is_norm: bool
+    is_sum: bool
+
+    @torch.no_grad()
+    def compute_constant(self, positions: Collection[int]) -> Tensor | None:
+        """The value if the slots at some positions are zero, `[*layout, *shape]`; None for a sum."""
+        if self.is_sum:
+            return None
+        return self.evaluate(*(torch.zeros_like(p) if k in positions else p for k, p in enumerate(self.parents)))
 
 
 @dataclass
@@ -320,27 +329,20 @@ class LinearRun:
         sizes = [self.execution.count_states(index) for index in self.layout.enumerated]
         return value.expand(*sizes, *value.shape[value.dim() - event_dims :])
 
-    def compute_constant(
-        self, spec: NodeSpec, positions: Collection[int], word: int | None
-    ) -> tuple[Tensor | None, LinearMap]:
-        """What an affine group adds itself, `[*layout, *shape]`, None for a sum; and its linear map.
-
-        The linear map takes the values in all slots; the weights of attention and the scale of a norm are constants.
-        """
+    @torch.no_grad()
+    def make_linear_map(self, spec: NodeSpec, word: int | None) -> LinearMap:
+        """The value of a group as an affine function of its slots, at one word or at all words."""
         tpm, layout = spec.tpm, self.layout
-        with torch.no_grad():
-            context, parents = gather_parents(self.execution, spec, word)
-            scale = None
-            if isinstance(tpm, Attention):  # the row may be set by do, so that it is no function of q and k
-                evaluate = partial(tpm.mix, self.get_attention_weights(spec, word))
-            else:
-                scale = tpm.norm_scale(context, *parents)
-                evaluate = partial(tpm.linear_value, context, scale)
-            linear_map = LinearMap(lambda *x: layout.pad_dims(evaluate(*x), len(spec.shape)), parents, scale is not None)
-            if len(tpm.residual_parents(*spec.tpm_parents)) == len(parents):
-                return None, linear_map
-            zeros = [torch.zeros_like(p) if k in positions else p for k, p in enumerate(parents)]
-            return linear_map.evaluate(*zeros), linear_map
+        context, parents = gather_parents(self.execution, spec, word)
+        scale = None
+        if isinstance(tpm, Attention):  # the row may be set by do, so that it is no function of q and k
+            evaluate = partial(tpm.mix, self.get_attention_weights(spec, word))
+        else:
+            scale = tpm.norm_scale(context, *parents)
+            evaluate = partial(tpm.linear_value, context, scale)
+        is_sum = len(tpm.residual_parents(*spec.tpm_parents)) == len(parents)
+        dims = len(spec.shape) or tpm.kind == "discrete"
+        return LinearMap(lambda *x: layout.pad_dims(evaluate(*x), dims), parents, scale is not None, is_sum)
 
     # the pass
 
@@ -405,7 +407,8 @@ class LinearRun:
         self, spec: NodeSpec, positions: Sequence[int], adjoint: Tensor, word: int | None, active: ActiveWords
     ) -> tuple[Tensor | None, dict[int, Tensor], bool]:
         """What an affine group adds itself, the adjoints of its linear parents, and whether it is a norm."""
-        constant, linear_map = self.compute_constant(spec, positions, word)
+        linear_map = self.make_linear_map(spec, word)
+        constant = linear_map.compute_constant(positions)
         gradients: dict[int, Tensor] = {}
         residuals = find_residuals(spec, positions)
         for index, count in residuals.items():

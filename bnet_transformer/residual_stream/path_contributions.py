@@ -104,7 +104,7 @@ def _follow_values(run: LinearRun, step: Step) -> tuple[_Branch, ActiveWords]:
     word = step.words[0] if is_narrow and spec.group.word_stack is not None else None
     value = spec.parents[VALUE_SLOT]
     active = run.find_active_words({value.index: run.find_read_words(spec, value, step.words)})
-    _, linear_map = run.compute_constant(spec, (VALUE_SLOT,), word)
+    linear_map = run.make_linear_map(spec, word)
     _, parents, leaves = run.gather_leaves(spec, (VALUE_SLOT,), word, active)
     gradients = run.compute_adjoints(linear_map.evaluate(*parents), leaves, _split_heads(run, step), active)
     sums = _find_sums(run, value.index)

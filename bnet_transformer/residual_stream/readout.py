@@ -133,16 +133,16 @@ def seed_readout(run: LinearRun, readout: Readout) -> tuple[Tensor, Tensor, dict
         read = run.find_read_words(spec, parent, words)
         starts[parent.index] = starts.get(parent.index, frozenset()) | read
     active = run.find_active_words(starts)
-    constant, linear_map = run.compute_constant(spec, positions, readout.word)
+    linear_map = run.make_linear_map(spec, readout.word)
     _, parents, leaves = run.gather_leaves(spec, positions, readout.word, active)
-    value = run.select_node(spec, readout.index, linear_map.evaluate(*parents), 1)
-    scalar = project_readout(readout, value)
+    # The batch has the values and zeros, so that a large matrix of logits is read once for the value and the bias.
+    inputs = [
+        torch.cat([p, torch.zeros_like(p)], layout.batch_dim) if k in positions else p for k, p in enumerate(parents)
+    ]
+    pair = run.select_node(spec, readout.index, linear_map.evaluate(*inputs), 1, keep_batch=True)
+    scalar, bias = project_readout(readout, pair).unbind(-1)
     gradients = run.compute_adjoints(scalar, leaves, torch.ones_like(scalar)[None], active)
-    if constant is None:
-        bias = torch.zeros_like(scalar)
-    else:
-        bias = project_readout(readout, run.select_node(spec, readout.index, constant, 1)).expand(scalar.shape)
-    return scalar.detach(), bias, gradients, active
+    return scalar.detach(), bias.detach(), gradients, active
 
 
 def project_readout(readout: Readout, vector: Tensor) -> Tensor:
