@@ -99,12 +99,14 @@ class LinearMap:
         parents: The values in all slots.
         is_norm: Whether it contains the scale of a norm.
         is_sum: Whether it is the sum of the values, so that its constant is zero.
+        has_entries: Whether it computes only some entries of the value.
     """
 
     evaluate: Callable[..., Tensor]
     parents: list[Tensor]
     is_norm: bool
     is_sum: bool
+    has_entries: bool = False
 
     @torch.no_grad()
     def compute_constant(self, positions: Collection[int]) -> Tensor | None:
@@ -330,11 +332,16 @@ class LinearRun:
         return value.expand(*sizes, *value.shape[value.dim() - event_dims :])
 
     @torch.no_grad()
-    def make_linear_map(self, spec: NodeSpec, word: int | None) -> LinearMap:
-        """The value of a group as an affine function of its slots, at one word or at all words."""
+    def make_linear_map(self, spec: NodeSpec, word: int | None, entries: Tensor | None = None) -> LinearMap:
+        """The value of a group as an affine function of its slots, at one word or at all words.
+
+        With `entries`, the value is these entries, if the TPM can compute only some; then `has_entries` is true.
+        """
         tpm, layout = spec.tpm, self.layout
         context, parents = gather_parents(self.execution, spec, word)
-        scale = None
+        scale, has_entries = None, False
+        if entries is not None and (selected := tpm.select_entries(entries, context, *parents)) is not None:
+            context, parents, has_entries = selected[0], [*selected[1]], True
         if isinstance(tpm, Attention):  # the row may be set by do, so that it is no function of q and k
             evaluate = partial(tpm.mix, self.get_attention_weights(spec, word))
         else:
@@ -342,7 +349,7 @@ class LinearRun:
             evaluate = partial(tpm.linear_value, context, scale)
         is_sum = len(tpm.residual_parents(*spec.tpm_parents)) == len(parents)
         dims = len(spec.shape) or tpm.kind == "discrete"
-        return LinearMap(lambda *x: layout.pad_dims(evaluate(*x), dims), parents, scale is not None, is_sum)
+        return LinearMap(lambda *x: layout.pad_dims(evaluate(*x), dims), parents, scale is not None, is_sum, has_entries)
 
     # the pass
 

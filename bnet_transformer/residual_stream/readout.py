@@ -133,21 +133,24 @@ def seed_readout(run: LinearRun, readout: Readout) -> tuple[Tensor, Tensor, dict
         read = run.find_read_words(spec, parent, words)
         starts[parent.index] = starts.get(parent.index, frozenset()) | read
     active = run.find_active_words(starts)
-    linear_map = run.make_linear_map(spec, readout.word)
+    entries = None if readout.states is None else torch.tensor(readout.states, device=run.execution.device)
+    linear_map = run.make_linear_map(spec, readout.word, entries)
     _, parents, leaves = run.gather_leaves(spec, positions, readout.word, active)
     # The batch has the values and zeros, so that a large matrix of logits is read once for the value and the bias.
     inputs = [
-        torch.cat([p, torch.zeros_like(p)], layout.batch_dim) if k in positions else p for k, p in enumerate(parents)
+        torch.cat([x, torch.zeros_like(x)], layout.batch_dim) if k in positions else linear_map.parents[k]
+        for k, x in enumerate(parents)
     ]
     pair = run.select_node(spec, readout.index, linear_map.evaluate(*inputs), 1, keep_batch=True)
-    scalar, bias = project_readout(readout, pair).unbind(-1)
+    states = None if readout.states is None else tuple(range(len(readout.states)))
+    scalar, bias = _project(pair, readout.direction, states if linear_map.has_entries else readout.states).unbind(-1)
     gradients = run.compute_adjoints(scalar, leaves, torch.ones_like(scalar)[None], active)
     return scalar.detach(), bias.detach(), gradients, active
 
 
-def project_readout(readout: Readout, vector: Tensor) -> Tensor:
+def _project(vector: Tensor, direction: Tensor, states: tuple[int, ...] | None) -> Tensor:
     """`u . z` for vectors z, `[..., size]`; entries with u = 0 do not count, even if a logit is -inf."""
-    if readout.states is None:
-        return vector @ readout.direction
-    first, *second = (vector[..., k] for k in readout.states)
+    if states is None:
+        return vector @ direction
+    first, *second = (vector[..., k] for k in states)
     return first - second[0] if second else first

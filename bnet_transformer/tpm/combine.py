@@ -63,6 +63,12 @@ class _LinearMap(TPM):
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return (len(parents) - 1,)
 
+    def select_entries(
+        self, entries: Tensor, context: EvalContext, *parents: Tensor
+    ) -> tuple[EvalContext, tuple[Tensor, ...]]:
+        context = context.select_entries(entries, weight=-2, bias=-1)
+        return context, parents if self.dim is not None else (parents[0].index_select(-2, entries), *parents[1:])
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         W = parents[0] if self.dim is None else context["weight"]
         return apply_linear(W, parents[-1], context["bias"] if self.has_bias else None)
