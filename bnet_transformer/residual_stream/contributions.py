@@ -44,14 +44,15 @@ def compute_contributions(
     if paths == 2:
         return compute_paths(state, name, readout)
     run = make_run(state, readout)
-    value, constant, seeds, active = seed_readout(run, readout)
+    value, constant, seeds, active, norms = seed_readout(run, readout)
     table = collect_writers(run, run.pull_back(seeds, active), 1, split_reads=True)
     table = _add_constant(table, readout, constant)
     if exact and value.dim():
         hint = "Set or observe the latent choices first"
         raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     effects = _compute_effects(state, name, readout, table.writers) if exact else None
-    return Contributions(name, table.norms, readout.label, table.writers, table.words, table.values[0], value, effects)
+    norms = (*table.norms, *norms)
+    return Contributions(name, norms, readout.label, table.writers, table.words, table.values[0], value, effects)
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:

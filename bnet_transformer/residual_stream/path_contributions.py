@@ -7,6 +7,7 @@ the first sum. There it meets the parts of the writers, which one pass from the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,57 +25,74 @@ from bnet_transformer.residual_stream.linear_paths import (
 )
 from bnet_transformer.residual_stream.readout import Readout, make_run, seed_readout
 from bnet_transformer.residual_stream.results import PathContributions
-from bnet_transformer.residual_stream.writers import Writer, collect_writers
+from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
 from bnet_transformer.tpm import Attention
 
 VALUE_SLOT = 2  # of an Attention
 
 
+WriterKey = tuple[str, str]  # name and kind: the active words of a writer differ between branches
+
+
 @dataclass
 class _Branch:
-    """The values of the heads of one attention: their adjoints at the first sums, and the parts of each writer.
+    """The values of the heads of one attention.
 
-    A part is `[*states, seed]`, with one seed for each index along the plates of the attention.
+    Args:
+        adjoints: Their adjoints at the first sums, `[seed, *layout, *shape]`; one seed for each index along the plates.
+        active: The words of these sums.
+        steps: The parts between these sums and the values, such as biases.
+        parts: The parts of all writers, `[*states, seed]`.
     """
 
-    step: Step
-    sums: dict[int, Tensor] = field(default_factory=dict)
-    parts: dict[Writer, Tensor] = field(default_factory=dict)
-    later_parts: dict[Writer, Tensor] = field(default_factory=dict)
-    norms: tuple[str, ...] = ()
+    adjoints: dict[int, Tensor]
+    active: ActiveWords
+    steps: WriterTable
+    parts: dict[WriterKey, Tensor] = field(default_factory=dict)
+
+    def add(self, writers: Sequence[Writer], parts: Tensor) -> None:
+        """Add parts, `[*states, seed, writer]`, to those of their writers."""
+        for k, writer in enumerate(writers):
+            key = writer.name, writer.kind
+            self.parts[key] = self.parts[key] + parts[..., k] if key in self.parts else parts[..., k]
 
 
 def compute_paths(state: SentenceState, name: str, readout: Readout) -> PathContributions:
     """The parts of the paths through the values of each head."""
     run = _make_run(state, readout)
-    _, _, seeds, active = seed_readout(run, readout)
-    steps = list(run.pull_back(seeds, active))
+    seed = seed_readout(run, readout)
+    steps = list(run.pull_back(seed.adjoints, seed.active))
     heads = [step for step in steps if step.kind == "attention"]
     if not heads:
         raise _no_heads_error(run)
     direct = collect_writers(run, heads, 1)
     branches = [_follow_values(run, step) for step in reversed(heads)]
     starts: dict[int, frozenset[int]] = {}
-    for branch, sums in branches:
-        for index, words in sums.items():
-            starts[index] = starts.get(index, frozenset()) | words
+    for branch in branches:
+        starts |= {index: starts.get(index, frozenset()) | branch.active[index] for index in branch.adjoints}
     norms: dict[str, None] = {}
-    for index, group_parts in decompose(run, starts, norms):
-        for branch, sums in branches:
-            if index in branch.sums:
-                word = run.get_word(index, sums)
-                _add_parts(branch.parts, group_parts, _project_parts(run, group_parts, branch.sums[index], word))
-    tables = [{**branch.parts, **branch.later_parts} for branch, _ in branches]
-    writers = tuple(dict.fromkeys(writer for table in tables for writer in table))
-    blocks = []
-    for table in tables:
-        zero = torch.zeros_like(next(iter(table.values())))
-        blocks.append(torch.stack([table.get(writer, zero) for writer in writers], -1))
-    for branch, _ in branches:
-        norms |= dict.fromkeys(branch.norms)
-    norms |= dict.fromkeys(collect_writers(run, steps, 1).norms)
-    values = torch.cat(blocks, -2)  # [*states, head, writer]
-    return PathContributions(name, tuple(norms), readout.label, direct.writers, writers, values)
+    writers: dict[WriterKey, Writer] = {}
+    for index, parts in decompose(run, starts, norms):
+        writers |= {(writer.name, writer.kind): writer for writer in parts.writers}
+        for branch in branches:
+            if index in branch.adjoints:
+                word = run.get_word(index, branch.active)
+                branch.add(parts.writers, _project_parts(run, parts, branch.adjoints[index], word))
+    for branch in branches:
+        branch.add(branch.steps.writers, branch.steps.values.sum(-1).movedim(0, -2))
+        writers |= {(writer.name, writer.kind): writer for writer in branch.steps.writers}
+        norms |= dict.fromkeys(branch.steps.norms)
+    order = {run.network.graph.groups[index].name: k for k, index in enumerate(reversed(run.linear_groups))}
+    writers = dict(sorted(writers.items(), key=lambda item: order[item[1].group]))
+    norms |= dict.fromkeys((*collect_writers(run, steps, 1).norms, *seed.norms))
+    values = torch.cat([_stack_parts(branch, [*writers]) for branch in branches], -2)  # [*states, head, writer]
+    return PathContributions(name, tuple(norms), readout.label, direct.writers, tuple(writers.values()), values)
+
+
+def _stack_parts(branch: _Branch, keys: Sequence[WriterKey]) -> Tensor:
+    """The parts of a branch as a table, `[*states, seed, writer]`; zero for a writer that it does not read."""
+    zero = torch.zeros_like(next(iter(branch.parts.values())))
+    return torch.stack([branch.parts.get(key, zero) for key in keys], -1)
 
 
 def _make_run(state: SentenceState, readout: Readout) -> LinearRun:
@@ -96,8 +114,8 @@ def _no_heads_error(run: LinearRun) -> UnsupportedError:
     return UnsupportedError(f"{run.subject}, paths=2", expected="a readout that reads heads", hint="Use paths=1")
 
 
-def _follow_values(run: LinearRun, step: Step) -> tuple[_Branch, ActiveWords]:
-    """The branch of an attention, with its pass back to the first sums; and the active words of all groups."""
+def _follow_values(run: LinearRun, step: Step) -> _Branch:
+    """The branch of an attention: a pass back from its values to the first sums."""
     spec, layout = step.spec, run.layout
     assert isinstance(spec.tpm, Attention)
     is_narrow = step.adjoint.shape[layout.word_dim + 1] == 1 and len(step.words) == 1
@@ -109,13 +127,8 @@ def _follow_values(run: LinearRun, step: Step) -> tuple[_Branch, ActiveWords]:
     gradients = run.compute_adjoints(linear_map.evaluate(*parents), leaves, _split_heads(run, step), active)
     sums = _find_sums(run, value.index)
     steps = list(run.pull_back(gradients, active, sums))
-    branch = _Branch(step)
-    table = collect_writers(run, steps, 1)
-    branch.norms = table.norms
-    for k, writer in enumerate(table.writers):
-        branch.later_parts[writer] = table.values[..., k, :].sum(-1).movedim(0, -1)
-    branch.sums = {s.spec.group.index: s.adjoint for s in steps if s.spec.group.index in sums}
-    return branch, {index: active[index] for index in branch.sums}
+    adjoints = {item.spec.group.index: item.adjoint for item in steps if item.spec.group.index in sums}
+    return _Branch(adjoints, active, collect_writers(run, steps, len(gradients[value.index])))
 
 
 def _split_heads(run: LinearRun, step: Step) -> Tensor:
@@ -154,9 +167,3 @@ def _project_parts(run: LinearRun, parts: GroupParts, adjoint: Tensor, word: int
         products.append(rows.flatten(dim + 1) @ narrow.flatten(dim + 1).mT)
     sizes = [max(product.shape[k] for product in products) for k in range(dim)]
     return torch.cat([product.expand(*sizes, *product.shape[dim:]) for product in products], -1)
-
-
-def _add_parts(table: dict[Writer, Tensor], parts: GroupParts, products: Tensor) -> None:
-    """Add products, `[*states, seed, writer]`, to the parts of their writers."""
-    for k, writer in enumerate(parts.writers):
-        table[writer] = table[writer] + products[..., k] if writer in table else products[..., k]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import NOT_GIVEN, BNetError, UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun
+from bnet_transformer.residual_stream.writers import format_norm
 from bnet_transformer.tpm import Attention
 
 OF_FORMS = "a state or its label, a pair of them, or a vector"
@@ -121,8 +123,26 @@ def make_run(state: SentenceState, readout: Readout, further_groups: Collection[
     return LinearRun(state, f"contributions to {name}", groups, frozenset(outputs))
 
 
-def seed_readout(run: LinearRun, readout: Readout) -> tuple[Tensor, Tensor, dict[int, Tensor], ActiveWords]:
-    """The value of a readout and its bias, `[*states]` each, its derivative by linear parents, and the active words."""
+class ReadoutSeed(NamedTuple):
+    """The start of a pass back from a readout.
+
+    Args:
+        value: The readout, `[*states]`.
+        bias: Its constant, `[*states]`.
+        adjoints: Its derivative with respect to the linear parents, `[1, *layout, *shape]`.
+        active: The words of each group on which it depends.
+        norms: The name of the node if it is a norm, whose scale is held fixed.
+    """
+
+    value: Tensor
+    bias: Tensor
+    adjoints: dict[int, Tensor]
+    active: ActiveWords
+    norms: tuple[str, ...]
+
+
+def seed_readout(run: LinearRun, readout: Readout) -> ReadoutSeed:
+    """The value of a readout and its derivative."""
     spec, layout = readout.spec, run.layout
     positions = spec.tpm.linear_parents(*spec.tpm_parents)
     if isinstance(spec.tpm, Attention):
@@ -145,7 +165,8 @@ def seed_readout(run: LinearRun, readout: Readout) -> tuple[Tensor, Tensor, dict
     states = None if readout.states is None else tuple(range(len(readout.states)))
     scalar, bias = _project(pair, readout.direction, states if linear_map.has_entries else readout.states).unbind(-1)
     gradients = run.compute_adjoints(scalar, leaves, torch.ones_like(scalar)[None], active)
-    return scalar.detach(), bias.detach(), gradients, active
+    norms = (format_norm(spec, words),) if linear_map.is_norm else ()
+    return ReadoutSeed(scalar.detach(), bias.detach(), gradients, active, norms)
 
 
 def _project(vector: Tensor, direction: Tensor, states: tuple[int, ...] | None) -> Tensor:
