@@ -43,7 +43,7 @@ def _describe_result(state: SentenceState, result: Contributions) -> dict[str, A
         raise BNetError("contributions", expected="no latent choices", actual=f"those of {result.node}", hint=hint)
     parts = result.parts.double()
     order = rank_writers(parts, len(parts))
-    shown, rest = order[:MAX_PARTS], order[MAX_PARTS:]
+    shown, omitted = order[:MAX_PARTS], order[MAX_PARTS:]
     effects = None if result.effects is None else result.effects.double().tolist()
     return {
         "node": result.node,
@@ -61,8 +61,8 @@ def _describe_result(state: SentenceState, result: Contributions) -> dict[str, A
             }
             for k in shown
         ],
-        "num_omitted": len(rest),
-        "omitted": float(parts[rest].sum()),
+        "num_omitted": len(omitted),
+        "omitted": float(parts[omitted].sum()),
     }
 
 

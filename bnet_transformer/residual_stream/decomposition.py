@@ -17,8 +17,8 @@ from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.residual_stream.linear_paths import (
     ActiveWords,
+    AffineFunction,
     Kind,
-    LinearMap,
     LinearRun,
     find_linear_groups,
     find_residuals,
@@ -127,7 +127,12 @@ class _Push:
         return GroupParts(_sum_duplicates(blocks, self.batch_dim))
 
     def _push_parents(
-        self, spec: NodeSpec, positions: Sequence[int], word: int | None, constant: Tensor | None, linear_map: LinearMap
+        self,
+        spec: NodeSpec,
+        positions: Sequence[int],
+        word: int | None,
+        constant: Tensor | None,
+        linear_map: AffineFunction,
     ) -> list[tuple[tuple[Writer, ...], Tensor]]:
         """The blocks of a group that come from its linear parents."""
         run, residuals = self.run, find_residuals(spec, positions)
@@ -165,9 +170,9 @@ class _Push:
         for axis, size in zip(axes, sizes, strict=True):
             shape[axis] = size
         order = sorted(range(len(axes)), key=axes.__getitem__)  # the plates in the order of the layout
-        is_own = torch.eye(len(writers), dtype=value.dtype, device=value.device).reshape(len(writers), *sizes)
-        is_own = is_own.permute(0, *(1 + k for k in order)).reshape(shape)
-        block = value * is_own
+        is_same = torch.eye(len(writers), dtype=value.dtype, device=value.device).reshape(len(writers), *sizes)
+        is_same = is_same.permute(0, *(1 + k for k in order)).reshape(shape)
+        block = value * is_same
         if kind != "bias":
             return tuple(writers), block
         is_used = block.movedim(layout.batch_dim, 0).flatten(1).any(-1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,8 +92,8 @@ def find_residuals(spec: NodeSpec, positions: Collection[int]) -> dict[int, int]
 
 
 @dataclass(frozen=True)
-class LinearMap:
-    """An affine function of the values in all slots, with the weights of attention and the scale of a norm as constants.
+class AffineFunction:
+    """An affine function of the values in all slots; weights of attention and the scale of a norm are constants.
 
     Args:
         evaluate: The function, `[*layout, *shape]`.
@@ -230,9 +231,9 @@ class LinearRun:
             return frozenset()
         if is_aligned(parent):
             return frozenset(words)
-        own = spec.group.word_stack
-        table = parent.reach.matrix(1 if own is None else counts[own], counts[stack])
-        return frozenset(table[[0] if own is None else sorted(words)].any(0).nonzero()[0].tolist())
+        child_stack = spec.group.word_stack
+        table = parent.reach.matrix(1 if child_stack is None else counts[child_stack], counts[stack])
+        return frozenset(np.flatnonzero(table[[0] if child_stack is None else sorted(words)].any(0)).tolist())
 
     def find_active_words(self, starts: ActiveWords) -> dict[int, frozenset[int]]:
         """The words of each group on which some words of other groups depend along linear paths."""
@@ -332,7 +333,7 @@ class LinearRun:
         return value.expand(*sizes, *value.shape[value.dim() - event_dims :])
 
     @torch.no_grad()
-    def make_linear_map(self, spec: NodeSpec, word: int | None, entries: Tensor | None = None) -> LinearMap:
+    def make_linear_map(self, spec: NodeSpec, word: int | None, entries: Tensor | None = None) -> AffineFunction:
         """The value of a group as an affine function of its slots, at one word or at all words.
 
         With `entries`, the value is these entries, if the TPM can compute only some; then `has_entries` is true.
@@ -349,7 +350,9 @@ class LinearRun:
             evaluate = partial(tpm.linear_value, context, scale)
         is_sum = len(tpm.residual_parents(*spec.tpm_parents)) == len(parents)
         dims = len(spec.shape) or tpm.kind == "discrete"
-        return LinearMap(lambda *x: layout.pad_dims(evaluate(*x), dims), parents, scale is not None, is_sum, has_entries)
+        return AffineFunction(
+            lambda *x: layout.pad_dims(evaluate(*x), dims), parents, scale is not None, is_sum, has_entries
+        )
 
     # the pass
 
@@ -423,9 +426,9 @@ class LinearRun:
             shape = self.narrow_words(torch.empty(shape, device="meta"), self.get_word(index, active)).shape
             gradient = adjoint.sum_to_size(len(adjoint), *shape)
             gradients[index] = gradient if count == 1 else count * gradient
-        others = [k for k in positions if spec.parents[k].index not in residuals]
-        if others:
-            _, parents, leaves = self.gather_leaves(spec, others, word, active)
+        mapped = [k for k in positions if spec.parents[k].index not in residuals]
+        if mapped:
+            _, parents, leaves = self.gather_leaves(spec, mapped, word, active)
             gradients |= self.compute_adjoints(linear_map.evaluate(*parents), leaves, adjoint, active)
         return constant, gradients, linear_map.is_norm
 

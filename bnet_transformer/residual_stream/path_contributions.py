@@ -35,7 +35,7 @@ WriterKey = tuple[str, str]  # name and kind: the active words of a writer diffe
 
 
 @dataclass
-class _Branch:
+class _ValueBranch:
     """The values of the heads of one attention.
 
     Args:
@@ -89,7 +89,7 @@ def compute_paths(state: SentenceState, name: str, readout: Readout) -> PathCont
     return PathContributions(name, tuple(norms), readout.label, direct.writers, tuple(writers.values()), values)
 
 
-def _stack_parts(branch: _Branch, keys: Sequence[WriterKey]) -> Tensor:
+def _stack_parts(branch: _ValueBranch, keys: Sequence[WriterKey]) -> Tensor:
     """The parts of a branch as a table, `[*states, seed, writer]`; zero for a writer that it does not read."""
     zero = torch.zeros_like(next(iter(branch.parts.values())))
     return torch.stack([branch.parts.get(key, zero) for key in keys], -1)
@@ -114,7 +114,7 @@ def _no_heads_error(run: LinearRun) -> UnsupportedError:
     return UnsupportedError(f"{run.subject}, paths=2", expected="a readout that reads heads", hint="Use paths=1")
 
 
-def _follow_values(run: LinearRun, step: Step) -> _Branch:
+def _follow_values(run: LinearRun, step: Step) -> _ValueBranch:
     """The branch of an attention: a pass back from its values to the first sums."""
     spec, layout = step.spec, run.layout
     assert isinstance(spec.tpm, Attention)
@@ -128,7 +128,7 @@ def _follow_values(run: LinearRun, step: Step) -> _Branch:
     sums = _find_sums(run, value.index)
     steps = list(run.pull_back(gradients, active, sums))
     adjoints = {item.spec.group.index: item.adjoint for item in steps if item.spec.group.index in sums}
-    return _Branch(adjoints, active, collect_writers(run, steps, len(gradients[value.index])))
+    return _ValueBranch(adjoints, active, collect_writers(run, steps, len(gradients[value.index])))
 
 
 def _split_heads(run: LinearRun, step: Step) -> Tensor:
@@ -165,5 +165,5 @@ def _project_parts(run: LinearRun, parts: GroupParts, adjoint: Tensor, word: int
         sizes = adjoint.shape[dim + 2 :]
         narrow = narrow.expand(*narrow.shape[: dim + 1], *sizes)
         products.append(rows.flatten(dim + 1) @ narrow.flatten(dim + 1).mT)
-    sizes = [max(product.shape[k] for product in products) for k in range(dim)]
-    return torch.cat([product.expand(*sizes, *product.shape[dim:]) for product in products], -1)
+    states = [max(product.shape[k] for product in products) for k in range(dim)]
+    return torch.cat([product.expand(*states, *product.shape[dim:]) for product in products], -1)

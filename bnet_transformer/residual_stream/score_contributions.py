@@ -222,13 +222,13 @@ def _decompose_parents(
                 execution = replace(run.execution, values={**run.execution.values, group: merged})
                 value = gather_parents(execution, spec, word)[1][k]
                 value = run.select_node(spec, index, value, 1 + len(parent.over), keep_batch=True)
-                sides[k] = _drop_zero_biases(parts.writers, run.expand_node_states(value, 2 + len(parent.over)), run.layout.batch_dim)
+                sides[k] = _drop_zero_biases(
+                    parts.writers, run.expand_node_states(value, 2 + len(parent.over)), run.layout.batch_dim
+                )
     return [sides[0], sides[1]]
 
 
-def _drop_zero_biases(
-    writers: tuple[Writer, ...], parts: Tensor, writer_dim: int
-) -> tuple[tuple[Writer, ...], Tensor]:
+def _drop_zero_biases(writers: tuple[Writer, ...], parts: Tensor, writer_dim: int) -> tuple[tuple[Writer, ...], Tensor]:
     """The writers and parts without biases that add nothing, such as those of other heads."""
     is_used = parts.movedim(writer_dim, 0).flatten(1).any(-1).tolist()
     used = [k for k, writer in enumerate(writers) if writer.kind != "bias" or is_used[k]]
