@@ -15,16 +15,14 @@ from torch import Tensor
 
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.residual_stream.linear_paths import (
-    ActiveWords,
+from bnet_transformer.residual_stream.linear_groups import (
     AffineFunction,
-    Kind,
-    LinearRun,
     find_linear_groups,
     find_residuals,
     get_linear_positions,
     is_aligned,
 )
+from bnet_transformer.residual_stream.linear_paths import ActiveWords, Kind, LinearRun
 from bnet_transformer.residual_stream.writers import Writer, format_norm, list_writers
 
 
