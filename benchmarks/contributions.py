@@ -13,6 +13,7 @@ from bnet_transformer.pretrained import from_pretrained
 
 WORDS, STATES, PAIR = 32, 49152, (5, 9)
 RUNS = 5
+PEAKS = {"contributions": "actual", "paths of two": "paths", "scores": "scores"}
 SIZES = {
     "vocab_size": STATES,
     "hidden_size": 576,
@@ -75,13 +76,12 @@ def contributions_of_all_heads() -> list[Figure]:
         "paths": lambda: net.sentence(ids).contributions(node, of=PAIR, paths=2),
         "scores": lambda: net.sentence(ids).contributions(f"j_29_0_0_{WORDS - 1}"),
     }
-    fast = time_calls({name: calls[name] for name in ("actual", "hooks", "forward")}, RUNS)
-    slow = time_calls({name: calls[name] for name in ("paths", "scores")}, 1, warm=0)
+    times = time_calls(calls, RUNS)
     return [
-        figure("time over a loop over hooks", ratios(fast["actual"], fast["hooks"]), ""),
-        figure("time over a forward pass of the net", ratios(fast["actual"], fast["forward"]), ""),
-        figure("contributions", fast["actual"], "s"),
-        figure("paths of two, 270 heads", slow["paths"], "s"),
-        figure("scores of one row in slice 29", slow["scores"], "s"),
-        figure("peak memory of contributions", measure_peak(calls["actual"]), "MB"),
+        figure("time over a loop over hooks", ratios(times["actual"], times["hooks"]), ""),
+        figure("time over a forward pass of the net", ratios(times["actual"], times["forward"]), ""),
+        figure("contributions", times["actual"], "s"),
+        figure("paths of two, 270 heads", times["paths"], "s"),
+        figure("scores of one row in slice 29", times["scores"], "s"),
+        *(figure(f"peak memory of {name}", measure_peak(calls[key]), "MB") for name, key in PEAKS.items()),
     ]

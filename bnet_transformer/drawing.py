@@ -207,9 +207,12 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
     from bnet_transformer.page.widget import Widget
 
     parsed = parse_page_options(options)
-    return Widget(
-        sentence, lambda changed: describe_sentence(changed.state, parsed), lambda changed: _fallback_svg(changed.state)
-    )
+
+    def describe(changed: Any) -> tuple[dict[str, Any], bytes]:
+        # After an intervention in the page, contributions of the sentence before it are no longer those of the page.
+        return describe_sentence(changed.state, parsed if changed is sentence else replace(parsed, contributions=None))
+
+    return Widget(sentence, describe, lambda changed: _fallback_svg(changed.state))
 
 
 def check_options(path: PathLike, options: Mapping[str, Any]) -> None:

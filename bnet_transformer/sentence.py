@@ -878,6 +878,7 @@ class Sentence(StructureQueries):
         detail: str | None = None,
         posterior: str | Sequence[str] | None = None,
         inclusion: object = None,
+        contributions: Contributions | Sequence[Contributions] | None = None,
         slices: int | Collection[int] | None = None,
         heads: int | Collection[int] | None = None,
         title: str | None = None,
@@ -893,6 +894,8 @@ class Sentence(StructureQueries):
                 the selectors.
             inclusion: The result of `bt.inclusion`, or a table `[slice, head]` of the inclusion probability of each
                 head.
+            contributions: The result of `contributions` for a node of this sentence, or a list of such results. The
+                panel of the node shows the largest parts.
             slices: The indices of the slices whose attention the page contains; None for all.
             heads: The indices of the heads whose attention the page contains; None for all.
             title: The title of the page; by default the words of the sentence.
@@ -909,6 +912,7 @@ class Sentence(StructureQueries):
         True
         """
         options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
+        options["contributions"] = contributions
         drawing.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 

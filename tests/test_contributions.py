@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
+from bnet_transformer.residual_stream.decomposition import decompose
+from bnet_transformer.residual_stream.linear_paths import LinearRun
 from tests.cases import CASES, VOCABULARY, close, get_case, jitter
 
 UNDEFINED = {  # the cases without parts, with a term of the message
@@ -80,6 +83,48 @@ def test_all_transformers_are_decomposed():
     assert len(TRANSFORMERS) >= 12
     undefined = {case.name for case in TRANSFORMERS} & UNDEFINED.keys()
     assert undefined == {"vanilla encoder, masked word", "vanilla encoder, class"}  # a nonlinear head before the logits
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=lambda case: case.name)
+def test_the_passes_forward_and_back_give_the_same_parts(case):
+    s = case.sentence
+    state = s.state
+    group = [group for group in state.network.graph.groups if state.network.is_word_state(group)][-1]
+    node = list(s.ground.iter_names(group))[-1]
+    u = torch.linspace(-1, 1, s[node].shape[-1], dtype=torch.float64)
+    result = s.contributions(node, of=u)
+    spec, index = state.model.spec(s.ground.id(node)), state.ground.unravel_index(s.ground.id(node))[1]
+    run = LinearRun(state, node, frozenset({spec.group.index}))
+    norms = {}
+    ((_, parts),) = decompose(run, {spec.group.index: frozenset(index)}, norms)
+    vectors = run.select_node(spec, index, parts.merge(run.layout.batch_dim), 1, keep_batch=True)
+    values = dict(zip((writer.name for writer in parts.writers), vectors @ u, strict=True))
+    for writer in result.writers:
+        close(values.pop(writer.name, torch.zeros(())), result[writer.name])
+    assert not any(float(value) for value in values.values())
+    close(vectors.sum(0), s[node])
+    assert tuple(norms) == result.norms
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([case for case in TRANSFORMERS if case.name not in UNDEFINED]), st.data())
+def test_parts_are_linear_in_the_readout(case, data):
+    s = case.sentence
+    node, of = find_readout(s)
+    if isinstance(of, tuple):
+        pair = data.draw(st.tuples(*2 * [st.integers(0, len(s.state.labels(s.ground.id(node)) or of) - 1)]))
+        combined, first, second = pair, *pair
+        scale = 1.0
+    else:
+        scale = data.draw(st.floats(-3, 3))
+        first, second = torch.randn(2, len(of), dtype=torch.float64).unbind()
+        combined = first - scale * second
+    tables = [s.contributions(node, of=item) for item in (combined, first, second)]
+    names = {writer.name for table in tables for writer in table.writers}
+    a, b, c = ({w.name: table[w.name] for w in table.writers} for table in tables)
+    zero = torch.zeros((), dtype=torch.float64)
+    for name in names:  # a bias that adds nothing has no row
+        close(a.get(name, zero), b.get(name, zero) - scale * c.get(name, zero), 1e-9)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -313,6 +358,7 @@ def get_cells(figure):
     return next(array for array in arrays if array is not None and array.ndim == 2).filled(0.0)
 
 
+@pytest.mark.slow
 def test_plots_show_the_parts():
     s = get_case("vanilla decoder, causal").sentence
     result = s.contributions("logits_2", of=("cat", "sat"))

@@ -9,12 +9,15 @@ from bnet_transformer.interventions.sweeps.cell_spec import find_attention_group
 from bnet_transformer.pretrained import from_pretrained
 from tests.cases import close
 from tests.huggingface_models import GPT2, LLAMA, init_model
-from tests.test_families import ALL, find_outcome, make_case
+from tests.test_families import SIX, TABLE, find_outcome, make_case
 
+FAMILIES = pytest.mark.parametrize(
+    "name", [name if name in SIX.args[1] else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
+)
 NONLINEAR_HEADS = {"albert", "bert", "distilbert", "mpnet", "roberta"}  # a transform before the logits
 
 
-@ALL
+@FAMILIES
 def test_parts_sum_in_every_family(name):
     _, s, _ = make_case(name)
     node = find_outcome(s)
@@ -36,7 +39,7 @@ def test_parts_sum_in_every_family(name):
     close(paths.values.sum(-1), result.parts[heads], 1e-9)
 
 
-@ALL
+@FAMILIES
 def test_scores_in_every_family(name):
     _, s, _ = make_case(name)
     for groups in find_attention_groups(s.state.model).values():

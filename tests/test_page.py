@@ -31,7 +31,7 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.picture import DASH_PATTERNS
 from bnet_transformer.figures.style import HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.page import description as page_description
+from bnet_transformer.page import contributions as page_contributions, description as page_description
 from bnet_transformer.page.mathml import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
 from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
 from bnet_transformer.tpm import Categorical
@@ -298,6 +298,49 @@ def test_the_posterior_of_other_heads_is_refused(tmp_path):
     ):
         with pytest.raises(BNetError, match=match):
             net.sentence("a b").explore(tmp_path / "a.html", inclusion=posterior)
+    assert not list(tmp_path.iterdir())
+
+
+def test_contributions_have_the_largest_parts_and_their_nodes(tmp_path, monkeypatch):
+    net = jitter(bt.decoder(4, heads=2, slices=2, norm="pre", vocabulary=["a", "b", "c"]))
+    s = net.sentence("a b c")
+    pair, single = s.contributions("logits_2", of=("a", "b"), exact=True), s.contributions("x_1_1", of=torch.ones(4))
+    readouts = explore_page(s, tmp_path, contributions=[pair, single])[0]["contributions"]
+    for readout, result in zip(readouts, (pair, single), strict=True):
+        assert readout["node"] == result.node and readout["norms"] == list(result.norms)
+        parts = {item["writer"]: item["part"] for item in readout["parts"]}
+        assert sum(parts.values()) == pytest.approx(readout["value"], abs=1e-5)
+        assert parts == pytest.approx({name: float(result[name]) for name in parts}) and len(parts) == len(
+            result.writers
+        )
+        sizes = [abs(part) for part in parts.values()]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(s.ground.name(s.ground.id(item["node"])) == item["node"] for item in readout["parts"])
+    effects = {item["writer"]: item["effect"] for item in readouts[0]["parts"]}
+    for writer, effect in zip(pair.writers, pair.effects.tolist(), strict=True):
+        assert effects[writer.name] is None if writer.kind == "bias" else effects[writer.name] == pytest.approx(effect)
+    assert {item["writer"]: item["node"] for item in readouts[0]["parts"]}["a_0_1"] == "a_0_1_2"
+    monkeypatch.setattr(page_contributions, "MAX_PARTS", 3)
+    (readout,) = explore_page(s, tmp_path, contributions=pair)[0]["contributions"]
+    assert readout["num_omitted"] == len(pair.writers) - 3
+    assert readout["omitted"] + sum(item["part"] for item in readout["parts"]) == pytest.approx(
+        readout["value"], abs=1e-5
+    )
+
+
+def test_contributions_of_another_sentence_are_refused(tmp_path):
+    def sentence(text="a b", **options):
+        return bt.decoder(4, **{"heads": 2, "slices": 2, "norm": "pre", "vocabulary": ["a", "b"], **options}).sentence(
+            text
+        )
+
+    s = sentence()
+    for other, match in ((sentence("b a"), "words"), (sentence(heads=4), "writer"), (sentence(slices=3), "writer")):
+        with pytest.raises(BNetError, match=match):
+            s.explore(tmp_path / "a.html", contributions=other.contributions("logits_1", of=(0, 1)))
+    for result in (s.contributions("j_0_0_1"), s.contributions("logits_1", of=0, paths=2), "logits_1", [0]):
+        with pytest.raises(BNetError, match=r"contributions\(\.\.\.\)"):
+            s.explore(tmp_path / "a.html", contributions=result)
     assert not list(tmp_path.iterdir())
 
 

@@ -144,6 +144,37 @@ def test_inclusion_of_heads_is_shown_with_intervals(show):
 
 
 @pytest.mark.slow
+def test_contributions_are_ranked_in_the_panel_of_their_readout_and_select_writers(show):
+    words = ["the", "cat", "sat"]
+    s = jitter(bt.decoder(6, heads=2, slices=2, norm="pre", vocabulary=words), 0.3).sentence("the cat sat")
+    result = s.contributions("logits_2", of=("cat", "sat"), exact=True)
+    with show(s, contributions=result, detail="nodes") as page:
+        assert page.locator('[data-part="contributions"]').count() == 0
+        choose(page, "logits_1")
+        assert page.locator('[data-part="contributions"]').count() == 0
+        choose(page, "logits_2")
+        table = page.locator('.panel [data-part="contributions"]')
+        if (more := table.get_by_role("button", name="more")).count():
+            more.click()
+        read = "rows => rows.map(row => [row.dataset.writer, Number(row.dataset.weight)])"
+        actual = table.locator("tbody tr").evaluate_all(read)
+        expected = result.top(len(result.writers))
+        assert [name for name, _ in actual] == [name for name, _ in expected]
+        assert np.allclose([part for _, part in actual], [part for _, part in expected])
+        bars = table.locator("tbody tr").evaluate_all(
+            "rows => rows.map(row => { const bar = row.querySelector('.bar').getBoundingClientRect(),"
+            " cell = row.querySelector('.bar-cell').getBoundingClientRect();"
+            " return (bar.left + bar.right - cell.left - cell.right) / cell.width; })"
+        )
+        greatest = abs(expected[0][1])
+        assert np.allclose(bars, [part / greatest / 2 for _, part in expected], atol=0.03)
+        assert "norm" in table.inner_text() and table.locator("[data-effect]").count() == len(result.writers)
+        table.locator('[data-name="a_1_0_2"]').click()
+        page.wait_for_selector('.panel [data-fact="name"]:text-is("a_1_0_2")')
+        assert page.locator(".node.selected").count() == 1
+
+
+@pytest.mark.slow
 def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
     s = select().observe(y_1=3, y_4=0)
     posterior = s.posterior("c").double()

@@ -47,8 +47,8 @@ def select():
 class WidgetHarness:
     """A widget without a kernel: `send` passes a message to it and records its reply."""
 
-    def __init__(self, sentence, monkeypatch):
-        self.widget = sentence.widget()
+    def __init__(self, sentence, monkeypatch, **options):
+        self.widget = sentence.widget(**options)
         self.answers = []
         monkeypatch.setattr(self.widget, "send", lambda content, buffers=None: self.answers.append(content))
 
@@ -89,6 +89,16 @@ def test_switching_a_head_off_is_do_and_back(concat, monkeypatch):
     assert harness.send(undo=["a_0_1_*"]) is None
     check_attention(harness.widget, concat)
     assert not harness.widget.description["interventions"]
+
+
+def test_contributions_are_those_of_the_sentence_before_interventions(concat, monkeypatch):
+    result = concat.contributions("x_2_3", of=torch.ones(6))
+    harness = WidgetHarness(concat, monkeypatch, contributions=result)
+    assert [item["node"] for item in harness.widget.description["contributions"]] == ["x_2_3"]
+    assert harness.send(do=[["a_0_1_*", {"set": "zero"}]]) is None
+    assert harness.widget.description["contributions"] == []
+    assert harness.send(undo=[]) is None
+    assert len(harness.widget.description["contributions"]) == 1
 
 
 def test_patching_words_adds_up_and_is_undone_together(concat, monkeypatch):

@@ -33,6 +33,7 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.selection import find_state_group
 from bnet_transformer.page.attention import PageAttention, compute_page_attention, describe_inclusion, prepare_attention
+from bnet_transformer.page.contributions import describe_contributions, parse_contributions
 from bnet_transformer.page.mathml import describe_equations
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import check_discrete_node, compute_read_mask
@@ -64,6 +65,7 @@ class PageOptions:
         slices: The slices whose attention the page contains; None for all slices.
         heads: The heads whose attention the page contains; None for all heads.
         inclusion: A result of `bt.inclusion`, or probabilities `[slice, head]` that heads are included.
+        contributions: A result of `Sentence.contributions` for this sentence, or a list of such results.
     """
 
     detail: str | None = None
@@ -73,8 +75,10 @@ class PageOptions:
     slices: int | Collection[int] | None = None
     heads: int | Collection[int] | None = None
     inclusion: object = None
+    contributions: object = None
 
     def __post_init__(self) -> None:
+        parse_contributions(self.contributions)
         check_choice("detail", self.detail, PAGE_DETAILS)
         check_choice("theme", self.theme, THEMES)
         if self.title is not None and not isinstance(self.title, str):
@@ -136,6 +140,7 @@ def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[
         "attention": attention,
         "posteriors": _describe_posteriors(state, options),
         "inclusion": describe_inclusion(network, options.inclusion),
+        "contributions": describe_contributions(state, parse_contributions(options.contributions)),
         "relative_changes": _relative_changes(state),
         "notes": list(dict.fromkeys(notes)),
     }

@@ -1,10 +1,13 @@
 """The residual stream: what each writer adds to a readout or a score, and what the readout makes of every state.
 
-The pipeline of contributions: `linear_paths` runs a sentence and passes from a readout back along sums, linear maps and
-norms with fixed scales; `writers` collects the parts of a pass in a table; `contributions` parses the readout, and adds
-paths of two and exact effects; `score_contributions` combines the parts of a query and of the keys; `results` contains
-the tables. Lenses: `lens_path` finds the states and the readout, `lens` applies the readout to every state, and
-`tuned_lens` fits the affine maps that correct early states.
+Contributions: `linear_groups` has the structure of the paths. `linear_paths` runs a sentence and passes back along sums,
+linear maps and norms with fixed scales, and `writers` collects the parts of a pass in a table. `readout` parses a
+readout and starts its pass, and `contributions` adds exact effects. `decomposition` passes forward instead, from the
+writers to many vectors: the values of all heads (`path_contributions`), and a query and its keys
+(`score_contributions`). `results` has the tables.
+
+Lenses: `lens_path` finds the states and the readout, `lens` applies the readout to every state, and `tuned_lens` fits
+the affine maps that correct early states.
 """
 
 from bnet_transformer.residual_stream.lens import Lens, compute_lens

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,14 +22,22 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
 from bnet_transformer.compiler.gather import gather_parents, get_known_value
 from bnet_transformer.compiler.plan import unset_parent_error
-from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.reference import GroundModel
+from bnet_transformer.residual_stream.linear_groups import (
+    AffineFunction,
+    find_linear_groups,
+    find_residuals,
+    get_linear_positions,
+    is_aligned,
+)
 from bnet_transformer.tpm import Attention, EvalContext
 
 Kind = str  # "input", "attention", "feed-forward" or "bias"
+ActiveWords = Mapping[int, frozenset[int]]  # by group; empty for a group without words
 
 
 @dataclass(frozen=True)
@@ -37,37 +46,20 @@ class Step:
 
     Args:
         spec: The group.
+        words: The words at which the adjoint may differ from zero. With a single word, the adjoint has that word only.
         adjoint: The derivative of the readout with respect to the value of the group.
-        part: The product of the adjoint and of what the group adds itself, `[seed, *layout]`.
+        part: The product of the adjoint and of what the group adds itself, `[seed, *layout]`; None if it adds nothing,
+            or for a group at which the pass stops.
         kind: The kind of the writer.
         is_norm: Whether the group is a norm whose scale is held fixed.
     """
 
     spec: NodeSpec
+    words: tuple[int, ...]
     adjoint: Tensor
-    part: Tensor
+    part: Tensor | None
     kind: Kind
     is_norm: bool = False
-
-
-def find_linear_groups(network: Network, starts: Collection[int], leaves: Collection[int]) -> list[int]:
-    """The groups on linear paths to some groups, these included, children first; `leaves` are not followed."""
-    visited: set[int] = set()
-    stack = list(starts)
-    while stack:
-        index = stack.pop()
-        if index not in visited:
-            visited.add(index)
-            spec = network.specs[index]
-            stack += [spec.parents[k].index for k in get_linear_positions(spec, leaves)]
-    order = [index for component in network.filter_components(visited) for index in component]
-    return order[::-1]
-
-
-def get_linear_positions(spec: NodeSpec, leaves: Collection[int]) -> tuple[int, ...]:
-    """The positions of the parents through which a path continues; none for a leaf, or for a random value."""
-    is_leaf = spec.group.index in leaves or spec.tpm.is_random
-    return () if is_leaf else spec.tpm.linear_parents(*spec.tpm_parents)
 
 
 @dataclass
@@ -85,7 +77,7 @@ class LinearRun:
     subject: str
     groups: frozenset[int]
     outputs: frozenset[int] = frozenset()
-    _weights: dict[int, Tensor] = field(default_factory=dict)
+    _weights: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @property
     def model(self) -> GroundModel:
@@ -145,10 +137,10 @@ class LinearRun:
             name = network.graph.groups[recurrent[0]].name
             reason = f"{name} is recurrent, so its words are no sum of writers"
             raise UnsupportedError(f"{self.subject}: {reason}", hint="Use bt.sweep, which runs the net again")
-        kinds = {i: self.get_kind(network.specs[i]) for i in self.linear_groups}
-        streams = {i for i, kind in kinds.items() if kind in ("input", "attention")}
-        for index, kind in kinds.items():
-            if kind == "feed-forward" and streams.isdisjoint(network.graph.ancestors([index])):
+        streams = [i for i in self.linear_groups if self.kinds[i] in ("input", "attention")]
+        after_streams = network.graph.descendants(streams)
+        for index in self.linear_groups:
+            if self.kinds[index] == "feed-forward" and index not in after_streams:
                 spec = network.specs[index]
                 expected = "a path of sums, linear maps and norms from the writers"
                 actual = f"{spec.group.name}, a {type(spec.tpm).__name__}, which no linear path bypasses"
@@ -156,19 +148,48 @@ class LinearRun:
                 hint = f"Use the contributions of a node before it ({parents}), or bt.sweep"
                 raise UnsupportedError(self.subject, expected=expected, actual=actual, hint=hint)
 
-    def get_kind(self, spec: NodeSpec) -> Kind:
+    @cached_property
+    def kinds(self) -> dict[int, Kind]:
+        """The kind of what each linear group adds itself."""
+        specs = self.network.specs
+        inputs = {spec.group.index for spec in specs if spec.tpm.kind == "input"}
+        word_dependent = inputs | self.network.graph.descendants(inputs)
+        return {index: self._get_kind(specs[index], word_dependent) for index in self.linear_groups}
+
+    def _get_kind(self, spec: NodeSpec, word_dependent: Collection[int]) -> Kind:
         """The kind of what a group adds itself."""
-        tpm, index = spec.tpm, spec.group.index
+        tpm, index, specs = spec.tpm, spec.group.index, self.network.specs
         if index in self.set_groups:
             return "input"
         if isinstance(tpm, Attention) or tpm.has_attention:
             return "attention"
         if get_linear_positions(spec, self.set_groups):
             return "bias"
-        specs, ancestral_set = self.network.specs, self.network.graph.ancestral_set
         vectors = [parent.index for parent in spec.parents if not specs[parent.index].tpm.is_index_valued]
-        has_words = any(specs[i].tpm.kind == "input" for i in ancestral_set(vectors)) if vectors else False
+        has_words = any(index in word_dependent for index in vectors)
         return "feed-forward" if has_words and not tpm.is_random else "input"
+
+    def find_read_words(self, spec: NodeSpec, parent: ParentSpec, words: Collection[int]) -> frozenset[int]:
+        """The words of a parent on which some words of a group depend; none for a parent without words."""
+        stack, counts = self.network.specs[parent.index].group.word_stack, self.execution.word_counts
+        if stack is None:
+            return frozenset()
+        if is_aligned(parent):
+            return frozenset(words)
+        child_stack = spec.group.word_stack
+        table = parent.reach.matrix(1 if child_stack is None else counts[child_stack], counts[stack])
+        return frozenset(np.flatnonzero(table[[0] if child_stack is None else sorted(words)].any(0)).tolist())
+
+    def find_active_words(self, starts: ActiveWords) -> dict[int, frozenset[int]]:
+        """The words of each group on which some words of other groups depend along linear paths."""
+        active = dict(starts)
+        for index in find_linear_groups(self.network, starts, self.set_groups):
+            spec = self.network.specs[index]
+            for k in get_linear_positions(spec, self.set_groups):
+                parent = spec.parents[k]
+                words = self.find_read_words(spec, parent, active[index])
+                active[parent.index] = active.get(parent.index, frozenset()) | words
+        return active
 
     # the values
 
@@ -181,42 +202,73 @@ class LinearRun:
             sizes[layout.axis(axis)] = size
         return value.expand(sizes)
 
+    def get_word(self, index: int, active: ActiveWords) -> int | None:
+        """The only active word of a group, to compute the group for this word only; None for all words."""
+        spec, words = self.network.specs[index], active[index]
+        stack = spec.group.word_stack
+        is_single = stack is not None and len(words) == 1 and self.execution.word_counts[stack] > 1
+        is_single = is_single and all(WORD not in dict(parent.pick) for parent in spec.parents)
+        return next(iter(words)) if is_single else None
+
+    def narrow_words(self, value: Tensor, word: int | None, offset: int = 0) -> Tensor:
+        """A value at one word, `[*layout, ...]` after `offset` dims; the value itself for None."""
+        dim = self.layout.word_dim + offset
+        return value if word is None or value.shape[dim] == 1 else value.narrow(dim, word, 1)
+
     def gather_leaves(
-        self, spec: NodeSpec, positions: Sequence[int], word: int | None = None
+        self, spec: NodeSpec, positions: Sequence[int], word: int | None, active: ActiveWords
     ) -> tuple[EvalContext, list[Tensor], dict[int, Tensor]]:
-        """The parents of a group in its slots; those at some positions depend on new leaves, one for each group."""
-        execution = self.execution
-        specs = [self.network.specs[i] for i in dict.fromkeys(spec.parents[k].index for k in positions)]
-        values = {m.group.index: self.expand_value(m, execution.values[m.group.index]) for m in specs}
-        leaves = {index: value.detach().requires_grad_() for index, value in values.items()}
+        """The parents of a group in its slots; those at some positions depend on new leaves, one for each group.
+
+        A leaf has only the active word of its group if the group is aligned with the words of the child.
+        """
+        execution, leaves = self.execution, {}
+        for index in dict.fromkeys(spec.parents[k].index for k in positions):
+            leaf = self.expand_value(self.network.specs[index], execution.values[index])
+            if all(is_aligned(parent) for parent in spec.parents if parent.index == index):
+                leaf = self.narrow_words(leaf, self.get_word(index, active))
+            leaves[index] = leaf.detach().requires_grad_()
         context, parents = gather_parents(replace(execution, values={**execution.values, **leaves}), spec, word)
         return context, [p if k in positions else p.detach() for k, p in enumerate(parents)], leaves
 
-    def get_set_mask(self, index: int) -> Tensor | None:
-        """The nodes of a group that are set by `do`, in the layout; None if none is set."""
-        return self.execution.patched[index][1] if index in self.execution.patched else None
+    def compute_adjoints(
+        self, value: Tensor, leaves: Mapping[int, Tensor], seeds: Tensor, active: ActiveWords
+    ) -> dict[int, Tensor]:
+        """The derivative with respect to each leaf, at its active words, `[seed, *layout, *shape]`."""
+        gradients = zip(leaves, compute_vjp(value, list(leaves.values()), seeds), strict=True)
+        return {index: self.narrow_words(g, self.get_word(index, active), 1) for index, g in gradients}
 
-    def get_attention_weights(self, spec: NodeSpec) -> Tensor:
+    def get_set_mask(self, spec: NodeSpec) -> Tensor | None:
+        """The nodes of a group that are set by `do`, `[*layout, *1]`; None if none is set."""
+        patched = self.execution.patched.get(spec.group.index)
+        return None if patched is None else patched[1].reshape(*patched[1].shape, *[1] * len(spec.shape))
+
+    def get_attention_weights(self, spec: NodeSpec, word: int | None = None) -> Tensor:
         """The weights of an attention, `[*layout, word read]`, with the rows that are set."""
         index, execution = spec.group.index, self.execution
-        if index not in self._weights:
+        if (index, word) not in self._weights:
             assert isinstance(spec.tpm, Attention)
             with torch.no_grad():
-                context, parents = gather_parents(execution, spec)
+                context, parents = gather_parents(execution, spec, word)
                 weights = spec.tpm.normaliser.normalise(*spec.tpm.scores(context, *parents))
                 weights = self.layout.pad_dims(weights, 1)
                 if index in execution.attention_rows:
-                    rows, is_set = execution.attention_rows[index]
+                    rows, is_set = (self.narrow_words(x, word) for x in execution.attention_rows[index])
                     weights = torch.where(is_set[..., None], rows, weights)
-            self._weights[index] = weights
-        return self._weights[index]
+            self._weights[index, word] = weights
+        return self._weights[index, word]
 
-    def select_node(self, spec: NodeSpec, index: Sequence[int], value: Tensor, event_dims: int) -> Tensor:
-        """The value of one node at its word, `[*states, *shape]`, from `[*layout, *shape]` with one word."""
+    def select_node(
+        self, spec: NodeSpec, index: Sequence[int], value: Tensor, event_dims: int, *, keep_batch: bool = False
+    ) -> Tensor:
+        """The value of one node at its word, `[*states, *shape]`, from `[*layout, *shape]` with one word.
+
+        With `keep_batch` the dim of the batch stays, before those of the shape.
+        """
         layout = self.layout
         value = layout.pad_dims(value, event_dims)
         position = {layout.axis(plate): k for plate, k in zip(spec.group.plates, index, strict=False)}
-        for dim in reversed(range(layout.batch_dim, layout.rank)):
+        for dim in reversed(range(layout.batch_dim + keep_batch, layout.rank)):
             value = value.select(dim, position.get(dim, 0) if value.shape[dim] > 1 else 0)
         return value
 
@@ -225,63 +277,105 @@ class LinearRun:
         sizes = [self.execution.count_states(index) for index in self.layout.enumerated]
         return value.expand(*sizes, *value.shape[value.dim() - event_dims :])
 
+    @torch.no_grad()
+    def make_linear_map(self, spec: NodeSpec, word: int | None, entries: Tensor | None = None) -> AffineFunction:
+        """The value of a group as an affine function of its slots, at one word or at all words.
+
+        With `entries`, the value is these entries, if the TPM can compute only some; then `has_entries` is true.
+        """
+        tpm, layout = spec.tpm, self.layout
+        context, parents = gather_parents(self.execution, spec, word)
+        scale, has_entries = None, False
+        if entries is not None and (selected := tpm.select_entries(entries.to(parents[0].device), context, *parents)):
+            context, parents, has_entries = selected[0], [*selected[1]], True
+        if isinstance(tpm, Attention):  # the row may be set by do, so that it is no function of q and k
+            evaluate = partial(tpm.mix, self.get_attention_weights(spec, word))
+        else:
+            scale = tpm.norm_scale(context, *parents)
+            evaluate = partial(tpm.linear_value, context, scale)
+        is_sum = len(tpm.residual_parents(*spec.tpm_parents)) == len(parents)
+        dims = len(spec.shape) or tpm.kind == "discrete"
+        return AffineFunction(
+            lambda *x: layout.pad_dims(evaluate(*x), dims), parents, scale is not None, is_sum, has_entries
+        )
+
     # the pass
 
-    def pull_back(self, seeds: Mapping[int, Tensor]) -> Iterator[Step]:
+    def pull_back(
+        self, seeds: Mapping[int, Tensor], active: ActiveWords, stops: Collection[int] = ()
+    ) -> Iterator[Step]:
         """Yield the groups on the linear paths, children first.
 
         Args:
             seeds: The derivative of each readout with respect to some groups, `[seed, *layout, *shape]`.
+            active: The words of each group on which the readouts depend.
+            stops: Groups at which the pass stops.
 
         Yields:
             The steps of the groups that a readout depends on.
         """
         adjoints = dict(seeds)
-        for index in find_linear_groups(self.network, seeds, self.set_groups):
+        for index in find_linear_groups(self.network, seeds, {*self.set_groups, *stops}):
             adjoint = adjoints.pop(index, None)
             if adjoint is None:
                 continue
-            spec, value = self.network.specs[index], self.execution.values[index]
-            value, positions = self.expand_value(spec, value), get_linear_positions(spec, self.set_groups)
-            mask, kind = self.get_set_mask(index), self.get_kind(spec)
-            dims = tuple(range(-len(spec.shape), 0))
-            if mask is None:
-                passed = adjoint
-            else:
-                mask = mask.reshape(*mask.shape, *[1] * len(spec.shape))
-                yield Step(spec, adjoint * mask, _sum_dims(adjoint * mask * value, dims), "input")
-                passed = adjoint * ~mask
-            if not positions:
-                yield Step(spec, passed, _sum_dims(passed * value, dims), kind)
+            spec, word = self.network.specs[index], self.get_word(index, active)
+            if index in stops:
+                yield Step(spec, tuple(sorted(active[index])), adjoint, None, self.kinds[index])
                 continue
-            constant, gradients, is_norm = self._pull_back_group(spec, positions, passed)
-            yield Step(spec, passed, _sum_dims(passed * constant, dims), kind, is_norm)
+            value = self.narrow_words(self.expand_value(spec, self.execution.values[index]), word)
+            positions, mask = get_linear_positions(spec, self.set_groups), self.get_set_mask(spec)
+            words, passed = tuple(sorted(active[index])), adjoint
+            if mask is not None:
+                mask = self.narrow_words(mask, word)
+                yield self._make_step(spec, self._filter_words(words, mask), adjoint * mask, value, "input")
+                words, passed = self._filter_words(words, ~mask), adjoint * ~mask
+            if not positions:
+                if words or spec.group.word_stack is None:
+                    yield self._make_step(spec, words, passed, value, self.kinds[index])
+                continue
+            constant, gradients, is_norm = self._pull_back_group(spec, positions, passed, word, active)
+            yield self._make_step(spec, words, passed, constant, self.kinds[index], is_norm)
             for parent, gradient in gradients.items():
                 adjoints[parent] = gradient if parent not in adjoints else adjoints[parent] + gradient
 
+    def _make_step(
+        self,
+        spec: NodeSpec,
+        words: tuple[int, ...],
+        adjoint: Tensor,
+        value: Tensor | None,
+        kind: Kind,
+        is_norm: bool = False,
+    ) -> Step:
+        """The step of a group that adds a value, `[*layout, *shape]`."""
+        part = None if value is None else adjoint * value
+        part = part.sum(tuple(range(-len(spec.shape), 0))) if part is not None and spec.shape else part
+        return Step(spec, words, adjoint, part, kind, is_norm)
+
+    def _filter_words(self, words: tuple[int, ...], mask: Tensor) -> tuple[int, ...]:
+        """The words at which a mask, `[*layout, *1]`, is true for a node."""
+        at_word = mask.movedim(self.layout.word_dim, 0).flatten(1).any(-1).tolist()
+        return tuple(word for word in words if (at_word[0] if len(at_word) == 1 else at_word[word]))
+
     def _pull_back_group(
-        self, spec: NodeSpec, positions: Sequence[int], adjoint: Tensor
-    ) -> tuple[Tensor, dict[int, Tensor], bool]:
+        self, spec: NodeSpec, positions: Sequence[int], adjoint: Tensor, word: int | None, active: ActiveWords
+    ) -> tuple[Tensor | None, dict[int, Tensor], bool]:
         """What an affine group adds itself, the adjoints of its linear parents, and whether it is a norm."""
-        context, parents, leaves = self.gather_leaves(spec, positions)
-        zeros = [torch.zeros_like(p) if k in positions else p for k, p in enumerate(parents)]
-        scale = None
-        if isinstance(spec.tpm, Attention):  # the row may be set by do, so that it is no function of q and k
-            weights = self.get_attention_weights(spec)
-            value, constant = spec.tpm.mix(weights, *parents), spec.tpm.mix(weights, *zeros)
-        else:
-            with torch.no_grad():
-                scale = spec.tpm.norm_scale(context, *parents)
-                constant = spec.tpm.linear_value(context, scale, *zeros)
-            value = spec.tpm.linear_value(context, scale, *parents)
-        value = self.layout.pad_dims(value, len(spec.shape))
-        gradients = compute_vjp(value, list(leaves.values()), adjoint)
-        return constant.detach(), dict(zip(leaves, gradients, strict=True)), scale is not None
-
-
-def _sum_dims(value: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The sum over some dims; the value itself without dims."""
-    return value.sum(dims) if dims else value
+        linear_map = self.make_linear_map(spec, word)
+        constant = linear_map.compute_constant(positions)
+        gradients: dict[int, Tensor] = {}
+        residuals = find_residuals(spec, positions)
+        for index, count in residuals.items():
+            shape = self.expand_value(self.network.specs[index], self.execution.values[index]).shape
+            shape = self.narrow_words(torch.empty(shape, device="meta"), self.get_word(index, active)).shape
+            gradient = adjoint.sum_to_size(len(adjoint), *shape)
+            gradients[index] = gradient if count == 1 else count * gradient
+        mapped = [k for k in positions if spec.parents[k].index not in residuals]
+        if mapped:
+            _, parents, leaves = self.gather_leaves(spec, mapped, word, active)
+            gradients |= self.compute_adjoints(linear_map.evaluate(*parents), leaves, adjoint, active)
+        return constant, gradients, linear_map.is_norm
 
 
 def compute_vjp(value: Tensor, leaves: Sequence[Tensor], seeds: Tensor) -> tuple[Tensor, ...]:
@@ -291,16 +385,3 @@ def compute_vjp(value: Tensor, leaves: Sequence[Tensor], seeds: Tensor) -> tuple
         single = torch.autograd.grad(value, leaves, seeds[0], materialize_grads=True)
         return tuple(gradient[None] for gradient in single)
     return torch.autograd.grad(value, leaves, seeds, is_grads_batched=True, materialize_grads=True)
-
-
-def is_wordwise(run: LinearRun, groups: Collection[int]) -> bool:
-    """Whether each word of some groups depends linearly only on the same word of writers."""
-    specs = run.network.specs
-    for index in find_linear_groups(run.network, groups, run.set_groups):
-        spec = specs[index]
-        for k in get_linear_positions(spec, run.set_groups):
-            parent = spec.parents[k]
-            has_same_word = parent.reach.kind == "same" and WORD not in (*parent.over, *dict(parent.pick))
-            if not has_same_word or specs[parent.index].group.word_stack is None:
-                return False
-    return True

@@ -8,7 +8,7 @@ the softmax, centred over the words that word i attends to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,9 +21,11 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.reference import GroundModel
-from bnet_transformer.residual_stream.linear_paths import LinearRun, compute_vjp, is_wordwise
+from bnet_transformer.residual_stream.decomposition import decompose
+from bnet_transformer.residual_stream.linear_groups import is_aligned
+from bnet_transformer.residual_stream.linear_paths import LinearRun
 from bnet_transformer.residual_stream.results import ScoreContributions
-from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
+from bnet_transformer.residual_stream.writers import Writer
 from bnet_transformer.tpm import EvalContext
 from bnet_transformer.tpm.attention import ScoredAttention
 
@@ -67,26 +69,24 @@ def compute_score_contributions(
     read = 1 if tpm.over == "keys" else 0
     run = _make_run(state, name, spec)
     row = _compute_row(run, spec, index)
+    word, norms = _get_word(spec, index), dict[str, None]()
     with torch.no_grad():
-        word = _get_word(spec, index)
         context, parents = gather_parents(run.execution, spec, word)
         extra = [run.select_node(spec, index, x, 2)[..., None, :, :] for x in _get_matrices(tpm, parents)]
-    single, single_table = _collect_single(run, spec, index, 1 - read, word)
-    collected, read_writers, norms = _collect_read(run, spec, index, read, word)
-    score = _make_score(tpm, context, spec.parents[read].slot, extra)
-    with torch.no_grad():
-        table = torch.stack([score(single[..., k : k + 1, :], collected) for k in range(single.shape[-2])], -3)
+        vectors = _decompose_parents(run, spec, index, word, norms)
+        (single_writers, single), (read_writers, collected) = vectors[1 - read], vectors[read]
+        score = _make_score(tpm, context, spec.parents[read].slot, extra)
+        table = _score_pairs(score, single, collected)
     if read == 0:
         table = table.transpose(-3, -2)
-    sides = [single_table.writers, read_writers]
+    sides = [single_writers, read_writers]
     queries, keys = sides if read == 1 else reversed(sides)
     stack = state.network.specs[spec.parents[read].index].group.word_stack or ""
     tokens = tuple(state.tokens[stack][k] for k in row.words.tolist())
-    all_norms = tuple(dict.fromkeys((*single_table.norms, *norms)))
     effects = _compute_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
     scores, table = _centre(row.scores), _centre(table[..., row.words])
     positions = _centre(row.positions)
-    return ScoreContributions(name, all_norms, queries, keys, tokens, table, positions, scores, row.weights, effects)
+    return ScoreContributions(name, tuple(norms), queries, keys, tokens, table, positions, scores, row.weights, effects)
 
 
 @dataclass(frozen=True)
@@ -190,59 +190,49 @@ def _make_score(
     return score
 
 
-def _seed(
-    run: LinearRun, spec: NodeSpec, index: tuple[int, ...], k: int, word: int | None
-) -> tuple[Tensor, dict[int, Tensor]]:
-    """A parent at a node, `[*states, *collected, d]`, and its leaves."""
-    _, parents, leaves = run.gather_leaves(spec, (k,), word)
-    event_dims = 1 + len(spec.parents[k].over)
-    return run.expand_node_states(run.select_node(spec, index, parents[k], event_dims), event_dims), leaves
+def _score_pairs(score: Callable[[Tensor, Tensor], Tensor], single: Tensor, collected: Tensor) -> Tensor:
+    """The scores of all pairs of parts, `[*states, writer, writer, m]`, from `[*states, writer, (m,) d]`.
+
+    A score is bilinear, so unit vectors give its matrix for each word of the collection.
+    """
+    m, size = collected.shape[-2:]
+    unit = torch.eye(size, dtype=collected.dtype, device=collected.device)[:, None].expand(size, m, size)
+    rows = torch.eye(single.shape[-1], dtype=single.dtype, device=single.device)
+    matrix = torch.stack([score(row[None], unit) for row in rows], -3)  # [*states, d of the word, d collected, m]
+    left = torch.einsum("...qd,...dem->...mqe", single, matrix)
+    return torch.einsum("...mqe,...kme->...qkm", left, collected)
 
 
-def _collect_single(
-    run: LinearRun, spec: NodeSpec, index: tuple[int, ...], k: int, word: int | None
-) -> tuple[Tensor, WriterTable]:
-    """The parts of the vector of the word itself, `[*states, writer, d]`."""
-    vector, leaves = _seed(run, spec, index, k, word)
-    size = vector.shape[-1]
-    unit = torch.eye(size, dtype=vector.dtype, device=vector.device)
-    seeds = unit.reshape(size, *[1] * (vector.dim() - 1), size).expand(size, *vector.shape)
-    gradients = compute_vjp(vector, list(leaves.values()), seeds)
-    table = collect_writers(run, run.pull_back(dict(zip(leaves, gradients, strict=True))), size)
-    return table.values.sum(-1).movedim(0, -1), table
+def _decompose_parents(
+    run: LinearRun, spec: NodeSpec, index: tuple[int, ...], word: int | None, norms: dict[str, None]
+) -> list[tuple[tuple[Writer, ...], Tensor]]:
+    """The writers and the parts of the parents in the first two slots, `[*states, writer, *collected, d]`."""
+    starts: dict[int, frozenset[int]] = {}
+    for parent in spec.parents[:2]:
+        stack = run.network.specs[parent.index].group.word_stack
+        words = range(0 if stack is None else run.execution.word_counts[stack])
+        read = run.find_read_words(spec, parent, () if word is None else (word,))
+        read = read if is_aligned(parent) else frozenset(words)
+        starts[parent.index] = starts.get(parent.index, frozenset()) | read
+    sides: dict[int, tuple[tuple[Writer, ...], Tensor]] = {}
+    for group, parts in decompose(run, starts, norms):
+        merged = parts.merge(run.layout.batch_dim)
+        for k in (0, 1):
+            parent = spec.parents[k]
+            if parent.index == group:
+                execution = replace(run.execution, values={**run.execution.values, group: merged})
+                value = gather_parents(execution, spec, word)[1][k]
+                value = run.select_node(spec, index, value, 1 + len(parent.over), keep_batch=True)
+                sides[k] = _drop_zero_biases(
+                    parts.writers, run.expand_node_states(value, 2 + len(parent.over)), run.layout.batch_dim
+                )
+    return [sides[0], sides[1]]
 
 
-def _collect_read(
-    run: LinearRun, spec: NodeSpec, index: tuple[int, ...], k: int, word: int | None
-) -> tuple[Tensor, tuple[Writer, ...], tuple[str, ...]]:
-    """The parts of the vectors of a collection, `[*states, writer, m, d]`, their writers, and norms."""
-    vectors, leaves = _seed(run, spec, index, k, word)
-    m, size = vectors.shape[-2:]
-    unit = torch.eye(size, dtype=vectors.dtype, device=vectors.device)
-    unit = unit.reshape(size, *[1] * (vectors.dim() - 1), size).expand(size, *vectors.shape)
-
-    def collect(seeds: Tensor) -> WriterTable:
-        gradients = compute_vjp(vectors, list(leaves.values()), seeds)
-        return collect_writers(run, run.pull_back(dict(zip(leaves, gradients, strict=True))), size)
-
-    if is_wordwise(run, {spec.parents[k].index}):  # word j of a writer is word j of the key: one pass for all words
-        table = collect(unit)
-        stack = run.network.specs[spec.parents[k].index].group.word_stack or ""
-        start = 0
-        for name, tokens in run.state.tokens.items():
-            if name == stack:
-                break
-            start += len(tokens)
-        return table.values[..., start : start + m].movedim(0, -1), table.writers, table.norms
-    tables = []
-    for j in range(m):
-        is_word = torch.zeros(m, 1, dtype=unit.dtype, device=unit.device)
-        is_word[j] = 1
-        tables.append(collect(unit * is_word))
-    writers = tuple(dict.fromkeys(w for table in tables for w in table.writers))
-    names = [writer.name for writer in writers]
-    parts = vectors.new_zeros(*vectors.shape[:-2], len(writers), m, size)
-    for j, table in enumerate(tables):
-        for position, writer in enumerate(table.writers):
-            parts[..., names.index(writer.name), j, :] += table.values[..., position, :].sum(-1).movedim(0, -1)
-    return parts, writers, tuple(dict.fromkeys(name for table in tables for name in table.norms))
+def _drop_zero_biases(writers: tuple[Writer, ...], parts: Tensor, writer_dim: int) -> tuple[tuple[Writer, ...], Tensor]:
+    """The writers and parts without biases that add nothing, such as those of other heads."""
+    is_used = parts.movedim(writer_dim, 0).flatten(1).any(-1).tolist()
+    used = [k for k, writer in enumerate(writers) if writer.kind != "bias" or is_used[k]]
+    if len(used) == len(writers):
+        return writers, parts
+    return tuple(writers[k] for k in used), parts.index_select(writer_dim, torch.tensor(used, device=parts.device))

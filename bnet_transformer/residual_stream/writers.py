@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -57,13 +57,7 @@ class WriterTable:
     norms: tuple[str, ...]
 
 
-def find_active_words(run: LinearRun, adjoint: Tensor) -> list[int]:
-    """The words at which an adjoint, `[seed, *layout, *shape]`, is not zero."""
-    is_active = (adjoint != 0).movedim(run.layout.word_dim + 1, 0).flatten(1).any(-1)
-    return is_active.nonzero().flatten().tolist()
-
-
-def split_by_read_word(run: LinearRun, step: Step, words: Sequence[int]) -> tuple[Tensor, str] | None:
+def split_by_read_word(run: LinearRun, step: Step) -> tuple[Tensor, str] | None:
     """The part of an attention by the word j that it reads, `[seed, *layout]`, and their stack; None for other nodes.
 
     The mix is `sum_j P(j | i) v_j`, so each word j has a part, with `P(j | i)` held fixed.
@@ -73,13 +67,29 @@ def split_by_read_word(run: LinearRun, step: Step, words: Sequence[int]) -> tupl
     if step.kind != "attention" or not isinstance(spec.tpm, Attention) or values[0].over != (WORD,):
         return None
     stack = run.network.specs[values[0].index].group.word_stack or ""
-    weights = run.get_attention_weights(spec)
-    _, parents = gather_parents(run.execution, spec)
-    index = torch.tensor(words, dtype=torch.long, device=step.adjoint.device)
-    adjoint = step.adjoint.index_select(dim + 1, index)
-    weights, v = (x.index_select(dim, index) if x.shape[dim] > 1 else x for x in (weights, parents[2]))
-    part = weights * torch.einsum("s...d,...md->s...m", adjoint, v)
+    word = step.words[0] if len(step.words) == 1 and step.adjoint.shape[dim + 1] == 1 else None
+    word = None if spec.group.word_stack is None else word
+    weights = run.get_attention_weights(spec, word)
+    _, parents = gather_parents(run.execution, spec, word)
+    part = weights * torch.einsum("s...d,...md->s...m", step.adjoint, parents[2])
     return part.sum(dim + 1), stack  # the word is the last dim of the layout
+
+
+def list_writers(run: LinearRun, spec: NodeSpec, kind: Kind, words: tuple[int, ...]) -> list[Writer]:
+    """The writers of a group, one for each index along its plates."""
+    group = spec.group
+    sizes = [run.network.graph.plate_sizes[plate] for plate in group.plates]
+    prefix = "bias of " if kind == "bias" else ""
+    return [
+        Writer(prefix + join_name(group.name, index), kind, group.name, index, group.slice, words)
+        for index in itertools.product(*map(range, sizes))
+    ]
+
+
+def format_norm(spec: NodeSpec, words: tuple[int, ...]) -> str:
+    """The name or the pattern of the nodes of a norm at some words."""
+    word = [str(words[0])] if len(words) == 1 else ["*"] * bool(words)
+    return "_".join([spec.group.name, *["*" for _ in spec.group.plates], *word])
 
 
 def collect_writers(run: LinearRun, steps: Iterable[Step], seeds: int, *, split_reads: bool = False) -> WriterTable:
@@ -94,37 +104,33 @@ def collect_writers(run: LinearRun, steps: Iterable[Step], seeds: int, *, split_
     tokens, layout = run.state.tokens, run.layout
     labels = (*itertools.chain.from_iterable(tokens.values()), "")
     offsets = dict(zip(tokens, itertools.accumulate([0, *map(len, tokens.values())]), strict=False))
-    rows: list[tuple[Writer, Tensor]] = []
+    writers: list[Writer] = []
+    rows: list[Tensor] = []
     norms: list[str] = []
     for step in steps:
-        group = step.spec.group
-        words = find_active_words(run, step.adjoint)
-        active = tuple(words) if group.word_stack is not None else ()
-        part, stack = step.part, group.word_stack
-        if words and split_reads and (split := split_by_read_word(run, step, words)) is not None:
+        if step.is_norm:
+            norms.append(format_norm(step.spec, step.words))
+        if step.part is None or (step.kind == "bias" and not bool(step.part.any())):
+            continue
+        part, stack = step.part, step.spec.group.word_stack
+        if split_reads and (split := split_by_read_word(run, step)) is not None:
             part, stack = split
-        if step.is_norm and words:
-            plates = ["*" for _ in group.plates]
-            word = [str(active[0])] if len(active) == 1 else ["*"] * bool(active)
-            norms.append("_".join([group.name, *plates, *word]))
-        part = _move_plates(run, step.spec, part)  # [*plates, seed, *states, word]
-        row = part.new_zeros(*part.shape[:-1], len(labels))
         start = len(labels) - 1 if stack is None else offsets[stack]
-        row[..., start : start + part.shape[-1]] = part
-        sizes = [run.network.graph.plate_sizes[plate] for plate in group.plates]
-        for index in reversed(list(itertools.product(*map(range, sizes)))):
-            if step.kind != "bias" or bool(row[index].any()):
-                name = join_name(group.name, index)
-                name = f"bias of {name}" if step.kind == "bias" else name
-                rows.append((Writer(name, step.kind, group.name, index, group.slice, active), row[index]))
+        if stack is not None and part.shape[-1] == 1 and len(step.words) == 1:
+            start += step.words[0]
+        part = _move_plates(run, step.spec, part).flatten(0, -1 - layout.batch_dim - 2)  # [writer, seed, *states, word]
+        block = torch.nn.functional.pad(part, (start, len(labels) - start - part.shape[-1]))
+        for writer, row in reversed(list(zip(list_writers(run, step.spec, step.kind, step.words), block, strict=True))):
+            if step.kind != "bias" or bool(row.any()):
+                writers.append(writer)
+                rows.append(row)
     sizes = [run.execution.count_states(index) for index in layout.enumerated]
-    rows.reverse()
-    values = torch.stack([row for _, row in rows], -2) if rows else torch.zeros(seeds, *sizes, 0, len(labels))
-    return WriterTable(tuple(writer for writer, _ in rows), labels, values, tuple(reversed(norms)))
+    values = torch.stack(rows[::-1], -2) if rows else torch.zeros(seeds, *sizes, 0, len(labels))
+    return WriterTable(tuple(writers[::-1]), labels, values, tuple(reversed(norms)))
 
 
 def _move_plates(run: LinearRun, spec: NodeSpec, part: Tensor) -> Tensor:
-    """A part `[seed, *layout]` as `[*plates, seed, *states, word]`, with the plates of its group."""
+    """A part `[seed, *layout]` as `[*plates, seed, *states, word]` with the plates of its group; without any, one."""
     layout = run.layout
     part = part.select(1 + layout.batch_dim, 0)
     offset = 1 + layout.batch_dim
@@ -133,4 +139,4 @@ def _move_plates(run: LinearRun, spec: NodeSpec, part: Tensor) -> Tensor:
         if k not in plates:
             part = part.select(offset + k, 0)
     source = [offset + sorted(plates).index(k) for k in plates]
-    return part.movedim(source, list(range(len(source))))
+    return part.movedim(source, list(range(len(source)))) if source else part[None]

@@ -171,6 +171,9 @@ class Attention(ScoredAttention):
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return (len(parents) - 1,) if self.residual else ()
 
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return self.linear_parents(*parents)
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return self.mix(self.normaliser.normalise(*self.scores(context, *parents)), *parents)
 

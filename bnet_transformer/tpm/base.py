@@ -188,6 +188,22 @@ class EvalContext:
         """
         return self.parameters[name]
 
+    def select_entries(self, entries: Tensor, **dims: int) -> EvalContext:
+        """The same context with some entries of parameters.
+
+        Args:
+            entries: The indices of the entries, `[entry]`.
+            **dims: The dim of the entries, for each parameter that has them. Other names have no effect.
+
+        Returns:
+            The context.
+
+        >>> EvalContext({"bias": torch.arange(3.0)}).select_entries(torch.tensor([2]), bias=-1)["bias"]
+        tensor([2.])
+        """
+        selected = {k: v.index_select(dims[k], entries) for k, v in self.parameters.items() if k in dims}
+        return replace(self, parameters={**self.parameters, **selected})
+
     def to(self, dtype: torch.dtype) -> EvalContext:
         """The same context in another floating type.
 
@@ -414,6 +430,19 @@ class TPM(CheckedDataclass, abc.ABC):
         """
         return ()
 
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        """The parents of `linear_parents` that the value adds unchanged, such as the input of a residual connection.
+
+        Contributions pass through them without a computation. If all parents are such, the value is their sum.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The positions of these parents among the slots; none by default.
+        """
+        return ()
+
     def norm_scale(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         """The factor by which a norm multiplies its input, which contributions hold fixed; None for other TPMs.
 
@@ -440,6 +469,23 @@ class TPM(CheckedDataclass, abc.ABC):
             The value, `[..., *shape]`; of a discrete node the logits, `[..., states]`.
         """
         return (self.logits if self.kind == "discrete" else self.value)(context, *parents)
+
+    def select_entries(
+        self, entries: Tensor, context: EvalContext, *parents: Tensor
+    ) -> tuple[EvalContext, tuple[Tensor, ...]] | None:
+        """The inputs with which `linear_value` is only some entries of the value, such as some rows of a matrix.
+
+        Contributions to one or two of many logits then read only the rows of these logits.
+
+        Args:
+            entries: The indices of the entries, `[entry]`.
+            context: The parameters, the index of the word and the masks.
+            *parents: The values of the parents, `[..., *shape]`, in the order of the slots.
+
+        Returns:
+            The context and the parents; None (default) if all entries must be computed.
+        """
+        return None
 
     def latex(self, s: Symbols) -> str:
         r"""The right-hand side of `P(node | parents) = ...` in LaTeX.

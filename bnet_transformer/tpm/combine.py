@@ -63,6 +63,12 @@ class _LinearMap(TPM):
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return (len(parents) - 1,)
 
+    def select_entries(
+        self, entries: Tensor, context: EvalContext, *parents: Tensor
+    ) -> tuple[EvalContext, tuple[Tensor, ...]]:
+        context = context.select_entries(entries, weight=-2, bias=-1)
+        return context, parents if self.dim is not None else (parents[0].index_select(-2, entries), *parents[1:])
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         W = parents[0] if self.dim is None else context["weight"]
         return apply_linear(W, parents[-1], context["bias"] if self.has_bias else None)
@@ -145,6 +151,9 @@ class Add(TPM):
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return tuple(range(len(parents)))
 
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return self.linear_parents(*parents)
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         total = parents[0]
         for parent in parents[1:]:
@@ -218,6 +227,9 @@ class Concat(TPM):
 
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return tuple(range(1 if self.mapped else 0, len(parents)))
+
+    def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
+        return (len(parents) - 1,) if self.residual else ()
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         bias = context["bias"] if self.bias else None

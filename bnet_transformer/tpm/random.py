@@ -140,6 +140,13 @@ class Categorical(TPM):
     def linear_parents(self, *parents: Parent) -> tuple[int, ...]:
         return tuple(k for k, parent in enumerate(parents) if parent.states is None)
 
+    def select_entries(
+        self, entries: Tensor, context: EvalContext, *parents: Tensor
+    ) -> tuple[EvalContext, tuple[Tensor, ...]] | None:
+        if not self.affine:  # the vector itself has the logits
+            return None
+        return context.select_entries(entries, weight=-2, logits=-1, initial=-1), parents
+
     def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
         vectors = [parent for parent in parents if parent.is_floating_point()]
         if self.pool:

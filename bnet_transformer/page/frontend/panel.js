@@ -71,6 +71,24 @@ function renderInclusion(description) {
   return [renderSection(inclusion.title, "inclusion", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)), ...note)];
 }
 
+/** The largest parts of a readout, with signed bars; a click selects the node of a writer. @param {any} readout @param {(name: string) => void} onSelect */
+function renderContributions(readout, onSelect) {
+  const signed = (/** @type {number|null} */ value) => (value === null ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`);
+  const greatest = Math.max(...readout.parts.map((/** @type {any} */ entry) => Math.abs(entry.part)), 1e-300);
+  const renderRow = (/** @type {any} */ entry) => htmlElement("tr", { "data-writer": entry.writer, "data-weight": entry.part },
+    htmlElement("th", { scope: "row" }, htmlElement("button", { type: "button", class: "name", "data-name": entry.node, title: `${entry.writer}, ${entry.kind}: show ${entry.node}`, onclick: () => onSelect(entry.node) }, entry.writer)),
+    htmlElement("td", { class: "bar-cell signed" }, renderBar(Math.abs(entry.part) / greatest, entry.part < 0 ? "negative" : "positive")),
+    htmlElement("td", { class: "number" }, signed(entry.part)), ...(readout.has_effects ? [htmlElement("td", { class: "number", "data-effect": entry.effect ?? "" }, signed(entry.effect))] : []));
+  const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["writer", "", "part", ...(readout.has_effects ? ["effect"] : [])].map((text) => htmlElement("th", { scope: "col" }, text))));
+  const body = htmlElement("tbody", {}, ...readout.parts.slice(0, 12).map(renderRow)), remaining = readout.parts.slice(12);
+  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show ${remaining.length} more`)] : [];
+  const norms = readout.norms.length ? `The scales of norms are held fixed: ${readout.norms.slice(0, 4).join(", ")}${readout.norms.length > 4 ? ` and ${readout.norms.length - 4} more` : ""}.` : "No norms are on the paths.";
+  const effects = readout.has_effects ? " Effect: the readout minus that of a run in which the writer is zero." : "";
+  const omitted = readout.num_omitted ? [htmlElement("p", { class: "small" }, `${readout.num_omitted.toLocaleString("en")} smaller parts sum to ${signed(readout.omitted)}.`)] : [];
+  return htmlElement("section", { "data-part": "contributions", "data-total": readout.value }, htmlElement("h3", {}, "Contributions to ", isolateText(readout.of)),
+    htmlElement("p", { class: "small" }, `The parts sum to ${signed(readout.value)}. ${norms}${effects}`), htmlElement("table", { class: "bars" }, head, body), ...more, ...omitted);
+}
+
 /** A switch for each head of a plate, if a host can set heads to zero. @param {Description} description @param {any} host */
 function renderHeadSwitches(description, host) {
   const groups = description.groups.filter((/** @type {any} */ group, /** @type {number} */ k) => group.plates.join() === "head" && description.attention.some((/** @type {any} */ attention) => attention.group === k));
@@ -149,7 +167,8 @@ export function renderNodeFacts(facts) {
   if (typeof relativeChange === "number") entries.push(["change", htmlElement("span", { "data-fact": "change", "data-weight": relativeChange }, `${(100 * relativeChange).toFixed(1)}% of its norm, by the interventions`)]);
   const list = htmlElement("dl", { class: "facts" }, ...entries.flatMap(([term, content]) => [htmlElement("dt", {}, term), htmlElement("dd", {}, content)]));
   return [title, list, ...renderEquation(facts, group.equation), ...renderInterventions(facts, name, group, word),
-    ...renderPosteriors({ ...description, posteriors: description.posteriors.filter((/** @type {any} */ posterior) => posterior.node === name) }), ...facts.tables.map(renderAttentionTable), renderRelatives(facts)];
+    ...renderPosteriors({ ...description, posteriors: description.posteriors.filter((/** @type {any} */ posterior) => posterior.node === name) }),
+    ...description.contributions.filter((/** @type {any} */ readout) => isSingle && readout.node === name).map((/** @type {any} */ readout) => renderContributions(readout, facts.onSelect)), ...facts.tables.map(renderAttentionTable), renderRelatives(facts)];
 }
 
 /** The equation of a group, and its LaTeX to copy. @param {NodeFacts} facts @param {number} index */
