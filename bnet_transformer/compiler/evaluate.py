@@ -21,6 +21,7 @@ from torch.nn import functional
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import (
+    FUSED_TPMS,
     AttentionInputs,
     WordPick,
     apply_maps,
@@ -107,7 +108,7 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
         return known
     if isinstance(spec.tpm, Select) and (dims := _find_state_dims(state, spec)):
         return expand_table(state.parameters[f"{spec.param_prefix}.values"], dims, state.layout.rank)
-    picks = find_word_picks(state, spec)
+    picks = [] if spec.is_wordwise else find_word_picks(state, spec)
     return _compute_picked(state, spec, picks) if picks else _compute_unpicked(state, spec)
 
 
@@ -231,10 +232,11 @@ def evaluate_tpm(
 
     `picks` are the entries that each word picks from collections of which the parents contain all entries.
     """
-    is_full, is_causal = _is_full_or_causal(state, spec)
-    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
-    if value is not None:
-        return value
+    if type(spec.tpm) in FUSED_TPMS:
+        is_full, is_causal = _is_full_or_causal(state, spec)
+        value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
+        if value is not None:
+            return value
     value = spec.tpm.value(context, *parents)
     if not isinstance(value, Tensor) or value.shape[max(0, value.dim() - len(spec.shape)) :] != spec.shape:
         actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
