@@ -228,8 +228,7 @@ def build_attention_inputs(
     # A parent that is the same for all words has one; the pairs of words in the bias and the mask are different.
     pairs = [pair.shape[-2:] for pair in (bias, mask) if pair is not None]
     n, m = broadcast_shapes((q.shape[-2], k.shape[-2]), (1, v.shape[-2]), *pairs)
-    q = q.expand(*q.shape[:-2], n, -1)
-    k, v = (x.expand(*x.shape[:-2], m, -1) for x in (k, v))
+    q, k, v = _expand_words(q, n), _expand_words(k, m), _expand_words(v, m)
     # Where word i picks head c_i, its score is a product with the keys of all heads side by side, and zeros:
     # q_i . k_j^(c_i) = [0 .. q_i .. 0] . [k_j^1 .. k_j^K], and its mix is the part c_i of sum_j P_ij [v_j^1 .. v_j^K].
     # That is the work of K heads without a softmax for each of them, and no keys or values are copied for each word.
@@ -239,6 +238,11 @@ def build_attention_inputs(
     if v_pick is not None:
         v = v_pick.concat_features(v)
     return AttentionInputs(q, k, v, mask, is_causal, scale, bias, v_pick)
+
+
+def _expand_words(x: Tensor, count: int) -> Tensor:
+    """Vectors `[..., word, feature]` with a number of words."""
+    return x if x.shape[-2] == count else x.expand(*x.shape[:-2], count, -1)
 
 
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
@@ -321,8 +325,8 @@ def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
         mask = inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf)
         is_causal = False
     n = q.shape[-2]
-    dims = classify_dims(inputs)
-    if mask is None and not is_causal and dims.only_q and not dims.only_k and not dims.only_v:
+    dims = classify_dims(inputs) if mask is None and not is_causal else None
+    if dims is not None and dims.only_q and not dims.only_k and not dims.only_v:
         Q, K, V = dims.flatten(q, dims.only_q), dims.flatten(k, ()), dims.flatten(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=inputs.scale)
         return dims.unflatten(mix[:, 0], n, v.shape[-1])
@@ -355,9 +359,9 @@ def _grouped_query_attention(
 ) -> Tensor:
     """`softmax(scale q k^T) v` for groups of heads that share k and v, without copies of k and v for each head."""
     *outer, groups, heads = leading
-    q = inputs.q.expand(*leading, -1, -1).reshape(-1, groups * heads, *inputs.q.shape[-2:])
-    k, v = (
-        x.squeeze(-3).expand(*outer, groups, -1, -1).reshape(-1, groups, *x.shape[-2:]) for x in (inputs.k, inputs.v)
+    q, k, v = (
+        (x if x.shape[:-2] == sizes else x.expand(*sizes, -1, -1)).reshape(-1, math.prod(sizes[-2:]), *x.shape[-2:])
+        for x, sizes in ((inputs.q, leading), (inputs.k, (*outer, groups, 1)), (inputs.v, (*outer, groups, 1)))
     )
     if mask is not None and mask.dim() > 2:
         mask = mask.squeeze(-4).expand(*outer, -1, -1, -1).reshape(-1, 1, *mask.shape[-2:])

@@ -119,7 +119,7 @@ def find_word_picks(state: ExecutionState, spec: NodeSpec) -> list[tuple[tuple[s
 
     The list is empty if no collection of words has such a pick. (The states of an enumerated selector do not differ.)
     """
-    if not any([parent.pick for parent in spec.parents]):  # noqa: C419
+    if spec.is_wordwise:
         return []
     axis = state.layout.word_dim
     picks = [tuple(pick for pick in parent.pick if state.values[pick[1]].shape[axis] > 1) for parent in spec.parents]
