@@ -21,6 +21,7 @@ from torch.nn import functional
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import (
+    FUSED_TPMS,
     AttentionInputs,
     WordPick,
     apply_maps,
@@ -54,6 +55,7 @@ Picks = tuple[tuple[str, int], ...]  # plates with the groups of their selectors
 
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
     """Compute the value of every group of a plan, and store it in `state.values`."""
+    modified = {*state.attention_rows, *state.patched, *state.gates, *state.perturbations}
     for component, released in zip(plan.components, plan.released, strict=True):
         index = component[0]  # a component of several groups is recurrent
         if index in plan.deferred:
@@ -68,17 +70,23 @@ def plan_to_values(plan: Plan, state: ExecutionState) -> None:
             state.values |= Scan(state, component).run(released)
         else:
             state.values[index] = compute_value(state, index)
-        if index in state.attention_rows and index not in state.known:
-            state.values[index] = _apply_attention_rows(state, index)
-        if index in state.patched and index not in plan.recurrent:
-            state.values[index] = _apply_patch(state, index)
-        if index in state.gates:
-            state.values[index] = state.values[index] * state.gates[index]
-        if index in state.perturbations and index not in plan.recurrent:  # a scan adds those of its groups
-            value = state.values[index]
-            state.values[index] = value + state.perturbations[index].to(value.device)
+        if index in modified:
+            _modify_value(state, index, is_recurrent=index in plan.recurrent)
         for unread in released:
             state.values.pop(unread, None)
+
+
+def _modify_value(state: ExecutionState, index: int, *, is_recurrent: bool) -> None:
+    """Change the value of a group by the interventions on it, in `state.values`."""
+    if index in state.attention_rows and index not in state.known:
+        state.values[index] = _apply_attention_rows(state, index)
+    if index in state.patched and not is_recurrent:
+        state.values[index] = _apply_patch(state, index)
+    if index in state.gates:
+        state.values[index] = state.values[index] * state.gates[index]
+    if index in state.perturbations and not is_recurrent:  # a scan adds those of its groups
+        value = state.values[index]
+        state.values[index] = value + state.perturbations[index].to(value.device)
 
 
 def _apply_patch(state: ExecutionState, index: int) -> Tensor:
@@ -114,8 +122,9 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
 def _compute_unpicked(state: ExecutionState, spec: NodeSpec, picks: Mapping[str, WordPick] | None = None) -> Tensor:
     """The value of a group from the values of its parents; its `P(j | i)` is stored if it is recorded."""
     context, parents = gather_parents(state, spec)
-    compute = _compute_with_attention if spec.group.index in state.attention_weights else evaluate_tpm
-    return pad_dims(state, spec, compute(state, spec, context, parents, picks))
+    if spec.group.index in state.attention_weights:
+        return pad_dims(state, spec, _compute_with_attention(state, spec, context, parents, picks))
+    return pad_dims(state, spec, evaluate_tpm(state, spec, context, parents, picks))
 
 
 # Where word i picks the entry c_i of collections of words (the head of its keys and values), a gather of the entries
@@ -231,10 +240,11 @@ def evaluate_tpm(
 
     `picks` are the entries that each word picks from collections of which the parents contain all entries.
     """
-    is_full, is_causal = _is_full_or_causal(state, spec)
-    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
-    if value is not None:
-        return value
+    if type(spec.tpm) in FUSED_TPMS:
+        is_full, is_causal = _is_full_or_causal(state, spec)
+        value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
+        if value is not None:
+            return value
     value = spec.tpm.value(context, *parents)
     if not isinstance(value, Tensor) or value.shape[max(0, value.dim() - len(spec.shape)) :] != spec.shape:
         actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -131,7 +131,7 @@ class ExecutionState:
     perturbations: Mapping[int, Tensor] = field(default_factory=dict)
     positions: Mapping[str, Tensor] = field(default_factory=dict)
     _aranges: dict[int, Tensor] = field(default_factory=dict)
-    mask_cache: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # computed once for all slices
+    mask_cache: dict[object, Tensor] = field(default_factory=dict)  # computed once for all slices
     rotary: dict[Any, Any] = field(default_factory=dict)  # another cache: rotations and score biases
     is_multi_device: bool = False
     reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # the masks of reaches that are tables

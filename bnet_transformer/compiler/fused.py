@@ -23,6 +23,7 @@ from bnet_transformer.tpm.combine import apply_linear
 
 # Up to this number of pairs of words, explicit products are faster than torch's attention (2 cores, with backward).
 MAX_EXPLICIT_PAIRS = 16 * 16
+FUSED_TPMS = (Linear, Affine, Attention, Cayley)  # final classes for which `compute_fused` has operations
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ def compute_fused(
     No mask is needed if `is_full` (every word depends on every word) or `is_causal` (on the words up to itself).
     """
     tpm = spec.tpm
-    if isinstance(tpm, Linear | Affine) and tpm.dim is None:
+    if isinstance(tpm, Linear | Affine):
         bias = context["bias"] if isinstance(tpm, Affine) else None
-        return apply_maps([parents[0]], parents[1], [bias])[0]
+        return _apply_map(parents[0], parents[1], bias) if tpm.dim is None else None
     if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
         mix = attend(build_attention_inputs(tpm, context, parents, is_full=is_full, is_causal=is_causal, picks=picks))
         return mix + parents[-1] if tpm.residual else mix
@@ -100,20 +101,29 @@ def apply_maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | N
 
     `[W_1; W_2] x = [W_1 x; W_2 x]`: the rows of all W, heads and states are stacked.
     """
-    shared = all(_can_share_input(W, x) for W in weights)
-    if shared and not any(_has_extra_dims(b, W) for b, W in zip(biases, weights, strict=True)):
-        if len(weights) > 1 and not _is_concat_cheaper(weights, x):
-            return [apply_maps([W], x, [b])[0] for W, b in zip(weights, biases, strict=True)]
+    pairs = list(zip(weights, biases, strict=True))
+    if len(pairs) == 1:
+        return [_apply_map(W, x, b) for W, b in pairs]
+    if all([_can_share_input(W, x) and not _has_extra_dims(b, W) for W, b in pairs]):  # noqa: C419
+        if not _is_concat_cheaper(weights, x):
+            return [_apply_map(W, x, b) for W, b in pairs]
         flat = [W.reshape(-1, W.shape[-1]) for W in weights]
-        bias = [b.expand(W.shape[:-1]).reshape(-1) for b, W in zip(biases, weights, strict=True) if b is not None]
-        y = functional.linear(x, _concat(flat), _concat(bias) if bias else None)
-        parts = y.split([len(W) for W in flat], -1) if len(flat) > 1 else [y]
-        return [_unflatten_rows(part, W) for part, W in zip(parts, weights, strict=True)]
-    if len(weights) > 1 and len({W.shape[:-2] for W in weights}) == 1:
-        parts = _batched_matmul(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
-    else:
-        parts = [_batched_matmul(W, x) for W in weights]
+        bias = [b.expand(W.shape[:-1]).reshape(-1) for W, b in pairs if b is not None]
+        y = functional.linear(x, torch.cat(flat), torch.cat(bias) if bias else None)
+        return [_unflatten_rows(part, W) for part, W in zip(y.split([len(W) for W in flat], -1), weights, strict=True)]
+    if len({W.shape[:-2] for W in weights}) > 1:
+        return [_apply_map(W, x, b) for W, b in pairs]
+    parts = _batched_matmul(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
     return [part if b is None else part + b for part, b in zip(parts, biases, strict=True)]
+
+
+def _apply_map(W: Tensor, x: Tensor, b: Tensor | None) -> Tensor:
+    """`W x (+ b)` for one W."""
+    if _can_share_input(W, x) and not _has_extra_dims(b, W):
+        bias = None if b is None else b.expand(W.shape[:-1]).reshape(-1)
+        return _unflatten_rows(functional.linear(x, W.reshape(-1, W.shape[-1]), bias), W)
+    y = _batched_matmul(W, x)
+    return y if b is None else y + b
 
 
 def _batched_matmul(W: Tensor, x: Tensor) -> Tensor:
@@ -139,14 +149,11 @@ def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
     return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
 
 
-def _concat(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dim; a single tensor is not copied."""
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-
-
 def _can_share_input(W: Tensor, x: Tensor) -> bool:
     """True if x has size 1 along every leading dim of W that is larger than 1."""
-    return W.dim() == x.dim() + 1 and all(x.shape[d] == 1 for d in range(x.dim() - 1) if W.shape[d] > 1)
+    if W.dim() != x.dim() + 1:
+        return False
+    return all([n == 1 or m == 1 for m, n in zip(W.shape[:-2], x.shape[:-1], strict=True)])  # noqa: C419
 
 
 def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
@@ -156,13 +163,14 @@ def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
 
 def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
     """From `[*leading, all rows of W]` to the layout, with the leading dims of W back in place: a view."""
-    rank = y.dim() - 1
-    W_dims = [d for d in range(rank) if W.shape[d] > 1]
+    W_sizes, y_sizes = W.shape[:-2], y.shape[:-1]
+    W_dims = [d for d, n in enumerate(W_sizes) if n > 1]
     if not W_dims:
         return y
-    y = y.reshape(*y.shape[:-1], *[W.shape[d] for d in W_dims], W.shape[-2])
-    order = [rank + W_dims.index(d) if d in W_dims else d for d in range(rank)]
-    return y.permute(*order, *W_dims, y.dim() - 1).squeeze(tuple(range(rank, rank + len(W_dims))))
+    y_dims = [d for d, n in enumerate(W_sizes) if n == 1]
+    order = [*y_dims, *W_dims]
+    y = y.reshape(*[y_sizes[d] for d in y_dims], *[W_sizes[d] for d in W_dims], W.shape[-2])
+    return y.permute(*[order.index(d) for d in range(len(order))], len(order))
 
 
 def is_softmax_dot_product(spec: NodeSpec) -> bool:
@@ -220,8 +228,7 @@ def build_attention_inputs(
     # A parent that is the same for all words has one; the pairs of words in the bias and the mask are different.
     pairs = [pair.shape[-2:] for pair in (bias, mask) if pair is not None]
     n, m = broadcast_shapes((q.shape[-2], k.shape[-2]), (1, v.shape[-2]), *pairs)
-    q = q.expand(*q.shape[:-2], n, -1)
-    k, v = (x.expand(*x.shape[:-2], m, -1) for x in (k, v))
+    q, k, v = _expand_words(q, n), _expand_words(k, m), _expand_words(v, m)
     # Where word i picks head c_i, its score is a product with the keys of all heads side by side, and zeros:
     # q_i . k_j^(c_i) = [0 .. q_i .. 0] . [k_j^1 .. k_j^K], and its mix is the part c_i of sum_j P_ij [v_j^1 .. v_j^K].
     # That is the work of K heads without a softmax for each of them, and no keys or values are copied for each word.
@@ -231,6 +238,11 @@ def build_attention_inputs(
     if v_pick is not None:
         v = v_pick.concat_features(v)
     return AttentionInputs(q, k, v, mask, is_causal, scale, bias, v_pick)
+
+
+def _expand_words(x: Tensor, count: int) -> Tensor:
+    """Vectors `[..., word, feature]` with a number of words."""
+    return x if x.shape[-2] == count else x.expand(*x.shape[:-2], count, -1)
 
 
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
@@ -313,8 +325,8 @@ def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
         mask = inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf)
         is_causal = False
     n = q.shape[-2]
-    dims = classify_dims(inputs)
-    if mask is None and not is_causal and dims.only_q and not dims.only_k and not dims.only_v:
+    dims = classify_dims(inputs) if mask is None and not is_causal else None
+    if dims is not None and dims.only_q and not dims.only_k and not dims.only_v:
         Q, K, V = dims.flatten(q, dims.only_q), dims.flatten(k, ()), dims.flatten(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=inputs.scale)
         return dims.unflatten(mix[:, 0], n, v.shape[-1])
@@ -347,9 +359,9 @@ def _grouped_query_attention(
 ) -> Tensor:
     """`softmax(scale q k^T) v` for groups of heads that share k and v, without copies of k and v for each head."""
     *outer, groups, heads = leading
-    q = inputs.q.expand(*leading, -1, -1).reshape(-1, groups * heads, *inputs.q.shape[-2:])
-    k, v = (
-        x.squeeze(-3).expand(*outer, groups, -1, -1).reshape(-1, groups, *x.shape[-2:]) for x in (inputs.k, inputs.v)
+    q, k, v = (
+        (x if x.shape[:-2] == sizes else x.expand(*sizes, -1, -1)).reshape(-1, math.prod(sizes[-2:]), *x.shape[-2:])
+        for x, sizes in ((inputs.q, leading), (inputs.k, (*outer, groups, 1)), (inputs.v, (*outer, groups, 1)))
     )
     if mask is not None and mask.dim() > 2:
         mask = mask.squeeze(-4).expand(*outer, -1, -1, -1).reshape(-1, 1, *mask.shape[-2:])

@@ -73,18 +73,16 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
     Raises:
         UnsupportedError: A continuous random parent has no value.
     """
+    if spec.is_wordwise and word is None:
+        context = build_context(state, spec)
+        parents = [_get_parent_value(state, parent) for parent in spec.parents]
+        return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
     read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
     missing: dict[int, Tensor] = {}
     parents = []
     for k, parent in enumerate(spec.parents):
-        value = state.values.get(parent.index)
-        if value is None:  # its value was released, as no later component reads it
-            value = get_known_value(state, parent.index)
-        if value is None:
-            if parent.index not in state.network.graph.recurrent:  # else, in a scan, no word of it is computed yet
-                raise unset_parent_error(state.network.specs[parent.index].group.name)
-            value = get_initial_value(state, parent)
+        value = _get_parent_value(state, parent)
         stack = state.network.specs[parent.index].group.word_stack
         if stack is not None and WORD not in dict(parent.pick):
             value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
@@ -104,11 +102,25 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
     return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
 
 
+def _get_parent_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
+    """The value of a parent at all its words."""
+    value = state.values.get(parent.index)
+    if value is None:  # its value was released, as no later component reads it
+        value = get_known_value(state, parent.index)
+    if value is None:
+        if parent.index not in state.network.graph.recurrent:  # else, in a scan, no word of it is computed yet
+            raise unset_parent_error(state.network.specs[parent.index].group.name)
+        value = get_initial_value(state, parent)
+    return value
+
+
 def find_word_picks(state: ExecutionState, spec: NodeSpec) -> list[tuple[tuple[str, int], ...]]:
     """For each parent of a group, the picks whose selector has given states that differ between words.
 
     The list is empty if no collection of words has such a pick. (The states of an enumerated selector do not differ.)
     """
+    if spec.is_wordwise:
+        return []
     axis = state.layout.word_dim
     picks = [tuple(pick for pick in parent.pick if state.values[pick[1]].shape[axis] > 1) for parent in spec.parents]
     return picks if any(p and parent.over == (WORD,) for p, parent in zip(picks, spec.parents, strict=True)) else []
@@ -223,7 +235,9 @@ def _get_indices_and_mask(
     network = state.network
     if WORD not in parent.over:
         size = network.graph.plate_sizes[parent.over[-1]]
-        return state.arange(size), torch.ones(size, dtype=torch.bool, device=state.device)
+        if size not in state.mask_cache:
+            state.mask_cache[size] = torch.ones(size, dtype=torch.bool, device=state.device)
+        return state.arange(size), state.mask_cache[size]
     stack = network.specs[parent.index].group.word_stack or ""
     m = state.word_counts[stack]
     key = parent.reach, stack, spec.group.word_stack, word

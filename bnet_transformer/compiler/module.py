@@ -63,6 +63,7 @@ class CompiledModule(nn.Module):
         self.store = nn.ParameterDict()
         for name, value in network.parameters.items():
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
+        self._store_keys = [(name, name.replace(".", "/")) for name in network.parameters]
         self.output = find_default_output(network)
         self._stacks = network.graph.word_stacks
         self.max_width = max((n for spec in network.specs for n in spec.shape), default=0)
@@ -202,7 +203,7 @@ class CompiledModule(nn.Module):
         known, plan_args = frozenset(assigned), (request.enumerate_too, request.deferred, modified, recorded)
         options: dict[str, Any] = {"fold": fold, "has_chains": request.has_chains}
         plan = self.plan(request.outputs, known, *plan_args, **options, word_counts=word_counts)
-        parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
+        parameters = {name: self.store[key] for name, key in self._store_keys}
         check_values = self.check_values if request.check_values is None else request.check_values
         present = check_mask(request.mask, word_counts, batch, check_values=check_values)
         state = ExecutionState(

@@ -15,7 +15,7 @@ from typing import Any
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import UnsupportedError
-from bnet_transformer.tpm import Affine, Attention, Dot, Linear
+from bnet_transformer.tpm import Affine, Attention, Dot, Linear, Weight
 
 ValueDims = Mapping[int, frozenset[object]]
 CROSS_WORD_HINT = (  # of the error for a value that depends on the choices of several words
@@ -255,6 +255,9 @@ def network_to_plan(
     folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
     components = network.filter_components(needed.difference(*(attention.absorbed for attention in folds.values())))
     components, recurrent = _split_components(network, components, enumerated | set(known))
+    # Weights are views of their parameters. Views of all of them, one after another, are created from code that is in
+    # the cache of the processor; each product in between would displace it.
+    components = tuple(sorted(components, key=lambda component: not _is_weight(network, component)))
     retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
     single = [component[0] for component in components if len(component) == 1]
     fused_maps = find_fused_maps(network, single, {*known, *folds})
@@ -271,6 +274,11 @@ def network_to_plan(
         deferred,
         recurrent,
     )
+
+
+def _is_weight(network: Network, component: Sequence[int]) -> bool:
+    """True for a component of one group whose value is a parameter."""
+    return isinstance(network.specs[component[0]].tpm, Weight)
 
 
 def _split_components(

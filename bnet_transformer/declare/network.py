@@ -9,14 +9,14 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
-from bnet_transformer._core.checks import check_float, check_mapping, check_names
+from bnet_transformer._core.checks import check_float, check_mapping, check_names, set_frozen
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
@@ -62,6 +62,7 @@ class NodeSpec:
         param_prefix: The prefix of the names of its parameters.
         scope: `"sentence"`, or `"corpus"` for a root that is drawn once for all sentences.
         parameters: The parameters that the TPM declares, by name.
+        is_wordwise: True if each parent is one value at the same word, or has no words.
     """
 
     group: NodeGroup
@@ -72,6 +73,11 @@ class NodeSpec:
     param_prefix: str
     scope: str
     parameters: Mapping[str, Parameter]
+    is_wordwise: bool = field(init=False, compare=False, repr=False)  # torch.compile cannot trace a cached property
+
+    def __post_init__(self) -> None:
+        is_wordwise = all(not (p.pick or p.over) and p.reach.kind == "same" for p in self.parents)
+        set_frozen(self, is_wordwise=is_wordwise)
 
     @property
     def learnable(self) -> bool:

@@ -118,6 +118,8 @@ class Affine(_LinearMap):
 
 def apply_linear(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
     """`W x`, plus `b` if it is given, for one vector or a batch: `[..., out]`."""
+    if W.dim() == 2 and (b is None or b.dim() == 1):
+        return torch.nn.functional.linear(x, W, b)
     if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1 and (b is None or b.dim() == 1):
         return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
     y = torch.einsum("...oi,...i->...o", W, x)

@@ -32,7 +32,7 @@ from bnet_transformer.tpm.symbols import (
     format_power,
 )
 
-RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions with their cosines and sines
+RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions with their cosines and signed sines
 
 
 @final
@@ -119,11 +119,14 @@ class Rotary(CheckedDataclass):
         entry = next((entry for entry in cached if entry[0] is position), None)
         if entry is None:
             angle = position.to(torch.float64)[..., None] * self.frequencies(x.shape[-1], x.device)
-            entry = position, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            entry = position, torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
             cached.append(entry)
         _, cos, sin = entry
-        a, b, passed = x[..., : rotary_width // 2], x[..., rotary_width // 2 : rotary_width], x[..., rotary_width:]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, passed], -1)
+        paired = x if rotary_width == x.shape[-1] else x[..., :rotary_width]
+        # [a, b] becomes [a cos - b sin, b cos + a sin]: a roll by half of the features is [b, a].
+        rotated = (paired * cos).addcmul_(paired.roll(rotary_width // 2, -1), sin)
+        return rotated if paired is x else torch.cat([rotated, x[..., rotary_width:]], -1)
 
     def define_latex(self, s: Symbols, rotation: str, width: int) -> None:
         """Add the definition of the rotation of word i to the equations.

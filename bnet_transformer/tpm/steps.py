@@ -237,7 +237,7 @@ class Norm(VectorMap):
         if self.form == "layer":
             scaled = functional.layer_norm(x, x.shape[-1:], shared, None if shared is None else bias, self.eps)
         else:
-            scaled = functional.rms_norm(x, x.shape[-1:], shared, self.eps)
+            scaled = _rms_norm(x, shared, self.eps)
         if shared is not None or gain is None:
             return scaled
         return gain * scaled if bias is None else gain * scaled + bias
@@ -278,6 +278,15 @@ class Norm(VectorMap):
     def _has_bias(self) -> bool:
         """True if the norm has a bias."""
         return self.form == "layer" and self.bias
+
+
+def _rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    """`gain x / sqrt(mean x^2 + eps)`, by the faster of two ways."""
+    # Without gradients, on a CPU, torch's operation is slower than its parts. With gradients it stores fewer tensors.
+    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype.itemsize < 4:  # torch's is exact in half precision
+        return functional.rms_norm(x, x.shape[-1:], gain, eps)
+    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return scaled if gain is None else scaled * gain
 
 
 def _norm_latex(x: str, inner: str, is_layer_norm: bool, eps: str, index: str) -> str:
