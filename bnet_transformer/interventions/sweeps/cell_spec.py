@@ -115,7 +115,7 @@ def _parse_patterns(name: object, patterns: object) -> Sequence[str]:
     nodes = check_sequence(f"at[{name!r}]", patterns, str)
     paths = [pattern for pattern in nodes if ARROW in pattern]
     if not nodes or paths:
-        expected = "names and patterns of nodes; a path is a cell of its own"
+        expected = "names and patterns of nodes; a path is a separate cell"
         raise BNetError(f"at[{name!r}]", expected=expected, actual=paths[0] if paths else "no node")
     return nodes
 
