@@ -97,7 +97,7 @@ bench: $(DEV)
 	@echo "== bench: timings on this machine"
 	@$(BIN)/python -m benchmarks
 
-notebooks: $(DEV)
+notebooks: $(DEV) $(SMOLLM2)
 	@echo "== notebooks: each in a fresh kernel, from top to bottom"
 	@$(BIN)/python notebooks/run.py $(NOTEBOOKS)
 

@@ -276,7 +276,7 @@ def circuits() -> Result:
         for size in (20, 40):
             order = random.Random(draw).sample(ranked, len(ranked))
             cells[f"random {size}, draw {draw + 1}"] = order[size:]
-    cells |= {f"all but the first {size}": ranked[:size] for size in (5, 10, 20)}
+    cells |= {f"without the first {size}": ranked[:size] for size in (5, 10, 20)}
     outcomes = {
         kind: _ablate(cells, kind) for kind in ("values of the corrupt prompt", "means over the corrupt prompts")
     }

@@ -31,7 +31,8 @@ def test_a_question_a_picture_and_a_conclusion(notebook):
     path, content = notebook
     first, last = content.cells[0], content.cells[-1]
     assert first.cell_type == last.cell_type == "markdown"
-    assert re.match(rf"# {path.stem[0]}\. \S.*\n\n(.|\n)*\?", first.source), "a title with its number, then a question"
+    number = path.stem.partition("_")[0]
+    assert re.match(rf"# {number}\. \S.*\n\n(.|\n)*\?", first.source), "a title with its number, then a question"
     assert re.search(r"^## (Conclusion|What holds)", last.source, re.MULTILINE)
     kinds = {kind for cell in get_code(content) for output in cell.outputs for kind in output.get("data", ())}
     assert kinds & PICTURES
