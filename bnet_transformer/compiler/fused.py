@@ -310,7 +310,8 @@ def _is_grouped_query(inputs: AttentionInputs, leading: Sequence[int]) -> bool:
     """True if all heads of a group share k and v (Ainslie et al. 2023): their words are then rows of one product."""
     shared = min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3 and leading[-1] > 1
     shared = shared and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
-    return shared and tuple(broadcast_shapes(leading, inputs.v.shape[:-2])) == tuple(leading)
+    k_sizes, v_sizes = inputs.k.shape[:-2], inputs.v.shape[:-2]
+    return shared and (v_sizes == k_sizes or broadcast_shapes(leading, v_sizes) == tuple(leading))
 
 
 def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
