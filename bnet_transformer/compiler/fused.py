@@ -151,9 +151,8 @@ def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
 
 def _can_share_input(W: Tensor, x: Tensor) -> bool:
     """True if x has size 1 along every leading dim of W that is larger than 1."""
-    if W.dim() != x.dim() + 1:
-        return False
-    return all([n == 1 or m == 1 for m, n in zip(W.shape[:-2], x.shape[:-1], strict=True)])  # noqa: C419
+    W_sizes, x_sizes = W.shape[:-2], x.shape[:-1]
+    return len(W_sizes) == len(x_sizes) and all([m == 1 or n == 1 for m, n in zip(W_sizes, x_sizes)])  # noqa: B905, C419
 
 
 def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:

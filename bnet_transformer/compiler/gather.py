@@ -74,8 +74,11 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         UnsupportedError: A continuous random parent has no value.
     """
     if spec.is_wordwise and word is None:
-        context = build_context(state, spec)
-        parents = [_get_parent_value(state, parent) for parent in spec.parents]
+        context, values = build_context(state, spec), state.values
+        parents = [
+            values[parent.index] if parent.index in values else _get_parent_value(state, parent)
+            for parent in spec.parents
+        ]
         return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
     read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -128,8 +131,6 @@ def find_word_picks(state: ExecutionState, spec: NodeSpec) -> list[tuple[tuple[s
 
     The list is empty if no collection of words has such a pick. (The states of an enumerated selector do not differ.)
     """
-    if spec.is_wordwise:
-        return []
     axis = state.layout.word_dim
     picks = [tuple(pick for pick in parent.pick if state.values[pick[1]].shape[axis] > 1) for parent in spec.parents]
     return picks if any(p and parent.over == (WORD,) for p, parent in zip(picks, spec.parents, strict=True)) else []
