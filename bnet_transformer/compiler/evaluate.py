@@ -113,9 +113,9 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
     known = get_known_value(state, index)
     if known is not None:
         return known
-    if isinstance(spec.tpm, Select) and (dims := _find_state_dims(state, spec)):
+    if type(spec.tpm) is Select and (dims := _find_state_dims(state, spec)):
         return expand_table(state.parameters[f"{spec.param_prefix}.values"], dims, state.layout.rank)
-    picks = find_word_picks(state, spec)
+    picks = [] if spec.is_wordwise else find_word_picks(state, spec)
     return _compute_picked(state, spec, picks) if picks else _compute_unpicked(state, spec)
 
 

@@ -151,9 +151,8 @@ def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
 
 def _can_share_input(W: Tensor, x: Tensor) -> bool:
     """True if x has size 1 along every leading dim of W that is larger than 1."""
-    if W.dim() != x.dim() + 1:
-        return False
-    return all([n == 1 or m == 1 for m, n in zip(W.shape[:-2], x.shape[:-1], strict=True)])  # noqa: C419
+    W_sizes, x_sizes = W.shape[:-2], x.shape[:-1]
+    return len(W_sizes) == len(x_sizes) and all([m == 1 or n == 1 for m, n in zip(W_sizes, x_sizes)])  # noqa: B905, C419
 
 
 def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
@@ -310,7 +309,8 @@ def _is_grouped_query(inputs: AttentionInputs, leading: Sequence[int]) -> bool:
     """True if all heads of a group share k and v (Ainslie et al. 2023): their words are then rows of one product."""
     shared = min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3 and leading[-1] > 1
     shared = shared and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
-    return shared and tuple(broadcast_shapes(leading, inputs.v.shape[:-2])) == tuple(leading)
+    k_sizes, v_sizes = inputs.k.shape[:-2], inputs.v.shape[:-2]
+    return shared and (v_sizes == k_sizes or broadcast_shapes(leading, v_sizes) == tuple(leading))
 
 
 def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:

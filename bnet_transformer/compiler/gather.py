@@ -74,8 +74,11 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         UnsupportedError: A continuous random parent has no value.
     """
     if spec.is_wordwise and word is None:
-        context = build_context(state, spec)
-        parents = [_get_parent_value(state, parent) for parent in spec.parents]
+        context, values = build_context(state, spec), state.values
+        parents = [
+            values[parent.index] if parent.index in values else _get_parent_value(state, parent)
+            for parent in spec.parents
+        ]
         return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
     read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -84,15 +87,15 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
     for k, parent in enumerate(spec.parents):
         value = _get_parent_value(state, parent)
         stack = state.network.specs[parent.index].group.word_stack
-        if stack is not None and WORD not in dict(parent.pick):
+        if stack is not None and not (parent.pick and WORD in dict(parent.pick)):
             value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
         for plate, selector in parent.pick:
             value = pick_entry(state, value, state.layout.axis(plate), selector, word)
             if plate == WORD:
                 value = _zero_out_of_reach(state, spec, parent, value, selector)
-        for plate in reversed(parent.over):
-            if plate != WORD:
-                value = value.unsqueeze(state.layout.rank).transpose(state.layout.axis(plate), state.layout.rank)
+        plates = [plate for plate in parent.over if plate != WORD]
+        if plates:
+            value = _collect_plates(state, value, plates)
         if parent.over:
             read_indices[parent.slot], mask[parent.slot] = _get_indices_and_mask(state, spec, parent, word)
         if spec.tpm_parents[k].is_optional:
@@ -100,6 +103,15 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         parents.append(value)
     context = build_context(state, spec, read_indices, mask, missing, word)
     return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
+
+
+def _collect_plates(state: ExecutionState, value: Tensor, plates: Sequence[str]) -> Tensor:
+    """A value with the dims of some plates after those of the layout, and size 1 in their place: a view."""
+    rank, axes = state.layout.rank, [state.layout.axis(plate) for plate in plates]
+    others = [d for d in range(rank) if d not in axes]
+    sizes = [1 if d in axes else n for d, n in enumerate(value.shape[:rank])]
+    value = value.permute(*others, *axes, *range(rank, value.dim()))
+    return value.reshape(*sizes, *value.shape[len(others) :])
 
 
 def _get_parent_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
@@ -119,8 +131,6 @@ def find_word_picks(state: ExecutionState, spec: NodeSpec) -> list[tuple[tuple[s
 
     The list is empty if no collection of words has such a pick. (The states of an enumerated selector do not differ.)
     """
-    if spec.is_wordwise:
-        return []
     axis = state.layout.word_dim
     picks = [tuple(pick for pick in parent.pick if state.values[pick[1]].shape[axis] > 1) for parent in spec.parents]
     return picks if any(p and parent.over == (WORD,) for p, parent in zip(picks, spec.parents, strict=True)) else []
@@ -311,16 +321,14 @@ def build_context(
     word: int | None = None,
 ) -> EvalContext:
     """The context of a group: its parameters in the layout, its positions, and the indices and masks of the caller."""
-    layout, group = state.layout, spec.group
-    parameters = {}
-    for name in spec.parameters:
-        stored = state.parameters[f"{spec.param_prefix}.{name}"]
-        if group.plates:
+    layout, group, count = state.layout, spec.group, len(spec.group.plates)
+    parameters = {name: state.parameters[f"{spec.param_prefix}.{name}"] for name in spec.parameters}
+    if count:
+        for name, stored in parameters.items():
             shape = [1] * (1 + len(layout.plates) + 1)
-            for k, plate in enumerate(group.plates):
-                shape[1 + layout.plates.index(plate)] = stored.shape[k]
-            stored = stored.reshape(*shape, *stored.shape[len(group.plates) :])
-        parameters[name] = stored
+            for plate, size in zip(group.plates, stored.shape, strict=False):
+                shape[1 + layout.plates.index(plate)] = size
+            parameters[name] = stored.reshape(*shape, *stored.shape[count:])
     if word is not None:
         positions = torch.full((1,), word, device=state.device)
     elif group.word_stack is not None and group.word_stack in state.positions:

@@ -45,8 +45,12 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
     (2, 3)
     """
     rank = max(map(len, shapes))
-    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
+    sizes = [1] * rank
+    for shape in shapes:
+        for d, n in enumerate(shape, rank - len(shape)):
+            if sizes[d] == 1:
+                sizes[d] = n
+    return tuple(sizes)
 
 
 @dataclass(frozen=True)

@@ -285,7 +285,8 @@ def _rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     # Without gradients, on a CPU, torch's operation is slower than its parts. With gradients it stores fewer tensors.
     if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype.itemsize < 4:  # torch's is exact in half precision
         return functional.rms_norm(x, x.shape[-1:], gain, eps)
-    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    mean_square = (x * x).sum(-1, keepdim=True).mul_(1 / x.shape[-1])
+    scaled = x * mean_square.add_(eps).rsqrt_()
     return scaled if gain is None else scaled * gain
 
 
