@@ -358,7 +358,7 @@ def _grouped_query_attention(
     inputs: AttentionInputs, leading: Sequence[int], mask: Tensor | None, *, is_causal: bool
 ) -> Tensor:
     """`softmax(scale q k^T) v` for groups of heads that share k and v, without copies of k and v for each head."""
-    *outer, groups, heads = leading
+    *outer, groups, _ = leading
     q, k, v = (
         (x if x.shape[:-2] == sizes else x.expand(*sizes, -1, -1)).reshape(-1, math.prod(sizes[-2:]), *x.shape[-2:])
         for x, sizes in ((inputs.q, leading), (inputs.k, (*outer, groups, 1)), (inputs.v, (*outer, groups, 1)))

@@ -108,10 +108,10 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
 def _collect_plates(state: ExecutionState, value: Tensor, plates: Sequence[str]) -> Tensor:
     """A value with the dims of some plates after those of the layout, and size 1 in their place: a view."""
     rank, axes = state.layout.rank, [state.layout.axis(plate) for plate in plates]
-    others = [d for d in range(rank) if d not in axes]
+    remaining = [d for d in range(rank) if d not in axes]
     sizes = [1 if d in axes else n for d, n in enumerate(value.shape[:rank])]
-    value = value.permute(*others, *axes, *range(rank, value.dim()))
-    return value.reshape(*sizes, *value.shape[len(others) :])
+    value = value.permute(*remaining, *axes, *range(rank, value.dim()))
+    return value.reshape(*sizes, *value.shape[len(remaining) :])
 
 
 def _get_parent_value(state: ExecutionState, parent: ParentSpec) -> Tensor:

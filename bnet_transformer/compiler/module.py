@@ -203,7 +203,9 @@ class CompiledModule(nn.Module):
         known, plan_args = frozenset(assigned), (request.enumerate_too, request.deferred, modified, recorded)
         options: dict[str, Any] = {"fold": fold, "has_chains": request.has_chains}
         plan = self.plan(request.outputs, known, *plan_args, **options, word_counts=word_counts)
-        stored = self.store._parameters  # faster than `self.store[key]`, which also returns parametrised tensors
+        stored: Mapping[str, Any] = (
+            self.store._parameters
+        )  # faster than `self.store[key]`, which also returns parametrised tensors
         parameters = {name: stored[key] if key in stored else self.store[key] for name, key in self._store_keys}
         check_values = self.check_values if request.check_values is None else request.check_values
         present = check_mask(request.mask, word_counts, batch, check_values=check_values)

@@ -32,9 +32,7 @@ from bnet_transformer.tpm.symbols import (
     format_power,
 )
 
-RotaryCache = dict[
-    tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]
-]  # positions with their cosines and signed sines
+RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, cosines, sines
 
 
 @final
