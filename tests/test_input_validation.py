@@ -115,6 +115,7 @@ ERROR_NAMES = {
     **{
         "declaration": "Declaration",
         "output": "node group",
+        "readout": "readout|node group",
         "device_map": "device",
         "slices": "slices?",
         "slice": "slices?",
@@ -176,6 +177,7 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         **{"compare": {"fits": {"a": get_net(), "b": get_net()}, "data": PAIRS}},
         **{"calibrate": {"net": get_net(), "method": bt.SVI(steps=1), "x": TEXTS, "spread": 1.0, "progress": False}},
         **{"train": {"net": get_decoder(), "data": TEXTS, "steps": 1, "progress": False}},
+        **{"fit_lens": {"net": get_decoder(), "sentences": TEXTS, "steps": 1}},
         **{"inclusion": {"net": get_decoder(), "sentences": TEXTS, "draws": 20, "progress": False}},
         **{"roles": {"net": get_decoder(), "sentences": TEXTS, "draws": 20}, "from_pretrained": {"source": "minilm"}},
     }
@@ -184,6 +186,9 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     for owner, methods in ((get_net(), NET_METHODS), (get_sentence(), SENTENCE_METHODS)):
         result |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), args) for name, args in methods.items()}
     result["BNet.sample"] = (get_decoder().sample, {"words": 2, "start": WORDS[0]})
+    sentence = two["clean"]
+    result["Sentence.lens"] = (sentence.lens, {})
+    result["Sentence.contributions"] = (sentence.contributions, {"node": "y_1", "of": (WORDS[0], WORDS[1])})
     return result
 
 

@@ -29,6 +29,7 @@ IMPORTERS = {
     "anywidget": {"page/widget.py"},
     "traitlets": {"page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},
+    "gguf": {"pretrained/gguf_file.py"},
 }
 
 

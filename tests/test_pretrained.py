@@ -438,7 +438,7 @@ def test_invalid_sources_are_refused(tmp_path, monkeypatch):
     with pytest.raises(bt.BNetError, match=r"Use bt\.load"):
         from_pretrained(file)
     for wrong in (3, None, torch.nn.Linear(2, 2)):
-        with pytest.raises(bt.BNetError, match="a folder, a model id"):
+        with pytest.raises(bt.BNetError, match="a folder, a GGUF file, a model id"):
             from_pretrained(wrong)
     with pytest.raises(bt.BNetError, match="tiny"):
         from_pretrained("tiny", readout=None)

@@ -125,7 +125,7 @@ class Rotary(CheckedDataclass):
         _, cos, sin = entry
         paired = x if rotary_width == x.shape[-1] else x[..., :rotary_width]
         # [a, b] becomes [a cos - b sin, b cos + a sin]: a roll by half of the features is [b, a].
-        rotated = (paired * cos).addcmul_(paired.roll(rotary_width // 2, -1), sin)
+        rotated = torch.addcmul(paired * cos, paired.roll(rotary_width // 2, -1), sin)
         return rotated if paired is x else torch.cat([rotated, x[..., rotary_width:]], -1)
 
     def define_latex(self, s: Symbols, rotation: str, width: int) -> None:
