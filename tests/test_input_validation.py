@@ -111,7 +111,14 @@ ERROR_NAMES = {
         "n": "n|states",
         "kind": "reach|normaliser",
     },
-    **{"form": "form|norm", "how": "pool", "reach": "mask|reach", "target_vocabulary": "vocabulary", "through": "at"},
+    **{
+        "of": "of|y_1",
+        "form": "form|norm",
+        "how": "pool",
+        "reach": "mask|reach",
+        "target_vocabulary": "vocabulary",
+        "through": "at",
+    },
     **{
         "declaration": "Declaration",
         "output": "node group",
