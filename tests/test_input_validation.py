@@ -122,7 +122,6 @@ ERROR_NAMES = {
     **{
         "declaration": "Declaration",
         "output": "node group",
-        "readout": "readout|node group",
         "device_map": "device",
         "slices": "slices?",
         "slice": "slices?",
