@@ -291,7 +291,7 @@ BAD = {
     "Attend at every word": ({"do": {"a_1": Attend([1.0])}}, "Attend"),
     "no mapping": ({"do": "x_1"}, "mapping"),
     "two values": ({"do": {"x_1": Zero(), "x_1_0": Zero()}}, "another value"),
-    "do_from": ({"do_from": "start"}, "do_from"),
+    "do_from": ({"do_from": "prompt"}, "do_from"),
     "choices": ({"choices": "all"}, "choices"),
     "draw without sampling": ({"choices": "draw"}, "does not sample"),
     "a state": ({"do": {"token": 9}}, "state"),
