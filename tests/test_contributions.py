@@ -344,8 +344,12 @@ def test_latent_choices_have_dims_and_no_tables():
     s = get_case("chapter, two slices").sentence
     result = s.contributions("y_2", of=(0, 1))
     assert result.parts.shape == (2, len(result.writers))
-    with pytest.raises(bt.BNetError, match="latent"):
-        result.to_dataframe()
+    for read in (result.to_dataframe, result.top, lambda: bt.plot(result)):
+        with pytest.raises(bt.BNetError, match=r"result\.values.*do\(c=0\)"):
+            read()
+    for item in (result, s.contributions("y_2", of=(0, 1), paths=2), s.contributions("j_1_2")):
+        assert dict(item.choices) == {"c": 2}
+        assert "2 states of c" in repr(item) and "2 states of c" in item._repr_html_()
     with pytest.raises(bt.UnsupportedError, match="latent"):
         s.contributions("y_2", of=(0, 1), exact=True)
     for state in range(2):

@@ -52,7 +52,8 @@ def compute_contributions(
         raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     effects = _compute_effects(state, name, readout, table.writers) if exact else None
     norms = (*table.norms, *norms)
-    return Contributions(name, norms, readout.label, table.writers, table.words, table.values[0], value, effects)
+    parts = table.writers, table.words, table.values[0]
+    return Contributions(name, norms, readout.label, *parts, value, effects, readout, choices=run.count_choice_states())
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:

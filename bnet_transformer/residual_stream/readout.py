@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import NOT_GIVEN, BNetError, UnsupportedError
@@ -112,6 +113,21 @@ def _parse_state(state: SentenceState, label_node: int | None, name: str, size: 
         expected = f"an integer from 0 to {size - 1}; the entries of {name} have no labels"
         raise BNetError("of", expected=expected, actual=item)
     return item
+
+
+@enable_gradients()
+def compute_readout(state: SentenceState, name: str, readout: Readout) -> Tensor | None:
+    """The value of the same readout in another sentence, `[*states]`; None if its node is set or has another size."""
+    model = state.model
+    node = model.ground.id(name)
+    group, index = model.ground.unravel_index(node)
+    spec = state.network.specs[group.index]
+    shape = (model.count_states(node),) if spec.tpm.kind == "discrete" else spec.shape
+    if node in model.do or shape != readout.direction.shape or not spec.tpm.linear_parents(*spec.tpm_parents):
+        return None
+    direction = readout.direction.to(state.network.device, state.network.dtype)
+    readout = replace(readout, node=node, spec=spec, index=index, direction=direction)
+    return seed_readout(make_run(state, readout), readout).value
 
 
 def make_run(state: SentenceState, readout: Readout, further_groups: Collection[int] = ()) -> LinearRun:

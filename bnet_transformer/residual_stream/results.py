@@ -19,6 +19,8 @@ from bnet_transformer.residual_stream.writers import Writer
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bnet_transformer.residual_stream.readout import Readout
+
 KINDS = ("input", "attention", "feed-forward", "bias")
 TOP_COUNT = 10
 SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, not an effect"
@@ -31,10 +33,12 @@ class ContributionTable(ABC):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
     """
 
     node: str
     norms: tuple[str, ...]
+    choices: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     @abstractmethod
     def to_dataframe(self) -> pd.DataFrame:
@@ -52,20 +56,26 @@ class ContributionTable(ABC):
         return frame.iloc[order]
 
     def __repr__(self) -> str:
+        if self.choices:
+            return f"{self.summary}\n{self._describe_states()}: use `values`, or do({next(iter(self.choices))}=0)"
         return f"{self.summary}\n{self._top_frame().to_string(index=False, float_format='{:+.4f}'.format)}"
 
     def _repr_html_(self) -> str:
+        if self.choices:
+            return "".join(f"<p>{html.escape(line)}</p>" for line in repr(self).splitlines())
         table = self._top_frame().to_html(index=False, float_format="{:+.4f}".format)
         return f"<p>{html.escape(self.summary)}</p>{table}"
+
+    def _describe_states(self) -> str:
+        """The states of the latent choices, such as "3 states of c"."""
+        return f"{' x '.join(map(str, self.choices.values()))} states of {', '.join(self.choices)}"
 
     def _check_single_state(self, values: Tensor, event_dims: int) -> Tensor:
         """Values without dims of states; raises an error if a latent choice has a dim."""
         if values.dim() > event_dims:
-            states = " x ".join(map(str, values.shape[:-event_dims]))
-            hint = "Set or observe the latent choices first, or use `values`"
-            raise BNetError(
-                f"contributions to {self.node}", expected="no latent choices", actual=f"{states} states", hint=hint
-            )
+            subject = f"contributions to {self.node}"
+            hint = f"Use `result.values`, or s.do({next(iter(self.choices))}=0).contributions(...)"
+            raise BNetError(subject, expected="no latent choices", actual=self._describe_states(), hint=hint)
         return values
 
     def _describe_norms(self) -> str:
@@ -86,6 +96,7 @@ class Contributions(ContributionTable):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
         of: The readout in words, such as `"Mary - John"`.
         writers: The writers, from the words to the readout.
         words: The words of all stacks; the last entry, `""`, is for nodes without words.
@@ -94,6 +105,7 @@ class Contributions(ContributionTable):
         value: The readout, `[*states]`.
         effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
             writer is zero and all later nodes follow, `[writer]`; NaN for biases. None otherwise.
+        readout: The readout as a linear function of the node.
     """
 
     of: str
@@ -102,6 +114,7 @@ class Contributions(ContributionTable):
     values: Tensor = field(repr=False)
     value: Tensor = field(repr=False)
     effects: Tensor | None = field(default=None, repr=False)
+    readout: Readout | None = field(default=None, repr=False)
 
     @property
     def parts(self) -> Tensor:
@@ -202,6 +215,7 @@ class PathContributions(ContributionTable):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
         of: The readout in words.
         heads: The heads that add to the readout, the last of the two.
         writers: The writers whose outputs are values of these heads, the first of the two.
@@ -240,6 +254,7 @@ class ScoreContributions(ContributionTable):
     Attributes:
         node: The name of the row of attention, such as `"j_1_0_9"`.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
         queries: The writers on the side of the query.
         keys: The writers on the side of the key.
         words: The words j that the word attends to.

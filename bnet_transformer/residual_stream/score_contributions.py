@@ -86,7 +86,10 @@ def compute_score_contributions(
     effects = _compute_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
     scores, table = _centre(row.scores), _centre(table[..., row.words])
     positions = _centre(row.positions)
-    return ScoreContributions(name, tuple(norms), queries, keys, tokens, table, positions, scores, row.weights, effects)
+    numbers = table, positions, scores, row.weights
+    return ScoreContributions(
+        name, tuple(norms), queries, keys, tokens, *numbers, effects, choices=run.count_choice_states()
+    )
 
 
 @dataclass(frozen=True)
