@@ -316,9 +316,9 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
     _check_readout_is_free(state, path)
     states = read_states(evaluator, path)
     if tuned is not None:
-        if not hasattr(tuned, "check_path"):
+        if not hasattr(tuned, "check_net"):
             raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
-        tuned.check_path(path)
+        tuned.check_net(state.network, path)
         states = tuned.translate(states)
     return _summarise(state, LensReader(evaluator, path, states), path, top, is_tuned=tuned is not None)
 
