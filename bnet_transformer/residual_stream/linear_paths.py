@@ -148,7 +148,7 @@ class LinearRun:
             if self.kinds[index] == "feed-forward" and index not in after_streams:
                 spec = network.specs[index]
                 expected = "a path of sums, linear maps and norms from the writers"
-                actual = f"{spec.group.name}, a {type(spec.tpm).__name__}, which no linear path bypasses"
+                actual = f"{spec.group.name} with the TPM {type(spec.tpm).__name__}, which no linear path bypasses"
                 parents = ", ".join(network.graph.groups[parent.index].name for parent in spec.parents)
                 hint = f"Use the contributions of a node before it ({parents}), or bt.sweep"
                 raise UnsupportedError(self.subject, expected=expected, actual=actual, hint=hint)

@@ -102,7 +102,7 @@ def _make_run(state: SentenceState, readout: Readout) -> LinearRun:
         raise _no_heads_error(run)
     for spec in (specs[i] for i in attention):
         if not isinstance(spec.tpm, Attention):
-            actual = f"{spec.group.name}, a {type(spec.tpm).__name__}"
+            actual = f"{spec.group.name} with the TPM {type(spec.tpm).__name__}"
             raise UnsupportedError(f"{run.subject}, paths=2", expected="heads with an Attention", actual=actual)
     return make_run(state, readout, {specs[i].parents[VALUE_SLOT].index for i in attention})
 
