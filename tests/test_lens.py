@@ -205,6 +205,12 @@ def test_invalid_input():
         s.lens("z")
     with pytest.raises(bt.BNetError, match="slice"):
         s.lens().distribution(9)
+    lens = s.lens()
+    assert lens.top("x_2", -1) == lens.top(-1, 1) == lens.top(2, 1)
+    assert torch.equal(lens.distribution("x_1").probs, lens.distribution(-2).probs)
+    for state in ("x_3", -4, True):
+        with pytest.raises(bt.BNetError, match="slice"):
+            lens.distribution(state)
     with pytest.raises(bt.BNetError, match="tuned lens"):
         s.lens(tuned=3)
     other, texts = bt.decoder(8, heads=2, slices=2, vocabulary=WORDS), ["the cat", "cat"]
@@ -232,6 +238,11 @@ def test_the_grid_has_the_most_probable_words_with_the_last_state_on_top():
     close(torch.tensor(get_cells(bt.plot(lens, colour="kl", slices=[0, 1], words="cat"))), lens.kl[:2, 1:2].flip(0))
     (curve,) = bt.plot(lens, target="sat").axes[0].lines
     close(torch.tensor(curve.get_ydata()), lens.probability("sat")[:, -1])
+    axes = bt.plot(lens, target="sat", show="rank", slices=["x_0", -1], words=0).axes[0]
+    close(torch.tensor(axes.lines[0].get_ydata()), lens.rank("sat")[[0, 2], 0])
+    assert axes.get_yscale() == "log" and axes.get_xlabel() == "state"
+    with pytest.raises(bt.BNetError, match="target"):
+        bt.plot(lens, show="rank")
     with pytest.raises(bt.BNetError, match="colour"):
         bt.plot(lens, colour="loss")
     with pytest.raises(bt.UnknownNameError):
