@@ -57,7 +57,7 @@ def test_names_of_heads_in_groups():
     heads = result.by_head()
     assert heads.columns.name == "group_head" and heads.loc["a_1", "1_0"] == float(result["a_1_1_0"])
     for short in ("a_1", "a_1_0"):
-        with pytest.raises(bt.UnknownNameError, match="a_1_group_head.*a_1_1_0"):
+        with pytest.raises(bt.UnknownNameError, match=r"a_1_group_head.*a_1_1_0"):
             result[short]
     with pytest.raises(bt.UnknownNameError, match="j_slice_group_head_word"):
         s.contributions("j_1_0_0")

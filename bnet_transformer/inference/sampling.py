@@ -90,7 +90,7 @@ class Samples:
         """
         import pandas as pd
 
-        columns = {}
+        columns: dict[str, object] = {}
         for name, samples in self.states.items():
             if name in self.labels:
                 columns[name] = [self.labels[name][k] for k in samples.tolist()]

@@ -97,8 +97,12 @@ def _check_value(state: SentenceState, result: Contributions) -> None:
         return
     value = compute_readout(state, result.node, result.readout)
     rounding = torch.finfo(result.value.dtype).eps ** 0.5
-    if value is None or value.shape != result.value.shape or not bool(
-        torch.isclose(value.to(result.value), result.value, rtol=rounding, atol=rounding, equal_nan=True).all()
+    if (
+        value is None
+        or value.shape != result.value.shape
+        or not bool(
+            torch.isclose(value.to(result.value), result.value, rtol=rounding, atol=rounding, equal_nan=True).all()
+        )
     ):
         actual = f"a result for other interventions, observations or parameters: {result.of} differs at {result.node}"
         hint = "Call contributions(...) of this sentence"

@@ -44,7 +44,9 @@ def plot_lens(
     check_choice("colour", colour, COLOURS)
     check_choice("show", show, (None, "probability", "rank"))
     if show is not None and target is None:
-        raise BNetError("show", expected="None without target=", actual=show, hint='Pass the word, as in target=" Paris"')
+        raise BNetError(
+            "show", expected="None without target=", actual=show, hint='Pass the word, as in target=" Paris"'
+        )
     rows = result.parse_slices(range(len(result.states)) if slices is None else slices)
     columns = parse_words(result.words, range(len(result.words)) if words is None else words)
     kind = "Tuned lens" if result.is_tuned else "Logit lens"

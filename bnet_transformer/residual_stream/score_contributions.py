@@ -55,9 +55,9 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
         position = indices[len(start) :]
         if has_slice and len(position) == len(shape) and all(k < size for k, size in zip(position, shape, strict=True)):
             return specs[group.index], position
-    axes = (*(() if groups[0].slice is None else (SLICE,)), *model.ground.axes(groups[0]))
-    ends = (name_attention_row(groups[0], (0,) * len(model.ground.shapes[groups[0].index])),)
-    ends += (name_attention_row(groups[-1], tuple(size - 1 for size in model.ground.shapes[groups[-1].index])),)
+    (first, low), (last, high) = ((group, model.ground.shapes[group.index]) for group in (groups[0], groups[-1]))
+    axes = (*(() if first.slice is None else (SLICE,)), *model.ground.axes(first))
+    ends = name_attention_row(first, (0,) * len(low)), name_attention_row(last, tuple(size - 1 for size in high))
     allowed, expected = " to ".join(ends), "_".join((stem, *axes))
     raise UnknownNameError("row of attention", expected=expected, actual=repr(name), allowed=allowed)
 
