@@ -266,7 +266,8 @@ class BNet(StructureQueries):
 
         Returns:
             The samples of every random node. In a net that predicts the next word, the readout of word i is word i + 1:
-            `samples["y_0"]` is the word after the start word, and `samples["c"]` the choice of each sentence.
+            `samples["y_0"]` is the word after the start word, `samples["c"]` the choice of each sentence, and
+            `samples.texts` has the texts.
 
         Raises:
             BNetError: The words are an input that the net does not generate.

@@ -23,8 +23,8 @@ UNDEFINED = {  # the cases without parts, with a term of the message
     "triangular": "Triangular",
     "windowed selectors": "c_0",
     "word, two slices": "c_0",
-    "vanilla encoder, masked word": "transform, a Activation",
-    "vanilla encoder, class": "transform, a Activation",
+    "vanilla encoder, masked word": "transform with the TPM Activation",
+    "vanilla encoder, class": "transform with the TPM Activation",
     "chapter": "Attention",
     "gated": "Gate",
     "geometric": "ResNet",
@@ -306,9 +306,16 @@ def test_tables():
     paths = s.contributions("logits_2", of=("cat", "sat"), paths=2).to_dataframe()
     close(float(paths["part"].sum()), float(heads.to_numpy().sum()))
     scores = s.contributions("j_1_0_2")
-    close(scores.to_dataframe().groupby("word", sort=False)["part"].sum().tolist(), scores.scores.tolist())
-    close(scores.by_writer("query").sum(0), scores.by_writer("key").sum(0))
+    close(scores.to_dataframe("all").groupby("word", sort=False)["part"].sum().tolist(), scores.scores.tolist())
+    by_query, by_key = scores.by_writer("query"), scores.by_writer("key")
+    close(by_query.sum().tolist(), by_key.sum().tolist())
+    close(float(by_key.loc["a_0_1", "1 cat"]), float(scores.values[:, list(by_key.index).index("a_0_1"), 1].sum()))
     position, table = scores.at_word()
+    close(float(scores.to_dataframe()["part"].sum()), float(scores.scores[position]))
+    close(float(scores.to_dataframe(0)["part"].sum()), float(scores.scores[0]))
+    query, key, part = scores.top(1, word=0)[0]
+    rows = scores.to_dataframe(0).set_index(["query", "key"])["part"]
+    assert abs(part) == rows.abs().max() and part == rows[query, key]
     assert position == int(scores.weights.argmax()) and table.shape == scores.values.shape[:2]
     for item in (result, s.contributions("j_1_0_2")):
         assert "norm" in repr(item) and "<table" in item._repr_html_()
@@ -324,10 +331,10 @@ def test_tables():
         ("logits_2", {"of": 7}, "0 to 2"),
         ("logits_2", {"of": torch.ones(4)}, "3 numbers"),
         ("x_2_2", {"of": 7}, "0 to 3"),
-        ("ffn_0_2", {"of": 0}, "FeedForward"),
-        ("a_0_0_2", {"of": 0}, "j_0_0"),
+        ("ffn_0_2", {"of": 0}, "FeedForward.*j_0_1_2"),
+        ("a_0_0_2", {"of": 0}, "j_0_0_2"),
         ("token_0", {"of": 0}, "input"),
-        ("j_1_0_9", {}, "j_1_0..1"),
+        ("j_1_0_9", {}, "expected j_slice_head_word.*j_0_0_0 to j_1_1_2"),
         ("j_1_0_2", {"of": 0}, "scores"),
         ("j_1_0_2", {"paths": 2}, "scores"),
         ("logits_2", {"of": 0, "paths": 3}, "1"),
@@ -344,8 +351,12 @@ def test_latent_choices_have_dims_and_no_tables():
     s = get_case("chapter, two slices").sentence
     result = s.contributions("y_2", of=(0, 1))
     assert result.parts.shape == (2, len(result.writers))
-    with pytest.raises(bt.BNetError, match="latent"):
-        result.to_dataframe()
+    for read in (result.to_dataframe, result.top, lambda: bt.plot(result)):
+        with pytest.raises(bt.BNetError, match=r"result\.values.*do\(c=0\)"):
+            read()
+    for item in (result, s.contributions("y_2", of=(0, 1), paths=2), s.contributions("j_1_2")):
+        assert dict(item.choices) == {"c": 2}
+        assert "2 states of c" in repr(item) and "2 states of c" in item._repr_html_()
     with pytest.raises(bt.UnsupportedError, match="latent"):
         s.contributions("y_2", of=(0, 1), exact=True)
     for state in range(2):

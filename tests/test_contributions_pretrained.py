@@ -50,6 +50,21 @@ def test_scores_in_every_family(name):
             close(result.scores.softmax(-1), result.weights, 1e-9)
 
 
+def test_names_of_heads_in_groups():
+    s = make_case("llama")[1]
+    name = s.ground.name(s.ground.id(find_outcome(s)))
+    result = s.contributions(name, of=(1, 2))
+    heads = result.by_head()
+    assert heads.columns.name == "group_head" and heads.loc["a_1", "1_0"] == float(result["a_1_1_0"])
+    for short in ("a_1", "a_1_0"):
+        with pytest.raises(bt.UnknownNameError, match=r"a_1_group_head.*a_1_1_0"):
+            result[short]
+    with pytest.raises(bt.UnknownNameError, match="j_slice_group_head_word"):
+        s.contributions("j_1_0_0")
+    with pytest.raises(bt.UnsupportedError, match="j_1_1_0_1"):
+        s.contributions("a_1_1_0_1", of=0)
+
+
 def attribute_with_hooks(model, ids, word, pair):
     """Direct logit attribution: each head's output through W_o, each map, the embeddings, the final norm's scale."""
     captured = {}

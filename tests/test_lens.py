@@ -9,8 +9,9 @@ from torch.distributions import Categorical
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer.residual_stream import TunedLens
 from bnet_transformer.residual_stream.lens_path import DivergenceFrom, entropy, find_lens_path
-from tests.cases import CASES, close, get_case
+from tests.cases import CASES, close, get_case, jitter
 from tests.test_plots import HOSTILE, get_cells, get_ticks, render
 
 WORDS = ["the", "cat", "sat"]
@@ -132,6 +133,19 @@ def test_zero_maps_are_the_logit_lens():
     assert lens.is_tuned and not s.lens().is_tuned and lens.notes != s.lens().notes
 
 
+def test_a_saved_lens_is_read_again_and_recognises_its_net(tmp_path):
+    net = get_case("vanilla decoder, causal").net
+    tuned = bt.fit_lens(net, ["the cat", "sat the cat", "cat"], steps=2)
+    tuned.save(tmp_path / "lens.safetensors")
+    loaded = TunedLens.load(tmp_path / "lens.safetensors")
+    assert repr(loaded) == repr(tuned) and torch.equal(loaded.weights, tuned.weights)
+    for converted in (net, net.to(torch.float32)):
+        assert converted.sentence("sat the").lens(tuned=loaded).is_tuned
+    net.save(tmp_path / "net.safetensors")
+    with pytest.raises(bt.BNetError, match="tuned lens"):
+        TunedLens.load(tmp_path / "net.safetensors")
+
+
 def random_corpus(num_ids, count=48, length=8, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(num_ids, (length - k % 3,), generator=generator).tolist() for k in range(count)]
@@ -191,11 +205,20 @@ def test_invalid_input():
         s.lens("z")
     with pytest.raises(bt.BNetError, match="slice"):
         s.lens().distribution(9)
+    lens = s.lens()
+    assert lens.top("x_2", -1) == lens.top(-1, 1) == lens.top(2, 1)
+    assert torch.equal(lens.distribution("x_1").probs, lens.distribution(-2).probs)
+    for state in ("x_3", -4, True):
+        with pytest.raises(bt.BNetError, match="slice"):
+            lens.distribution(state)
     with pytest.raises(bt.BNetError, match="tuned lens"):
         s.lens(tuned=3)
     other, texts = bt.decoder(8, heads=2, slices=2, vocabulary=WORDS), ["the cat", "cat"]
     with pytest.raises(bt.BNetError, match="fit_lens"):
         s.lens(tuned=bt.fit_lens(other, texts, steps=0))
+    same_shape = bt.fit_lens(jitter(net), ["the cat", "cat"], steps=0)
+    with pytest.raises(bt.BNetError, match="another net"):
+        s.lens(tuned=same_shape)
     with pytest.raises(bt.BNetError, match="at least 2 sentences"):
         bt.fit_lens(net, ["the cat"])
     with pytest.raises(bt.BNetError, match="latent choices"):
@@ -215,6 +238,11 @@ def test_the_grid_has_the_most_probable_words_with_the_last_state_on_top():
     close(torch.tensor(get_cells(bt.plot(lens, colour="kl", slices=[0, 1], words="cat"))), lens.kl[:2, 1:2].flip(0))
     (curve,) = bt.plot(lens, target="sat").axes[0].lines
     close(torch.tensor(curve.get_ydata()), lens.probability("sat")[:, -1])
+    axes = bt.plot(lens, target="sat", show="rank", slices=["x_0", -1], words=0).axes[0]
+    close(torch.tensor(axes.lines[0].get_ydata()), lens.rank("sat")[[0, 2], 0])
+    assert axes.get_yscale() == "log" and axes.get_xlabel() == "state"
+    with pytest.raises(bt.BNetError, match="target"):
+        bt.plot(lens, show="rank")
     with pytest.raises(bt.BNetError, match="colour"):
         bt.plot(lens, colour="loss")
     with pytest.raises(bt.UnknownNameError):

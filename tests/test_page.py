@@ -341,6 +341,12 @@ def test_contributions_of_another_sentence_are_refused(tmp_path):
     for result in (s.contributions("j_0_0_1"), s.contributions("logits_1", of=0, paths=2), "logits_1", [0]):
         with pytest.raises(BNetError, match=r"contributions\(\.\.\.\)"):
             s.explore(tmp_path / "a.html", contributions=result)
+    result = s.contributions("logits_1", of=(0, 1))
+    with pytest.raises(BNetError, match="ScoreContributions, item 1"):
+        s.explore(tmp_path / "a.html", contributions=[result, s.contributions("j_0_0_1")])
+    for other in (sentence(seed=1), s.do({"a_0_0_*": Zero()}), s.do(logits_1=torch.ones(2))):
+        with pytest.raises(BNetError, match="other interventions"):
+            other.explore(tmp_path / "a.html", contributions=result)
     assert not list(tmp_path.iterdir())
 
 

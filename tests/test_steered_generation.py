@@ -225,7 +225,9 @@ def test_samples_of_choices_and_words_have_the_joint_distribution(per):
     choices = [name for name in samples.states if name[0] != "y"]
     rows = torch.stack([samples["y_0"], samples["y_1"], *(samples[name] for name in choices)], 1)
     check_samples(rows, compute_joint(net, [0], 2))
-    assert len(samples.labels["y_0"]) == 3
+    labels, frame = samples.labels["y_0"], samples.to_dataframe()
+    assert len(labels) == 3 and samples.texts[7] == " ".join(labels[samples[name][7]] for name in ("y_0", "y_1"))
+    assert frame["y_1"][7] == labels[samples["y_1"][7]] and all(name in repr(samples) for name in choices)
 
 
 @pytest.mark.parametrize("per", ["sentence", "word", "chain"])
@@ -291,7 +293,7 @@ BAD = {
     "Attend at every word": ({"do": {"a_1": Attend([1.0])}}, "Attend"),
     "no mapping": ({"do": "x_1"}, "mapping"),
     "two values": ({"do": {"x_1": Zero(), "x_1_0": Zero()}}, "another value"),
-    "do_from": ({"do_from": "start"}, "do_from"),
+    "do_from": ({"do_from": "prompt"}, "do_from"),
     "choices": ({"choices": "all"}, "choices"),
     "draw without sampling": ({"choices": "draw"}, "does not sample"),
     "a state": ({"do": {"token": 9}}, "state"),

@@ -50,11 +50,12 @@ from bnet_transformer.tpm import Attention
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_NAMES = 8  # nodes that the repr of samples names
 MAX_JOINT_STATES = 2**12  # joint states up to which the posterior is one table
 NodeSamples = dict[int, Tensor]  # the states or values of each node, a row for each sample
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """Samples of all random nodes of a sentence.
 
@@ -63,11 +64,13 @@ class Samples:
             node.
         n: The number of samples.
         labels: The labels of the states of a discrete node, by name, for nodes with labels.
+        texts: The text of each sample, where the words are sampled (`net.sample`), without the start word.
     """
 
-    states: dict[str, Tensor] = field(repr=False)
+    states: dict[str, Tensor]
     n: int
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Tensor:
         """The samples of a node.
@@ -81,20 +84,30 @@ class Samples:
         return self.states[name]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each sample, and a column for each node or for each entry of a vector."""
+        """A data frame with a row for each sample, and a column for each node or for each entry of a vector.
+
+        States with labels are shown by their labels, such as words.
+        """
         import pandas as pd
 
-        columns = {}
+        columns: dict[str, object] = {}
         for name, samples in self.states.items():
-            if samples.dim() == 1:
+            if name in self.labels:
+                columns[name] = [self.labels[name][k] for k in samples.tolist()]
+            elif samples.dim() == 1:
                 columns[name] = to_numpy(samples)
             else:
                 columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(samples.flatten(1).unbind(1))}
         return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
 
+    def __repr__(self) -> str:
+        names = [*self.states]
+        listed = ", ".join(names[:MAX_NAMES]) + (f", … ({len(names)} nodes)" if len(names) > MAX_NAMES else "")
+        return f"{self.n} draws of {listed}"
+
     def _repr_html_(self) -> str:
         """The samples as an HTML table."""
-        title = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
+        title = f"<p>{escape(repr(self))}</p>"
         return f"{title}{self.to_dataframe().head(10).to_html()}"
 
 

@@ -7,12 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from bnet_transformer._core.naming import join_name
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, format_value
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.residual_stream import Contributions
-from bnet_transformer.residual_stream.results import rank_writers
+from bnet_transformer.residual_stream.readout import compute_readout
+from bnet_transformer.residual_stream.results import ContributionTable, rank_writers
 from bnet_transformer.residual_stream.writers import Writer
 
 MAX_PARTS = 100  # the number of the largest parts that the page contains; it shows the sum of the others
@@ -23,10 +26,13 @@ def parse_contributions(contributions: object) -> tuple[Contributions, ...]:
     """Return the results of an option of the page."""
     if contributions is None:
         return ()
-    items = [contributions] if isinstance(contributions, Contributions) else contributions
-    if not isinstance(items, list | tuple) or not all(isinstance(item, Contributions) for item in items):
-        hint = "For paths of two and attention scores use bt.plot(result)"
-        raise BNetError("contributions", expected=EXPECTED, actual=contributions, hint=hint)
+    items = contributions if isinstance(contributions, list | tuple) else [contributions]
+    for k, item in enumerate(items):
+        if not isinstance(item, Contributions):
+            text = f"{type(item).__name__} {format_value(item, 40)}" if not isinstance(item, ContributionTable) else ""
+            actual = (text or type(item).__name__) + (f", item {k} of the list" if items is contributions else "")
+            hint = "For paths of two and attention scores use bt.plot(result)"
+            raise BNetError("contributions", expected=EXPECTED, actual=actual, hint=hint)
     return tuple(items)
 
 
@@ -38,6 +44,7 @@ def describe_contributions(state: SentenceState, results: Sequence[Contributions
 def _describe_result(state: SentenceState, result: Contributions) -> dict[str, Any]:
     """The parts of one readout."""
     _check_sentence(state, result)
+    _check_value(state, result)
     if result.value.dim():
         hint = "Set or observe the latent choices before contributions(...)"
         raise BNetError("contributions", expected="no latent choices", actual=f"those of {result.node}", hint=hint)
@@ -82,6 +89,24 @@ def _check_sentence(state: SentenceState, result: Contributions) -> None:
         )
         if writer.group not in names or not is_inside:
             raise BNetError("contributions", expected=EXPECTED, actual=f"a result with the writer {writer.name}")
+
+
+def _check_value(state: SentenceState, result: Contributions) -> None:
+    """Raise an error if the readout has another value in this sentence, as after another `do`."""
+    if result.readout is None:
+        return
+    value = compute_readout(state, result.node, result.readout)
+    rounding = torch.finfo(result.value.dtype).eps ** 0.5
+    if (
+        value is None
+        or value.shape != result.value.shape
+        or not bool(
+            torch.isclose(value.to(result.value), result.value, rtol=rounding, atol=rounding, equal_nan=True).all()
+        )
+    ):
+        actual = f"a result for other interventions, observations or parameters: {result.of} differs at {result.node}"
+        hint = "Call contributions(...) of this sentence"
+        raise BNetError("contributions", expected=EXPECTED, actual=actual, hint=hint)
 
 
 def _name_node(state: SentenceState, result: Contributions, writer: Writer) -> str:

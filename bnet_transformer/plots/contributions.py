@@ -77,7 +77,9 @@ def _plot_heads(result: Contributions, canvas: Canvas) -> None:
     values = np.array([[rows[k].get(column, np.nan) for column in ordered] for k in sorted(rows)])
     data = HeatMapData(values, tuple(map(str, sorted(rows))), tuple(ordered))
     limits = symmetric_limits(values)
-    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head, feed-forward step", y="slice")
+    axes = next((writer.axes for writer in parts if writer.kind == "attention" and writer.axes), ("head",))
+    label = f"{'_'.join(axes)}, feed-forward step"
+    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x=label, y="slice")
     texts = ", ".join(f"{name} {_format(part)}" for name, part in remaining.items())
     canvas.add_note(f"Other parts: {texts}." if texts else "")
 
@@ -88,7 +90,7 @@ def _name_column(writer: Writer, same_kind: Sequence[Writer]) -> str:
     roles = {w.group.removesuffix(f"_{w.slice}") for w in same_kind}
     if writer.kind == "feed-forward":
         return "ffn" if len(roles) == 1 else f"ffn {role}"
-    head = ".".join(map(str, writer.plates)) or "all"
+    head = "_".join(map(str, writer.plates)) or "all"
     return head if len(roles) == 1 else f"{role} {head}"
 
 

@@ -1,4 +1,4 @@
-"""Plots of a lens: the grid of its most probable words, and the probability of one word by slice."""
+"""Plots of a lens: the grid of its most probable words, and the probability or the rank of one word by state."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice
-from bnet_transformer.errors import BudgetError
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
-from bnet_transformer.inference.selection import parse_indices, parse_words
+from bnet_transformer.inference.selection import parse_words
 from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_cells, shared_limits, tick_label_width
 from bnet_transformer.residual_stream import Lens, TunedLens
@@ -30,23 +31,29 @@ def plot_lens(
     *,
     colour: str = "probability",
     target: str | int | None = None,
+    show: str | None = None,
     slices: object = None,
     words: object = None,
 ) -> None:
-    """Plot the most probable word of every state, or the probability of a `target` word by slice.
+    """Plot the most probable word of every state, or the probability or rank of a `target` word by state.
 
     In the grid, words are along x and slices along y, with the last state on top. `colour` is the quantity of the
     colours: `"probability"` of the written word, `"entropy"` or `"kl"`. `slices` and `words` select a part. With
-    `target`, the curve is that of the last selected word.
+    `target`, the curve is that of the last selected word: of its probability, or with `show="rank"` of its rank.
     """
     check_choice("colour", colour, COLOURS)
-    rows = parse_indices("slices", range(len(result.states)) if slices is None else slices, len(result.states))
+    check_choice("show", show, (None, "probability", "rank"))
+    if show is not None and target is None:
+        raise BNetError(
+            "show", expected="None without target=", actual=show, hint='Pass the word, as in target=" Paris"'
+        )
+    rows = result.parse_slices(range(len(result.states)) if slices is None else slices)
     columns = parse_words(result.words, range(len(result.words)) if words is None else words)
     kind = "Tuned lens" if result.is_tuned else "Logit lens"
     norm = f"The readout applies {result.norm} to each state." if result.norm else "No norm is applied to the states."
     canvas.add_note(norm if result.is_tuned else f"{norm} The lens of early slices is biased.")
     if target is not None:
-        _plot_target(result, canvas, result.parse_state(target), rows, columns[-1], kind)
+        _plot_target(result, canvas, result.parse_state(target), rows, columns[-1], kind, show)
         return
     if len(rows) * len(columns) > MAX_GRID_CELLS:
         expected, actual = f"at most {MAX_GRID_CELLS:,} cells", f"{len(rows) * len(columns):,}"
@@ -105,13 +112,30 @@ def _shorten(text: str, size: float, points: float) -> str:
     return next(fitting, format_token(text, 2))
 
 
-def _plot_target(result: Lens, canvas: Canvas, state: int, rows: list[int], word: int, kind: str) -> None:
-    """Plot the probability of one state of the readout by slice, for one word."""
+def _plot_target(
+    result: Lens, canvas: Canvas, state: int, rows: list[int], word: int, kind: str, show: str | None
+) -> None:
+    """Plot the probability or the rank of one state of the readout by slice, for one word."""
     probs, ranks = (to_numpy(values[rows, word]) for values in (result.probability(state), result.rank(state)))
+    label = result.labels[state].strip()
     ax = canvas.add_axes(4.2, 2.3)
-    ax.plot(rows, probs, color=canvas.colours["accent"], linewidth=1.4, marker="o", markersize=3)
-    ax.set_ylim(-0.03, 1.1)
-    canvas.style_curve_axes(ax, "slice", f"P({result.labels[state].strip()})", 10)
+    style: Any = {"color": canvas.colours["accent"], "linewidth": 1.4, "marker": "o", "markersize": 3}
+    ax.plot(rows, ranks if show == "rank" else probs, **style)
+    if show == "rank":
+        ax.set_yscale("log")
+        ax.set_ylim(1.15 * max(2, ranks.max()), 0.85)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        canvas.style_curve_axes(ax, "state", f"rank of {label}", 10)
+    else:
+        ax.set_ylim(-0.03, 1.1)
+        canvas.style_curve_axes(ax, "state", f"P({label})", 10)
+        _write_ranks(canvas, ax, rows, probs, ranks)
+    canvas.set_title(f"{kind}: {label} after {result.words[word].strip()}")
+
+
+def _write_ranks(canvas: Canvas, ax: Axes, rows: list[int], probs: FloatArray, ranks: FloatArray) -> None:
+    """Write the rank of a word above its probability, where the rank changes."""
     style: Any = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": canvas.colours["grey"]}
     if len(rows) <= 40:
         for k, (row, prob, rank) in enumerate(zip(rows, probs, ranks, strict=True)):
@@ -119,7 +143,6 @@ def _plot_target(result: Lens, canvas: Canvas, state: int, rows: list[int], word
             if is_new and rank <= 10:
                 canvas.add_text(ax, row, min(float(prob), 1.0) + 0.03, f"{rank}", **style)
     canvas.add_note("Numbers: the rank of the word, where it changes and is at most 10.")
-    canvas.set_title(f"{kind}: {result.labels[state].strip()} after {result.words[word].strip()}")
 
 
 def plot_tuned_lens(result: TunedLens, canvas: Canvas) -> None:
@@ -130,7 +153,7 @@ def plot_tuned_lens(result: TunedLens, canvas: Canvas) -> None:
         style: Any = {"linewidth": 1.4, "marker": "o", "markersize": 3, "label": name}
         ax.plot(rows, to_numpy(values), color=canvas.colours[colour], **style)
     ax.set_ylim(bottom=0)
-    canvas.style_curve_axes(ax, "slice", "held-out KL(end || lens) (nats)", 10)
+    canvas.style_curve_axes(ax, "state", "held-out KL(end || lens) (nats)", 10)
     canvas.add_legend(ax)
     for note in result.notes:
         canvas.add_note(note)

@@ -52,7 +52,8 @@ def compute_contributions(
         raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     effects = _compute_effects(state, name, readout, table.writers) if exact else None
     norms = (*table.norms, *norms)
-    return Contributions(name, norms, readout.label, table.writers, table.words, table.values[0], value, effects)
+    parts = table.writers, table.words, table.values[0]
+    return Contributions(name, norms, readout.label, *parts, value, effects, readout, choices=run.count_choice_states())
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:
@@ -60,9 +61,10 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
     if not bool(constant.any()):
         return table
     group = readout.spec.group
-    name = join_name(group.name, readout.index[: len(group.plates)])
+    index = readout.index[: len(group.plates)]
     words = () if readout.word is None else (readout.word,)
-    writer = Writer(f"bias of {name}", "bias", group.name, readout.index[: len(group.plates)], group.slice, words)
+    name = f"bias of {join_name(group.name, index)}"
+    writer = Writer(name, "bias", group.name, index, group.slice, words, group.plates)
     column = table.values.new_zeros(*table.values.shape[:-2], 1, len(table.words))
     column[..., 0, -1] = constant
     values = torch.cat([table.values, column], -2)

@@ -25,7 +25,7 @@ from bnet_transformer._core.tokenizer import match_label
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import with_sentence_scope
-from bnet_transformer.inference.selection import parse_indices
+from bnet_transformer.inference.selection import parse_indices, to_list
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference.node_tables import has_ancestor_choices
 from bnet_transformer.residual_stream.lens_path import (
@@ -147,12 +147,12 @@ class Lens:
         )
         return f"Before {self.readout}, {applied}.", bias
 
-    def top(self, slice: int, word: int, count: int = 5) -> list[tuple[str, float]]:
+    def top(self, slice: int | str, word: int, count: int = 5) -> list[tuple[str, float]]:
         """The most probable words of one state of one word.
 
         Args:
-            slice: The index of the state, from 0 for `x_0`.
-            word: The index of the word, from 0.
+            slice: The index of the state, from 0 for `x_0` or from -1 for the last state, or its name, such as `"x_2"`.
+            word: The index of the word, from 0 for the first or from -1 for the last word.
             count: The number of words, 5 by default.
 
         Returns:
@@ -166,7 +166,8 @@ class Lens:
         >>> len(net.sentence("the cat sat").lens().top(0, 2, count=3))
         3
         """
-        (t,), (i,) = self._parse_slices(slice), parse_indices("word", word, len(self.words))
+        (t,) = self.parse_slices(slice)
+        (i,) = parse_indices("word", _count_from_end(word, len(self.words)), len(self.words))
         count = min(check_int("count", count), len(self.labels))
         probs, states = self.top_probabilities[t, i], self.top_states[t, i]
         if count > len(states):
@@ -174,11 +175,11 @@ class Lens:
         pairs = zip(states[:count].tolist(), probs[:count].tolist(), strict=True)
         return [(self.labels[state], prob) for state, prob in pairs]
 
-    def distribution(self, slice: int) -> Categorical:
+    def distribution(self, slice: int | str) -> Categorical:
         """The distributions of one state of all words.
 
         Args:
-            slice: The index of the state, from 0 for `x_0`.
+            slice: The index of the state, from 0 for `x_0` or from -1 for the last state, or its name, such as `"x_2"`.
 
         Returns:
             A Categorical with the batch shape `[word]`.
@@ -191,7 +192,7 @@ class Lens:
         >>> net.sentence("the cat").lens().distribution(1).probs.shape
         torch.Size([2, 3])
         """
-        (t,) = self._parse_slices(slice)
+        (t,) = self.parse_slices(slice)
         return Categorical(logits=self.reader.compute(_as_slice(t))[0].cpu(), validate_args=False)
 
     def probability(self, state: str | int) -> Tensor:
@@ -252,9 +253,26 @@ class Lens:
             return self.labels.index(label)
         return parse_indices(f"state of {self.readout}", state, len(self.labels))[0]
 
-    def _parse_slices(self, slices: object) -> list[int]:
-        """Indices of states."""
-        return parse_indices("slice", slices, len(self.states))
+    def parse_slices(self, slices: object) -> list[int]:
+        """The indices of states.
+
+        Args:
+            slices: The index of a state, also from the end (-1), its name, or a list of these.
+
+        Returns:
+            The indices, in increasing order.
+
+        Raises:
+            BNetError: There is no such state.
+        """
+        numbers = []
+        for item in [slices] if isinstance(slices, str) else to_list(slices):
+            if isinstance(item, str) and item not in self.states:
+                raise unknown_name_error("slice", item, self.states)
+            numbers.append(
+                self.states.index(item) if isinstance(item, str) else _count_from_end(item, len(self.states))
+            )
+        return parse_indices("slice", numbers, len(self.states))
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each state of each word: its most probable word, probability, entropy and KL."""
@@ -316,9 +334,9 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
     _check_readout_is_free(state, path)
     states = read_states(evaluator, path)
     if tuned is not None:
-        if not hasattr(tuned, "check_path"):
+        if not hasattr(tuned, "check_net"):
             raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
-        tuned.check_path(path)
+        tuned.check_net(state.network, path)
         states = tuned.translate(states)
     return _summarise(state, LensReader(evaluator, path, states), path, top, is_tuned=tuned is not None)
 
@@ -373,6 +391,12 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
     return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader)
+
+
+def _count_from_end(index: object, count: int) -> object:
+    """An index with negative numbers counted from the end, as in Python; other values are unchanged."""
+    is_negative = isinstance(index, int) and not isinstance(index, bool) and -count <= index < 0
+    return index + count if is_negative else index  # type: ignore[operator]
 
 
 def _as_slice(index: int) -> slice:

@@ -94,6 +94,11 @@ class LinearRun:
         """The layout of the values."""
         return self.execution.layout
 
+    def count_choice_states(self) -> dict[str, int]:
+        """The latent choices that have a dim in the values of nodes, with their numbers of states."""
+        groups = self.network.graph.groups
+        return {groups[index].name: self.execution.count_states(index) for index in self.layout.enumerated}
+
     @cached_property
     def set_groups(self) -> frozenset[int]:
         """The groups of which every node is set by `do`; nothing passes through them."""
@@ -143,7 +148,7 @@ class LinearRun:
             if self.kinds[index] == "feed-forward" and index not in after_streams:
                 spec = network.specs[index]
                 expected = "a path of sums, linear maps and norms from the writers"
-                actual = f"{spec.group.name}, a {type(spec.tpm).__name__}, which no linear path bypasses"
+                actual = f"{spec.group.name} with the TPM {type(spec.tpm).__name__}, which no linear path bypasses"
                 parents = ", ".join(network.graph.groups[parent.index].name for parent in spec.parents)
                 hint = f"Use the contributions of a node before it ({parents}), or bt.sweep"
                 raise UnsupportedError(self.subject, expected=expected, actual=actual, hint=hint)

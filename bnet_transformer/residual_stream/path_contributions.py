@@ -81,7 +81,10 @@ def compute_paths(state: SentenceState, name: str, readout: Readout) -> PathCont
     writers = dict(sorted(writers.items(), key=lambda item: order[item[1].group]))
     norms |= dict.fromkeys((*collect_writers(run, steps, 1).norms, *seed.norms))
     values = torch.cat([_stack_parts(branch, [*writers]) for branch in branches], -2)  # [*states, head, writer]
-    return PathContributions(name, tuple(norms), readout.label, direct.writers, tuple(writers.values()), values)
+    heads_and_writers = direct.writers, tuple(writers.values())
+    return PathContributions(
+        name, tuple(norms), readout.label, *heads_and_writers, values, choices=run.count_choice_states()
+    )
 
 
 def _stack_parts(branch: _ValueBranch, keys: Sequence[WriterKey]) -> Tensor:
@@ -99,7 +102,7 @@ def _make_run(state: SentenceState, readout: Readout) -> LinearRun:
         raise _no_heads_error(run)
     for spec in (specs[i] for i in attention):
         if not isinstance(spec.tpm, Attention):
-            actual = f"{spec.group.name}, a {type(spec.tpm).__name__}"
+            actual = f"{spec.group.name} with the TPM {type(spec.tpm).__name__}"
             raise UnsupportedError(f"{run.subject}, paths=2", expected="heads with an Attention", actual=actual)
     return make_run(state, readout, {specs[i].parents[VALUE_SLOT].index for i in attention})
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
+from bnet_transformer._core.naming import join_name
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import NOT_GIVEN, BNetError, UnsupportedError
+from bnet_transformer.graph import NodeGroup
+from bnet_transformer.graph.transformer_lens import get_attention_name
 from bnet_transformer.inference import SentenceState
+from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun
 from bnet_transformer.residual_stream.writers import format_norm
 from bnet_transformer.tpm import Attention
@@ -59,13 +64,35 @@ def parse_readout(state: SentenceState, name: str, of: object) -> Readout:
         raise BNetError(subject, expected=expected, actual=actual)
     if not spec.tpm.linear_parents(*spec.tpm_parents):
         expected = "a node that is a sum or a linear map of its parents, a norm, or a readout of these"
-        hint = 'Use a readout such as "logits_0" or "y_0"; for the scores of attention "j_0_0"'
-        raise UnsupportedError(subject, expected=expected, actual=f"a {type(spec.tpm).__name__}", hint=hint)
+        hint = _suggest_nodes(state, spec, index)
+        raise UnsupportedError(subject, expected=expected, actual=f"the TPM {type(spec.tpm).__name__}", hint=hint)
     shape = (model.count_states(node),) if spec.tpm.kind == "discrete" else spec.shape
     if len(shape) != 1:
         raise UnsupportedError(subject, expected="a vector or a discrete node", actual=f"shape {shape}")
     direction, label, states = _parse_direction(state, node, shape[0], of)
     return Readout(node, spec, index, direction, label, states)
+
+
+def name_attention_row(group: NodeGroup, index: tuple[int, ...]) -> str:
+    """The name of a row of attention, such as `j_1_0_9`."""
+    return join_name(get_attention_name(group), (*(() if group.slice is None else (group.slice,)), *index))
+
+
+def _suggest_nodes(state: SentenceState, spec: NodeSpec, index: tuple[int, ...]) -> str:
+    """Names of a readout and of a row of attention in this sentence, near a node that is neither."""
+    ground, network, hints = state.ground, state.network, []
+    leaves = [m for m in network.specs if not network.graph.out_edges[m.group.index]]
+    readout = next((m.group for m in leaves if m.tpm.linear_parents(*m.tpm_parents)), None)
+    if readout is not None:
+        hints.append(f"Use a readout such as {ground.name(int(ground.select_nodes(readout)[-1]))}")
+    groups = [group for members in find_attention_groups(state.model).values() for group in members]
+    if spec.group in groups:
+        hints.append(f"for its scores of attention use {name_attention_row(spec.group, index)}")
+    elif groups:
+        group = next((g for g in groups if g.slice == spec.group.slice), groups[0])
+        last = tuple(size - 1 for size in ground.shapes[group.index])
+        hints.append(f"for scores of attention a row such as {name_attention_row(group, last)}")
+    return "; ".join(hints)
 
 
 def _parse_direction(
@@ -112,6 +139,21 @@ def _parse_state(state: SentenceState, label_node: int | None, name: str, size: 
         expected = f"an integer from 0 to {size - 1}; the entries of {name} have no labels"
         raise BNetError("of", expected=expected, actual=item)
     return item
+
+
+@enable_gradients()
+def compute_readout(state: SentenceState, name: str, readout: Readout) -> Tensor | None:
+    """The value of the same readout in another sentence, `[*states]`; None if its node is set or has another size."""
+    model = state.model
+    node = model.ground.id(name)
+    group, index = model.ground.unravel_index(node)
+    spec = state.network.specs[group.index]
+    shape = (model.count_states(node),) if spec.tpm.kind == "discrete" else spec.shape
+    if node in model.do or shape != readout.direction.shape or not spec.tpm.linear_parents(*spec.tpm_parents):
+        return None
+    direction = readout.direction.to(state.network.device, state.network.dtype)
+    readout = replace(readout, node=node, spec=spec, index=index, direction=direction)
+    return seed_readout(make_run(state, readout), readout).value
 
 
 def make_run(state: SentenceState, readout: Readout, further_groups: Collection[int] = ()) -> LinearRun:

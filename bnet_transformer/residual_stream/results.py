@@ -13,11 +13,13 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
-from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
 from bnet_transformer.residual_stream.writers import Writer
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bnet_transformer.residual_stream.readout import Readout
 
 KINDS = ("input", "attention", "feed-forward", "bias")
 TOP_COUNT = 10
@@ -31,10 +33,12 @@ class ContributionTable(ABC):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
     """
 
     node: str
     norms: tuple[str, ...]
+    choices: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     @abstractmethod
     def to_dataframe(self) -> pd.DataFrame:
@@ -52,20 +56,26 @@ class ContributionTable(ABC):
         return frame.iloc[order]
 
     def __repr__(self) -> str:
+        if self.choices:
+            return f"{self.summary}\n{self._describe_states()}: use `values`, or do({next(iter(self.choices))}=0)"
         return f"{self.summary}\n{self._top_frame().to_string(index=False, float_format='{:+.4f}'.format)}"
 
     def _repr_html_(self) -> str:
+        if self.choices:
+            return "".join(f"<p>{html.escape(line)}</p>" for line in repr(self).splitlines())
         table = self._top_frame().to_html(index=False, float_format="{:+.4f}".format)
         return f"<p>{html.escape(self.summary)}</p>{table}"
+
+    def _describe_states(self) -> str:
+        """The states of the latent choices, such as "3 states of c"."""
+        return f"{' x '.join(map(str, self.choices.values()))} states of {', '.join(self.choices)}"
 
     def _check_single_state(self, values: Tensor, event_dims: int) -> Tensor:
         """Values without dims of states; raises an error if a latent choice has a dim."""
         if values.dim() > event_dims:
-            states = " x ".join(map(str, values.shape[:-event_dims]))
-            hint = "Set or observe the latent choices first, or use `values`"
-            raise BNetError(
-                f"contributions to {self.node}", expected="no latent choices", actual=f"{states} states", hint=hint
-            )
+            subject = f"contributions to {self.node}"
+            hint = f"Use `result.values`, or s.do({next(iter(self.choices))}=0).contributions(...)"
+            raise BNetError(subject, expected="no latent choices", actual=self._describe_states(), hint=hint)
         return values
 
     def _describe_norms(self) -> str:
@@ -86,6 +96,7 @@ class Contributions(ContributionTable):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
         of: The readout in words, such as `"Mary - John"`.
         writers: The writers, from the words to the readout.
         words: The words of all stacks; the last entry, `""`, is for nodes without words.
@@ -94,6 +105,7 @@ class Contributions(ContributionTable):
         value: The readout, `[*states]`.
         effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
             writer is zero and all later nodes follow, `[writer]`; NaN for biases. None otherwise.
+        readout: The readout as a linear function of the node.
     """
 
     of: str
@@ -102,6 +114,7 @@ class Contributions(ContributionTable):
     values: Tensor = field(repr=False)
     value: Tensor = field(repr=False)
     effects: Tensor | None = field(default=None, repr=False)
+    readout: Readout | None = field(default=None, repr=False)
 
     @property
     def parts(self) -> Tensor:
@@ -127,7 +140,11 @@ class Contributions(ContributionTable):
         """
         names = [writer.name for writer in self.writers]
         if name not in names:
-            raise unknown_name_error("writer", name, names)
+            writer = next((w for w in self.writers if w.axes and f"{name}_".startswith(f"{w.group}_")), None)
+            if writer is None:
+                raise unknown_name_error("writer", name, names)
+            allowed = ", ".join(w.name for w in self.writers if w.group == writer.group)
+            raise UnknownNameError("writer", expected=writer.form, actual=repr(name), allowed=allowed)
         return self.parts[..., names.index(name)]
 
     def top(self, count: int = TOP_COUNT) -> list[tuple[str, float]]:
@@ -144,7 +161,10 @@ class Contributions(ContributionTable):
         return [(self.writers[k].name, float(parts[k])) for k in order.tolist()]
 
     def by_head(self) -> pd.DataFrame:
-        """The parts of heads: a row for each node group with attention, a column for each head."""
+        """The parts of heads: a row for each node group with attention, a column for each head.
+
+        In a net with groups of heads, column `1_0` is head 0 of group 1.
+        """
         import pandas as pd
 
         parts = self._check_single_state(self.parts, 1).tolist()
@@ -152,7 +172,9 @@ class Contributions(ContributionTable):
         for writer, part in zip(self.writers, parts, strict=True):
             if writer.kind == "attention":
                 rows.setdefault(writer.group, {})["_".join(map(str, writer.plates)) or "all"] = part
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="group", columns="head")
+        columns = dict.fromkeys("_".join(writer.axes) for writer in self.writers if writer.kind == "attention")
+        frame = pd.DataFrame.from_dict(rows, orient="index")
+        return frame.rename_axis(index="group", columns=next(iter(columns), "head") or "head")
 
     def by_word(self) -> pd.DataFrame:
         """The parts by word: for heads the word that they read, for other writers their own word."""
@@ -202,6 +224,7 @@ class PathContributions(ContributionTable):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
         of: The readout in words.
         heads: The heads that add to the readout, the last of the two.
         writers: The writers whose outputs are values of these heads, the first of the two.
@@ -240,6 +263,7 @@ class ScoreContributions(ContributionTable):
     Attributes:
         node: The name of the row of attention, such as `"j_1_0_9"`.
         norms: The names of the norms whose scale was held fixed.
+        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
         queries: The writers on the side of the query.
         keys: The writers on the side of the key.
         words: The words j that the word attends to.
@@ -265,17 +289,28 @@ class ScoreContributions(ContributionTable):
         """The sum of all parts, `[*states, word]`, which equals `scores` up to rounding."""
         return self.values.sum((-3, -2)) + self.positions
 
-    def by_writer(self, side: str = "key") -> Tensor:
+    def by_writer(self, side: str = "key") -> pd.DataFrame:
         """The parts of the writers of one side, summed over those of the other side.
 
         Args:
             side: `"query"` or `"key"` (default).
 
         Returns:
-            A tensor `[*states, writer, word]`, without the bias by distance.
+            A data frame with a row for each writer and a column for each word j, such as `"3 cat"`, without the bias by
+            distance.
         """
+        import pandas as pd
+
         check_choice("side", side, ("query", "key"))
-        return self.values.sum(-2 if side == "query" else -3)
+        writers, dim = (self.queries, 1) if side == "query" else (self.keys, 0)
+        parts = to_numpy(self._check_single_state(self.values, 3).sum(dim))
+        names = pd.Index([writer.name for writer in writers], name=side)
+        return pd.DataFrame(parts, index=names, columns=pd.Index(self._word_labels, name="word"))
+
+    @property
+    def _word_labels(self) -> list[str]:
+        """The position and the text of each word, such as `"3 cat"`."""
+        return [f"{k} {word}" for k, word in enumerate(self.words)]
 
     def at_word(self, word: int | None = None) -> tuple[int, Tensor]:
         """The table of pairs for one word j.
@@ -292,19 +327,44 @@ class ScoreContributions(ContributionTable):
             raise BNetError("word", expected=f"a position from 0 to {len(self.words) - 1}", actual=word)
         return k, values[..., k]
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with one row for each pair of writers and word j, and one for each bias by distance."""
+    def top(self, count: int = TOP_COUNT, word: int | None = None) -> list[tuple[str, str, float]]:
+        """The pairs of writers with the largest absolute parts in the score of one word j.
+
+        Args:
+            count: The maximum number of pairs.
+            word: The position of the word in `words`; by default the word with the largest weight.
+
+        Returns:
+            Triples of the writer on the side of the query, the writer on the side of the key, and the part of the pair,
+            in decreasing order of the absolute part.
+        """
+        table = self.at_word(word)[1]
+        order = rank_writers(table.flatten(), check_int("count", count))
+        pairs = [divmod(k, len(self.keys)) for k in order]
+        return [(self.queries[q].name, self.keys[k].name, float(table[q, k])) for q, k in pairs]
+
+    def to_dataframe(self, word: int | str | None = None) -> pd.DataFrame:
+        """A data frame with one row for each pair of writers, and one for the bias by distance, in the score of a word.
+
+        Args:
+            word: The position of the word j in `words`, or `"all"` for the rows of all words; by default the word with
+                the largest weight.
+
+        Returns:
+            A data frame with the columns `query`, `key`, `word` and `part`.
+        """
         import pandas as pd
 
-        values = self._check_single_state(self.values, 3)
+        positions = list(range(len(self.words))) if word == "all" else [self.at_word(word)[0]]  # type: ignore[arg-type]
+        values = self._check_single_state(self.values, 3)[..., positions]
         names = [[writer.name for writer in axis] for axis in (self.queries, self.keys)]
-        axes = [*names, [f"{k} {word}" for k, word in enumerate(self.words)]]
+        axes = [*names, [self._word_labels[k] for k in positions]]
         frame = pd.MultiIndex.from_product(axes, names=["query", "key", "word"]).to_frame(index=False)
         frame["part"] = to_numpy(values.flatten())
         if not bool(self.positions.any()):
             return frame
         bias = pd.DataFrame({"query": "position", "key": "position", "word": axes[2]})
-        return pd.concat([frame, bias.assign(part=to_numpy(self.positions))], ignore_index=True)
+        return pd.concat([frame, bias.assign(part=to_numpy(self.positions[positions]))], ignore_index=True)
 
     @property
     def summary(self) -> str:

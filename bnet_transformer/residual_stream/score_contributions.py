@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.naming import WORD, join_name, split_name
+from bnet_transformer._core.naming import SLICE, WORD, join_name, split_name
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
@@ -24,6 +24,7 @@ from bnet_transformer.reference import GroundModel
 from bnet_transformer.residual_stream.decomposition import decompose
 from bnet_transformer.residual_stream.linear_groups import is_aligned
 from bnet_transformer.residual_stream.linear_paths import LinearRun
+from bnet_transformer.residual_stream.readout import name_attention_row
 from bnet_transformer.residual_stream.results import ScoreContributions
 from bnet_transformer.residual_stream.writers import Writer
 from bnet_transformer.tpm import EvalContext
@@ -47,7 +48,6 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
     groups = find_attention_groups(model).get(stem)
     if groups is None:
         return None
-    names = {}
     for group in groups:
         start = () if group.slice is None else (group.slice,)
         shape = model.ground.shapes[group.index]
@@ -55,8 +55,11 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
         position = indices[len(start) :]
         if has_slice and len(position) == len(shape) and all(k < size for k, size in zip(position, shape, strict=True)):
             return specs[group.index], position
-        names["_".join(map(str, [stem, *start, *(f"0..{size - 1}" for size in shape)]))] = group
-    raise unknown_name_error("row of attention", name, names)
+    (first, low), (last, high) = ((group, model.ground.shapes[group.index]) for group in (groups[0], groups[-1]))
+    axes = (*(() if first.slice is None else (SLICE,)), *model.ground.axes(first))
+    ends = name_attention_row(first, (0,) * len(low)), name_attention_row(last, tuple(size - 1 for size in high))
+    allowed, expected = " to ".join(ends), "_".join((stem, *axes))
+    raise UnknownNameError("row of attention", expected=expected, actual=repr(name), allowed=allowed)
 
 
 def compute_score_contributions(
@@ -86,7 +89,10 @@ def compute_score_contributions(
     effects = _compute_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
     scores, table = _centre(row.scores), _centre(table[..., row.words])
     positions = _centre(row.positions)
-    return ScoreContributions(name, tuple(norms), queries, keys, tokens, table, positions, scores, row.weights, effects)
+    numbers = table, positions, scores, row.weights
+    return ScoreContributions(
+        name, tuple(norms), queries, keys, tokens, *numbers, effects, choices=run.count_choice_states()
+    )
 
 
 @dataclass(frozen=True)

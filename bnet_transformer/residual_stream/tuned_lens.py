@@ -7,8 +7,9 @@ lens"). The maps of all slices are trained together, but their losses have no co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float, check_fraction, check_int, check_seed
+from bnet_transformer._core.files import as_path, read_tensors, wrap_read_errors, write_tensors
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer.compiler.execution_state import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
-from bnet_transformer.declare import as_network
+from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.residual_stream.lens_path import (
     DivergenceFrom,
@@ -33,13 +35,15 @@ from bnet_transformer.residual_stream.lens_path import (
 if TYPE_CHECKING:
     import pandas as pd
 
+FORMAT, VERSION = "bnet_transformer tuned lens", 1
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TunedLens:
     """The result of `bt.fit_lens`: an affine map `x_t + A_t x_t + b_t` for every state but the last.
 
-    `s.lens(tuned=...)` applies it. A tuned lens belongs to the net on which it was fitted; only the readout, the states
-    and their features are compared.
+    `s.lens(tuned=...)` applies it. A tuned lens belongs to the net on which it was fitted; the readout, the states and
+    some entries of each parameter are compared.
 
     Attributes:
         readout: The name of the readout.
@@ -52,6 +56,7 @@ class TunedLens:
         num_words: The number of words of the training sentences.
         num_held_out_words: The number of words of the held-out sentences.
         seed: The seed of the split and of the order of the sentences.
+        parameters: Some entries of each parameter of the net, to recognise it, `[entry]`; None if it is not known.
     """
 
     readout: str
@@ -63,6 +68,7 @@ class TunedLens:
     num_words: int
     num_held_out_words: int
     seed: int = 0
+    parameters: Tensor | None = field(default=None, repr=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -94,21 +100,63 @@ class TunedLens:
         mapped = mapped + biases.reshape(len(biases), *[1] * (states.dim() - 2), -1)
         return torch.cat([mapped, states[-1:]])
 
-    def check_path(self, path: LensPath) -> None:
-        """Raise an error for a lens with another readout, other states or another number of features.
+    def check_net(self, network: Network, path: LensPath) -> None:
+        """Raise an error for another net than that of the fit.
 
         Args:
-            path: The path of the lens to which the maps are applied.
+            network: The net to whose states the maps are applied.
+            path: The path of its lens.
 
         Raises:
-            BNetError: The tuned lens was fitted for another readout or for other states.
+            BNetError: The tuned lens was fitted for another readout, for other states, or on other parameters.
         """
         expected = (path.readout.group.name, path.state_names, path.states[-1].shape)
         actual = (self.readout, self.states, tuple(self.biases.shape[-1:]))
+        hint = "Fit it on this net by bt.fit_lens"
         if actual != expected:
             texts = [f"a tuned lens of {y}: {x[0]} to {x[-1]}, shape {shape}" for y, x, shape in (expected, actual)]
-            hint = "Fit it on this net by bt.fit_lens"
             raise BNetError("tuned", expected=texts[0], actual=texts[1], hint=hint)
+        if self.parameters is not None and not _is_same_net(self.parameters, sample_parameters(network)):
+            actual_text = "one that was fitted on another net, or before the parameters changed"
+            raise BNetError("tuned", expected="a tuned lens of this net", actual=actual_text, hint=hint)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tuned lens to a safetensors file, which `TunedLens.load` reads.
+
+        Args:
+            path: The path of the file.
+
+        >>> import tempfile, bnet_transformer as bt
+        >>> from bnet_transformer.residual_stream import TunedLens
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.fit_lens(net, ["the cat sat", "cat the"], steps=1).save(f"{folder}/lens.safetensors")
+        ...     net.sentence("the cat").lens(tuned=TunedLens.load(f"{folder}/lens.safetensors")).is_tuned
+        True
+        """
+        names = [item.name for item in fields(self) if getattr(self, item.name) is not None]
+        tensors = {name: getattr(self, name) for name in names if isinstance(getattr(self, name), Tensor)}
+        numbers = {name: getattr(self, name) for name in names if name not in tensors}
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        write_tensors(path, {"format": FORMAT, "version": VERSION, **numbers}, tensors)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TunedLens:
+        """Read a tuned lens that `save` wrote.
+
+        Args:
+            path: The path of the file.
+
+        Returns:
+            The tuned lens.
+
+        Raises:
+            FileError: The file is no tuned lens, or is damaged.
+        """
+        header, tensors = read_tensors(path, "a tuned lens that save wrote", FORMAT, VERSION)
+        numbers = {name: value for name, value in header.items() if name not in ("format", "version")}
+        with wrap_read_errors(as_path(path), "a tuned lens that save wrote"):
+            return cls(**{**numbers, **tensors, "states": tuple(numbers["states"])})
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each slice: the held-out KL in nats of the logit lens and of the tuned lens."""
@@ -187,7 +235,27 @@ def fit_lens(
         raise BNetError(f"fit_lens: the fit with rate {rate:g} diverges", hint="Use a smaller rate=")
     num_words, num_held_out = (sum(int(part.weights.sum()) for part in parts) for parts in corpora)
     names = path.readout.group.name, path.state_names
-    return TunedLens(*names, weights.cpu(), biases.cpu(), plain, tuned, num_words, num_held_out, seed)
+    counts = num_words, num_held_out
+    return TunedLens(*names, weights.cpu(), biases.cpu(), plain, tuned, *counts, seed, sample_parameters(network))
+
+
+def sample_parameters(network: Network) -> Tensor:
+    """At most three entries along each dim of each parameter, `[entry]`: a fast fingerprint of a large net."""
+    parts = []
+    for name in sorted(network.parameters):
+        value = network.parameters[name].detach()
+        corners = value[tuple(slice(None, None, max(1, size // 2)) for size in value.shape)]
+        parts.append(corners.to("cpu").flatten())
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _is_same_net(expected: Tensor, actual: Tensor) -> bool:
+    """Whether two fingerprints are equal up to the rounding of a net that was converted to another dtype."""
+    rounding = max(torch.finfo(value.dtype).eps for value in (expected, actual))
+    tolerance = 0.0 if expected.dtype == actual.dtype else rounding
+    return expected.shape == actual.shape and torch.allclose(
+        expected.double(), actual.double(), rtol=tolerance, atol=tolerance, equal_nan=True
+    )
 
 
 @dataclass(frozen=True, eq=False)

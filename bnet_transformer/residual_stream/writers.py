@@ -28,6 +28,7 @@ class Writer:
         plates: The index along each plate, such as the head.
         slice: The slice of its nodes; None outside of slices.
         words: The words at which it writes; empty for nodes without words.
+        axes: The names of the plates, such as `("group", "head")`.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Writer:
     plates: tuple[int, ...] = ()
     slice: int | None = None
     words: tuple[int, ...] = field(default=(), repr=False)
+    axes: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def form(self) -> str:
+        """The form of the names of writers of this group, such as `a_3_group_head`."""
+        return "_".join((self.group, *self.axes))
 
     @property
     def node_pattern(self) -> str:
@@ -81,7 +88,7 @@ def list_writers(run: LinearRun, spec: NodeSpec, kind: Kind, words: tuple[int, .
     sizes = [run.network.graph.plate_sizes[plate] for plate in group.plates]
     prefix = "bias of " if kind == "bias" else ""
     return [
-        Writer(prefix + join_name(group.name, index), kind, group.name, index, group.slice, words)
+        Writer(prefix + join_name(group.name, index), kind, group.name, index, group.slice, words, group.plates)
         for index in itertools.product(*map(range, sizes))
     ]
 

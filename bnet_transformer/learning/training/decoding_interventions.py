@@ -29,7 +29,7 @@ from bnet_transformer.inference.intervention_values import (
 )
 from bnet_transformer.reference import AttentionRow, GroundModel
 
-DO_FROM = ("prompt", "new")
+DO_FROM = ("start", "new")
 
 
 @dataclass
@@ -182,7 +182,7 @@ def resolve_decoding_interventions(
         lengths: The number of words of each prompt, `[row]`.
         max_length: The maximum number of words of a row, including new words.
         other_lengths: The number of words of each sentence of the other stacks, `[row]`.
-        do_from: `"prompt"` or `"new"`: the first word at which interventions without a word index apply.
+        do_from: `"start"` or `"new"`: interventions without a word index apply from the first word on, or at new words.
     """
     network = task.network
     counts = {name: int(value.max()) for name, value in other_lengths.items()}

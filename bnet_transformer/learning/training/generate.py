@@ -50,7 +50,7 @@ def generate(
     start: object = None,
     stop: object = None,
     do: Mapping[str, object] | None = None,
-    do_from: str = "prompt",
+    do_from: str = "start",
     choices: str = "sum",
     seed: int = 0,
 ) -> Generated:
@@ -78,7 +78,7 @@ def generate(
             node at a word of the prompt (`"x_5_0"`). Values are tensors, states, `Zero()`, `Shift(vector)`,
             `Mean(sentences)`, or another sentence, whose values apply at the words that it has; at words of the prompt
             also `Attend(weights)`.
-        do_from: `"prompt"` (default): interventions without a word apply from the first word of the prompt on. `"new"`:
+        do_from: `"start"` (default): interventions without a word apply at every word, of the prompt and new. `"new"`:
             they apply at new words only.
         choices: `"sum"` (default): latent choices are summed out. `"draw"`, with `method="sample"`: those of the prompt
             are drawn from their posterior given the prompt, those of each new word given the words and choices before

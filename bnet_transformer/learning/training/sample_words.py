@@ -63,4 +63,4 @@ def sample_words(network: Network, n: int, words: object, start: object, seed: i
         if node_labels is None and spec is readout:
             node_labels = network.vocabularies.get(stack)
         labels |= {} if node_labels is None else dict.fromkeys(names, tuple(node_labels))
-    return Samples(states, n, labels)
+    return Samples(states, n, labels, result.texts)
