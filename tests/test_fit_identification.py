@@ -168,6 +168,7 @@ def test_coordinates_fix_the_basis_of_a_readout_and_name_the_basis_between_slice
     assert basis.hidden == ("v_0", "x_1") and basis.names[0] == "W_v_0.values"
 
 
+@pytest.mark.slow
 def test_evidence_of_values_with_a_learned_readout_is_that_of_draws_from_the_prior():
     torch.manual_seed(0)
     net = bt.bayesuvius(1, heads=1, observe=Categorical(2)).to(torch.float64)

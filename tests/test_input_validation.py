@@ -359,6 +359,7 @@ HOSTILE = st.one_of(
 WRITES_OR_SLOW = {"draw", "explore", "save", "sweep", "mediation", "circuit", "fit", "train", "inclusion", "roles"}
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_any_value_of_any_argument_is_answered_or_refused(data):

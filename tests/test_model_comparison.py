@@ -320,6 +320,7 @@ def leave_one_out_by_quadrature(net, x, y):
     return rows.sum(1).logsumexp(0) - (rows.sum(1, keepdim=True) - rows).logsumexp(0)
 
 
+@pytest.mark.slow
 @ARVIZ
 def test_leave_one_out_requires_draws_from_the_posterior():
     pytest.importorskip("arviz")

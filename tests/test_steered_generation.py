@@ -156,6 +156,18 @@ def test_interventions_at_new_words_only(method):
         close(torch.tensor(log_probs, dtype=D), torch.stack(expected))
 
 
+def test_a_patch_or_a_mean_at_new_words_leaves_the_prompt_as_it_is():
+    net = make_net("vanilla decoder, causal")
+    others = [net.sentence(ids) for ids in ([2, 0, 0, 1, 2], [0, 1, 1, 2, 0])]
+    for value in (others[0], Mean(others)):
+        result = net.generate([[1, 2], [0, 2, 1]], do={"x_1": value}, do_from="new", length=2)
+        for prompt, ids, log_probs in zip(PROMPTS, result.ids, result.log_probs, strict=True):
+            new_words = range(len(prompt), len(prompt) + 2)
+            s = net.sentence([*prompt, *ids]).do({f"x_1_{i}": value for i in new_words})
+            expected = [s.tpm(f"y_{i - 1}").log_prob(torch.tensor(w)) for i, w in zip(new_words, ids, strict=True)]
+            close(torch.tensor(log_probs, dtype=D), torch.stack(expected))
+
+
 def test_a_patch_applies_at_the_words_that_the_sentence_has():
     net, other = make_net("vanilla decoder, causal"), make_net("vanilla decoder, causal").sentence([2, 0, 0])
     result = net.generate([1, 2], do={"x_1": other}, length=4)

@@ -177,9 +177,14 @@ def match_label(label: str, labels: Container[str]) -> str | None:
     """The label that is equal to a text, or that a vocabulary of word pieces contains in its place; None for none.
 
     Byte-level vocabularies (GPT-2, Llama 3) contain " Mary" as "ĠMary", those of SentencePiece (T5) as "▁Mary".
+
+    >>> match_label(" Mary", ["Mary", "ĠMary"]), match_label("é", ["é", "Ã©"])
+    ('ĠMary', 'Ã©')
     """
     spelled = "".join(_map_bytes()[byte] for byte in label.encode("utf-8", "surrogatepass"))
-    return next((name for name in (label, spelled, label.replace(" ", "▁")) if name in labels), None)
+    # A byte-level vocabulary has the text "é" as "Ã©", and its label "é" is the byte E9, which is no text.
+    names = (label, spelled) if label.isascii() else (spelled, label)
+    return next((name for name in (*names, label.replace(" ", "▁")) if name in labels), None)
 
 
 @cache

@@ -82,7 +82,8 @@ def config_to_rotary(
         raise BNetError(subject, expected=expected, actual=fraction)
     rotated = int(widths[1] * fraction)
     num_features = None if rotated == widths[0] else rotated
-    theta = check_float("rope_theta of the config", rope.get("rope_theta") or theta or DEFAULT_ROPE_THETA, above=0)
+    theta = next(value for value in (rope.get("rope_theta"), theta, DEFAULT_ROPE_THETA) if value is not None)
+    theta = check_float("rope_theta of the config", theta, above=0)
     if kind == "default":
         return Rotary(theta, num_features)
     factor = check_float("factor of the rope_parameters", rope.get("factor"), above=0)

@@ -19,6 +19,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float, check_fraction, check_int, check_seed
 from bnet_transformer._core.files import as_path, read_tensors, wrap_read_errors, write_tensors
 from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.compiler.execution_state import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
@@ -171,6 +172,7 @@ class TunedLens:
         return " ".join([f"<TunedLens of {self.readout}: {len(self.kl)} slices, {count}, {kl}>", *self.notes])
 
 
+@enable_gradients()
 def fit_lens(
     net: object,
     sentences: Sequence[object],

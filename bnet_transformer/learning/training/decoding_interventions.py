@@ -41,8 +41,9 @@ class GroupIntervention:
         sizes: The sizes of its plates.
         is_shift: Whether the tensors are added.
         at_all_words: The tensor of a node at every word, by the index of the node among the plates.
-        at_word: The tensors at single words, by word, then as in `at_all_words`.
-        first_word: The first word `[row]` at which `at_all_words` applies; None for all words.
+        at_word: The tensors at words that are named, by word, then as in `at_all_words`.
+        from_sentences: The tensors at the words of given sentences, as in `at_word`.
+        first_word: The first word `[row]` at which all tensors except those of named words apply; None for all words.
     """
 
     spec: NodeSpec
@@ -50,21 +51,25 @@ class GroupIntervention:
     is_shift: bool
     at_all_words: dict[int, Tensor] = field(default_factory=dict)
     at_word: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    from_sentences: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     first_word: Tensor | None = None
 
     def is_constant(self, word: int) -> bool:
         """True if the tensors are the same at this word and at all later words."""
-        return self.first_word is None and all(other < word for other in self.at_word)
+        return self.first_word is None and all(other < word for other in (*self.at_word, *self.from_sentences))
 
     def evaluate(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The tensors `[1, *plates, word, *shape]` and the mask `[row or 1, *plates, word]` of some words."""
-        like = next(iter(self.at_all_words.values()), None)
-        like = next(iter(next(iter(self.at_word.values())).values())) if like is None else like
+        by_word = (*self.at_word.values(), *self.from_sentences.values())
+        like = next(value for tensors in (self.at_all_words, *by_word) for value in tensors.values())
         count, words = max(1, torch.Size(self.sizes).numel()), stop - start
         values = like.new_zeros(count, words, *like.shape)
         mask = torch.zeros(count, words, dtype=torch.bool, device=like.device)
         for k, tensor in self.at_all_words.items():
             values[k], mask[k] = tensor, True
+        for word, tensors in self.from_sentences.items():
+            for k, tensor in tensors.items() if start <= word < stop else ():
+                values[k, word - start], mask[k, word - start] = tensor, True
         rows = mask[None]
         if self.first_word is not None:
             rows = rows & (torch.arange(start, stop, device=like.device) >= self.first_word[:, None])[:, None]
@@ -261,7 +266,7 @@ class _Resolver:
             hint = "Pass the mean as a tensor, to set every word to it"
             raise EvidenceError(ground.name(first_node), expected=expected, actual=f"{words} words", hint=hint)
         for word in range(words):
-            group.at_word.setdefault(word, {})[k] = self._resolve(first_node + word, value)
+            group.from_sentences.setdefault(word, {})[k] = self._resolve(first_node + word, value)
 
     def _get_group(self, spec: NodeSpec, *, is_shift: bool) -> GroupIntervention:
         """The intervention on a group, which sets its nodes or shifts them."""

@@ -71,7 +71,8 @@ def generate(
         top_k: Sample only from the `top_k` likeliest words; None for all words.
         top_p: Sample only from the smallest set of likeliest words with a total probability of at least `top_p`
             (nucleus sampling); None for all words.
-        start: The word before each prompt. By default the start word of the model, if there is no prompt in its stack.
+        start: The word before each prompt. By default the first word of the inputs of the decoder, if the model defines
+            it (encoder-decoder models) and there is no prompt in its stack.
         stop: The word that ends a row; by default no word does.
         do: Interventions: a mapping from a node group (`"x_5"`), a role, a name without its word (`"a_3_5"` is head 5
             of slice 3) or a pattern to a value of `Sentence.do`, which applies at every word; or from the name of a
