@@ -242,6 +242,17 @@ def test_samples_of_choices_and_words_have_the_joint_distribution(per):
     assert frame["y_1"][7] == labels[samples["y_1"][7]] and all(name in repr(samples) for name in choices)
 
 
+def test_samples_of_a_net_whose_choices_no_elimination_covers():
+    """Two slices with a choice of each word: the words of a prompt make their posterior exponential, draws do not."""
+    net = make_mixture(per="word", slices=2)
+    samples = net.sample(3000, words=2, start=0, seed=5)
+    rows = torch.stack([samples[name] for name in ("y_0", "y_1")], 1)
+    joint: dict[tuple[int, ...], float] = {}
+    for words in itertools.product(range(3), repeat=2):
+        joint[words] = float(net.sentence([0, words[0]]).log_prob({"y_0": words[0], "y_1": words[1]}).exp())
+    check_samples(rows, joint)
+
+
 @pytest.mark.parametrize("per", ["sentence", "word", "chain"])
 def test_choices_are_drawn_given_the_prompt(per):
     """Also in a batch with a shorter prompt, after which decoding starts."""

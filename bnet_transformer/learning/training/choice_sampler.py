@@ -1,7 +1,8 @@
 """Draw the states of latent choices during decoding: first those of the prompt, then those of each new word.
 
 The choices of the prompt are drawn from their joint posterior given its words, one node after another:
-`P(c_1 | words) P(c_2 | c_1, words) ...`. The choices of a new word are drawn given the words and the choices so far.
+`P(c_1 | words) P(c_2 | c_1, words) ...`. The choices of a new word are drawn given the words and the choices so far: no
+word depends on them yet, so they have the distribution of their TPM, and one run computes it.
 The words are drawn given the choices. So words and choices have the joint distribution of the net, given the prompt.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.execution_state import ExecutionRequest
 from bnet_transformer.data import Evidence
 from bnet_transformer.data.task import Task
 from bnet_transformer.declare import NodeSpec
@@ -68,7 +70,8 @@ class ChoiceSampler:
             self._extend(spec.group.name, size)
         is_new = count - 1 >= self.lengths
         if bool(is_new.any()):
-            self._draw_nodes(per_word, count - 1, is_new, x, mask, torch.full_like(self.lengths, count))
+            counts = torch.full_like(self.lengths, count)
+            self._draw_nodes(per_word, count - 1, is_new, x, mask, counts, is_leaf=True)
         return {spec.group.name: self._narrow(spec.group.name, self.states, size) for spec in specs}
 
     def get_states(self, count: int) -> dict[str, Tensor]:
@@ -109,9 +112,11 @@ class ChoiceSampler:
             self.has_state[spec.group.name] = self.states[spec.group.name].bool()
         outside = [spec for spec in specs if spec.group.word_stack != self.stack]
         inside = [spec for spec in specs if spec.group.word_stack == self.stack]
-        self._draw_nodes(outside, None, torch.ones_like(self.lengths, dtype=torch.bool), x, mask, self.lengths)
+        is_leaf = bool((self.lengths == 1).all())  # no readout is observed
+        rows = torch.ones_like(self.lengths, dtype=torch.bool)
+        self._draw_nodes(outside, None, rows, x, mask, self.lengths, is_leaf=is_leaf)
         for word in range(int(self.lengths.max())):
-            self._draw_nodes(inside, word, word < self.lengths, x, mask, self.lengths)
+            self._draw_nodes(inside, word, word < self.lengths, x, mask, self.lengths, is_leaf=is_leaf)
 
     def _draw_nodes(
         self,
@@ -121,6 +126,8 @@ class ChoiceSampler:
         x: Mapping[str, Tensor],
         mask: Mapping[str, Tensor] | None,
         counts: Tensor,
+        *,
+        is_leaf: bool,
     ) -> None:
         """Draw nodes of some rows, one after another, given the words and the states that are drawn already.
 
@@ -131,6 +138,7 @@ class ChoiceSampler:
             x: The words.
             mask: The masks of the other stacks.
             counts: The number of words of each row, all except the last of which have an observed readout.
+            is_leaf: Whether no observed readout depends on these nodes.
         """
         size, names = x[self.stack].shape[1], [spec.group.name for spec in specs]
         arguments = drop_shifts(build_arguments(self.interventions, x), names) if specs else {}
@@ -145,11 +153,27 @@ class ChoiceSampler:
                     for other, masks in self.has_state.items()
                     if bool(masks.any())
                 }
-                probs = posterior(self.module, name, {**words, **evidence}, x, mask, **arguments)
+                if (
+                    is_leaf
+                    and self.module.network.get_spec(name).group.index not in self.module.network.graph.recurrent
+                ):
+                    probs = self._compute_conditional(name, x, mask, arguments)
+                else:
+                    probs = posterior(self.module, name, {**words, **evidence}, x, mask, **arguments)
                 at: tuple[slice | int, ...] = (slice(None), *index)
                 sampled = torch.multinomial(probs[at].expand(len(rows), -1), 1, generator=self.generator)[:, 0]
                 states[at] = torch.where(rows, sampled, states[at])
                 has_state[at] |= rows
+
+    def _compute_conditional(
+        self, name: str, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        """The distribution of a choice given the drawn states, `[rows or 1, *plates, word, state]`."""
+        size = x[self.stack].shape[1]
+        states = {other: self._narrow(other, self.states, size) for other in self.states if other != name}
+        fields = {**arguments, "do": {**arguments.get("do", {}), **states}}
+        execution, _ = self.module.run(ExecutionRequest((name,), x, mask, **fields))
+        return self.module.compute_output(execution, name, self.module.network.get_spec(name).group.index).exp()
 
 
 def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:
