@@ -158,8 +158,8 @@ def test_interventions_at_new_words_only(method):
 
 def test_a_patch_or_a_mean_at_new_words_leaves_the_prompt_as_it_is():
     net = make_net("vanilla decoder, causal")
-    others = [net.sentence(ids) for ids in ([2, 0, 0, 1, 2], [0, 1, 1, 2, 0])]
-    for value in (others[0], Mean(others)):
+    donors = [net.sentence(ids) for ids in ([2, 0, 0, 1, 2], [0, 1, 1, 2, 0])]
+    for value in (donors[0], Mean(donors)):
         result = net.generate([[1, 2], [0, 2, 1]], do={"x_1": value}, do_from="new", length=2)
         for prompt, ids, log_probs in zip(PROMPTS, result.ids, result.log_probs, strict=True):
             new_words = range(len(prompt), len(prompt) + 2)
