@@ -667,7 +667,8 @@ class Sentence(StructureQueries):
             paths: 1 (default) for single writers, 2 for paths of two: the writers that each head reads through its
                 values, with its attention held fixed.
             exact: Whether to compute also the exact effect of each writer: the readout minus the readout of a run in
-                which the output of the writer is zero and all later nodes follow. For scores, `effects` has them.
+                which the output of the writer is zero at the words of its row (`writer.words`) and all later nodes
+                follow. For scores, `effects` has them, with the output zero at all words.
 
         Returns:
             The parts: `Contributions` with `values` `[*states, writer, word]`; with `paths=2` `PathContributions`; for

@@ -156,7 +156,7 @@ def test_a_row_of_attention_that_is_a_node():
 # oracles by hand
 
 
-def tiny_net():
+def tiny_net(*further_nodes):
     """A pre-norm decoder of one slice with two heads, without a feed-forward step."""
     word = ["word"]
     heads = ["head", "word"]
@@ -175,6 +175,7 @@ def tiny_net():
     readout = [
         bt.Node("final", tpm.Norm("layer"), ["x"], plates=word),
         bt.Node("y", tpm.Categorical(3), ["final"], plates=word),
+        *further_nodes,
     ]
     stack = bt.Stack(slice_, prologue, readout, vocabulary=VOCABULARY)
     return jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)]))).to(torch.float64)
@@ -287,6 +288,20 @@ def test_exact_effects_are_those_of_do():
             removed = s.do({f"{writer.name}_2": Zero()})
             close(effect, compute(s) - compute(removed), 1e-8)
     assert {"part", "effect"} <= set(result.to_dataframe().columns)
+
+
+@pytest.mark.parametrize(
+    ("arrow", "node", "words"),
+    [("first", "m_3", (0, 3)), ("before", "m_3", (2, 3)), ("rest", "m_3", (3,)), ("last", "m_1", (1, 3))],
+)
+def test_exact_effects_remove_a_writer_at_the_words_of_its_row(arrow, node, words):
+    net = tiny_net(bt.Node("m", tpm.Add(), ["x", bt.Arrow("x", arrow)], plates=["word"]))
+    s, u = net.sentence("the cat sat the"), torch.linspace(-1, 1, 4, dtype=torch.float64)
+    result = s.contributions(node, of=u, exact=True)
+    for writer, effect in zip(result.writers, result.effects, strict=True):
+        assert writer.words == words
+        if writer.kind != "bias":
+            close(effect, (s[node] - s.do({f"{writer.name}_{j}": Zero() for j in words})[node]) @ u)
 
 
 # the tables

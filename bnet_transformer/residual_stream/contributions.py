@@ -75,13 +75,14 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
 
 
 def _compute_effects(state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...]) -> Tensor:
-    """The readout minus the readout of a run without each writer, `[writer]`; NaN for biases."""
-    cells = {k: writer.node_pattern for k, writer in enumerate(writers) if writer.kind != "bias"}
+    """The readout minus the readout of a run with each writer zero at its words, `[writer]`; NaN for biases."""
+    cells = {k: writer.nodes for k, writer in enumerate(writers) if writer.kind != "bias"}
     effects = torch.full((len(writers),), torch.nan, dtype=torch.float64)
     if cells:
         metric = _build_metric(name, readout)
         sentence = SimpleNamespace(state=state)
-        result = sweep(Zero(), sentence, at=list(cells.values()), metric=metric, progress=False)
+        at = {f"{writers[k].name} ({writers[k].kind})": nodes for k, nodes in cells.items()}
+        result = sweep(Zero(), sentence, at=at, metric=metric, progress=False)
         effects[list(cells)] = -result.values.double()
     return effects
 

@@ -104,7 +104,8 @@ class Contributions(ContributionTable):
             reads, and that of other writers is their own. `states` are the latent choices as in `s[node]`.
         value: The readout, `[*states]`.
         effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
-            writer is zero and all later nodes follow, `[writer]`; NaN for biases. None otherwise.
+            writer is zero at the words of its row (`writer.words`) and all later nodes follow, `[writer]`; NaN for
+            biases. None otherwise.
         readout: The readout as a linear function of the node.
     """
 

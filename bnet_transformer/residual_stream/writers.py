@@ -45,10 +45,10 @@ class Writer:
         return "_".join((self.group, *self.axes))
 
     @property
-    def node_pattern(self) -> str:
-        """The name or the pattern of the nodes that write."""
-        word = "" if not self.words else f"_{self.words[0]}" if len(self.words) == 1 else "_*"
-        return join_name(self.group, self.plates) + word
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that write, one for each word."""
+        indices = [(*self.plates, word) for word in self.words] or [self.plates]
+        return tuple(join_name(self.group, index) for index in indices)
 
 
 @dataclass(frozen=True)
