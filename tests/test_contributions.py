@@ -304,6 +304,63 @@ def test_exact_effects_remove_a_writer_at_the_words_of_its_row(arrow, node, word
             close(effect, (s[node] - s.do({f"{writer.name}_{j}": Zero() for j in words})[node]) @ u)
 
 
+def build_small_net(build=bt.decoder, **options):
+    """A pre-norm net of two slices."""
+    words = ["the", "a", "cat", "dog", "sat"]
+    options = {"heads": 2, "slices": 2, "norm": "pre", "vocabulary": words, "hidden": 12, "seed": 1} | options
+    return build(8, dropout=0.0, **options).to(torch.float64)
+
+
+SET_NODES = [
+    ["a_0_0_2"],
+    ["a_0_1_0", "a_0_0_1"],
+    ["a_1_1_0", "a_1_1_1", "a_1_1_2"],
+    ["embed_1"],
+    ["ffn_1_2", "ffn_0_0"],
+    ["x_1_0"],
+    ["norm1_0_2"],
+]
+
+
+@pytest.mark.parametrize("nodes", SET_NODES, ids="-".join)
+@pytest.mark.parametrize("pool", ["mean", None])
+def test_each_node_is_of_one_writer_also_if_do_sets_it(nodes, pool):
+    net = build_small_net(bt.encoder, pool=pool, readout=tpm.Categorical(2)) if pool else build_small_net()
+    s, of = net.sentence("the cat the"), (0, 1)
+    node = "y" if pool else "y_2"
+    s = s.do({name: torch.linspace(-1, 2, s[name].numel(), dtype=torch.float64) for name in nodes})
+    result = s.contributions(node, of=of, exact=True)
+    close(result.total, result.value)
+    check_rows(s, result.writers)
+    for k, writer in enumerate(result.writers):
+        if writer.kind != "bias":
+            removed = s.do(dict.fromkeys(writer.nodes, Zero()))
+            close(result.effects[k], result.value - removed.contributions(node, of=of).value, 1e-9)
+        rows = [j for j, other in enumerate(result.writers) if other.name == writer.name]
+        close(result[writer.name], result.parts[rows].sum())
+    heads = result.by_head()
+    assert list(heads.columns) == ["0", "1"] and list(heads.index) == ["a_0", "a_1"]
+    close(float(heads.loc["a_0", "0"]), float(result["a_0_0"]))
+    paths = s.contributions(node, of=of, paths=2)
+    attention = [k for k, writer in enumerate(result.writers) if writer.kind == "attention"]
+    assert paths.heads == tuple(result.writers[k] for k in attention)
+    close(paths.values.sum(-1), result.parts[attention])
+    scores = s.contributions("j_1_0_2")
+    close(scores.total, scores.scores)
+    check_rows(s, scores.keys)
+    check_rows(s, scores.queries)
+
+
+def check_rows(s, writers):
+    """No node is in two rows, each row has nodes, and the rows of nodes that `do` sets are inputs."""
+    rows = [writer for writer in writers if writer.kind != "bias"]
+    names = [name for writer in rows for name in writer.nodes]
+    assert len(set(names)) == len(names)
+    for writer in rows:
+        is_set = {s.ground.id(name) in s.state.model.do for name in writer.nodes}
+        assert writer.group in ("embed", "position") or is_set == {writer.kind == "input"}
+
+
 # the tables
 
 

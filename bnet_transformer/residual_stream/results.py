@@ -128,7 +128,7 @@ class Contributions(ContributionTable):
         return self.parts.sum(-1)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The part of a writer.
+        """The part of a writer: the sum of its rows, of which there are two if `do` sets it at some of its words.
 
         Args:
             name: The name of a writer, such as `"a_3_2"`.
@@ -146,7 +146,7 @@ class Contributions(ContributionTable):
                 raise unknown_name_error("writer", name, names)
             allowed = ", ".join(w.name for w in self.writers if w.group == writer.group)
             raise UnknownNameError("writer", expected=writer.form, actual=repr(name), allowed=allowed)
-        return self.parts[..., names.index(name)]
+        return self.parts[..., [k for k, writer in enumerate(self.writers) if writer.name == name]].sum(-1)
 
     def top(self, count: int = TOP_COUNT) -> list[tuple[str, float]]:
         """The writers with the largest absolute parts.
@@ -162,19 +162,23 @@ class Contributions(ContributionTable):
         return [(self.writers[k].name, float(parts[k])) for k in order.tolist()]
 
     def by_head(self) -> pd.DataFrame:
-        """The parts of heads: a row for each node group with attention, a column for each head.
+        """The parts of heads, also of those that `do` sets: a row for each group of heads, a column for each head.
 
         In a net with groups of heads, column `1_0` is head 0 of group 1.
         """
         import pandas as pd
 
         parts = self._check_single_state(self.parts, 1).tolist()
-        rows: dict[str, dict[str, float]] = {}
-        for writer, part in zip(self.writers, parts, strict=True):
-            if writer.kind == "attention":
-                rows.setdefault(writer.group, {})["_".join(map(str, writer.plates)) or "all"] = part
-        columns = dict.fromkeys("_".join(writer.axes) for writer in self.writers if writer.kind == "attention")
-        frame = pd.DataFrame.from_dict(rows, orient="index")
+        heads = [(w, part) for w, part in zip(self.writers, parts, strict=True) if w.is_head and w.kind != "bias"]
+        rows: dict[str, dict[tuple[int, ...], float]] = {}
+        for writer, part in heads:
+            row = rows.setdefault(writer.group, {})
+            row[writer.plates] = row.get(writer.plates, 0.0) + part
+        columns = dict.fromkeys("_".join(writer.axes) for writer, _ in heads)
+        order = sorted({writer.plates for writer, _ in heads})
+        table = [[row.get(plates, np.nan) for plates in order] for row in rows.values()]
+        names = ["_".join(map(str, plates)) or "all" for plates in order]
+        frame = pd.DataFrame(table, index=list(rows), columns=names)
         return frame.rename_axis(index="group", columns=next(iter(columns), "head") or "head")
 
     def by_word(self) -> pd.DataFrame:
