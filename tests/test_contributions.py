@@ -128,7 +128,7 @@ def test_parts_are_linear_in_the_readout(case, data):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_pairs_sum_to_the_centred_scores(case):
+def test_pairs_sum_to_the_scores(case):
     s = case.sentence
     for stem, groups in find_attention_groups(s.state.model).items():
         group = groups[-1]
@@ -140,10 +140,12 @@ def test_pairs_sum_to_the_centred_scores(case):
             continue
         result = s.contributions(name)
         close(result.total, result.scores)
-        close(result.total.mean(-1), torch.zeros_like(result.scores[..., 0]), 1e-9)
-        tpm_ = s.state.network.specs[group.index].tpm
-        if tpm_.normaliser.kind == "softmax":  # the centred scores give the attention of the sentence
-            close(result.scores.softmax(-1), result.weights)
+        normaliser = s.state.network.specs[group.index].tpm.normaliser.kind
+        assert result.is_centred == (normaliser == "softmax")
+        if result.is_centred:
+            close(result.total.mean(-1), torch.zeros_like(result.scores[..., 0]), 1e-9)
+        weights = {"softmax": result.scores.softmax(-1), "sigmoid": result.scores.sigmoid(), "none": result.scores}
+        close(weights[normaliser], result.weights)
 
 
 def test_a_row_of_attention_that_is_a_node():

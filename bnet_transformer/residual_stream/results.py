@@ -264,6 +264,7 @@ class ScoreContributions(ContributionTable):
 
     The scores are those before a soft-cap and before the softmax, and are centred: the mean over the words j that the
     word attends to is subtracted, because a constant does not change the softmax. The parts sum to the centred scores.
+    Without a softmax a constant matters, so the scores are not centred; then `is_centred` is False.
 
     Attributes:
         node: The name of the row of attention, such as `"j_1_0_9"`.
@@ -278,6 +279,7 @@ class ScoreContributions(ContributionTable):
         weights: The attention `P(j | i)` of these words, `[*states, word]`.
         effects: With `exact=True`, for each writer by name, the centred scores minus those of a run in which the output
             of the writer is zero at all words and all later nodes follow, `[*states, word]`. None otherwise.
+        is_centred: Whether the mean over the words is subtracted from the scores and their parts.
     """
 
     queries: tuple[Writer, ...] = field(repr=False)
@@ -288,6 +290,7 @@ class ScoreContributions(ContributionTable):
     scores: Tensor = field(repr=False)
     weights: Tensor = field(repr=False)
     effects: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    is_centred: bool = True
 
     @property
     def total(self) -> Tensor:
@@ -375,7 +378,8 @@ class ScoreContributions(ContributionTable):
     def summary(self) -> str:
         """The subject, the size and the convention, in one line."""
         size = f"{len(self.queries)} x {len(self.keys)} writers, {len(self.words)} words"
-        return f"contributions to the scores of {self.node}: {size}; centred; {self._describe_norms()}"
+        convention = "centred" if self.is_centred else "not centred, as there is no softmax"
+        return f"contributions to the scores of {self.node}: {size}; {convention}; {self._describe_norms()}"
 
 
 def rank_writers(parts: Tensor, count: int) -> list[int]:
