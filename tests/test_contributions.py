@@ -243,6 +243,22 @@ def test_exact_effects_on_scores_are_those_of_do():
         close(effect, compute(s) - compute(s.do({f"{name}_*": Zero()})))
 
 
+def test_words_of_a_window_have_their_indices_in_the_sentence():
+    s = build_small_net(mask=bt.Reach("window", 1)).sentence("the cat the dog")
+    result, rows = s.contributions("j_0_0_3"), s.attention(0)[0, 3]
+    assert result.indices == tuple(j for j, weight in enumerate(rows.tolist()) if weight)
+    assert result.indices[-1] == 3 and result.indices[0] > 0
+    labels = [f"{j} {s.words[j]}" for j in result.indices]
+    assert list(result.to_dataframe("all")["word"].unique()) == labels == list(result.by_writer().columns)
+    assert set(result.to_dataframe(3)["word"]) == {"3 dog"}
+    position, table = result.at_word(3)
+    assert position == len(labels) - 1
+    close(table, result.values[..., -1])
+    for read in (result.at_word, result.top, result.to_dataframe):
+        with pytest.raises(bt.BNetError, match=f"reads.*{result.indices[0]} to 3"):
+            read(word=0)
+
+
 # the direction, the sentence, interventions
 
 
@@ -460,3 +476,5 @@ def test_plots_show_the_parts():
     close(get_cells(bt.plot(scores, word=1, top=99)).tolist(), scores.at_word(1)[1].tolist())
     with pytest.raises(bt.BNetError, match="0 to 2"):
         bt.plot(scores, word=3)
+    window = build_small_net(mask=bt.Reach("window", 1)).sentence("the cat the dog").contributions("j_0_0_3")
+    assert "word 3 'dog'" in bt.plot(window, word=3).axes[0].get_title("left")

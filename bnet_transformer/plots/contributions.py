@@ -136,7 +136,7 @@ def plot_score_contributions(
     label = "contribution to the score"
     draw_heat_map(canvas, data, value_label=label, limits=limits, x="writer on the key side", y="writer, query side")
     score, noun = _format(float(result.scores[position])), "centred score" if result.is_centred else "score"
-    canvas.set_title(f"{result.node}, word {position} {result.words[position]!r}: {noun} {score}")
+    canvas.set_title(f"{result.node}, word {result.indices[position]} {result.words[position]!r}: {noun} {score}")
     sizes = (len(queries), len(result.queries), "writers of the query"), (len(keys), len(result.keys), "of the key")
     _note_selection(canvas, *sizes)
     if bool(result.positions.any()):

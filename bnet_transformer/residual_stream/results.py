@@ -273,6 +273,7 @@ class ScoreContributions(ContributionTable):
         queries: The writers on the side of the query.
         keys: The writers on the side of the key.
         words: The words j that the word attends to.
+        indices: The index j of each of these words in its sentence.
         values: The part of each pair in the centred score of each word, `[*states, query writer, key writer, word]`.
         positions: The part of the bias by distance, `[*states, word]`; zeros without one.
         scores: The centred scores, `[*states, word]`.
@@ -285,6 +286,7 @@ class ScoreContributions(ContributionTable):
     queries: tuple[Writer, ...] = field(repr=False)
     keys: tuple[Writer, ...] = field(repr=False)
     words: tuple[str, ...]
+    indices: tuple[int, ...]
     values: Tensor = field(repr=False)
     positions: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
@@ -317,22 +319,30 @@ class ScoreContributions(ContributionTable):
 
     @property
     def _word_labels(self) -> list[str]:
-        """The position and the text of each word, such as `"3 cat"`."""
-        return [f"{k} {word}" for k, word in enumerate(self.words)]
+        """The index j and the text of each word, such as `"3 cat"`."""
+        return [f"{j} {word}" for j, word in zip(self.indices, self.words, strict=True)]
 
     def at_word(self, word: int | None = None) -> tuple[int, Tensor]:
         """The table of pairs for one word j.
 
         Args:
-            word: The position of the word in `words`; by default the word with the largest weight.
+            word: The index j of the word; by default the word with the largest weight.
 
         Returns:
-            The position, and a tensor `[query writer, key writer]`.
+            The position of the word in `words`, and a tensor `[query writer, key writer]`.
+
+        Raises:
+            BNetError: The row does not read this word.
         """
         values = self._check_single_state(self.values, 3)
-        k = int(self.weights.argmax()) if word is None else check_int("word", word, minimum=0)
-        if k >= len(self.words):
-            raise BNetError("word", expected=f"a position from 0 to {len(self.words) - 1}", actual=word)
+        if word is not None and check_int("word", word, minimum=0) not in self.indices:
+            first, last = self.indices[0], self.indices[-1]
+            is_gapless = last - first == len(self.indices) - 1
+            allowed = f"{first} to {last}" if is_gapless else ", ".join(map(str, self.indices))
+            raise BNetError(
+                "word", expected=f"the index j of a word that {self.node} reads", actual=word, allowed=allowed
+            )
+        k = int(self.weights.argmax()) if word is None else self.indices.index(word)
         return k, values[..., k]
 
     def top(self, count: int = TOP_COUNT, word: int | None = None) -> list[tuple[str, str, float]]:
@@ -340,7 +350,7 @@ class ScoreContributions(ContributionTable):
 
         Args:
             count: The maximum number of pairs.
-            word: The position of the word in `words`; by default the word with the largest weight.
+            word: The index j of the word; by default the word with the largest weight.
 
         Returns:
             Triples of the writer on the side of the query, the writer on the side of the key, and the part of the pair,
@@ -355,8 +365,8 @@ class ScoreContributions(ContributionTable):
         """A data frame with one row for each pair of writers, and one for the bias by distance, in the score of a word.
 
         Args:
-            word: The position of the word j in `words`, or `"all"` for the rows of all words; by default the word with
-                the largest weight.
+            word: The index j of the word, or `"all"` for the rows of all words; by default the word with the largest
+                weight.
 
         Returns:
             A data frame with the columns `query`, `key`, `word` and `part`.

@@ -85,14 +85,15 @@ def compute_score_contributions(
     sides = [single_writers, read_writers]
     queries, keys = sides if read == 1 else reversed(sides)
     stack = state.network.specs[spec.parents[read].index].group.word_stack or ""
-    tokens = tuple(state.tokens[stack][k] for k in row.words.tolist())
+    indices = tuple(row.words.tolist())
+    tokens = tuple(state.tokens[stack][j] for j in indices)
     effects = _compute_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
     scores, table = _centre(tpm, row.scores), _centre(tpm, table[..., row.words])
     numbers = table, _centre(tpm, row.positions), scores, row.weights
     is_centred = tpm.normaliser.kind == "softmax"
     choices = run.count_choice_states()
     return ScoreContributions(
-        name, tuple(norms), queries, keys, tokens, *numbers, effects, is_centred, choices=choices
+        name, tuple(norms), queries, keys, tokens, indices, *numbers, effects, is_centred, choices=choices
     )
 
 
