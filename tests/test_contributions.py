@@ -427,6 +427,8 @@ def test_tables():
         ("j_1_0_9", {}, "expected j_slice_head_word.*j_0_0_0 to j_1_1_2"),
         ("j_1_0_2", {"of": 0}, "scores"),
         ("j_1_0_2", {"paths": 2}, "scores"),
+        ("j_1_0_2", {"of": torch.ones(3)}, "scores"),
+        ("logits_2", {"of": 0, "paths": 2, "exact": True}, "exact.*paths=1"),
         ("logits_2", {"of": 0, "paths": 3}, "1"),
         ("y_2", {"of": 0, "exact": True}, "difference"),
     ],

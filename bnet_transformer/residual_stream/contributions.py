@@ -38,8 +38,12 @@ def compute_contributions(
     if row is not None:
         if of is not None or paths == 2:
             expected = f"None for {name}, a row of attention scores" if of is not None else "1 for attention scores"
-            raise BNetError("of" if of is not None else "paths", expected=expected, actual=of or paths)
+            subject, actual = ("of", of) if of is not None else ("paths", paths)
+            raise BNetError(subject, expected=expected, actual=actual)
         return compute_score_contributions(state, name, *row, exact=exact)
+    if paths == 2 and exact:
+        hint = "Use paths=1 for the effects of writers"
+        raise BNetError("exact", expected="False for paths=2, which have no effects", actual=exact, hint=hint)
     readout = parse_readout(state, name, of)
     if paths == 2:
         return compute_paths(state, name, readout)
