@@ -269,7 +269,8 @@ def test_one_logit_a_vector_and_labels():
     close(s.contributions("logits_2", of=1).total, logits[1])
     close(s.contributions("y_2", of=("sat", "the")).total, logits[2] - logits[0])
     u = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    close(s.contributions("logits_2", of=u).total, logits @ u)
+    for of in (u, u.numpy(), u.float().numpy(), u.tolist(), (0.5, -1, 2)):
+        close(s.contributions("logits_2", of=of).total, logits @ u)
     close(s.contributions("x_2_1", of=torch.ones(4, dtype=torch.float64)).total, s["x_2_1"].sum())
 
 
@@ -420,6 +421,8 @@ def test_tables():
         ("logits_2", {"of": "dog"}, r"vocabulary|label|known"),
         ("logits_2", {"of": 7}, "0 to 2"),
         ("logits_2", {"of": torch.ones(4)}, "3 numbers"),
+        ("logits_2", {"of": np.ones(4)}, "3 numbers"),
+        ("logits_2", {"of": [0.5, 1.0, float("nan")]}, "finite"),
         ("x_2_2", {"of": 7}, "0 to 3"),
         ("ffn_0_2", {"of": 0}, "FeedForward.*j_0_1_2"),
         ("a_0_0_2", {"of": 0}, "j_0_0_2"),
