@@ -292,20 +292,23 @@ def test_set_nodes_are_writers_and_set_rows_are_used():
     assert kinds["x_1"] == "input" and float(part["embed"]) == 0.0
 
 
-def test_exact_effects_are_those_of_do():
-    s = get_case("encoder, pre-norm").sentence
-    for node, of in (("y_2", (0, 4)), ("add1_1_2", torch.ones(4, dtype=torch.float64))):
-        result = s.contributions(node, of=of, exact=True)
-
-        def compute(sentence, node=node, of=of):
-            return compute_readout(sentence, node, of) if node == "y_2" else sentence[node] @ of
-
-        for writer, effect in zip(result.writers, result.effects, strict=True):
-            if writer.kind == "bias":
-                assert bool(effect.isnan())
-                continue
-            removed = s.do({f"{writer.name}_2": Zero()})
-            close(effect, compute(s) - compute(removed), 1e-8)
+@pytest.mark.parametrize(
+    ("case", "node", "of"),
+    [
+        ("encoder, pre-norm", "y_2", (0, 4)),
+        ("encoder, pre-norm", "add1_1_2", torch.ones(4, dtype=torch.float64)),
+        ("vanilla encoder", "y_2", torch.ones(4, dtype=torch.float64)),  # Normal
+    ],
+)
+def test_exact_effects_are_those_of_do(case, node, of):
+    s = get_case(case).sentence
+    result = s.contributions(node, of=of, exact=True)
+    for writer, effect in zip(result.writers, result.effects, strict=True):
+        if writer.kind == "bias":
+            assert bool(effect.isnan())
+            continue
+        removed = s.do({f"{writer.name}_2": Zero()})
+        close(effect, compute_readout(s, node, of) - compute_readout(removed, node, of), 1e-8)
     assert {"part", "effect"} <= set(result.to_dataframe().columns)
 
 

@@ -21,7 +21,7 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps import sweep
 from bnet_transformer.residual_stream.path_contributions import compute_paths
-from bnet_transformer.residual_stream.readout import Readout, make_run, parse_readout, seed_readout
+from bnet_transformer.residual_stream.readout import Readout, compute_readout, make_run, parse_readout, seed_readout
 from bnet_transformer.residual_stream.results import Contributions, PathContributions, ScoreContributions
 from bnet_transformer.residual_stream.score_contributions import compute_score_contributions, find_attention_row
 from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
@@ -54,7 +54,7 @@ def compute_contributions(
     if exact and value.dim():
         hint = "Set or observe the latent choices first"
         raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
-    effects = _compute_effects(state, name, readout, table.writers) if exact else None
+    effects = _compute_effects(state, name, readout, table.writers, value) if exact else None
     norms = (*table.norms, *norms)
     parts = table.writers, table.words, table.values[0]
     return Contributions(name, norms, readout.label, *parts, value, effects, readout, choices=run.count_choice_states())
@@ -78,11 +78,18 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
 # the exact effects
 
 
-def _compute_effects(state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...]) -> Tensor:
+def _compute_effects(
+    state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...], value: Tensor
+) -> Tensor:
     """The readout minus the readout of a run with each writer zero at its words, `[writer]`; NaN for biases."""
     cells = {k: writer.nodes for k, writer in enumerate(writers) if writer.kind != "bias"}
     effects = torch.full((len(writers),), torch.nan, dtype=torch.float64)
-    if cells:
+    if readout.spec.tpm.is_random and readout.spec.tpm.kind != "discrete":  # the mean is no value of a sweep
+        for k, nodes in cells.items():
+            removed = compute_readout(state.with_interventions(dict.fromkeys(nodes, Zero())), name, readout)
+            assert removed is not None
+            effects[k] = value.double() - removed.double()
+    elif cells:
         metric = _build_metric(name, readout)
         sentence = SimpleNamespace(state=state)
         at = {f"{writers[k].name} ({writers[k].kind})": nodes for k, nodes in cells.items()}

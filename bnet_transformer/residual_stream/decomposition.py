@@ -114,8 +114,10 @@ class _Push:
             linear_map = run.make_linear_map(spec, word)
             constant = linear_map.compute_constant(positions)
             blocks = self._push_parents(spec, positions, word, constant, linear_map)
-            if linear_map.is_norm:
-                self.norms[format_norm(spec, tuple(sorted(self.active[index])))] = None
+            words = tuple(sorted(self.active[index]))
+            words = words if mask is None else run.filter_words(words, ~mask)
+            if linear_map.is_norm and (words or spec.group.word_stack is None):
+                self.norms[format_norm(spec, words)] = None
         else:
             constant, blocks = value, []
         if constant is not None and (kind != "bias" or bool(constant.any())):

@@ -337,9 +337,9 @@ class LinearRun:
             words, passed = tuple(sorted(active[index])), adjoint
             if mask is not None:
                 mask = self.narrow_words(mask, word)
-                yield self._make_step(spec, self._filter_words(words, mask), adjoint * mask, value, "input", nodes=mask)
+                yield self._make_step(spec, self.filter_words(words, mask), adjoint * mask, value, "input", nodes=mask)
                 mask = ~mask
-                words, passed = self._filter_words(words, mask), adjoint * mask
+                words, passed = self.filter_words(words, mask), adjoint * mask
             constant: Tensor | None = value
             gradients, is_norm = dict[int, Tensor](), False
             if positions:
@@ -364,7 +364,7 @@ class LinearRun:
         part = part.sum(tuple(range(-len(spec.shape), 0))) if part is not None and spec.shape else part
         return Step(spec, words, adjoint, part, kind, is_norm, nodes)
 
-    def _filter_words(self, words: tuple[int, ...], mask: Tensor) -> tuple[int, ...]:
+    def filter_words(self, words: tuple[int, ...], mask: Tensor) -> tuple[int, ...]:
         """The words at which a mask, `[*layout, *1]`, is true for a node."""
         at_word = mask.movedim(self.layout.word_dim, 0).flatten(1).any(-1).tolist()
         return tuple(word for word in words if (at_word[0] if len(at_word) == 1 else at_word[word]))
