@@ -663,11 +663,13 @@ class Sentence(StructureQueries):
             node: A readout such as `"logits_9"` or `"y_9"`, or another node that is a sum, a linear map or a norm of
                 its parents. For the scores of a row of attention its name, such as `"j_1_0_9"` (slice, head, word).
             of: For a readout, a state or its label (its logit), a pair of these (the difference of the first and the
-                second logit), or a vector (the product with the value). None for scores.
+                second logit), or a vector (the product with the value), as a tensor, an array or a list of floats. None
+                for scores.
             paths: 1 (default) for single writers, 2 for paths of two: the writers that each head reads through its
                 values, with its attention held fixed.
             exact: Whether to compute also the exact effect of each writer: the readout minus the readout of a run in
-                which the output of the writer is zero and all later nodes follow. For scores, `effects` has them.
+                which the output of the writer is zero at the words of its row (`writer.words`) and all later nodes
+                follow. For scores, `effects` has them, with the output zero at all words.
 
         Returns:
             The parts: `Contributions` with `values` `[*states, writer, word]`; with `paths=2` `PathContributions`; for

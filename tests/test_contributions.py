@@ -128,7 +128,7 @@ def test_parts_are_linear_in_the_readout(case, data):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_pairs_sum_to_the_centred_scores(case):
+def test_pairs_sum_to_the_scores(case):
     s = case.sentence
     for stem, groups in find_attention_groups(s.state.model).items():
         group = groups[-1]
@@ -140,10 +140,12 @@ def test_pairs_sum_to_the_centred_scores(case):
             continue
         result = s.contributions(name)
         close(result.total, result.scores)
-        close(result.total.mean(-1), torch.zeros_like(result.scores[..., 0]), 1e-9)
-        tpm_ = s.state.network.specs[group.index].tpm
-        if tpm_.normaliser.kind == "softmax":  # the centred scores give the attention of the sentence
-            close(result.scores.softmax(-1), result.weights)
+        normaliser = s.state.network.specs[group.index].tpm.normaliser.kind
+        assert result.is_centred == (normaliser == "softmax")
+        if result.is_centred:
+            close(result.total.mean(-1), torch.zeros_like(result.scores[..., 0]), 1e-9)
+        weights = {"softmax": result.scores.softmax(-1), "sigmoid": result.scores.sigmoid(), "none": result.scores}
+        close(weights[normaliser], result.weights)
 
 
 def test_a_row_of_attention_that_is_a_node():
@@ -156,7 +158,7 @@ def test_a_row_of_attention_that_is_a_node():
 # oracles by hand
 
 
-def tiny_net():
+def tiny_net(*further_nodes):
     """A pre-norm decoder of one slice with two heads, without a feed-forward step."""
     word = ["word"]
     heads = ["head", "word"]
@@ -175,6 +177,7 @@ def tiny_net():
     readout = [
         bt.Node("final", tpm.Norm("layer"), ["x"], plates=word),
         bt.Node("y", tpm.Categorical(3), ["final"], plates=word),
+        *further_nodes,
     ]
     stack = bt.Stack(slice_, prologue, readout, vocabulary=VOCABULARY)
     return jitter(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)]))).to(torch.float64)
@@ -240,6 +243,22 @@ def test_exact_effects_on_scores_are_those_of_do():
         close(effect, compute(s) - compute(s.do({f"{name}_*": Zero()})))
 
 
+def test_words_of_a_window_have_their_indices_in_the_sentence():
+    s = build_small_net(mask=bt.Reach("window", 1)).sentence("the cat the dog")
+    result, rows = s.contributions("j_0_0_3"), s.attention(0)[0, 3]
+    assert result.indices == tuple(j for j, weight in enumerate(rows.tolist()) if weight)
+    assert result.indices[-1] == 3 and result.indices[0] > 0
+    labels = [f"{j} {s.words[j]}" for j in result.indices]
+    assert list(result.to_dataframe("all")["word"].unique()) == labels == list(result.by_writer().columns)
+    assert set(result.to_dataframe(3)["word"]) == {"3 dog"}
+    position, table = result.at_word(3)
+    assert position == len(labels) - 1
+    close(table, result.values[..., -1])
+    for read in (result.at_word, result.top, result.to_dataframe):
+        with pytest.raises(bt.BNetError, match=f"reads.*{result.indices[0]} to 3"):
+            read(word=0)
+
+
 # the direction, the sentence, interventions
 
 
@@ -250,7 +269,8 @@ def test_one_logit_a_vector_and_labels():
     close(s.contributions("logits_2", of=1).total, logits[1])
     close(s.contributions("y_2", of=("sat", "the")).total, logits[2] - logits[0])
     u = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    close(s.contributions("logits_2", of=u).total, logits @ u)
+    for of in (u, u.numpy(), u.float().numpy(), u.tolist(), (0.5, -1, 2)):
+        close(s.contributions("logits_2", of=of).total, logits @ u)
     close(s.contributions("x_2_1", of=torch.ones(4, dtype=torch.float64)).total, s["x_2_1"].sum())
 
 
@@ -272,21 +292,95 @@ def test_set_nodes_are_writers_and_set_rows_are_used():
     assert kinds["x_1"] == "input" and float(part["embed"]) == 0.0
 
 
-def test_exact_effects_are_those_of_do():
-    s = get_case("encoder, pre-norm").sentence
-    for node, of in (("y_2", (0, 4)), ("add1_1_2", torch.ones(4, dtype=torch.float64))):
-        result = s.contributions(node, of=of, exact=True)
-
-        def compute(sentence, node=node, of=of):
-            return compute_readout(sentence, node, of) if node == "y_2" else sentence[node] @ of
-
-        for writer, effect in zip(result.writers, result.effects, strict=True):
-            if writer.kind == "bias":
-                assert bool(effect.isnan())
-                continue
-            removed = s.do({f"{writer.name}_2": Zero()})
-            close(effect, compute(s) - compute(removed), 1e-8)
+@pytest.mark.parametrize(
+    ("case", "node", "of"),
+    [
+        ("encoder, pre-norm", "y_2", (0, 4)),
+        ("encoder, pre-norm", "add1_1_2", torch.ones(4, dtype=torch.float64)),
+        ("vanilla encoder", "y_2", torch.ones(4, dtype=torch.float64)),  # Normal
+    ],
+)
+def test_exact_effects_are_those_of_do(case, node, of):
+    s = get_case(case).sentence
+    result = s.contributions(node, of=of, exact=True)
+    for writer, effect in zip(result.writers, result.effects, strict=True):
+        if writer.kind == "bias":
+            assert bool(effect.isnan())
+            continue
+        removed = s.do({f"{writer.name}_2": Zero()})
+        close(effect, compute_readout(s, node, of) - compute_readout(removed, node, of), 1e-8)
     assert {"part", "effect"} <= set(result.to_dataframe().columns)
+
+
+@pytest.mark.parametrize(
+    ("arrow", "node", "words"),
+    [("first", "m_3", (0, 3)), ("before", "m_3", (2, 3)), ("rest", "m_3", (3,)), ("last", "m_1", (1, 3))],
+)
+def test_exact_effects_remove_a_writer_at_the_words_of_its_row(arrow, node, words):
+    net = tiny_net(bt.Node("m", tpm.Add(), ["x", bt.Arrow("x", arrow)], plates=["word"]))
+    s, u = net.sentence("the cat sat the"), torch.linspace(-1, 1, 4, dtype=torch.float64)
+    result = s.contributions(node, of=u, exact=True)
+    for writer, effect in zip(result.writers, result.effects, strict=True):
+        assert writer.words == words
+        if writer.kind != "bias":
+            close(effect, (s[node] - s.do({f"{writer.name}_{j}": Zero() for j in words})[node]) @ u)
+
+
+def build_small_net(build=bt.decoder, **options):
+    """A pre-norm net of two slices."""
+    words = ["the", "a", "cat", "dog", "sat"]
+    options = {"heads": 2, "slices": 2, "norm": "pre", "vocabulary": words, "hidden": 12, "seed": 1} | options
+    return build(8, dropout=0.0, **options).to(torch.float64)
+
+
+SET_NODES = [
+    ["a_0_0_2"],
+    ["a_0_1_0", "a_0_0_1"],
+    ["a_1_1_0", "a_1_1_1", "a_1_1_2"],
+    ["embed_1"],
+    ["ffn_1_2", "ffn_0_0"],
+    ["x_1_0"],
+    ["norm1_0_2"],
+]
+
+
+@pytest.mark.parametrize("nodes", SET_NODES, ids="-".join)
+@pytest.mark.parametrize("pool", ["mean", None])
+def test_each_node_is_of_one_writer_also_if_do_sets_it(nodes, pool):
+    net = build_small_net(bt.encoder, pool=pool, readout=tpm.Categorical(2)) if pool else build_small_net()
+    s, of = net.sentence("the cat the"), (0, 1)
+    node = "y" if pool else "y_2"
+    s = s.do({name: torch.linspace(-1, 2, s[name].numel(), dtype=torch.float64) for name in nodes})
+    result = s.contributions(node, of=of, exact=True)
+    close(result.total, result.value)
+    check_rows(s, result.writers)
+    for k, writer in enumerate(result.writers):
+        if writer.kind != "bias":
+            removed = s.do(dict.fromkeys(writer.nodes, Zero()))
+            close(result.effects[k], result.value - removed.contributions(node, of=of).value, 1e-9)
+        rows = [j for j, other in enumerate(result.writers) if other.name == writer.name]
+        close(result[writer.name], result.parts[rows].sum())
+    heads = result.by_head()
+    assert list(heads.columns) == ["0", "1"] and list(heads.index) == ["a_0", "a_1"]
+    close(float(heads.loc["a_0", "0"]), float(result["a_0_0"]))
+    paths = s.contributions(node, of=of, paths=2)
+    attention = [k for k, writer in enumerate(result.writers) if writer.kind == "attention"]
+    assert paths.heads == tuple(result.writers[k] for k in attention)
+    close(paths.values.sum(-1), result.parts[attention])
+    scores = s.contributions("j_1_0_2")
+    close(scores.total, scores.scores)
+    check_rows(s, scores.keys)
+    check_rows(s, scores.queries)
+
+
+def check_rows(s, writers):
+    """No node is in two rows, each row has nodes, and the rows of nodes that `do` sets are inputs."""
+    rows = [writer for writer in writers if writer.kind != "bias"]
+    names = [name for writer in rows for name in writer.nodes]
+    assert len(set(names)) == len(names)
+    for writer in rows:
+        is_set = {s.ground.id(name) in s.state.model.do for name in writer.nodes}
+        assert writer.group in ("embed", "position") or is_set == {writer.kind == "input"}
 
 
 # the tables
@@ -330,6 +424,8 @@ def test_tables():
         ("logits_2", {"of": "dog"}, r"vocabulary|label|known"),
         ("logits_2", {"of": 7}, "0 to 2"),
         ("logits_2", {"of": torch.ones(4)}, "3 numbers"),
+        ("logits_2", {"of": np.ones(4)}, "3 numbers"),
+        ("logits_2", {"of": [0.5, 1.0, float("nan")]}, "finite"),
         ("x_2_2", {"of": 7}, "0 to 3"),
         ("ffn_0_2", {"of": 0}, "FeedForward.*j_0_1_2"),
         ("a_0_0_2", {"of": 0}, "j_0_0_2"),
@@ -337,6 +433,8 @@ def test_tables():
         ("j_1_0_9", {}, "expected j_slice_head_word.*j_0_0_0 to j_1_1_2"),
         ("j_1_0_2", {"of": 0}, "scores"),
         ("j_1_0_2", {"paths": 2}, "scores"),
+        ("j_1_0_2", {"of": torch.ones(3)}, "scores"),
+        ("logits_2", {"of": 0, "paths": 2, "exact": True}, "exact.*paths=1"),
         ("logits_2", {"of": 0, "paths": 3}, "1"),
         ("y_2", {"of": 0, "exact": True}, "difference"),
     ],
@@ -386,3 +484,5 @@ def test_plots_show_the_parts():
     close(get_cells(bt.plot(scores, word=1, top=99)).tolist(), scores.at_word(1)[1].tolist())
     with pytest.raises(bt.BNetError, match="0 to 2"):
         bt.plot(scores, word=3)
+    window = build_small_net(mask=bt.Reach("window", 1)).sentence("the cat the dog").contributions("j_0_0_3")
+    assert "word 3 'dog'" in bt.plot(window, word=3).axes[0].get_title("left")

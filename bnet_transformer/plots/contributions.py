@@ -135,13 +135,14 @@ def plot_score_contributions(
     data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
     label = "contribution to the score"
     draw_heat_map(canvas, data, value_label=label, limits=limits, x="writer on the key side", y="writer, query side")
-    score = _format(float(result.scores[position]))
-    canvas.set_title(f"{result.node}, word {position} {result.words[position]!r}: centred score {score}")
+    score, noun = _format(float(result.scores[position])), "centred score" if result.is_centred else "score"
+    canvas.set_title(f"{result.node}, word {result.indices[position]} {result.words[position]!r}: {noun} {score}")
     sizes = (len(queries), len(result.queries), "writers of the query"), (len(keys), len(result.keys), "of the key")
     _note_selection(canvas, *sizes)
     if bool(result.positions.any()):
         canvas.add_note(f"The bias by distance adds {_format(float(result.positions[position]))}.")
-    canvas.add_note("Before the softmax, less the mean over the words attended to.")
+    if result.is_centred:
+        canvas.add_note("Before the softmax, less the mean over the words attended to.")
 
 
 def _note_selection(canvas: Canvas, *counts: tuple[int, int, str]) -> None:

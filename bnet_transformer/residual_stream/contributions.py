@@ -21,7 +21,7 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps import sweep
 from bnet_transformer.residual_stream.path_contributions import compute_paths
-from bnet_transformer.residual_stream.readout import Readout, make_run, parse_readout, seed_readout
+from bnet_transformer.residual_stream.readout import Readout, compute_readout, make_run, parse_readout, seed_readout
 from bnet_transformer.residual_stream.results import Contributions, PathContributions, ScoreContributions
 from bnet_transformer.residual_stream.score_contributions import compute_score_contributions, find_attention_row
 from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
@@ -38,8 +38,12 @@ def compute_contributions(
     if row is not None:
         if of is not None or paths == 2:
             expected = f"None for {name}, a row of attention scores" if of is not None else "1 for attention scores"
-            raise BNetError("of" if of is not None else "paths", expected=expected, actual=of or paths)
+            subject, actual = ("of", of) if of is not None else ("paths", paths)
+            raise BNetError(subject, expected=expected, actual=actual)
         return compute_score_contributions(state, name, *row, exact=exact)
+    if paths == 2 and exact:
+        hint = "Use paths=1 for the effects of writers"
+        raise BNetError("exact", expected="False for paths=2, which have no effects", actual=exact, hint=hint)
     readout = parse_readout(state, name, of)
     if paths == 2:
         return compute_paths(state, name, readout)
@@ -50,7 +54,7 @@ def compute_contributions(
     if exact and value.dim():
         hint = "Set or observe the latent choices first"
         raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
-    effects = _compute_effects(state, name, readout, table.writers) if exact else None
+    effects = _compute_effects(state, name, readout, table.writers, value) if exact else None
     norms = (*table.norms, *norms)
     parts = table.writers, table.words, table.values[0]
     return Contributions(name, norms, readout.label, *parts, value, effects, readout, choices=run.count_choice_states())
@@ -74,14 +78,22 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
 # the exact effects
 
 
-def _compute_effects(state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...]) -> Tensor:
-    """The readout minus the readout of a run without each writer, `[writer]`; NaN for biases."""
-    cells = {k: writer.node_pattern for k, writer in enumerate(writers) if writer.kind != "bias"}
+def _compute_effects(
+    state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...], value: Tensor
+) -> Tensor:
+    """The readout minus the readout of a run with each writer zero at its words, `[writer]`; NaN for biases."""
+    cells = {k: writer.nodes for k, writer in enumerate(writers) if writer.kind != "bias"}
     effects = torch.full((len(writers),), torch.nan, dtype=torch.float64)
-    if cells:
+    if readout.spec.tpm.is_random and readout.spec.tpm.kind != "discrete":  # the mean is no value of a sweep
+        for k, nodes in cells.items():
+            removed = compute_readout(state.with_interventions(dict.fromkeys(nodes, Zero())), name, readout)
+            assert removed is not None
+            effects[k] = value.double() - removed.double()
+    elif cells:
         metric = _build_metric(name, readout)
         sentence = SimpleNamespace(state=state)
-        result = sweep(Zero(), sentence, at=list(cells.values()), metric=metric, progress=False)
+        at = {f"{writers[k].name} ({writers[k].kind})": nodes for k, nodes in cells.items()}
+        result = sweep(Zero(), sentence, at=at, metric=metric, progress=False)
         effects[list(cells)] = -result.values.double()
     return effects
 

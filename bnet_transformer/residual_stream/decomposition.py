@@ -7,6 +7,7 @@ cost time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,15 +114,17 @@ class _Push:
             linear_map = run.make_linear_map(spec, word)
             constant = linear_map.compute_constant(positions)
             blocks = self._push_parents(spec, positions, word, constant, linear_map)
-            if linear_map.is_norm:
-                self.norms[format_norm(spec, tuple(sorted(self.active[index])))] = None
+            words = tuple(sorted(self.active[index]))
+            words = words if mask is None else run.filter_words(words, ~mask)
+            if linear_map.is_norm and (words or spec.group.word_stack is None):
+                self.norms[format_norm(spec, words)] = None
         else:
             constant, blocks = value, []
         if constant is not None and (kind != "bias" or bool(constant.any())):
-            blocks.append(self._write(spec, constant, kind))
+            blocks.append(self._write(spec, constant, kind, None if mask is None else ~mask))
         if mask is not None:
             blocks = [(writers, block * ~mask) for writers, block in blocks]
-            blocks.append(self._write(spec, value * mask, "input"))
+            blocks.append(self._write(spec, value * mask, "input", mask))
         return GroupParts(_sum_duplicates(blocks, self.batch_dim))
 
     def _push_parents(
@@ -155,24 +158,28 @@ class _Push:
                 blocks.append((parts.writers, block))
         return blocks
 
-    def _write(self, spec: NodeSpec, value: Tensor, kind: Kind) -> tuple[tuple[Writer, ...], Tensor]:
-        """The block of what a group adds itself: one writer for each index along its plates."""
+    def _write(
+        self, spec: NodeSpec, value: Tensor, kind: Kind, nodes: Tensor | None = None
+    ) -> tuple[tuple[Writer, ...], Tensor]:
+        """The block of what some nodes of a group add themselves: one writer for each index along its plates."""
         words = tuple(sorted(self.active[spec.group.index]))
-        writers, layout = list_writers(self.run, spec, kind, words), self.run.layout
+        by_position, layout = list_writers(self.run, spec, kind, words, nodes), self.run.layout
+        writers = tuple(by_position.values())
         sizes = [self.run.network.graph.plate_sizes[plate] for plate in spec.group.plates]
         if not sizes:
-            return tuple(writers), value
-        shape = [1] * value.dim()
+            return writers, value.narrow(layout.batch_dim, 0, len(writers))
+        shape, count = [1] * value.dim(), math.prod(sizes)
         shape[layout.batch_dim] = len(writers)
         axes = [layout.axis(plate) for plate in spec.group.plates]
         for axis, size in zip(axes, sizes, strict=True):
             shape[axis] = size
         order = sorted(range(len(axes)), key=axes.__getitem__)  # the plates in the order of the layout
-        is_same = torch.eye(len(writers), dtype=value.dtype, device=value.device).reshape(len(writers), *sizes)
+        is_same = torch.eye(count, dtype=value.dtype, device=value.device)[list(by_position)]
+        is_same = is_same.reshape(len(writers), *sizes)
         is_same = is_same.permute(0, *(1 + k for k in order)).reshape(shape)
         block = value * is_same
         if kind != "bias":
-            return tuple(writers), block
+            return writers, block
         is_used = block.movedim(layout.batch_dim, 0).flatten(1).any(-1)
         used = tuple(writer for writer, flag in zip(writers, is_used.tolist(), strict=True) if flag)
         return used, block.index_select(layout.batch_dim, is_used.nonzero().flatten())

@@ -52,6 +52,7 @@ class Step:
             or for a group at which the pass stops.
         kind: The kind of the writer.
         is_norm: Whether the group is a norm whose scale is held fixed.
+        nodes: The nodes that the step has, `[*layout, *1]`; None for all. `do` sets the others, or only these.
     """
 
     spec: NodeSpec
@@ -60,6 +61,7 @@ class Step:
     part: Tensor | None
     kind: Kind
     is_norm: bool = False
+    nodes: Tensor | None = None
 
 
 @dataclass
@@ -244,7 +246,9 @@ class LinearRun:
         return {index: self.narrow_words(g, self.get_word(index, active), 1) for index, g in gradients}
 
     def get_set_mask(self, spec: NodeSpec) -> Tensor | None:
-        """The nodes of a group that are set by `do`, `[*layout, *1]`; None if none is set."""
+        """The nodes of a group that are set by `do`, `[*layout, *1]`; None if none is set, or if all are inputs."""
+        if self.kinds[spec.group.index] == "input":  # one writer, set or not
+            return None
         patched = self.execution.patched.get(spec.group.index)
         return None if patched is None else patched[1].reshape(*patched[1].shape, *[1] * len(spec.shape))
 
@@ -333,14 +337,15 @@ class LinearRun:
             words, passed = tuple(sorted(active[index])), adjoint
             if mask is not None:
                 mask = self.narrow_words(mask, word)
-                yield self._make_step(spec, self._filter_words(words, mask), adjoint * mask, value, "input")
-                words, passed = self._filter_words(words, ~mask), adjoint * ~mask
-            if not positions:
-                if words or spec.group.word_stack is None:
-                    yield self._make_step(spec, words, passed, value, self.kinds[index])
-                continue
-            constant, gradients, is_norm = self._pull_back_group(spec, positions, passed, word, active)
-            yield self._make_step(spec, words, passed, constant, self.kinds[index], is_norm)
+                yield self._make_step(spec, self.filter_words(words, mask), adjoint * mask, value, "input", nodes=mask)
+                mask = ~mask
+                words, passed = self.filter_words(words, mask), adjoint * mask
+            constant: Tensor | None = value
+            gradients, is_norm = dict[int, Tensor](), False
+            if positions:
+                constant, gradients, is_norm = self._pull_back_group(spec, positions, passed, word, active)
+            if words or spec.group.word_stack is None:
+                yield self._make_step(spec, words, passed, constant, self.kinds[index], is_norm, mask)
             for parent, gradient in gradients.items():
                 adjoints[parent] = gradient if parent not in adjoints else adjoints[parent] + gradient
 
@@ -352,13 +357,14 @@ class LinearRun:
         value: Tensor | None,
         kind: Kind,
         is_norm: bool = False,
+        nodes: Tensor | None = None,
     ) -> Step:
         """The step of a group that adds a value, `[*layout, *shape]`."""
         part = None if value is None else adjoint * value
         part = part.sum(tuple(range(-len(spec.shape), 0))) if part is not None and spec.shape else part
-        return Step(spec, words, adjoint, part, kind, is_norm)
+        return Step(spec, words, adjoint, part, kind, is_norm, nodes)
 
-    def _filter_words(self, words: tuple[int, ...], mask: Tensor) -> tuple[int, ...]:
+    def filter_words(self, words: tuple[int, ...], mask: Tensor) -> tuple[int, ...]:
         """The words at which a mask, `[*layout, *1]`, is true for a node."""
         at_word = mask.movedim(self.layout.word_dim, 0).flatten(1).any(-1).tolist()
         return tuple(word for word in words if (at_word[0] if len(at_word) == 1 else at_word[word]))

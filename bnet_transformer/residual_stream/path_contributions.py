@@ -20,7 +20,7 @@ from bnet_transformer.residual_stream.linear_groups import find_linear_groups, g
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun, Step
 from bnet_transformer.residual_stream.readout import Readout, make_run, seed_readout
 from bnet_transformer.residual_stream.results import PathContributions
-from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
+from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers, list_writers
 from bnet_transformer.tpm import Attention
 
 VALUE_SLOT = 2  # of an Attention
@@ -122,7 +122,8 @@ def _follow_values(run: LinearRun, step: Step) -> _ValueBranch:
     active = run.find_active_words({value.index: run.find_read_words(spec, value, step.words)})
     linear_map = run.make_linear_map(spec, word)
     _, parents, leaves = run.gather_leaves(spec, (VALUE_SLOT,), word, active)
-    gradients = run.compute_adjoints(linear_map.evaluate(*parents), leaves, _split_heads(run, step), active)
+    heads = list(list_writers(run, spec, step.kind, step.words, step.nodes))
+    gradients = run.compute_adjoints(linear_map.evaluate(*parents), leaves, _split_heads(run, step)[heads], active)
     sums = _find_sums(run, value.index)
     steps = list(run.pull_back(gradients, active, sums))
     adjoints = {item.spec.group.index: item.adjoint for item in steps if item.spec.group.index in sums}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.naming import join_name
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.data.encode import encode_value
+from bnet_transformer.data.word_encoder import to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import NOT_GIVEN, BNetError, UnsupportedError
 from bnet_transformer.graph import NodeGroup
@@ -101,10 +104,11 @@ def _parse_direction(
     """The vector u of a readout, its name, and its states."""
     dtype, device = state.network.dtype, state.network.device
     name = state.ground.name(node)
-    if is_dense(of) and isinstance(of, Tensor) and of.is_floating_point():
-        if tuple(of.shape) != (size,) or not bool(of.isfinite().all()):
-            raise BNetError("of", expected=f"a finite vector of {size} numbers", actual=f"shape {tuple(of.shape)}")
-        return of.detach().to(device, dtype), "a direction", None
+    vector = _to_vector(of)
+    if vector is not None:
+        if tuple(vector.shape) != (size,) or not bool(vector.isfinite().all()):
+            raise BNetError("of", expected=f"a finite vector of {size} numbers", actual=f"shape {tuple(vector.shape)}")
+        return vector.to(device, dtype), "a direction", None
     pair = tuple(of) if isinstance(of, tuple | list) else (of,)
     if of is None or len(pair) not in (1, 2):
         hint = f'For example contributions("{name}", of=0), or of=(0, 1) for a difference'
@@ -117,6 +121,18 @@ def _parse_direction(
         direction[k] += sign
     names = [labels[k] if labels else f"state {k}" for k in states]
     return direction, " - ".join(names) if len(pair) == 2 else f"logit of {names[0]}", tuple(states)
+
+
+def _to_vector(of: object) -> Tensor | None:
+    """A tensor, an array or a list of real numbers as a tensor; None for states, which are integers or labels."""
+    if isinstance(of, list | tuple):
+        has_reals = any(isinstance(item, float | np.floating) for item in of)
+        is_vector = has_reals and all(isinstance(item, Real) and not isinstance(item, bool) for item in of)
+    elif isinstance(of, np.ndarray):
+        is_vector = np.issubdtype(of.dtype, np.floating)
+    else:
+        is_vector = is_dense(of) and of.is_floating_point()
+    return to_reals("of", of) if is_vector else None
 
 
 def _find_label_node(state: SentenceState, node: int, size: int) -> int | None:

@@ -104,7 +104,8 @@ class Contributions(ContributionTable):
             reads, and that of other writers is their own. `states` are the latent choices as in `s[node]`.
         value: The readout, `[*states]`.
         effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
-            writer is zero and all later nodes follow, `[writer]`; NaN for biases. None otherwise.
+            writer is zero at the words of its row (`writer.words`) and all later nodes follow, `[writer]`; NaN for
+            biases. None otherwise.
         readout: The readout as a linear function of the node.
     """
 
@@ -127,7 +128,7 @@ class Contributions(ContributionTable):
         return self.parts.sum(-1)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The part of a writer.
+        """The part of a writer: the sum of its rows, of which there are two if `do` sets it at some of its words.
 
         Args:
             name: The name of a writer, such as `"a_3_2"`.
@@ -145,7 +146,7 @@ class Contributions(ContributionTable):
                 raise unknown_name_error("writer", name, names)
             allowed = ", ".join(w.name for w in self.writers if w.group == writer.group)
             raise UnknownNameError("writer", expected=writer.form, actual=repr(name), allowed=allowed)
-        return self.parts[..., names.index(name)]
+        return self.parts[..., [k for k, writer in enumerate(self.writers) if writer.name == name]].sum(-1)
 
     def top(self, count: int = TOP_COUNT) -> list[tuple[str, float]]:
         """The writers with the largest absolute parts.
@@ -161,19 +162,23 @@ class Contributions(ContributionTable):
         return [(self.writers[k].name, float(parts[k])) for k in order.tolist()]
 
     def by_head(self) -> pd.DataFrame:
-        """The parts of heads: a row for each node group with attention, a column for each head.
+        """The parts of heads, also of those that `do` sets: a row for each group of heads, a column for each head.
 
         In a net with groups of heads, column `1_0` is head 0 of group 1.
         """
         import pandas as pd
 
         parts = self._check_single_state(self.parts, 1).tolist()
-        rows: dict[str, dict[str, float]] = {}
-        for writer, part in zip(self.writers, parts, strict=True):
-            if writer.kind == "attention":
-                rows.setdefault(writer.group, {})["_".join(map(str, writer.plates)) or "all"] = part
-        columns = dict.fromkeys("_".join(writer.axes) for writer in self.writers if writer.kind == "attention")
-        frame = pd.DataFrame.from_dict(rows, orient="index")
+        heads = [(w, part) for w, part in zip(self.writers, parts, strict=True) if w.is_head and w.kind != "bias"]
+        rows: dict[str, dict[tuple[int, ...], float]] = {}
+        for writer, part in heads:
+            row = rows.setdefault(writer.group, {})
+            row[writer.plates] = row.get(writer.plates, 0.0) + part
+        columns = dict.fromkeys("_".join(writer.axes) for writer, _ in heads)
+        order = sorted({writer.plates for writer, _ in heads})
+        table = [[row.get(plates, np.nan) for plates in order] for row in rows.values()]
+        names = ["_".join(map(str, plates)) or "all" for plates in order]
+        frame = pd.DataFrame(table, index=list(rows), columns=names)
         return frame.rename_axis(index="group", columns=next(iter(columns), "head") or "head")
 
     def by_word(self) -> pd.DataFrame:
@@ -259,6 +264,7 @@ class ScoreContributions(ContributionTable):
 
     The scores are those before a soft-cap and before the softmax, and are centred: the mean over the words j that the
     word attends to is subtracted, because a constant does not change the softmax. The parts sum to the centred scores.
+    Without a softmax a constant matters, so the scores are not centred; then `is_centred` is False.
 
     Attributes:
         node: The name of the row of attention, such as `"j_1_0_9"`.
@@ -267,22 +273,26 @@ class ScoreContributions(ContributionTable):
         queries: The writers on the side of the query.
         keys: The writers on the side of the key.
         words: The words j that the word attends to.
+        indices: The index j of each of these words in its sentence.
         values: The part of each pair in the centred score of each word, `[*states, query writer, key writer, word]`.
         positions: The part of the bias by distance, `[*states, word]`; zeros without one.
         scores: The centred scores, `[*states, word]`.
         weights: The attention `P(j | i)` of these words, `[*states, word]`.
         effects: With `exact=True`, for each writer by name, the centred scores minus those of a run in which the output
             of the writer is zero at all words and all later nodes follow, `[*states, word]`. None otherwise.
+        is_centred: Whether the mean over the words is subtracted from the scores and their parts.
     """
 
     queries: tuple[Writer, ...] = field(repr=False)
     keys: tuple[Writer, ...] = field(repr=False)
     words: tuple[str, ...]
+    indices: tuple[int, ...]
     values: Tensor = field(repr=False)
     positions: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
     weights: Tensor = field(repr=False)
     effects: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    is_centred: bool = True
 
     @property
     def total(self) -> Tensor:
@@ -309,22 +319,30 @@ class ScoreContributions(ContributionTable):
 
     @property
     def _word_labels(self) -> list[str]:
-        """The position and the text of each word, such as `"3 cat"`."""
-        return [f"{k} {word}" for k, word in enumerate(self.words)]
+        """The index j and the text of each word, such as `"3 cat"`."""
+        return [f"{j} {word}" for j, word in zip(self.indices, self.words, strict=True)]
 
     def at_word(self, word: int | None = None) -> tuple[int, Tensor]:
         """The table of pairs for one word j.
 
         Args:
-            word: The position of the word in `words`; by default the word with the largest weight.
+            word: The index j of the word; by default the word with the largest weight.
 
         Returns:
-            The position, and a tensor `[query writer, key writer]`.
+            The position of the word in `words`, and a tensor `[query writer, key writer]`.
+
+        Raises:
+            BNetError: The row does not read this word.
         """
         values = self._check_single_state(self.values, 3)
-        k = int(self.weights.argmax()) if word is None else check_int("word", word, minimum=0)
-        if k >= len(self.words):
-            raise BNetError("word", expected=f"a position from 0 to {len(self.words) - 1}", actual=word)
+        if word is not None and check_int("word", word, minimum=0) not in self.indices:
+            first, last = self.indices[0], self.indices[-1]
+            is_gapless = last - first == len(self.indices) - 1
+            allowed = f"{first} to {last}" if is_gapless else ", ".join(map(str, self.indices))
+            raise BNetError(
+                "word", expected=f"the index j of a word that {self.node} reads", actual=word, allowed=allowed
+            )
+        k = int(self.weights.argmax()) if word is None else self.indices.index(word)
         return k, values[..., k]
 
     def top(self, count: int = TOP_COUNT, word: int | None = None) -> list[tuple[str, str, float]]:
@@ -332,7 +350,7 @@ class ScoreContributions(ContributionTable):
 
         Args:
             count: The maximum number of pairs.
-            word: The position of the word in `words`; by default the word with the largest weight.
+            word: The index j of the word; by default the word with the largest weight.
 
         Returns:
             Triples of the writer on the side of the query, the writer on the side of the key, and the part of the pair,
@@ -347,8 +365,8 @@ class ScoreContributions(ContributionTable):
         """A data frame with one row for each pair of writers, and one for the bias by distance, in the score of a word.
 
         Args:
-            word: The position of the word j in `words`, or `"all"` for the rows of all words; by default the word with
-                the largest weight.
+            word: The index j of the word, or `"all"` for the rows of all words; by default the word with the largest
+                weight.
 
         Returns:
             A data frame with the columns `query`, `key`, `word` and `part`.
@@ -370,7 +388,8 @@ class ScoreContributions(ContributionTable):
     def summary(self) -> str:
         """The subject, the size and the convention, in one line."""
         size = f"{len(self.queries)} x {len(self.keys)} writers, {len(self.words)} words"
-        return f"contributions to the scores of {self.node}: {size}; centred; {self._describe_norms()}"
+        convention = "centred" if self.is_centred else "not centred, as there is no softmax"
+        return f"contributions to the scores of {self.node}: {size}; {convention}; {self._describe_norms()}"
 
 
 def rank_writers(parts: Tensor, count: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 A score is bilinear in the query and the keys, and these are sums of parts with the scales of norms held fixed. So the
 score is the sum over the pairs of parts, plus the bias by distance. The scores are those before a soft-cap and before
-the softmax, centred over the words that word i attends to.
+the softmax, centred over the words that word i attends to. Scores without a softmax are not centred.
 """
 
 from __future__ import annotations
@@ -85,13 +85,15 @@ def compute_score_contributions(
     sides = [single_writers, read_writers]
     queries, keys = sides if read == 1 else reversed(sides)
     stack = state.network.specs[spec.parents[read].index].group.word_stack or ""
-    tokens = tuple(state.tokens[stack][k] for k in row.words.tolist())
+    indices = tuple(row.words.tolist())
+    tokens = tuple(state.tokens[stack][j] for j in indices)
     effects = _compute_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
-    scores, table = _centre(row.scores), _centre(table[..., row.words])
-    positions = _centre(row.positions)
-    numbers = table, positions, scores, row.weights
+    scores, table = _centre(tpm, row.scores), _centre(tpm, table[..., row.words])
+    numbers = table, _centre(tpm, row.positions), scores, row.weights
+    is_centred = tpm.normaliser.kind == "softmax"
+    choices = run.count_choice_states()
     return ScoreContributions(
-        name, tuple(norms), queries, keys, tokens, *numbers, effects, choices=run.count_choice_states()
+        name, tuple(norms), queries, keys, tokens, indices, *numbers, effects, is_centred, choices=choices
     )
 
 
@@ -112,9 +114,9 @@ class ScoreRow:
     weights: Tensor
 
 
-def _centre(values: Tensor) -> Tensor:
-    """Values less their mean over the words."""
-    return values - values.mean(-1, keepdim=True)
+def _centre(tpm: ScoredAttention, values: Tensor) -> Tensor:
+    """Values less their mean over the words; the values themselves if a constant changes the weights."""
+    return values - values.mean(-1, keepdim=True) if tpm.normaliser.kind == "softmax" else values
 
 
 def _get_word(spec: NodeSpec, index: tuple[int, ...]) -> int | None:
@@ -153,12 +155,13 @@ def _compute_effects(
     state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], row: ScoreRow, writers: tuple[Writer, ...]
 ) -> dict[str, Tensor]:
     """The centred scores minus those of a run in which a writer is zero at all words, `[*states, word]` by writer."""
-    effects = {}
+    effects, tpm = {}, spec.tpm
+    assert isinstance(tpm, ScoredAttention)
     for writer in dict.fromkeys(writers):
         if writer.kind != "bias" and writer.name not in effects:
             pattern = join_name(writer.group, writer.plates) + ("_*" if writer.words else "")
             removed = _compute_row(_make_run(state.with_interventions({pattern: Zero()}), name, spec), spec, index)
-            effects[writer.name] = _centre(row.scores) - _centre(removed.scores)
+            effects[writer.name] = _centre(tpm, row.scores - removed.scores)
     return effects
 
 

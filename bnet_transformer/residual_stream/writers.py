@@ -29,6 +29,7 @@ class Writer:
         slice: The slice of its nodes; None outside of slices.
         words: The words at which it writes; empty for nodes without words.
         axes: The names of the plates, such as `("group", "head")`.
+        is_head: Whether its nodes are heads, also where `do` sets them.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Writer:
     slice: int | None = None
     words: tuple[int, ...] = field(default=(), repr=False)
     axes: tuple[str, ...] = field(default=(), repr=False)
+    is_head: bool = field(default=False, repr=False)
 
     @property
     def form(self) -> str:
@@ -45,10 +47,10 @@ class Writer:
         return "_".join((self.group, *self.axes))
 
     @property
-    def node_pattern(self) -> str:
-        """The name or the pattern of the nodes that write."""
-        word = "" if not self.words else f"_{self.words[0]}" if len(self.words) == 1 else "_*"
-        return join_name(self.group, self.plates) + word
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that write, one for each word."""
+        indices = [(*self.plates, word) for word in self.words] or [self.plates]
+        return tuple(join_name(self.group, index) for index in indices)
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,35 @@ def split_by_read_word(run: LinearRun, step: Step) -> tuple[Tensor, str] | None:
     return part.sum(dim + 1), stack  # the word is the last dim of the layout
 
 
-def list_writers(run: LinearRun, spec: NodeSpec, kind: Kind, words: tuple[int, ...]) -> list[Writer]:
-    """The writers of a group, one for each index along its plates."""
-    group = spec.group
+def list_writers(
+    run: LinearRun, spec: NodeSpec, kind: Kind, words: tuple[int, ...], nodes: Tensor | None = None
+) -> dict[int, Writer]:
+    """The writers of a group, one for each index along its plates that has a node, by the position of the index.
+
+    Args:
+        run: The run.
+        spec: The group.
+        kind: The kind of the writers.
+        words: The words at which some writers write.
+        nodes: The nodes that write, `[*layout, *1]`; None for all.
+    """
+    group, layout = spec.group, run.layout
     sizes = [run.network.graph.plate_sizes[plate] for plate in group.plates]
+    writes = torch.ones(*sizes, 1, dtype=torch.bool)
+    if nodes is not None:
+        dims = [*map(layout.axis, group.plates), layout.word_dim]
+        table = nodes.movedim(dims, list(range(len(dims)))).flatten(len(dims)).any(-1)
+        writes = table.expand(*sizes, table.shape[-1])
     prefix = "bias of " if kind == "bias" else ""
-    return [
-        Writer(prefix + join_name(group.name, index), kind, group.name, index, group.slice, words, group.plates)
-        for index in itertools.product(*map(range, sizes))
-    ]
+    is_head = isinstance(spec.tpm, Attention) or spec.tpm.has_attention
+    writers = {}
+    for k, index in enumerate(itertools.product(*map(range, sizes))):
+        row = writes[index].tolist()
+        written = tuple(word for word in words if row[word if len(row) > 1 else 0])
+        if written or (group.word_stack is None and row[0]):
+            name = prefix + join_name(group.name, index)
+            writers[k] = Writer(name, kind, group.name, index, group.slice, written, group.plates, is_head)
+    return writers
 
 
 def format_norm(spec: NodeSpec, words: tuple[int, ...]) -> str:
@@ -127,10 +149,10 @@ def collect_writers(run: LinearRun, steps: Iterable[Step], seeds: int, *, split_
             start += step.words[0]
         part = _move_plates(run, step.spec, part).flatten(0, -1 - layout.batch_dim - 2)  # [writer, seed, *states, word]
         block = torch.nn.functional.pad(part, (start, len(labels) - start - part.shape[-1]))
-        for writer, row in reversed(list(zip(list_writers(run, step.spec, step.kind, step.words), block, strict=True))):
-            if step.kind != "bias" or bool(row.any()):
+        for k, writer in reversed(list_writers(run, step.spec, step.kind, step.words, step.nodes).items()):
+            if step.kind != "bias" or bool(block[k].any()):
                 writers.append(writer)
-                rows.append(row)
+                rows.append(block[k])
     sizes = [run.execution.count_states(index) for index in layout.enumerated]
     values = torch.stack(rows[::-1], -2) if rows else torch.zeros(seeds, *sizes, 0, len(labels))
     return WriterTable(tuple(writers[::-1]), labels, values, tuple(reversed(norms)))
