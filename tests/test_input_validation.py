@@ -113,6 +113,7 @@ ERROR_NAMES = {
     },
     **{
         "of": "of|y_1",
+        "readout": "readout|node group",
         "form": "form|norm",
         "how": "pool",
         "reach": "mask|reach",
