@@ -5,7 +5,7 @@ and not by the repeated subject, John (Wang et al. 2023). Heads are chosen on pr
 the names. All claims are evaluated on 208 prompts of eight other templates with the other names, half of them with the
 indirect object first. In the corrupt prompt a third name replaces the repeated subject, so neither name is repeated.
 
-A GPU is used if there is one: two minutes instead of an hour or two.
+A GPU is used if there is one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NAMES_TEXT = {
 }
 NAMES = {part: text.split() for part, text in NAMES_TEXT.items()}
 PAIRS = 13  # pairs of names for each template, each in both orders: 208 prompts
-SIZES = (0, 5, 10, 20, 40, 80, 160, 270)  # numbers of heads of a circuit
+SIZES = (0, 5, 10, 20, 40, 80, 160)  # numbers of heads of a circuit
 RANDOM_CIRCUITS = 3
 SHOWN = 12  # heads on the page
 STRONGEST = 10  # heads whose attention is measured
@@ -271,7 +271,7 @@ def roles() -> Result:
 def circuits() -> Result:
     """Ablate all heads outside a circuit on the held-out prompts, by values of the corrupt prompt and by means."""
     ranked = rank_heads()
-    cells = {f"first {size}": ranked[size:] for size in SIZES if size < len(ranked)}
+    cells = {f"first {size}": ranked[size:] for size in SIZES}
     for draw in range(RANDOM_CIRCUITS):
         for size in (20, 40):
             order = random.Random(draw).sample(ranked, len(ranked))

@@ -143,37 +143,39 @@ class ChoiceSampler:
         size, names = x[self.stack].shape[1], [spec.group.name for spec in specs]
         arguments = drop_shifts(build_arguments(self.interventions, x), names) if specs else {}
         words = {self.task.readouts[0].group.name: observe_next_words(x[self.stack], counts[:, None] - 1)}
-        for name in names:
+        for spec in specs:
+            name, is_recurrent = spec.group.name, spec.group.index in self.module.network.graph.recurrent
             states, has_state = self.states[name], self.has_state[name]
             for index in itertools.product(*map(range, states.shape[1:])):
                 if word is not None and index[-1] != word:
                     continue
-                evidence = {
-                    other: Evidence(self._narrow(other, self.states, size), self._narrow(other, self.has_state, size))
-                    for other, masks in self.has_state.items()
-                    if bool(masks.any())
-                }
-                if (
-                    is_leaf
-                    and self.module.network.get_spec(name).group.index not in self.module.network.graph.recurrent
-                ):
-                    probs = self._compute_conditional(name, x, mask, arguments)
+                if is_leaf and not is_recurrent:
+                    probs = self._compute_conditional(spec, x, mask, arguments)
                 else:
-                    probs = posterior(self.module, name, {**words, **evidence}, x, mask, **arguments)
+                    evidence = {**words, **self._collect_evidence(size)}
+                    probs = posterior(self.module, name, evidence, x, mask, **arguments)
                 at: tuple[slice | int, ...] = (slice(None), *index)
                 sampled = torch.multinomial(probs[at].expand(len(rows), -1), 1, generator=self.generator)[:, 0]
                 states[at] = torch.where(rows, sampled, states[at])
                 has_state[at] |= rows
 
+    def _collect_evidence(self, size: int) -> dict[str, Evidence]:
+        """The drawn states of the first `size` words as evidence, by node group."""
+        return {
+            name: Evidence(self._narrow(name, self.states, size), self._narrow(name, self.has_state, size))
+            for name, masks in self.has_state.items()
+            if bool(masks.any())
+        }
+
     def _compute_conditional(
-        self, name: str, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, arguments: Mapping[str, Any]
+        self, spec: NodeSpec, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, arguments: Mapping[str, Any]
     ) -> Tensor:
         """The distribution of a choice given the drawn states, `[rows or 1, *plates, word, state]`."""
-        size = x[self.stack].shape[1]
+        name, size = spec.group.name, x[self.stack].shape[1]
         states = {other: self._narrow(other, self.states, size) for other in self.states if other != name}
         fields = {**arguments, "do": {**arguments.get("do", {}), **states}}
         execution, _ = self.module.run(ExecutionRequest((name,), x, mask, **fields))
-        return self.module.compute_output(execution, name, self.module.network.get_spec(name).group.index).exp()
+        return self.module.compute_output(execution, name, spec.group.index).exp()
 
 
 def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:
