@@ -1,8 +1,9 @@
 """Coverage of 90% intervals of `A`, `OV`, `pi` and predictions, by each method with a posterior.
 
-    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--first 0] [--processes 1]
+    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--first 0] [--processes 1] [--resume FILE]
 
-Writes docs/benchmarks/coverage.md; rows of methods that are not measured stay as they are. The model: two heads of
+Writes docs/benchmarks/coverage.md; rows of methods that are not measured stay as they are. With `--resume` each
+replication is saved in a file when it ends, and replications in the file are not run again. The model: two heads of
 width 2 for each sentence, all weights and pi learned, 40 sentences of 4 words, sigma 1. The two features of a word are
 correlated (0.95). In each replication the truth is drawn from the prior of the fit: entries of W_q, W_k and W_v ~ N(0,
 1), pi ~ Dirichlet(2, 2). A fit starts at random parameters, never at the truth. Its heads are matched to the true heads
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import math
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
@@ -39,9 +41,10 @@ METHODS: dict[str, tuple[str, Method]] = {
     "full-rank": ("SVI, full-rank", bt.SVI(guide="full-rank", steps=300)),
     "laplace": ("Laplace", bt.Laplace(reweight=False)),
     "reweighted": ("Laplace, reweighted if k-hat < 0.7", bt.Laplace()),
-    "nuts": ("NUTS", bt.NUTS(chains=1, draws=400, warmup=150)),
+    "nuts": ("NUTS", bt.NUTS(chains=1, draws=1000, warmup=150)),
 }
 FEWER = {"nuts": 20}  # the greatest number of replications of slow methods
+Measurement = tuple[dict[str, float], float | None, float]  # coverage by quantity, k-hat, processor seconds
 QUANTITIES = ("A", "OV", "pi", "predictions")
 
 
@@ -74,13 +77,13 @@ def compute_quantities(samples: dict[str, Tensor], x: Tensor) -> dict[str, Tenso
     return {"A": A, "OV": V, "pi": pi, "predictions": means}
 
 
-def measure(seed: int, method: Method) -> tuple[dict[str, float], float | None, float]:
-    """Return the share of covered numbers of each quantity, k-hat, and the seconds of one fit."""
+def measure(seed: int, method: Method) -> Measurement:
+    """Return the share of covered numbers of each quantity, k-hat, and the processor seconds of one fit."""
     truth, data, new = simulate(seed)
     net = bt.bayesuvius(DIM, heads=HEADS, observe=Normal(1.0), prior=2.0, seed=10_000 + seed).to(torch.float64)
-    start = time.perf_counter()
+    start = time.process_time()
     f = bt.fit(net, data, method=method, learn=LEARN, spread=1.0, seed=seed, progress=False)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     true_samples = {name: truth.parameters[name].detach()[None] for name in LEARN}
     true_samples["c.logits"] = true_samples["c.logits"].exp()
     reference = bt.Fit(truth, "none", SENTENCES, "nothing")
@@ -94,6 +97,21 @@ def measure(seed: int, method: Method) -> tuple[dict[str, float], float | None, 
         inside = (low <= true.flatten()) & (true.flatten() <= high)
         covered[name] = float((inside[:1] if name == "pi" else inside).double().mean())
     return covered, f.khat, seconds
+
+
+def measure_all(key: str, seeds: range, processes: int, path: Path | None) -> list[Measurement]:
+    """Measure a method in each replication, and read those that are in the file `path`."""
+    saved = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path and path.exists() else []
+    results = {row["seed"]: tuple(row["result"]) for row in saved if row["method"] == repr(METHODS[key][1])}
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        jobs = {pool.submit(measure, seed, METHODS[key][1]): seed for seed in seeds if seed not in results}
+        for job in as_completed(jobs):
+            results[jobs[job]] = job.result()
+            if path:
+                row = {"method": repr(METHODS[key][1]), "seed": jobs[job], "result": job.result()}
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    return [results[seed] for seed in seeds]
 
 
 def summarize(shares: Tensor) -> str:
@@ -118,14 +136,15 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=1, help="processes that share the replications")
+    parser.add_argument("--resume", type=Path, help="a file of finished replications, which is continued")
     options = parser.parse_args()
-    header = ["method", "replications", *QUANTITIES, "k-hat < 0.7", "seconds per fit", "date"]
+    header = ["method", "replications", *QUANTITIES, "k-hat < 0.7", "processor seconds per fit", "date"]
     rows = read_rows()
     for key in options.methods.split(","):
-        label, method = METHODS[key]
+        label, _ = METHODS[key]
         count = min(options.replications, FEWER.get(key, options.replications))
-        with ProcessPoolExecutor(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            results = list(pool.map(measure, range(options.first, options.first + count), [method] * count))
+        seeds = range(options.first, options.first + count)
+        results = measure_all(key, seeds, options.processes, options.resume)
         cells = [summarize(torch.tensor([covered[name] for covered, _, _ in results])) for name in QUANTITIES]
         khats = [khat for _, khat, _ in results if khat is not None]
         share = f"{sum(khat < 0.7 for khat in khats)} of {len(khats)}" if khats else ""
