@@ -41,6 +41,7 @@ class PatchedRun:
         source_groups: Further groups whose values are recorded, because cells use them.
         record_attention: Groups whose attention `P(j | i)` is recorded.
         gradient_groups: Groups with respect to whose values the outcomes have a gradient, by added zeros.
+        offsets: Values that are added to some groups in the base run, `[1 or N, *plates, word, *shape]`.
 
     `base` contains the values of the base run. For the groups in `compact_index` it contains only the words that lead
     to an outcome, and `compact_index[group][word]` is the index of a word there. After group `index` is computed, the
@@ -52,6 +53,7 @@ class PatchedRun:
     source_groups: frozenset[int] = frozenset()
     record_attention: frozenset[int] = frozenset()
     gradient_groups: frozenset[int] = frozenset()
+    offsets: Mapping[int, Tensor] = field(default_factory=dict)
     perturbations: dict[int, Tensor] = field(init=False)
     specs: tuple[NodeSpec, ...] = field(init=False)
     base: ExecutionState = field(init=False)
@@ -65,11 +67,14 @@ class PatchedRun:
         fixed = {model.ground.group_of(node).index for node in model.do}
         groups = {*self.needed.ancestor_words, *self.source_groups}
         computed = {index for index in groups if not self.specs[index].tpm.is_random or index in fixed}
-        compact = self._find_compact_groups(self.source_groups | self.record_attention | fixed)
+        compact = self._find_compact_groups(self.source_groups | self.record_attention | self.gradient_groups | fixed)
         self.perturbations = {
             index: self._create_perturbation(index)
             for index in sorted(self.gradient_groups & self.needed.ancestor_words.keys())
         }
+        for index, offset in self.offsets.items():
+            zeros = self.perturbations.get(index, 0.0)
+            self.perturbations[index] = (zeros + offset).detach().requires_grad_()
         self.base = self.examples.run(computed - compact, self.record_attention, self.perturbations)
         for index in sorted(compact):
             rows = RowIndex.from_mask(self.needed.ancestor_words[index][None])
@@ -260,14 +265,20 @@ class PatchedRun:
             is_open = spec.tpm.is_random and index not in self.base.known
             result = update.compute(spec, subset, as_distribution=is_open)
             if subset is not rows:
-                result = self._replace_rows(update.gather(index, rows), result, rows, subset)
+                result = self._replace_rows(self._get_base_rows(update, spec, rows), result, rows, subset)
         else:
-            result = update.gather(index, rows)
+            result = self._get_base_rows(update, spec, rows)
         if index in self.base.patched and affected.any():
-            result = self._apply_interventions(result, index, rows)
+            result = self.apply_interventions(result, index, rows)
         for patch in values:
             result = self._apply_patch(result, spec, rows, patch)
         return result
+
+    def _get_base_rows(self, update: SparseUpdate, spec: NodeSpec, rows: RowIndex) -> Tensor:
+        """The values of some rows in the base run; `log P` or the mean of a random outcome, which an edge may set."""
+        if spec.group.index in self.base.values:
+            return update.gather(spec.group.index, rows)
+        return SparseUpdate(self.base, {}, self.compact_index).compute(spec, rows, as_distribution=True)
 
     def _replace_rows(self, base: Tensor, computed: Tensor, rows: RowIndex, computed_rows: RowIndex) -> Tensor:
         """Replace some rows of `base` by computed ones: `[example, *plates, row, *shape]`."""
@@ -279,7 +290,7 @@ class PatchedRun:
             axis, row_ids.to(result.device), computed.expand(*batch_shape, *computed.shape[axis:])
         )
 
-    def _apply_interventions(self, values: Tensor, index: int, rows: RowIndex) -> Tensor:
+    def apply_interventions(self, values: Tensor, index: int, rows: RowIndex) -> Tensor:
         """Replace the nodes that `do` sets by their set values."""
         value, is_set = self.base.patched[index]
         if values.dim() > value.dim():  # log P of a choice; the metric reads no nodes that are set
