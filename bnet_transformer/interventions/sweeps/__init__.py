@@ -47,6 +47,7 @@ def sweep(
     words: object = None,
     first_order: bool = False,
     steps: int = 0,
+    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
     check: int = 0,
     seed: int = 0,
     memory: int = DEFAULT_MEMORY,
@@ -63,7 +64,8 @@ def sweep(
         corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. With
             `direction="noise"` also an ablation of the clean sentences.
         at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
-            (`"v -> a"`), `"arrows"` for all arrows of roles, a list of all these and of names, patterns, paths of names
+            (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
+            one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
             and arrows of patterns (`"v_0_1_* -> a_0_1_*"`), or a mapping from the name of a cell to the names and
             patterns of all its nodes. In a list each role or arrow of roles is expanded into its cells;
             `result.part("v -> a")` returns those of one item.
@@ -83,6 +85,9 @@ def sweep(
         steps: The number of runs over which the gradient of `first_order` is averaged (integrated gradients), by the
             midpoint rule between the patched and the other run; 0 for the gradient at the patched run. The inputs, or
             the embeddings of tokens, are interpolated.
+        convention: For `at="edges"` with `direction="noise"` and `steps`, the points at which the package EAP-IG
+            (Hanna, Pezzelle and Belinkov 2024) averages gradients: `"eap-ig"`, a left Riemann sum over interpolated
+            inputs, or `"eap-ig-activations"`, one group of writers after the other.
         check: The number of randomly chosen cells that are also run, to check the estimates of `first_order`.
         seed: The seed of this choice.
         memory: The approximate number of bytes that are used at once.
@@ -103,7 +108,8 @@ def sweep(
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
     check_choice("progress", progress, (True, False, None))
-    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "check": check, "seed": seed}
+    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
+    options |= {"check": check, "seed": seed}
     request = parse_request(
         clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )
@@ -181,7 +187,8 @@ def explain_sweep(
     >>> route.question, route.algorithm, route.node
     ('sweep of 9 cells', 'compiled', None)
     """
-    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "check": check, "seed": seed}
+    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
+    options |= {"check": check, "seed": seed}
     request = parse_request(
         clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )

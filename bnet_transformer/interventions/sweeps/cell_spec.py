@@ -19,6 +19,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.graph.transformer_lens import get_attention_name
+from bnet_transformer.interventions.edges.structure import EdgeCells
 from bnet_transformer.interventions.sweeps.cell_result import CellGrid
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
@@ -70,6 +71,7 @@ class PatchCells:
     names: Mapping[int, str] = field(repr=False)
     sites: tuple[PatchSites, ...] = field(default=(), repr=False)
     paths: tuple[NodePath, ...] = field(default=(), repr=False)
+    edges: EdgeCells | None = field(default=None, repr=False)
     parts: Mapping[str, CellGrid] = field(default_factory=dict, repr=False)
 
     @property
@@ -78,9 +80,13 @@ class PatchCells:
         return tuple(len(self.positions[axis]) for axis in self.axes)
 
     def get_patched_nodes(self, model: GroundModel) -> list[int]:
-        """Ground ids of the nodes that cells set, without the ends of paths."""
-        offsets = model.ground.offsets
-        return [int(offsets[sites.group]) + int(node) for sites in self.sites for node in np.unique(sites.nodes)]
+        """Ground ids of the nodes that cells set, without the ends of paths; of an edge the nodes of the writer."""
+        offsets, ground = model.ground.offsets, model.ground
+        nodes = [int(offsets[sites.group]) + int(node) for sites in self.sites for node in np.unique(sites.nodes)]
+        if self.edges is not None:
+            specs = [self.edges.structure.writer_groups[w].spec for w in self.edges.writers]
+            nodes += [node for spec in specs for node in ground.select_nodes(spec.group).tolist()]
+        return nodes
 
     @property
     def grid(self) -> CellGrid:
@@ -96,7 +102,9 @@ class PatchCells:
         """Some of the cells; the other positions of the grid are then no cells."""
         chosen = set(cell_ids.tolist())
         sites = [sites.select(np.isin(sites.cells, cell_ids)) for sites in self.sites]
-        return self.with_sites(sites, [path for path in self.paths if path.cell in chosen], cell_ids)
+        selected = self.with_sites(sites, [path for path in self.paths if path.cell in chosen], cell_ids)
+        edges = None if self.edges is None else self.edges.select(np.isin(self.edges.cells, cell_ids))
+        return replace(selected, edges=edges)
 
     def with_sites(self, sites: Iterable[PatchSites], paths: Iterable[NodePath], cell_ids: IntArray) -> PatchCells:
         """These cells, with other sites and paths; the parts contain only the remaining cells too."""

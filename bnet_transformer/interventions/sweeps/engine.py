@@ -18,11 +18,18 @@ from bnet_transformer._core.arrays import IntArray
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.obstacles import Obstacle
+from bnet_transformer.interventions.edges.structure import EdgeCells
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites
 from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
+from bnet_transformer.interventions.sweeps.edge_patches import (
+    compute_edge_patches,
+    find_effective_edges,
+    get_writer_values,
+    spread_nodes,
+)
 from bnet_transformer.interventions.sweeps.examples import Examples, Metric
 from bnet_transformer.interventions.sweeps.interpolation import (
     InputDifference,
@@ -57,12 +64,14 @@ class SweepOptions:
         first_order: Whether effects are estimated from gradients and no cell is run.
         steps: The number of interpolated runs whose gradients are averaged; 0 for the gradient at the base run.
         is_noise: Whether corrupt values are patched into the clean run.
+        convention: The points at which gradients are averaged: those of `interpolation`, or of a package.
     """
 
     memory: int
     first_order: bool = False
     steps: int = 0
     is_noise: bool = False
+    convention: str | None = None
 
     @property
     def side_names(self) -> tuple[str, str]:
@@ -80,11 +89,21 @@ class BaseRun:
     source: ExecutionState | None
     source_outcomes: Outcomes | None
     difference: InputDifference | None = None  # between the inputs of both runs, for integrated gradients
+    edges: EdgeCells | None = None
+    differences: dict[int, Tensor] = field(default_factory=dict)  # what each group of writers writes, source minus base
 
     def compute_outcomes(self, cells: IntArray) -> Outcomes:
         """The outcomes of some cells, `[cell, example, *shape]`; cells without an effect are not patched."""
         mask = np.isin(cells, self.effective_cells)
-        return self.run.compute_outcomes(len(cells), select_cells(self.patches, cells[mask], np.flatnonzero(mask)))
+        patches = select_cells(self.patches, cells[mask], np.flatnonzero(mask))
+        if self.edges is not None:
+            numbers = np.full(int(cells.max(initial=-1)) + 1, -1)
+            numbers[cells[mask]] = np.flatnonzero(mask)
+            inside = self.edges.select(np.isin(self.edges.cells, cells[mask])).renumber_cells(numbers)
+            if len(inside.cells):
+                for group, sent in compute_edge_patches(self.run, self.differences, inside).items():
+                    patches.setdefault(group, []).extend(sent)
+        return self.run.compute_outcomes(len(cells), patches)
 
 
 @dataclass
@@ -144,10 +163,21 @@ class ExampleBatch:
         else:
             self.obstacles = self.source_obstacles = dict.fromkeys(self.cells.cell_ids.tolist(), shared_obstacle)
         self.sequential_cells = set(self.obstacles)
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        """Raise an error for edges that cannot share a run."""
+        edges = self.cells.edges
+        obstacle = None if edges is None else next((self.obstacles.get(c) for c in edges.cells.tolist()), None)
+        if obstacle is not None:
+            raise UnsupportedError(f"at='edges': edges cannot share a run, because {obstacle}")
 
     def _enumerate_choices(self) -> EnumeratedChoices:
         """The latent choices of both runs that are enumerated."""
         touched = [*self.cells.get_patched_nodes(self.base.model), *(path.nodes[0] for path in self.cells.paths)]
+        if self.cells.edges is not None:
+            specs, ground = self.base.model.network.specs, self.base.model.ground
+            touched += [int(ground.offsets[i]) for i in self.cells.edges.targets if not specs[i].tpm.is_random]
         names = self.options.side_names
         if self.alignment.has_equal_lengths:
             return enumerate_choices(self.source, self.base, touched, self.outcome_nodes, names)
@@ -215,13 +245,13 @@ class ExampleBatch:
         if self.options.steps:
             models = [base.model, *([] if self.source is None else [self.source.model])]
             sources |= find_interpolation_groups(models, self.needed)
-        gradient_groups = frozenset(find_set_groups(base.model, cells)) if first_order else frozenset()
+        gradient_groups = self._find_gradient_groups(cells) if first_order else frozenset()
         run = PatchedRun(base, self.needed, sources, gradient_groups=gradient_groups)
         patches: dict[int, list[GroupPatch]] = {}
         if self.ablation is not None:
             for sites in cells.sites:
                 patches.setdefault(sites.group, []).append(self._build_ablation_patch(run, sites, self.ablation))
-            return BaseRun(run, patches, find_effective_cells(run, patches), None, None)
+            return self._add_edges(BaseRun(run, patches, find_effective_cells(run, patches), None, None), cells.edges)
         assert self.source is not None
         attention_groups = frozenset(sites.group for sites in cells.sites if sites.is_attention)
         source_run = PatchedRun(self.source.with_choices(states), self.source_needed, sources, attention_groups)
@@ -243,7 +273,40 @@ class ExampleBatch:
         difference = None
         if self.options.steps:
             difference = find_input_difference(run, source, source_run.examples, self.alignment)
-        return BaseRun(run, patches, find_effective_cells(run, patches), source, outcomes, difference)
+        effective = find_effective_cells(run, patches)
+        return self._add_edges(BaseRun(run, patches, effective, source, outcomes, difference), cells.edges)
+
+    def _find_gradient_groups(self, cells: PatchCells) -> frozenset[int]:
+        """The groups at which a gradient is needed; a readout has the gradient of the metric itself."""
+        groups = find_set_groups(self.base.model, cells)
+        if cells.edges is not None:
+            readouts = {self.base.model.ground.group_of(node).index for node in self.outcome_nodes}
+            groups -= readouts - {sites.group for sites in cells.sites}
+        return frozenset(groups)
+
+    @torch.no_grad()
+    def _add_edges(self, base_run: BaseRun, edges: EdgeCells | None) -> BaseRun:
+        """A base run with the differences of the writers of edges."""
+        if edges is None:
+            return base_run
+        run = base_run.run
+        differences = {}
+        for w in edges.writers:
+            base = get_writer_values(edges.structure, run.base, w)
+            if base_run.source is not None:
+                differences[w] = get_writer_values(edges.structure, base_run.source, w) - base
+                continue
+            writer = edges.structure.writer_groups[w]
+            if writer.is_part or self.ablation is None:
+                hint = "Use sentences on both sides, or name edges of other writers"
+                name = writer.spec.group.name
+                raise UnsupportedError(f"at='edges': an ablation cannot set a part of {name}", hint=hint)
+            index = writer.spec.group.index
+            nodes = np.arange(len(run.examples.model.ground.select_nodes(writer.spec.group)))
+            values = self.ablation.get_values(run, self.first_example, index, nodes)
+            differences[w] = spread_nodes(run, index, values.to(base)) - base
+        effective = np.union1d(base_run.effective_cells, find_effective_edges(run, differences, edges))
+        return replace(base_run, edges=edges, differences=differences, effective_cells=effective)
 
     def _build_ablation_patch(self, run: PatchedRun, sites: PatchSites, ablation: Ablation) -> GroupPatch:
         """The patch of an ablation in one node group."""
@@ -273,7 +336,9 @@ class ExampleBatch:
 def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
     """The cells without the sites and the paths of dropped cells."""
     remaining = tuple(sites for sites in cells.sites if not np.isin(sites.cells, list(dropped)).all())
-    return replace(cells, sites=remaining, paths=tuple(path for path in cells.paths if path.cell not in dropped))
+    return replace(  # edges are never dropped: an obstacle to an edge is an error
+        cells, sites=remaining, paths=tuple(path for path in cells.paths if path.cell not in dropped)
+    )
 
 
 def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]]) -> IntArray:

@@ -24,9 +24,10 @@ from tqdm import tqdm
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites
+from bnet_transformer.interventions.sweeps.edge_estimates import add_edge_effects
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, evaluate_base_runs
 from bnet_transformer.interventions.sweeps.examples import Metric
-from bnet_transformer.interventions.sweeps.gradients import GradientRun, iter_gradient_runs
+from bnet_transformer.interventions.sweeps.gradients import GradientRun, iter_gradient_runs, list_points
 from bnet_transformer.interventions.sweeps.patched_run import PathsToEnd, build_patch, gather_nodes, group_paths
 from bnet_transformer.interventions.sweeps.sparse_update import (
     GroupPatch,
@@ -50,13 +51,16 @@ def estimate_cells(
     source, base = evaluate_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(base), dtype=torch.float64)
     hide = None if progress is None else not progress
-    count = len(batches) * len(batches[0].choices.states) * max(1, options.steps)
-    runs = iter_gradient_runs(batches, metric, options.steps)
+    points = list_points(batches[0])
+    count = len(batches) * len(batches[0].choices.states) * len(points)
+    runs = iter_gradient_runs(batches, metric, points)
     for item in tqdm(runs, total=count, disable=hide, unit="part", leave=False):
         part = slice(item.batch.first_example, item.batch.first_example + len(item.batch.base))
         _add_site_effects(effects[:, part], item)
         _add_path_effects(effects[:, part], item, cells)
-    effects /= max(1, options.steps)
+        if cells.edges is not None:
+            add_edge_effects(effects[:, part], item, cells.edges)
+    effects /= len(points)
     cell_ids = torch.from_numpy(cells.cell_ids)
     if not bool(effects[cell_ids].isfinite().all()):
         side = options.side_names[1]

@@ -14,8 +14,11 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes
-from bnet_transformer.interventions.sweeps.examples import Metric
+from bnet_transformer.interventions.sweeps.examples import Metric, Overrides
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
+from bnet_transformer.interventions.sweeps.sparse_update import get_layout_shape
+
+EAP_IG_INPUTS, EAP_IG_ACTIVATIONS = CONVENTIONS = ("eap-ig", "eap-ig-activations")
 
 
 @dataclass(frozen=True)
@@ -28,57 +31,109 @@ class GradientRun:
         run: The run at which the gradient is evaluated: the base run, or one between the base and the source run.
         gradients: For each group of `run.gradient_groups` that leads to the metric, the gradient with respect to its
             values, `[example, *plates, word, *shape]` in the layout of the run.
+        outcome_gradients: The gradient with respect to each outcome, `[1, example, *shape]`, by node.
     """
 
     batch: ExampleBatch
     base_run: BaseRun
     run: PatchedRun
     gradients: dict[int, Tensor]
+    outcome_gradients: Outcomes
 
 
-def iter_gradient_runs(batches: Sequence[ExampleBatch], metric: Metric, steps: int = 0) -> Iterator[GradientRun]:
+@dataclass(frozen=True)
+class Point:
+    """A run at which a gradient is evaluated.
+
+    Args:
+        fraction: The fraction of the way from the base run to the source run; None for the base run.
+        writer: The number of the group of writers that is set there; None for the inputs.
+    """
+
+    fraction: float | None = None
+    writer: int | None = None
+
+
+def list_points(batch: ExampleBatch) -> list[Point]:
+    """The points over which a gradient is averaged: by the midpoint rule, or by the convention of a package."""
+    steps, convention, edges = batch.options.steps, batch.options.convention, batch.cells.edges
+    if not steps:
+        return [Point()]
+    if convention == EAP_IG_INPUTS:  # a left Riemann sum from the corrupt to the clean run, which is the base
+        return [Point(1 - k / steps) for k in range(steps)]
+    if convention == EAP_IG_ACTIVATIONS:  # a right Riemann sum, for one group of writers after the other
+        assert edges is not None
+        writers = range(len(edges.structure.writer_groups))
+        return [Point(1 - k / steps, w) for w in writers for k in range(1, steps + 1)]
+    return [Point((k + 0.5) / steps) for k in range(steps)]
+
+
+def iter_gradient_runs(
+    batches: Sequence[ExampleBatch], metric: Metric, points: Sequence[Point] = (Point(),)
+) -> Iterator[GradientRun]:
     """Iterate over runs with the gradients of the metric at their groups.
 
     Args:
         batches: The batches of a sweep with `first_order`; their cells determine the groups.
         metric: The metric.
-        steps: The number of runs between the base and the source run, at the fractions `(k + 1/2) / steps` of the way
-            (the midpoint rule); 0 for the base run only.
+        points: The runs at which the gradient is evaluated.
 
     Yields:
-        A run for each step, batch and joint state of the latent choices. The mean over the steps, summed over the
+        A run for each point, batch and joint state of the latent choices. The mean over the points, summed over the
         states, is the gradient (averaged over the states) or the integrated gradient.
 
     Raises:
         BNetError: The metric has no gradient, or no input with real values differs between the runs.
     """
-    if steps and not any(base_run.difference for batch in batches for base_run in batch.iter_base_runs()):
+    is_interpolated = any(point.fraction is not None and point.writer is None for point in points)
+    if is_interpolated and not any(base_run.difference for batch in batches for base_run in batch.iter_base_runs()):
         expected = "sentences that differ in an input, or a node below it, with real values, for steps="
         hint = "Use steps=0, which needs the gradient at one run only"
         raise BNetError(
             "clean, corrupt", expected=expected, actual="no such difference that leads to the metric", hint=hint
         )
-    fractions = [(k + 0.5) / steps for k in range(steps)] or [None]
-    for fraction in fractions:
-        cached = [list(_iter_runs(batch, fraction)) if batch.should_cache else None for batch in batches]
-        runs = [part or _iter_runs(batch, fraction) for part, batch in zip(cached, batches, strict=True)]
+    for point in points:
+        cached = [list(_iter_runs(batch, point)) if batch.should_cache else None for batch in batches]
+        runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
         outcome_gradients = _compute_outcome_gradients(batches, runs, metric)
-        runs = [part or _iter_runs(batch, fraction) for part, batch in zip(cached, batches, strict=True)]
+        runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
         for batch, batch_runs, by_state in zip(batches, runs, outcome_gradients, strict=True):
             for (base_run, run), gradients in zip(batch_runs, by_state, strict=True):
-                yield GradientRun(batch, base_run, run, _backpropagate(run, gradients))
+                yield GradientRun(batch, base_run, run, _backpropagate(run, gradients), gradients)
 
 
-def _iter_runs(batch: ExampleBatch, fraction: float | None) -> Iterator[tuple[BaseRun, PatchedRun]]:
-    """Iterate over the base runs of a batch, each with the run at a fraction of the way to the source run."""
+def _iter_runs(batch: ExampleBatch, point: Point) -> Iterator[tuple[BaseRun, PatchedRun]]:
+    """Iterate over the base runs of a batch, each with the run at a point."""
     for base_run in batch.iter_base_runs():
         run = base_run.run
-        if fraction is not None and base_run.difference:
-            overrides = base_run.difference.interpolate(fraction)
+        overrides = None
+        if point.writer is not None:
+            overrides = _override_writer(base_run, point)
+        elif point.fraction is not None and base_run.difference:
+            overrides = base_run.difference.interpolate(point.fraction)
+        if overrides is not None:
             run = PatchedRun(
                 run.examples, run.needed, run.source_groups, gradient_groups=run.gradient_groups, overrides=overrides
             )
         yield base_run, run
+
+
+def _override_writer(base_run: BaseRun, point: Point) -> Overrides:
+    """The values of a group of writers at a fraction of the way to the source run; all its nodes are constants."""
+    run, edges = base_run.run, base_run.edges
+    assert edges is not None and point.writer is not None and point.fraction is not None
+    spec = edges.structure.writer_groups[point.writer].spec
+    shape = len(run.examples), *get_layout_shape(run.base, spec)
+    base = run.base.values[spec.group.index].detach()
+    values = (base + point.fraction * base_run.differences[point.writer]).expand(*shape, *spec.shape)
+    axes = [run.base.layout.axis(axis) for axis in run.examples.model.ground.axes(spec.group)]
+    values = _drop_plates(values.movedim(axes, list(range(1, 1 + len(axes)))), len(axes), len(spec.shape))
+    return {spec.group.index: (values, torch.ones(values.shape[: 1 + len(axes)], dtype=torch.bool, device=values.device))}
+
+
+def _drop_plates(values: Tensor, num_axes: int, event_dims: int) -> Tensor:
+    """A value without the dims of plates that its group does not have: `[example, *axes, *shape]`."""
+    return values.reshape(*values.shape[: 1 + num_axes], *values.shape[values.dim() - event_dims :])
 
 
 def _compute_outcome_gradients(

@@ -10,9 +10,11 @@ import numpy as np
 from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
+from bnet_transformer.interventions.edges.structure import EdgeStructure
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment, parse_words
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, is_index_valued
+from bnet_transformer.interventions.sweeps.edge_cells import build_structure
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, SweepOptions
 from bnet_transformer.interventions.sweeps.examples import (
     Examples,
@@ -22,6 +24,7 @@ from bnet_transformer.interventions.sweeps.examples import (
     parse_examples,
     parse_metric,
 )
+from bnet_transformer.interventions.sweeps.gradients import CONVENTIONS
 from bnet_transformer.interventions.sweeps.parse_cells import parse_cells
 from bnet_transformer.interventions.sweeps.sparse_update import estimate_bytes, find_needed_positions
 
@@ -100,6 +103,7 @@ def parse_request(
     memory: int,
     first_order: bool = False,
     steps: int = 0,
+    convention: str | None = None,
     check: int = 0,
     seed: int = 0,
 ) -> SweepRequest:
@@ -110,14 +114,19 @@ def parse_request(
         if check_int(name, number, minimum=0) and not first_order:
             raise BNetError(name, expected="0, or first_order=True, whose estimates it is about", actual=number)
     is_noise = direction == "noise"
-    options = SweepOptions(check_int("memory", memory), first_order, steps, is_noise)
+    check_choice("convention", convention, (None, *CONVENTIONS))
+    options = SweepOptions(check_int("memory", memory), first_order, steps, is_noise, convention)
     source, base = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
     alignment = parse_words(base.model, base.model if source is None else source.model, words)
     if source is not None and alignment.is_identity and not has_difference(source, base):
         actual = "clean and corrupt sentences with the same values at every cell"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
-    cells = parse_cells(base, at, over, is_real=first_order)
     parsed_metric = parse_metric(base, metric)
+
+    def find_edges() -> EdgeStructure:
+        return build_structure(base, source, parsed_metric.nodes)
+
+    cells = parse_cells(base, at, over, find_edges, is_real=first_order)
     if first_order:
         _check_real_paths(base, cells)
     if source is None:
@@ -129,6 +138,12 @@ def parse_request(
     if not alignment.is_identity and any(sites.is_attention for sites in cells.sites):
         expected = "nodes, arrows or paths, because words= does not align the entries of rows of attention"
         raise BNetError("at", expected=expected, actual=at)
+    if convention is not None and (cells.edges is None or cells.sites or cells.paths or not (is_noise and steps)):
+        expected = 'None, or at="edges" with first_order=True, direction="noise" and steps='
+        raise BNetError("convention", expected=expected, actual=convention)
+    if words is not None and cells.edges is not None:
+        expected = "None, because an edge sets all words of its reader"
+        raise BNetError("words", expected=expected, actual=words)
     cells = alignment.drop_unaligned(cells)
     return SweepRequest(source, base, alignment, cells, parsed_metric, options, check, check_seed(seed))
 

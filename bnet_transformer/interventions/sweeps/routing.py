@@ -88,7 +88,8 @@ def find_obstacles(
 def find_set_groups(model: GroundModel, cells: PatchCells) -> set[int]:
     """The groups whose nodes cells set: those of sites, and the last ones of paths."""
     last_nodes = {path.nodes[-1] for path in cells.paths}
-    return {*(sites.group for sites in cells.sites), *(model.ground.group_of(node).index for node in last_nodes)}
+    groups = {sites.group for sites in cells.sites} | {model.ground.group_of(node).index for node in last_nodes}
+    return groups if cells.edges is None else groups | cells.edges.targets
 
 
 def find_source_groups(model: GroundModel, cells: PatchCells) -> set[int]:
@@ -100,6 +101,8 @@ def _iter_source_groups(model: GroundModel, cells: PatchCells) -> Iterator[tuple
     """Yield sets of cells, with the node groups whose values a run provides for them."""
     for sites in cells.sites:
         yield sites.cells.tolist(), {sites.group}
+    if cells.edges is not None:
+        yield cells.edges.cells.tolist(), {*cells.edges.source_groups}
     nodes = {node for path in cells.paths for node in path.nodes}
     group_of = {node: model.ground.group_of(node).index for node in nodes}
     by_groups: dict[frozenset[int], list[int]] = {}
@@ -182,6 +185,8 @@ def iter_patched_words(
     for path in cells.paths:
         group = ground.group_of(path.nodes[-1]).index
         patched.append((group, np.array([path.cell]), np.array([path.nodes[-1] - int(ground.offsets[group])])))
+    if cells.edges is not None:
+        patched += cells.edges.list_target_words({i: len(words) for i, words in needed.ancestor_words.items()})
     size = max(1, MAX_TABLE_ENTRIES // max(1, sum(map(len, needed.ancestor_words.values()))))
     for start in range(0, len(all_ids), size):
         cell_ids, tables = all_ids[start : start + size], dict[int, BoolArray]()

@@ -24,7 +24,13 @@ from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup, list_linear_groups
+from bnet_transformer.interventions.edges.structure import (
+    EdgeCells,
+    EdgeStructure,
+    ReaderGroup,
+    WriterUnit,
+    list_linear_groups,
+)
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.sparse_update import (
     GroupPatch,
@@ -35,49 +41,6 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     get_layout_index,
     get_layout_shape,
 )
-
-WriterUnit = tuple[int, int]  # the number of the writer group, and the unit within it
-
-
-@dataclass(frozen=True)
-class EdgeCells:
-    """The edges that cells set: cell `cells[k]` sets edge `edges[k]` of the structure, at a word of the reader.
-
-    `words` is the word of each reader; None for all words at once.
-    """
-
-    structure: EdgeStructure
-    cells: IntArray
-    edges: IntArray
-    words: IntArray | None = None
-
-    def select(self, mask: BoolArray) -> EdgeCells:
-        """The cells that a mask, `[k]`, marks."""
-        words = None if self.words is None else self.words[mask]
-        return EdgeCells(self.structure, self.cells[mask], self.edges[mask], words)
-
-    @property
-    def reader_groups(self) -> list[int]:
-        """The numbers of the groups of readers."""
-        return np.unique(self.structure.edges.readers[self.edges]).tolist()
-
-    @property
-    def writer_units(self) -> list[WriterUnit]:
-        """The writers, each once."""
-        table = self.structure.edges
-        pairs = np.stack([table.writers[self.edges], table.writer_units[self.edges]])
-        return [(int(w), int(v)) for w, v in np.unique(pairs, axis=1).T]
-
-    def find_source_groups(self) -> set[int]:
-        """The groups whose values in both runs the edges need."""
-        groups = set[int]()
-        for w in {w for w, _ in self.writer_units}:
-            writer = self.structure.writer_groups[w]
-            groups.add(writer.spec.group.index)
-            if writer.is_part:
-                groups |= {edge.parent for edge in self.structure.network.graph.in_edges[writer.spec.group.index]}
-        return groups
-
 
 @dataclass
 class WriterPass:
@@ -225,13 +188,6 @@ class WriterPass:
         return update.compute(spec, rows, as_distribution=is_open, slots=reader.slots if has_other_slots else None)
 
 
-def compute_differences(
-    structure: EdgeStructure, base: ExecutionState, other: ExecutionState, writers: Collection[int]
-) -> dict[int, Tensor]:
-    """What groups of writers write in the other run minus the base run, `[1 or N, *plates, word, *shape]` each."""
-    return {w: get_writer_values(structure, other, w) - get_writer_values(structure, base, w) for w in writers}
-
-
 def get_writer_values(structure: EdgeStructure, state: ExecutionState, w: int) -> Tensor:
     """What a group of writers writes in a run, `[1 or N, *plates, word, *shape]`."""
     writer = structure.writer_groups[w]
@@ -287,3 +243,27 @@ def compute_edge_patches(
         patches.setdefault(spec.group.index, []).append(patch)
     return patches
 
+
+
+def find_effective_edges(run: PatchedRun, differences: Mapping[int, Tensor], edges: EdgeCells) -> IntArray:
+    """The cells that set an edge whose writer differs between the runs in some example."""
+    table, differs = edges.structure.edges, dict[int, BoolArray]()
+    for w, difference in differences.items():
+        spec = edges.structure.writer_groups[w].spec
+        full = difference.expand(len(difference), *get_layout_shape(run.base, spec), *spec.shape)
+        axes = [run.base.layout.axis(plate) for plate in spec.group.plates]
+        by_unit = (full != 0).movedim(axes, list(range(len(axes)))).flatten(len(axes)).any(-1)
+        differs[w] = by_unit.reshape(-1).cpu().numpy()
+    pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
+    cell_ids: IntArray = np.unique(edges.cells[[differs[w][unit] for w, unit in pairs]])
+    return cell_ids
+
+
+def spread_nodes(run: PatchedRun, index: int, values: Tensor) -> Tensor:
+    """Values of all nodes of a group, `[1 or N, node, *shape]`, in the layout: `[1 or N, *plates, word, *shape]`."""
+    spec = run.specs[index]
+    shape = get_layout_shape(run.base, spec)
+    full = values.new_zeros(len(values), *shape, *spec.shape)
+    nodes = get_layout_index(run.base, spec, np.arange(values.shape[1]))
+    full.movedim(0, run.base.layout.word_dim)[nodes] = values.transpose(0, 1)
+    return full
