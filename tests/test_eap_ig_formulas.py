@@ -1,6 +1,7 @@
 """The oracles of edges, compared with the same GPT-2 of transformers under hooks, and with finite differences."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,14 +156,9 @@ def test_the_graph_computes_the_logits_of_the_model(graph):
 
 
 def test_the_edges_of_gpt2_small_are_those_of_the_package(graph):
-    from types import SimpleNamespace
-
     config = SimpleNamespace(n_layer=12, n_head=12)
-    assert (
-        len(EdgeGraph(SimpleNamespace(config=config)).edges)
-        == sum(36 * (1 + 13 * t) + 13 * (1 + t) for t in range(12)) + 157
-        == 32491
-    )
+    by_layer = [36 * (1 + 13 * t) + 13 * (1 + t) for t in range(12)]
+    assert len(EdgeGraph(SimpleNamespace(config=config)).edges) == sum(by_layer) + 157 == 32491
     assert {"input->a0.h0<q>", "a0.h1->m0", "m1->a2.h0<v>", "m2->logits"} <= set(graph.edges)
     assert not {"a0.h1->a0.h0<k>", "m0->m0", "m1->a1.h0<q>"} & set(graph.edges)
 
