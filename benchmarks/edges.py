@@ -97,9 +97,9 @@ def run_package_edges(nets: Nets, *, first_order: bool) -> Any:
 
 
 def convert_name(name: str) -> str:
-    """Return the name in MIB of an edge of ours.
+    """Return the name in MIB of an edge of a GPT-2 of ours.
 
-    >>> convert_name("a_0_1 -> q_2_3"), convert_name("x_0 -> ffn_1"), convert_name("ffn_3 -> y")
+    >>> convert_name("a_0_1 -> q_2_3"), convert_name("embed -> ffn_1"), convert_name("ffn_3 -> y")
     ('a0.h1->a2.h3<q>', 'input->m1', 'm3->logits')
     """
     ends = []
@@ -108,7 +108,7 @@ def convert_name(name: str) -> str:
         if role in ("a", "q", "k", "v"):
             ends.append("a{}.h{}".format(*position) + ("" if role == "a" else f"<{role}>"))
         else:
-            ends.append({"x": "input", "y": "logits", "logits": "logits"}.get(role) or f"m{position[0]}")
+            ends.append({"embed": "input", "y": "logits"}.get(role) or f"m{position[0]}")
     return "->".join(ends)
 
 

@@ -72,22 +72,24 @@ class EdgeGraph:
         self,
         ids: Tensor,
         fixed: Mapping[str, Tensor] | None = None,
-        cut: Collection[str] = (),
+        shares: Mapping[str, float | Tensor] | None = None,
         other: Run | None = None,
     ) -> Run:
         """Return a forward pass in which every reader has its own input: the sum of the outputs before it.
 
-        `fixed` sets the outputs of writers to constants. An edge of `cut` reads the output of its writer in the run
-        `other`; the other readers of this writer read its output in this run.
+        `fixed` sets the outputs of writers to constants. An edge with a share s reads (1 - s) of the output of its
+        writer in this run and s of that in the run `other`; the other readers of this writer read it in this run.
         """
-        body, fixed, writers_of = self.model.transformer, fixed or {}, self.writers_of
+        body, fixed, shares, writers_of = self.model.transformer, fixed or {}, shares or {}, self.writers_of
         outputs, inputs = {}, {}
         bias = torch.zeros((), dtype=self.model.dtype)  # of the output maps of the layers so far: no writer's output
 
+        def mix(writer: str, edge: str) -> Tensor:
+            value = outputs[writer]
+            return value + shares[edge] * (other.outputs[writer] - value) if edge in shares else value
+
         def read(reader: str, norm: Callable[[Tensor], Tensor]) -> Tensor:
-            terms = [
-                (other.outputs if f"{writer}->{reader}" in cut else outputs)[writer] for writer in writers_of[reader]
-            ]
+            terms = [mix(writer, f"{writer}->{reader}") for writer in writers_of[reader]]
             state = torch.stack(terms).sum(0) + bias
             inputs[reader] = state if state.requires_grad else state.requires_grad_()
             return norm(inputs[reader])
@@ -109,7 +111,7 @@ class EdgeGraph:
 
         Edges of the circuit read the output of their writer in this run, as changed by the edges before it.
         """
-        return self.run(clean, cut=set(self.edges) - set(retained), other=self.run(corrupt))
+        return self.run(clean, shares=dict.fromkeys(set(self.edges) - set(retained), 1.0), other=self.run(corrupt))
 
 
 def _attend(attention: Any, h: int, rows: Mapping[str, Tensor]) -> Tensor:
@@ -126,14 +128,14 @@ def _attend(attention: Any, h: int, rows: Mapping[str, Tensor]) -> Tensor:
 @torch.no_grad()
 def patch_edge(graph: EdgeGraph, clean: Tensor, corrupt: Tensor, edge: str) -> Tensor:
     """Return the logits of the clean run in which one edge reads the output of its writer in the corrupt run."""
-    return graph.run(clean, cut={edge}, other=graph.run(corrupt)).logits
+    return graph.run(clean, shares={edge: 1.0}, other=graph.run(corrupt)).logits
 
 
 @torch.no_grad()
 def score_exactly(graph: EdgeGraph, clean: Tensor, corrupt: Tensor, metric: Metric) -> dict[str, float]:
     """Return `m(patched) - m(clean)` of each edge (`get_scores_exact`); m is a sum over the examples."""
     other, base = graph.run(corrupt), metric(graph.run(clean).logits)
-    logits = {edge: graph.run(clean, cut={edge}, other=other).logits for edge in graph.edges}
+    logits = {edge: graph.run(clean, shares={edge: 1.0}, other=other).logits for edge in graph.edges}
     return {edge: float(metric(value) - base) / len(clean) for edge, value in logits.items()}
 
 
@@ -184,6 +186,48 @@ def score_clean_corrupted(graph: EdgeGraph, clean: Tensor, corrupt: Tensor, metr
     """Return the scores of the mean of the gradients at the clean run and at the corrupt run
     (`get_scores_clean_corrupted`)."""
     return _contract(graph, clean, corrupt, [differentiate(graph.run(ids), metric) for ids in (clean, corrupt)])
+
+
+@dataclass(frozen=True)
+class EdgeRuns:
+    """Runs of circuits of edges, with the methods that a search, a curve and a learned mask need.
+
+    The metric has one number for each example. Names of edges are those of the graph, with spaces around the arrow.
+    """
+
+    graph: EdgeGraph
+    clean: Tensor
+    corrupt: Tensor
+    metric: Metric
+
+    @property
+    def edge_names(self) -> tuple[str, ...]:
+        """The edges, ordered by reader."""
+        return tuple(edge.replace("->", " -> ") for edge in self.graph.edges)
+
+    def evaluate(self, retained: Tensor) -> Tensor:
+        """The metric of circuits with the masks `retained`, `[circuit, edge]`: `[circuit, example]`."""
+        with torch.no_grad():
+            return torch.stack([self.evaluate_soft(row.to(self.graph.model.dtype)) for row in retained])
+
+    def evaluate_soft(self, shares: Tensor) -> Tensor:
+        """The metric if each edge reads this share of this run and the remainder of the corrupt run, `[edge]`."""
+        with torch.no_grad():
+            other = self.graph.run(self.corrupt)
+        table = dict(zip(self.graph.edges, 1 - shares, strict=True))
+        return self.metric(self.graph.run(self.clean, shares=table, other=other).logits)
+
+    def evaluate_clean(self) -> Tensor:
+        """The metric of the clean run, `[example]`."""
+        return self.metric(self.graph.run(self.clean).logits).detach()
+
+    def evaluate_corrupt(self) -> Tensor:
+        """The metric of the corrupt run, `[example]`."""
+        return self.swap().evaluate_clean()
+
+    def swap(self) -> EdgeRuns:
+        """The same edges with the clean and the corrupt words exchanged."""
+        return EdgeRuns(self.graph, self.corrupt, self.clean, self.metric)
 
 
 def differentiate(run: Run, metric: Metric) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import torch
 
 from tests.eap_ig_formulas import (
     EdgeGraph,
+    EdgeRuns,
     patch_edge,
     score_clean_corrupted,
     score_eap,
@@ -174,6 +175,15 @@ def test_exact_patching_of_every_edge_is_a_run_of_the_model_under_hooks(graph):
 
 def test_eap_is_the_derivative_of_exact_patching(graph):
     assert_equal(score_eap(graph, CLEAN, CORRUPT, metric), score_by_differences(graph, [{}]), 1e-7)
+
+
+def test_eap_is_the_gradient_of_shares_of_the_corrupt_run(graph):
+    runs = EdgeRuns(graph, CLEAN, CORRUPT, difference)
+    shares = torch.ones(len(graph.edges), dtype=D, requires_grad=True)
+    (gradient,) = torch.autograd.grad(runs.evaluate_soft(shares).mean(), shares)
+    assert_equal(
+        score_eap(graph, CLEAN, CORRUPT, metric), dict(zip(graph.edges, (-gradient).tolist(), strict=True)), 1e-10
+    )
 
 
 def test_eap_ig_of_inputs_is_the_mean_derivative_at_interpolated_embeddings_without_the_clean_end(graph):
