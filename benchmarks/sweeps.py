@@ -343,12 +343,12 @@ def create_pair(
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.1)  # large enough that every word has an effect
         net = bt.from_pretrained(model).to(device) if has_net else None
-        bridge = _create_bridge(model.to(device), vocabulary, device) if has_lens else None
+        bridge = create_bridge(model.to(device), vocabulary, device) if has_lens else None
     clean, corrupt = create_prompts(words, vocabulary, has_one_difference=has_one_difference)
     return Pair(net, bridge, clean.to(device), corrupt.to(device))
 
 
-def _create_bridge(model: Any, vocabulary: int, device: str) -> Any:
+def create_bridge(model: Any, vocabulary: int, device: str) -> Any:
     """Return the model in TransformerLens, with the tokenizer that its constructor requires."""
     import torch
     from tokenizers import Tokenizer, models
