@@ -17,14 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup, is_wordwise_path
-from bnet_transformer.interventions.sweeps.examples import EnumeratedChoices, Examples, Metric
+from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
+from bnet_transformer.interventions.sweeps.edge_cells import build_structure
+from bnet_transformer.interventions.sweeps.examples import (
+    DEFAULT_MEMORY,
+    Examples,
+    Metric,
+    has_difference,
+    parse_example_pair,
+    parse_metric,
+)
+from bnet_transformer.interventions.sweeps.routing import find_run_obstacle
 from bnet_transformer.interventions.sweeps.sparse_update import (
     NeededPositions,
+    find_needed_positions,
     get_layout_shape,
     summarize_distribution,
 )
@@ -122,6 +135,40 @@ class EdgeRunner:
             words = max(state.word_counts.values(), default=1)
             largest = max(largest, 4 * units * words * max(map(math.prod, zip(sizes, widths, strict=True)), default=1))
         return max(1, len(self.clean) * state.dtype.itemsize * (3 * total + largest))
+
+
+def build_edge_runner(clean: object, corrupt: object, metric: object, memory: int = DEFAULT_MEMORY) -> EdgeRunner:
+    """Validate the sentences and the metric, and build the runner of their circuits.
+
+    Args:
+        clean: The sentence or sentences that circuits run.
+        corrupt: The corrupt sentence or sentences.
+        metric: The metric, as for `bt.sweep`.
+        memory: The approximate number of bytes that are used at once.
+
+    Returns:
+        The runner.
+    """
+    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt)
+    if not has_difference(clean_examples, corrupt_examples):
+        actual = "clean and corrupt sentences with the same values"
+        raise BNetError("corrupt", expected="a pair that differs", actual=actual)
+    parsed = parse_metric(clean_examples, metric)
+    structure = build_structure(clean_examples, corrupt_examples, parsed.nodes)
+    model = clean_examples.model
+    specs, ground = model.network.specs, model.ground
+    targets = {reader.target.group.index for reader in structure.reader_groups}
+    touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]
+    choices = enumerate_choices(corrupt_examples, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
+    states = next(iter(choices))
+    prepared = clean_examples.with_choices(states)
+    needed = find_needed_positions(prepared.model, parsed.nodes)
+    for side in (prepared, corrupt_examples.with_choices(states)):
+        outcomes = {ground.group_of(node).index for node in parsed.nodes}
+        obstacle = find_run_obstacle(side, {*needed.ancestor_words, *outcomes})
+        if obstacle is not None:
+            raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
+    return EdgeRunner(clean_examples, corrupt_examples, structure, parsed, choices, needed, check_int("memory", memory))
 
 
 def run_with_cells(examples: Examples, structure: EdgeStructure, outcome_nodes: Sequence[int]) -> ExecutionState:

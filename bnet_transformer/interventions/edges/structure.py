@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import Attention
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 READOUT = "readout"
 ARROW = " -> "
@@ -252,20 +256,37 @@ class EdgeStructure:
         table = np.concatenate(columns, 1) if columns else np.zeros((4, 0), dtype=np.int64)
         return EdgeTable(*table, tuple(names))
 
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each edge: its name, writer, reader, channel, the writer's kind, both slices."""
+        import pandas as pd
+
+        table = self.edges
+        readers = [self.reader_groups[r] for r in table.readers.tolist()]
+        writers = [self.writer_groups[w] for w in table.writers.tolist()]
+        ends = [name.split(ARROW) for name in table.names]
+        return pd.DataFrame(
+            {
+                "edge": list(table.names),
+                "writer": [writer for writer, _ in ends],
+                "reader": [reader for _, reader in ends],
+                "channel": [reader.channel for reader in readers],
+                "kind": [writer.kind for writer in writers],
+                "writer_slice": pd.array([writer.spec.group.slice for writer in writers], dtype="Int64"),
+                "reader_slice": pd.array([reader.target.group.slice for reader in readers], dtype="Int64"),
+            }
+        )
+
     def _build_unit_mask(
         self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]
     ) -> BoolArray:
         """Whether a path leads from a unit of a writer to a unit of a reader, `[reader unit, writer unit]`."""
-        target_index, writer_index = self.list_units(target), self.list_units(writer)
-        mask = np.zeros((len(target_index), len(writer_index)), dtype=bool)
+        targets, writers = (np.array(self.list_units(spec)).reshape(len(self.list_units(spec)), -1) for spec in (target, writer))
+        mask = np.zeros((len(targets), len(writers)), dtype=bool)
         for aligned in collections:
-            columns = [
-                (target.group.plates.index(plate), writer.group.plates.index(plate))
-                for plate in sorted(aligned)
-                if plate in writer.group.plates
-            ]
-            for (u, target_unit), (v, writer_unit) in itertools.product(enumerate(target_index), enumerate(writer_index)):
-                mask[u, v] |= all(target_unit[a] == writer_unit[b] for a, b in columns)
+            plates = [plate for plate in sorted(aligned) if plate in writer.group.plates]
+            first = targets[:, [target.group.plates.index(plate) for plate in plates]]
+            second = writers[:, [writer.group.plates.index(plate) for plate in plates]]
+            mask |= (first[:, None] == second[None]).all(-1)
         return mask
 
     def list_units(self, spec: NodeSpec) -> list[tuple[int, ...]]:
