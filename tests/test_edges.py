@@ -21,6 +21,8 @@ from tests.sweep_oracle import get_outputs, make_metric, make_pair
 RECURRENT = ("recurrent", "recurrent, rnn", "recurrent, lstm", "recurrences")
 DISCRETE = ("factorial chains", "tagger", "sprinkler", "chest clinic", "sites", "hidden states")  # nets without edges
 WITH_EDGES = [case for case in CASES if case.text is not None and case.name not in (*RECURRENT, *DISCRETE)]
+QUICK = ("chapter, two slices", "encoder, pre-norm", "encoder, post-norm", "three stacks", "grouped", "encoder-decoder")
+PARAMETERS = [pytest.param(case, marks=[pytest.mark.slow] * (case.name not in QUICK)) for case in WITH_EDGES]
 SAMPLE = 4  # edges of each case that are compared with the oracle
 EPSILON = 1e-5
 
@@ -48,7 +50,7 @@ def choose(name, names):
     return random.Random(name).sample(list(names), min(SAMPLE, len(names)))
 
 
-@pytest.mark.parametrize("case", WITH_EDGES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
 def test_an_edge_equals_two_runs_by_hand(case):
     """Run 1: the reader's value, with one writer of the other run. Run 2: the reader set to this value."""
     clean, corrupt, names = make_fixed_pair(case)
@@ -65,7 +67,7 @@ def test_an_edge_equals_two_runs_by_hand(case):
         close(by_word.outcomes[edge, last], expected)
 
 
-@pytest.mark.parametrize("case", WITH_EDGES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
 def test_estimates_are_the_derivative_of_exact_edges(case):
     """Finite differences along the difference of the writer; the words of a reader add up."""
     clean, corrupt, names = make_fixed_pair(case)
@@ -81,7 +83,7 @@ def test_estimates_are_the_derivative_of_exact_edges(case):
     close((outcomes - base) / EPSILON, estimates.effects, 1e-3)
 
 
-@pytest.mark.parametrize("case", WITH_EDGES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
 def test_circuits_equal_runs_node_by_node(case):
     clean, corrupt, names = make_fixed_pair(case)
     metric, nodes = make_metric(names), [corrupt.ground.id(name) for name in names]
@@ -206,7 +208,7 @@ def test_edges_beside_roles_and_arrows():
         single = bt.sweep(clean, corrupt, at=item, metric=metric)
         close(result.part(item).outcomes.nan_to_num(), single.outcomes.nan_to_num())
     chosen = ["a_0_1 -> y", "embed -> q_1_0"]
-    close(bt.sweep(clean, corrupt, at=chosen, metric=metric).values, torch.tensor([result[name] for name in chosen]))
+    close(bt.sweep(clean, corrupt, at=chosen, metric=metric).values, torch.tensor([result[name] for name in chosen], dtype=torch.float64))
 
 
 def test_an_ablation_of_an_edge():
