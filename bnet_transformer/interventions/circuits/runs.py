@@ -86,11 +86,10 @@ class CircuitRuns(Protocol):
         return CircuitParts({name: name for name in names}, nodes, 0)
 
 
-def match_edges(subject: str, patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
+def match_edges(patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
     """The names of the edges that match the patterns, in which a star is any text within the name of a node.
 
     Args:
-        subject: The name of the argument, for errors.
         patterns: Names such as `"v_0_0_1 -> a_0_0_3"`, and patterns such as `"a_0_* -> *"`.
         runs: The runs.
 

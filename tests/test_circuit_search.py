@@ -1,0 +1,243 @@
+"""Searches and curves over any edges: nets of logic with enumerable circuits; circuits of a real net."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.interventions.circuits import FaithfulnessWarning, read_json
+from bnet_transformer.interventions.circuits.mib import from_mib_name, to_mib_name
+from bnet_transformer.interventions.circuits.runs import CircuitRuns, match_edges
+from bnet_transformer.interventions.circuits.search import search_circuit
+
+D = torch.float64
+
+
+class LogicRuns(CircuitRuns):
+    """Edges from bits into one reader: a retained edge reads 1 in the clean run, another 0, the corrupt value."""
+
+    def __init__(self, function, count, clean_bit=1.0, scales=(1.0,)):
+        self.function, self.clean_bit, self.scales = function, clean_bit, torch.tensor(scales, dtype=D)
+        self.edge_names = tuple(f"a_{k} -> y" for k in range(count))
+
+    def evaluate(self, retained):
+        bits = torch.where(retained, self.clean_bit, 1 - self.clean_bit).to(D)
+        return self.function(*bits.unbind(-1))[:, None] * self.scales
+
+    def evaluate_clean(self):
+        return self.evaluate(torch.ones(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    def evaluate_corrupt(self):
+        return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    def swap(self):
+        return LogicRuns(self.function, len(self.edge_names), 1 - self.clean_bit, self.scales.tolist())
+
+
+# Functions of bits, and the edges that each direction retains at a threshold of half the total effect.
+LOGIC = {
+    "or": (lambda a, b, c: torch.maximum(a, b) + 0 * c, {1}, {0, 1}),
+    "and": (lambda a, b, c: a * b + 0 * c, {0, 1}, {1}),
+    "backup": (lambda a, b, c: a + (1 - a) * b + 0 * c, {1}, {0, 1}),  # b acts only where a does not
+    "cancelling": (lambda a, b, c: c + a - b, {0, 1, 2}, {0, 1, 2}),
+    "single": (lambda a, b, c: a + 0 * b * c, {0}, {0}),
+}
+
+
+@pytest.mark.parametrize("name", LOGIC)
+def test_each_direction_finds_the_edges_of_logic_and_both_finds_their_union(name):
+    function, noise, denoise = LOGIC[name]
+    runs = LogicRuns(function, 3)
+    expected = {"noise": noise, "denoise": denoise, "both": noise | denoise}
+    for direction, edges in expected.items():
+        result = search_circuit(runs, np.array([0]), 0.5, direction)
+        assert set(result.retained) == edges
+        assert set(result.effects) == {0, 1, 2}
+    # By enumeration: an edge is in "both" if and only if the function depends on it in some state of the others.
+    masks = torch.tensor(list(itertools.product([False, True], repeat=3)))
+    values = {tuple(mask.tolist()): float(v) for mask, v in zip(masks, runs.evaluate(masks)[:, 0], strict=True)}
+    flips = [{values[m] != values[tuple(b != (i == k) for i, b in enumerate(m))] for m in values} for k in range(3)]
+    assert expected["both"] == {k for k in range(3) if True in flips[k]}
+
+
+def test_the_search_uses_the_examples_in_the_sample_only():
+    runs = LogicRuns(lambda a, b: a + b, 2, scales=(0.1, 10.0))
+    assert search_circuit(runs, np.array([0]), 0.5, "noise").retained == ()
+    assert search_circuit(runs, np.array([0, 1]), 0.5, "noise").retained == (0, 1)
+
+
+def test_patterns_match_names_of_edges():
+    runs = LogicRuns(lambda a, b: a + b, 2)
+    assert match_edges(["* -> y"], runs) == match_edges(["a_1->y", "a_*->*"], runs)[::-1]
+    with pytest.raises(bt.BNetError, match="near matches are a_1 -> y"):
+        match_edges(["a_11 -> y"], runs)
+
+
+def make_net():
+    words = ["the", "cat", "dog", "sat", "ran", "on", "a", "mat"]
+    return bt.decoder(8, heads=2, slices=1, hidden=8, vocabulary=words, seed=0).to(D)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    net, generator = make_net(), torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 8, (2, 12, 4), generator=generator)
+    ids[1, :, 1:] = ids[0, :, 1:]
+    ids[0, :, [0, 3]], ids[1, :, [0, 3]] = 1, 2
+    return [[net.sentence(row) for row in side.tolist()] for side in ids]
+
+
+def read(x_1_3):
+    return x_1_3 @ torch.linspace(0, 1, 8, dtype=D) ** 2
+
+
+def test_a_circuit_of_one_s_own_equals_the_one_that_was_found(pairs):
+    clean, corrupt = pairs
+    found = bt.circuit(clean, corrupt, metric=read, threshold="20%", held_out=0.25, seed=3)
+    total = (found.clean - found.corrupt).abs().mean()
+    assert found.threshold == pytest.approx(0.2 * float(total)) and 0 < found.edges < found.candidates
+    own = bt.circuit(clean, corrupt, metric=read, edges=found.retained)
+    assert len(own.clean) == 12 and not own.is_in_sample and own.held_out is None and found.is_in_sample
+    split = torch.cat([found.outcome, found.held_out.outcome]).sort()[0]
+    torch.testing.assert_close(split, own.outcome.sort()[0])
+    rerun = found.run(clean[:3], corrupt[:3])
+    torch.testing.assert_close(rerun.outcome, own.outcome[:3])
+    assert rerun.retained == found.retained and rerun.effects == found.effects and rerun.arrows
+    other = found.run(clean[:3], corrupt[:3], metric=lambda x_1_3: 2 * read(x_1_3))
+    torch.testing.assert_close(other.outcome, 2 * rerun.outcome)
+    everything = bt.circuit(clean, corrupt, metric=read, edges="* -> *")
+    assert everything.edges == everything.candidates and everything.distance == pytest.approx(0)
+    assert math.isnan(own.to_dataframe()["effect"][0]) and own.to_dataframe()["kept"].sum() == own.edges
+    assert f"{found.held_out.faithfulness:.3f} on 3 held-out pairs" in repr(found)
+
+
+def test_held_out_sentences_are_evaluated_and_not_searched(pairs):
+    clean, corrupt = pairs
+    found = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%", held_out=(clean[4:6], corrupt[4:6]))
+    expected = bt.circuit(clean[4:6], corrupt[4:6], metric=read, edges=found.retained)
+    torch.testing.assert_close(found.held_out.outcome, expected.outcome)
+    same = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%")
+    assert same.retained == found.retained and same.held_out is None
+    assert (same | found).held_out is None
+    torch.testing.assert_close((found | same).held_out.outcome, expected.outcome)
+
+
+def test_set_operations_of_circuits(pairs):
+    clean, corrupt = pairs
+    first, second = (bt.circuit(clean[:2], corrupt[:2], metric=read, edges=e) for e in ("* -> v_*", "token_* -> *"))
+    every = bt.circuit(clean[:2], corrupt[:2], metric=read, edges="* -> *")
+    assert set((first | second).retained) == set(first.retained) | set(second.retained)
+    assert (first & second).edges == 0 and (every - first).edges == every.edges - first.edges
+    assert set((every & first).retained) == set(first.retained)
+    torch.testing.assert_close((first | every).outcome, every.clean)
+    torch.testing.assert_close((first - first).outcome, every.corrupt)
+    coarse = bt.circuit(clean[:2], corrupt[:2], metric=read, edges="* -> *", over=["slice"])
+    with pytest.raises(bt.BNetError, match="two circuits over"):
+        first | coarse
+    other = make_net()
+    s, t = other.sentence("the cat sat on"), other.sentence("the dog sat on")
+    with pytest.raises(bt.BNetError, match="one net"):
+        first & bt.circuit(s, t, metric=read, edges="* -> *")
+    with pytest.raises(bt.BNetError, match="of the net of the circuit"):
+        first.run(s, t)
+
+
+def test_the_second_branch_of_a_real_net_is_found_by_both_directions():
+    """x_1 adds two heads, and the metric saturates: each head suffices."""
+    net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True, vocabulary=["p", "q", "r"]).to(D)
+    s, t = net.sentence("p r"), net.sentence("q r")
+    start = bt.circuit(s, t, metric=lambda a_0_0_1: a_0_0_1[:, 0], edges="* -> *")
+    other = bt.circuit(s, t, metric=lambda a_0_1_1: a_0_1_1[:, 0], edges="* -> *")
+    ends = [(float(c.corrupt[0]), float(c.clean[0])) for c in (start, other)]
+
+    def either(a_0_0_1, a_0_1_1):
+        shares = [(v[:, 0] - low) / (high - low) for v, (low, high) in zip((a_0_0_1, a_0_1_1), ends, strict=True)]
+        return torch.maximum(*shares).clamp(0, 1)
+
+    retained = {}
+    for direction in ("noise", "denoise", "both"):
+        found = bt.circuit(s, t, metric=either, threshold="50%", direction=direction, candidates=["v -> a", "x -> v"])
+        retained[direction] = {name for name in found.retained if name.startswith("v")}
+        assert found.direction == direction
+    branches = {"v_0_0_0 -> a_0_0_1", "v_0_1_0 -> a_0_1_1"}
+    assert len(retained["noise"]) == 1 and retained["denoise"] == retained["both"] == branches
+
+
+def test_names_of_mib():
+    names = [
+        "x_0 -> q_0_1",
+        "x_0 -> f_0",
+        "a_0_11 -> k_3_2",
+        "a_0_1 -> v_1_0",
+        "f_2 -> y",
+        "a_11_3 -> f_11",
+        "x_0 -> y",
+    ]
+    expected = ["input->a0.h1<q>", "input->m0", "a0.h11->a3.h2<k>", "a0.h1->a1.h0<v>", "m2->logits", "a11.h3->m11"]
+    assert [to_mib_name(name) for name in names] == [*expected, "input->logits"]
+    assert [from_mib_name(to_mib_name(name)) for name in names] == names
+    for name in ("v_0_0_1 -> a_0_0_3", "q_0_1 -> x_0", "a_0_1 -> a_1_0"):
+        with pytest.raises(bt.BNetError, match="between writers and readers"):
+            to_mib_name(name)
+    with pytest.raises(bt.BNetError, match="edge of the file"):
+        from_mib_name("m0->a1.h0")
+
+
+def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
+    clean, corrupt = pairs
+    found = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
+    with pytest.raises(bt.BNetError, match="between writers and readers"):
+        found.to_json(tmp_path / "words.json")
+    names = ("x_0 -> q_0_0", "x_0 -> f_0", "a_0_1 -> f_0", "f_0 -> y", "x_0 -> y")
+    found = replace(found, edge_names=names, retained=names[:1] + names[3:4], effects={names[0]: -0.5, names[1]: 2.0})
+    found.to_json(tmp_path / "net.json")
+    content = json.loads((tmp_path / "net.json").read_text())
+    assert content["cfg"] == {"n_layers": 1, "n_heads": 2, "parallel_attn_mlp": False, "d_model": 8}
+    assert content["edges"]["input->a0.h0<q>"] == {"score": -0.5, "in_graph": True}
+    in_graph = {name for name, row in content["nodes"].items() if row["in_graph"]}
+    assert in_graph == {"input", "a0.h0", "m0", "logits"} and list(content["nodes"])[1:3] == ["a0.h0", "a0.h1"]
+    stored = read_json(tmp_path / "net.json")
+    assert stored.edges == found.retained and stored.scores == {name: found.effects.get(name, 0.0) for name in names}
+    for text in ("{}", "[", '{"edges": {"m0->logits": {}}}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(bt.BNetError, match=r"bad\.json"):
+            read_json(tmp_path / "bad.json")
+
+
+def test_total_effects_near_zero_warn(pairs):
+    clean, corrupt = pairs
+    with pytest.warns(FaithfulnessWarning, match="cancel"):
+        found = bt.circuit([clean[0], corrupt[0]], [corrupt[0], clean[0]], metric=read, edges="* -> *")
+    assert math.isnan(found.faithfulness) and "undefined" in repr(found) and "cancel" in found._repr_html_()
+    with pytest.warns(FaithfulnessWarning, match="standard error"):
+        bt.circuit(
+            clean[:3] + corrupt[2:5],
+            corrupt[:3] + clean[2:5],
+            metric=lambda x_1_3: read(x_1_3) ** 2,
+            edges="* -> *",
+        )
+
+
+def test_invalid_calls(pairs):
+    clean, corrupt = pairs[0][:2], pairs[1][:2]
+    for options, term in [
+        ({}, "threshold= for a search"),
+        ({"threshold": 1, "edges": "* -> *"}, "both of them"),
+        ({"threshold": "5"}, 'such as "5%"'),
+        ({"threshold": "x%"}, 'such as "5%"'),
+        ({"threshold": 1, "direction": "up"}, "direction"),
+        ({"threshold": 1, "held_out": 2}, "held_out"),
+        ({"edges": ["v_0_0_1 -> a_0_0_9"]}, "near matches are v_0_0_"),
+        ({"edges": ["q_0 -> "]}, "edge"),
+        ({"edges": "* -> *", "held_out": 0.5}, "without a search"),
+        ({"threshold": "5%", "metric": lambda x_1_3: 0 * x_1_3[:, 0]}, "a total effect of 0"),
+    ]:
+        with pytest.raises(bt.BNetError, match=term):
+            bt.circuit(clean, corrupt, **{"metric": read, **options})
+    idle = bt.circuit(clean, corrupt, metric=read, edges=["token_2 -> embed_2"])
+    assert idle.edges == 1 and idle.distance == pytest.approx(float((idle.corrupt - idle.clean).abs().mean()))
