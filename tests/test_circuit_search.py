@@ -11,9 +11,10 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions.circuits import FaithfulnessWarning, read_json
+from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
+from bnet_transformer.interventions.circuits.greedy import search_circuit
 from bnet_transformer.interventions.circuits.mib import from_mib_name, to_mib_name
 from bnet_transformer.interventions.circuits.runs import CircuitRuns, match_edges
-from bnet_transformer.interventions.circuits.search import search_circuit
 
 D = torch.float64
 
@@ -216,10 +217,7 @@ def test_total_effects_near_zero_warn(pairs):
     assert math.isnan(found.faithfulness) and "undefined" in repr(found) and "cancel" in found._repr_html_()
     with pytest.warns(FaithfulnessWarning, match="standard error"):
         bt.circuit(
-            clean[:3] + corrupt[2:5],
-            corrupt[:3] + clean[2:5],
-            metric=lambda x_1_3: read(x_1_3) ** 2,
-            edges="* -> *",
+            clean[:3] + corrupt[2:5], corrupt[:3] + clean[2:5], metric=lambda x_1_3: read(x_1_3) ** 2, edges="* -> *"
         )
 
 
@@ -241,3 +239,121 @@ def test_invalid_calls(pairs):
             bt.circuit(clean, corrupt, **{"metric": read, **options})
     idle = bt.circuit(clean, corrupt, metric=read, edges=["token_2 -> embed_2"])
     assert idle.edges == 1 and idle.distance == pytest.approx(float((idle.corrupt - idle.clean).abs().mean()))
+
+
+def mib_areas(f, shares):
+    """CPR and CMD as the loop of MIB's `evaluate_area_under_curve` adds them."""
+    under = from_one = 0.0
+    for k in range(len(f) - 1):
+        width = shares[k + 1] - shares[k]
+        under += width * (f[k] + f[k + 1]) / 2
+        from_one += width * (abs(1 - f[k]) + abs(1 - f[k + 1])) / 2
+    return under, from_one
+
+
+class WeightedRuns(LogicRuns):
+    """1,000 edges with weights: the metric of a pair is the sum of its weights of the retained edges."""
+
+    def __init__(self, weights):
+        super().__init__(None, len(weights))
+        self.weights = weights  # [edge, example]
+
+    def evaluate(self, retained):
+        return retained.to(D) @ self.weights
+
+
+@pytest.fixture(scope="module")
+def weighted():
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(1000, 1, generator=generator, dtype=D) + 0.3 * torch.randn(
+        1000, 20, generator=generator, dtype=D
+    )
+    return WeightedRuns(weights + 0.2)
+
+
+ABOUT = {"confidence": 0.95, "resamples": 400, "seed": 0}
+
+
+def test_curves_equal_the_formulas_of_mib(weighted):
+    mean = weighted.weights.mean(1)
+    scores = dict(zip(weighted.edge_names, mean.tolist(), strict=True))
+    curves = measure_curves(weighted, {"true": scores, "none": dict.fromkeys(scores, 0.0)}, MIB_SHARES, 3, **ABOUT)
+    assert curves.counts == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) and curves.methods == ("true", "none", "random")
+    for ranking, order in (
+        ("signed", mean.argsort(descending=True)),
+        ("absolute", mean.abs().argsort(descending=True)),
+    ):
+        expected = [float(mean[order[:count]].sum() / mean.sum()) for count in curves.counts]
+        assert curves.faithfulness("true", ranking=ranking).tolist() == pytest.approx(expected)
+        under, from_one = mib_areas(expected, MIB_SHARES)
+        assert (curves.cpr["true"] if ranking == "signed" else curves.cmd["true"]) == pytest.approx(
+            under if ranking == "signed" else from_one
+        )
+    logs = [math.log(k) for k in MIB_SHARES]
+    f = curves.faithfulness("true").tolist()
+    assert curves.log_area["true"] * math.log(1000) == pytest.approx(mib_areas(f, logs)[0])
+    assert curves.cpr["true"] > curves.cpr["random"]
+    by_pair = weighted.weights[mean.argsort(descending=True)[:20]].sum(0) / weighted.weights.sum(0)
+    torch.testing.assert_close(curves.by_pair("true")[4], by_pair)
+    frame, summary = curves.to_dataframe(), curves.summary()
+    assert len(frame) == 30 and frame["median"][4] == pytest.approx(float(by_pair.quantile(0.5)))
+    assert (summary["CPR low"] < summary["CPR"]).all() and (summary["CPR"] < summary["CPR high"]).all()
+    assert "CPR" in repr(curves) and curves._repr_html_().count("<tr") == 4
+
+
+def test_a_perfect_ranking_has_area_999():
+    runs = WeightedRuns(torch.eye(1000, 1, dtype=D))
+    curves = measure_curves(runs, {"true": {"a_0 -> y": 1.0}}, MIB_SHARES, 0, **ABOUT)
+    assert curves.cpr["true"] == pytest.approx(0.999) and curves.cmd["true"] == pytest.approx(0, abs=1e-12)
+    assert curves.log_area["true"] == pytest.approx(1) and math.isnan(curves.summary()["CPR low"][0])
+    with pytest.raises(bt.BNetError, match="at least 2 pairs"):
+        curves.interval("true")
+
+
+def test_intervals_resample_both_sides_of_the_ratio():
+    """The ratio of pairs with proportional effects has no variance, however much the total effects differ."""
+    scales = torch.linspace(0.1, 5, 12, dtype=D)
+    runs = WeightedRuns(torch.rand(40, 1, generator=torch.Generator().manual_seed(0), dtype=D) * scales)
+    scores = dict(zip(runs.edge_names, runs.weights[:, 0].tolist(), strict=True))
+    curves = measure_curves(runs, scores, (0.1, 0.5, 1.0), 0, **ABOUT)
+    low, high = curves.interval("scores")
+    torch.testing.assert_close(low, high)
+    torch.testing.assert_close(low, curves.faithfulness("scores"))
+    one = torch.ones(40, 12, dtype=D)
+    one[0] += torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=D) * 30
+    low, high = measure_curves(WeightedRuns(one), scores, (0.1, 0.5, 1.0), 0, **ABOUT).interval("scores")
+    assert (high[:2] > low[:2]).all() and float(high[2]) == pytest.approx(1) == float(low[2])
+
+
+def test_curves_of_a_real_net_from_a_sweep_a_circuit_and_numbers(pairs):
+    clean, corrupt = pairs
+    found = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="1%")
+    sweep = bt.sweep(clean[:4], corrupt[:4], at="v -> a", metric=read)
+    cells = dict(zip(sweep.names.values(), sweep._get_cell_values(sweep.values).tolist(), strict=True))
+    curves = bt.faithfulness_curves(
+        clean[4:],
+        corrupt[4:],
+        metric=read,
+        scores={"search": found, "sweep": sweep, "cells": cells},
+        shares=(0.05, 0.2, 1),
+    )
+    assert torch.equal(curves.outcomes["sweep"], curves.outcomes["cells"]) and curves.examples == 8
+    for name in curves.methods:
+        torch.testing.assert_close(curves.outcomes[name][:, -1], curves.clean.expand(len(curves.outcomes[name]), -1))
+    best = sorted(found.effects, key=lambda name: -found.effects[name])[: curves.counts[1]]
+    own = bt.circuit(clean[4:], corrupt[4:], metric=read, edges=best)
+    torch.testing.assert_close(own.outcome, curves.outcomes["search"][0, 1])
+    assert curves.edges == own.candidates
+    nodes = bt.sweep(clean[:2], corrupt[:2], at="v", metric=read)
+    for options, term in [
+        ({"scores": nodes}, "edge"),
+        ({"scores": {"a": {"v_0_0_1 -> a_0_0_9": 1.0}}}, "near matches"),
+        ({"scores": {"a": {"token_2 -> embed_2": 1.0}}}, "transmit a difference"),
+        ({"scores": {"random": found}}, "other than 'random'"),
+        ({"scores": {"v_0_0_0 -> a_0_0_1": math.nan}}, "a finite number"),
+        ({"scores": found, "shares": (0.5, 0.1)}, "increasing shares"),
+        ({"scores": found, "baselines": ("best",)}, "baseline"),
+        ({"scores": found, "metric": lambda x_1_3: 0 * x_1_3[:, 0]}, "total effect of 0"),
+    ]:
+        with pytest.raises(bt.BNetError, match=term):
+            bt.faithfulness_curves(clean[4:6], corrupt[4:6], **{"metric": read, **options})

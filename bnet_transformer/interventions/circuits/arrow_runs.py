@@ -143,7 +143,7 @@ class ArrowRuns(CircuitRuns):
         """The mask of the nodes that lead to an outcome along the retained arrows of some circuit, `[node]`."""
         needed = np.zeros(len(self.arrows.ground), dtype=bool)
         needed[list(self.arrows.outcome_nodes)] = True
-        retained = {index: mask.any(0) for index, mask in masks.items()}
+        retained: GroupMasks = {index: np.asarray(mask.any(0)) for index, mask in masks.items()}
         for group in reversed(self.arrows.incoming):
             mark_needed_sources(self.arrows, retained, needed, group)
         return needed

@@ -38,7 +38,7 @@ class StoredCircuit(NamedTuple):
 
     Attributes:
         edges: The names of the edges of the circuit, for `bt.circuit(edges=)`.
-        scores: The score of each edge, for `bt.faithfulness_curve(scores=)`.
+        scores: The score of each edge, for `bt.faithfulness_curves(scores=)`.
     """
 
     edges: tuple[str, ...]
@@ -135,8 +135,8 @@ def _translate(
 ) -> str | None:
     """The counterpart of the name of a node; None without one."""
     for row in table:
-        pattern, template = row[column : column + 2]
-        if match := pattern.fullmatch(name):  # type: ignore[union-attr]
+        pattern, template = (row[0], row[1]) if column == 0 else (row[2], row[3])
+        if match := pattern.fullmatch(name):
             return match.expand(template)
     return None
 

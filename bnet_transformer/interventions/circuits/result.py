@@ -146,8 +146,8 @@ class Circuit:
 
     def _evaluate_on(self, pairs: CircuitPairs) -> Circuit:
         """The same edges on other pairs of the same net."""
-        search = {"threshold": self.threshold, "direction": self.direction, "effects": self.effects}
-        return evaluate_circuit(pairs, pairs.build_runs(), self.retained, **search, is_in_sample=False)
+        result = evaluate_circuit(pairs, pairs.build_runs(), self.retained, effects=self.effects, is_in_sample=False)
+        return replace(result, threshold=self.threshold, direction=self.direction)
 
     def to_json(self, path: object, *, convention: str = "mib") -> None:
         """Write the edges and their effects in the format of MIB's circuit track (`Graph.to_json` of EAP-IG).
@@ -262,8 +262,6 @@ def evaluate_circuit(
     names: Sequence[str],
     *,
     effects: Mapping[str, float] | None = None,
-    threshold: float | None = None,
-    direction: str | None = None,
     is_in_sample: bool,
 ) -> Circuit:
     """Run a circuit on all pairs, and divide the metric into the examples in the sample and those out of it."""
@@ -274,8 +272,8 @@ def evaluate_circuit(
     def build(positions: Sequence[int], *, is_in_sample: bool, held_out: Circuit | None) -> Circuit:
         index = torch.as_tensor(positions, dtype=torch.long)
         return Circuit(
-            threshold=threshold,
-            direction=direction,
+            threshold=None,
+            direction=None,
             over=pairs.over,
             effects=dict(effects or {}),
             retained=tuple(names),
