@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bnet_transformer._core.checks import check_choice, check_fraction, check_seed, check_sequence
+from bnet_transformer._core.checks import check_choice, check_float, check_seed, check_sequence
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import DIRECTIONS, parse_threshold, search_circuit
@@ -89,8 +89,7 @@ def circuit(
         names = match_edges(check_sequence("edges", [edges] if isinstance(edges, str) else edges, str), runs)
         result = evaluate_circuit(pairs, runs, names, is_in_sample=False)
     else:
-        share = 0.0 if other_pairs else None if held_out is None else check_fraction("held_out", held_out)
-        pairs = pairs.hold_out(share, check_seed(seed))
+        pairs = pairs.hold_out(0.0 if other_pairs else _parse_share(held_out), check_seed(seed))
         runs = pairs.build_runs()
         sample = pairs.in_sample
         level = parse_threshold(threshold, runs.evaluate_clean()[sample], runs.evaluate_corrupt()[sample])
@@ -104,3 +103,15 @@ def circuit(
     if note := explain_weak_total(result.clean, result.corrupt):
         warnings.warn(note, FaithfulnessWarning, stacklevel=3)
     return result
+
+
+def _parse_share(held_out: object) -> float | None:
+    """The share of the pairs that are held out; None for the default."""
+    if held_out is None:
+        return None
+    if isinstance(held_out, tuple):
+        raise BNetError("held_out", expected="a share, or (clean, corrupt)", actual=f"a tuple of {len(held_out)}")
+    share = check_float("held_out", held_out, minimum=0.0)
+    if share >= 1:
+        raise BNetError("held_out", expected="a share below 1, or (clean, corrupt)", actual=held_out)
+    return share
