@@ -99,33 +99,33 @@ def read(x_1_3):
 
 def test_a_circuit_of_one_s_own_equals_the_one_that_was_found(pairs):
     clean, corrupt = pairs
-    found = bt.circuit(clean, corrupt, metric=read, threshold="20%", held_out=0.25, seed=3)
-    total = (found.clean - found.corrupt).abs().mean()
-    assert found.threshold == pytest.approx(0.2 * float(total)) and 0 < found.edges < found.candidates
-    own = bt.circuit(clean, corrupt, metric=read, edges=found.retained)
-    assert len(own.clean) == 12 and not own.is_in_sample and own.held_out is None and found.is_in_sample
-    split = torch.cat([found.outcome, found.held_out.outcome]).sort()[0]
-    torch.testing.assert_close(split, own.outcome.sort()[0])
-    rerun = found.run(clean[:3], corrupt[:3])
-    torch.testing.assert_close(rerun.outcome, own.outcome[:3])
-    assert rerun.retained == found.retained and rerun.effects == found.effects and rerun.arrows
-    other = found.run(clean[:3], corrupt[:3], metric=lambda x_1_3: 2 * read(x_1_3))
+    result = bt.circuit(clean, corrupt, metric=read, threshold="20%", held_out=0.25, seed=3)
+    total = (result.clean - result.corrupt).abs().mean()
+    assert result.threshold == pytest.approx(0.2 * float(total)) and 0 < result.edges < result.candidates
+    given = bt.circuit(clean, corrupt, metric=read, edges=result.retained)
+    assert len(given.clean) == 12 and not given.is_in_sample and given.held_out is None and result.is_in_sample
+    split = torch.cat([result.outcome, result.held_out.outcome]).sort()[0]
+    torch.testing.assert_close(split, given.outcome.sort()[0])
+    rerun = result.run(clean[:3], corrupt[:3])
+    torch.testing.assert_close(rerun.outcome, given.outcome[:3])
+    assert rerun.retained == result.retained and rerun.effects == result.effects and rerun.arrows
+    other = result.run(clean[:3], corrupt[:3], metric=lambda x_1_3: 2 * read(x_1_3))
     torch.testing.assert_close(other.outcome, 2 * rerun.outcome)
-    everything = bt.circuit(clean, corrupt, metric=read, edges="* -> *")
-    assert everything.edges == everything.candidates and everything.distance == pytest.approx(0)
-    assert math.isnan(own.to_dataframe()["effect"][0]) and own.to_dataframe()["kept"].sum() == own.edges
-    assert f"{found.held_out.faithfulness:.3f} on 3 held-out pairs" in repr(found)
+    full = bt.circuit(clean, corrupt, metric=read, edges="* -> *")
+    assert full.edges == full.candidates and full.distance == pytest.approx(0)
+    assert math.isnan(given.to_dataframe()["effect"][0]) and given.to_dataframe()["kept"].sum() == given.edges
+    assert f"{result.held_out.faithfulness:.3f} on 3 held-out pairs" in repr(result)
 
 
 def test_held_out_sentences_are_evaluated_and_not_searched(pairs):
     clean, corrupt = pairs
-    found = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%", held_out=(clean[4:6], corrupt[4:6]))
-    expected = bt.circuit(clean[4:6], corrupt[4:6], metric=read, edges=found.retained)
-    torch.testing.assert_close(found.held_out.outcome, expected.outcome)
+    result = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%", held_out=(clean[4:6], corrupt[4:6]))
+    expected = bt.circuit(clean[4:6], corrupt[4:6], metric=read, edges=result.retained)
+    torch.testing.assert_close(result.held_out.outcome, expected.outcome)
     same = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%")
-    assert same.retained == found.retained and same.held_out is None
-    assert (same | found).held_out is None
-    torch.testing.assert_close((found | same).held_out.outcome, expected.outcome)
+    assert same.retained == result.retained and same.held_out is None
+    assert (same | result).held_out is None
+    torch.testing.assert_close((result | same).held_out.outcome, expected.outcome)
 
 
 def test_set_operations_of_circuits(pairs):
@@ -162,9 +162,9 @@ def test_the_second_branch_of_a_real_net_is_found_by_both_directions():
 
     retained = {}
     for direction in ("noise", "denoise", "both"):
-        found = bt.circuit(s, t, metric=either, threshold="50%", direction=direction, candidates=["v -> a", "x -> v"])
-        retained[direction] = {name for name in found.retained if name.startswith("v")}
-        assert found.direction == direction
+        result = bt.circuit(s, t, metric=either, threshold="50%", direction=direction, candidates=["v -> a", "x -> v"])
+        retained[direction] = {name for name in result.retained if name.startswith("v")}
+        assert result.direction == direction
     branches = {"v_0_0_0 -> a_0_0_1", "v_0_1_0 -> a_0_1_1"}
     assert len(retained["noise"]) == 1 and retained["denoise"] == retained["both"] == branches
 
@@ -191,19 +191,19 @@ def test_names_of_mib():
 
 def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
     clean, corrupt = pairs
-    found = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
+    result = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
     with pytest.raises(bt.BNetError, match="between writers and readers"):
-        found.to_json(tmp_path / "words.json")
+        result.to_json(tmp_path / "words.json")
     names = ("x_0 -> q_0_0", "x_0 -> f_0", "a_0_1 -> f_0", "f_0 -> y", "x_0 -> y")
-    found = replace(found, edge_names=names, retained=names[:1] + names[3:4], effects={names[0]: -0.5, names[1]: 2.0})
-    found.to_json(tmp_path / "net.json")
+    result = replace(result, edge_names=names, retained=names[:1] + names[3:4], effects={names[0]: -0.5, names[1]: 2.0})
+    result.to_json(tmp_path / "net.json")
     content = json.loads((tmp_path / "net.json").read_text())
     assert content["cfg"] == {"n_layers": 1, "n_heads": 2, "parallel_attn_mlp": False, "d_model": 8}
     assert content["edges"]["input->a0.h0<q>"] == {"score": -0.5, "in_graph": True}
     in_graph = {name for name, row in content["nodes"].items() if row["in_graph"]}
     assert in_graph == {"input", "a0.h0", "m0", "logits"} and list(content["nodes"])[1:3] == ["a0.h0", "a0.h1"]
     stored = read_json(tmp_path / "net.json")
-    assert stored.edges == found.retained and stored.scores == {name: found.effects.get(name, 0.0) for name in names}
+    assert stored.edges == result.retained and stored.scores == {name: result.effects.get(name, 0.0) for name in names}
     for text in ("{}", "[", '{"edges": {"m0->logits": {}}}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(bt.BNetError, match=r"bad\.json"):
@@ -213,8 +213,8 @@ def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
 def test_total_effects_near_zero_warn(pairs):
     clean, corrupt = pairs
     with pytest.warns(FaithfulnessWarning, match="cancel"):
-        found = bt.circuit([clean[0], corrupt[0]], [corrupt[0], clean[0]], metric=read, edges="* -> *")
-    assert math.isnan(found.faithfulness) and "undefined" in repr(found) and "cancel" in found._repr_html_()
+        result = bt.circuit([clean[0], corrupt[0]], [corrupt[0], clean[0]], metric=read, edges="* -> *")
+    assert math.isnan(result.faithfulness) and "undefined" in repr(result) and "cancel" in result._repr_html_()
     with pytest.warns(FaithfulnessWarning, match="standard error"):
         bt.circuit(
             clean[:3] + corrupt[2:5], corrupt[:3] + clean[2:5], metric=lambda x_1_3: read(x_1_3) ** 2, edges="* -> *"
@@ -311,7 +311,7 @@ def test_a_perfect_ranking_has_area_999():
 
 
 def test_intervals_resample_both_sides_of_the_ratio():
-    """The ratio of pairs with proportional effects has no variance, however much the total effects differ."""
+    """The ratio of pairs with proportional effects has no variance, for any differences of the total effects."""
     scales = torch.linspace(0.1, 5, 12, dtype=D)
     runs = WeightedRuns(torch.rand(40, 1, generator=torch.Generator().manual_seed(0), dtype=D) * scales)
     scores = dict(zip(runs.edge_names, runs.weights[:, 0].tolist(), strict=True))
@@ -327,33 +327,33 @@ def test_intervals_resample_both_sides_of_the_ratio():
 
 def test_curves_of_a_real_net_from_a_sweep_a_circuit_and_numbers(pairs):
     clean, corrupt = pairs
-    found = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="1%")
+    result = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="1%")
     sweep = bt.sweep(clean[:4], corrupt[:4], at="v -> a", metric=read)
     cells = dict(zip(sweep.names.values(), sweep._get_cell_values(sweep.values).tolist(), strict=True))
     curves = bt.faithfulness_curves(
         clean[4:],
         corrupt[4:],
         metric=read,
-        scores={"search": found, "sweep": sweep, "cells": cells},
+        scores={"search": result, "sweep": sweep, "cells": cells},
         shares=(0.05, 0.2, 1),
     )
     assert torch.equal(curves.outcomes["sweep"], curves.outcomes["cells"]) and curves.examples == 8
     for name in curves.methods:
         torch.testing.assert_close(curves.outcomes[name][:, -1], curves.clean.expand(len(curves.outcomes[name]), -1))
-    best = sorted(found.effects, key=lambda name: -found.effects[name])[: curves.counts[1]]
-    own = bt.circuit(clean[4:], corrupt[4:], metric=read, edges=best)
-    torch.testing.assert_close(own.outcome, curves.outcomes["search"][0, 1])
-    assert curves.edges == own.candidates
+    best = sorted(result.effects, key=lambda name: -result.effects[name])[: curves.counts[1]]
+    given = bt.circuit(clean[4:], corrupt[4:], metric=read, edges=best)
+    torch.testing.assert_close(given.outcome, curves.outcomes["search"][0, 1])
+    assert curves.edges == given.candidates
     nodes = bt.sweep(clean[:2], corrupt[:2], at="v", metric=read)
     for options, term in [
         ({"scores": nodes}, "edge"),
         ({"scores": {"a": {"v_0_0_1 -> a_0_0_9": 1.0}}}, "near matches"),
         ({"scores": {"a": {"token_2 -> embed_2": 1.0}}}, "transmit a difference"),
-        ({"scores": {"random": found}}, "other than 'random'"),
+        ({"scores": {"random": result}}, "other than 'random'"),
         ({"scores": {"v_0_0_0 -> a_0_0_1": math.nan}}, "a finite number"),
-        ({"scores": found, "shares": (0.5, 0.1)}, "increasing shares"),
-        ({"scores": found, "baselines": ("best",)}, "baseline"),
-        ({"scores": found, "metric": lambda x_1_3: 0 * x_1_3[:, 0]}, "total effect of 0"),
+        ({"scores": result, "shares": (0.5, 0.1)}, "increasing shares"),
+        ({"scores": result, "baselines": ("best",)}, "baseline"),
+        ({"scores": result, "metric": lambda x_1_3: 0 * x_1_3[:, 0]}, "total effect of 0"),
     ]:
         with pytest.raises(bt.BNetError, match=term):
             bt.faithfulness_curves(clean[4:6], corrupt[4:6], **{"metric": read, **options})

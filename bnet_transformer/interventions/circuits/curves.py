@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import FloatArray, to_numpy
-from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_names, check_seed
+from bnet_transformer._core.checks import (
+    check_choice,
+    check_float,
+    check_fraction,
+    check_int,
+    check_names,
+    check_seed,
+    check_sequence,
+)
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
@@ -292,7 +300,7 @@ def faithfulness_curves(
     """
     pairs = CircuitPairs.parse(clean, corrupt, metric, over, candidates, memory)
     ends = _parse_shares(shares)
-    check_names("baseline", baselines, (RANDOM,))
+    check_names("baseline", check_sequence("baselines", baselines, str), (RANDOM,))
     level, count, seed = check_fraction("confidence", confidence), check_int("resamples", resamples), check_seed(seed)
     draws = check_int("random_draws", random_draws) if baselines else 0
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, confidence=level, resamples=count, seed=seed)
@@ -358,8 +366,8 @@ def integrate(values: FloatArray, k: FloatArray) -> FloatArray:
 
 def _parse_shares(shares: object) -> tuple[float, ...]:
     """Validate the shares: increasing, above 0, at most 1."""
-    values = np.asarray(shares, dtype=float) if isinstance(shares, Sequence | np.ndarray) else np.zeros(0)
-    if values.ndim != 1 or len(values) < 2 or not ((values > 0) & (values <= 1)).all() or (np.diff(values) <= 0).any():
+    values = np.array(check_sequence("shares", shares, float, convert=lambda share: check_float("shares", share)))
+    if len(values) < 2 or not ((values > 0) & (values <= 1)).all() or (np.diff(values) <= 0).any():
         raise BNetError("shares", expected="at least 2 increasing shares above 0 and at most 1", actual=shares)
     return tuple(values.tolist())
 

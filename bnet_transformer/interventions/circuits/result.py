@@ -60,6 +60,7 @@ class Circuit:
         edge_of: The edge of each of these arrows; None for an arrow that was not a candidate.
         is_in_sample: Whether the edges were found on these examples.
         held_out: The same edges on pairs that the search did not use; None without such pairs.
+        pairs: The sentences and the metric of all pairs, for set operations.
     """
 
     threshold: float | None
@@ -77,7 +78,7 @@ class Circuit:
     edge_of: Mapping[str, str | None]
     is_in_sample: bool
     held_out: Circuit | None
-    _pairs: CircuitPairs = field(repr=False)
+    pairs: CircuitPairs = field(repr=False)
 
     @property
     def edges(self) -> int:
@@ -142,7 +143,7 @@ class Circuit:
         >>> round(found.run(sun, dog).faithfulness, 3)
         1.0
         """
-        return self._evaluate_on(self._pairs.with_sentences(clean, corrupt, metric))
+        return self._evaluate_on(self.pairs.with_sentences(clean, corrupt, metric))
 
     def _evaluate_on(self, pairs: CircuitPairs) -> Circuit:
         """The same edges on other pairs of the same net."""
@@ -161,7 +162,7 @@ class Circuit:
         Raises:
             BNetError: An edge has no counterpart in the format, such as one between words.
         """
-        write_mib(path, convention, self.edge_names, self.retained, self.effects, self._pairs.clean.model)
+        write_mib(path, convention, self.edge_names, self.retained, self.effects, self.pairs.clean.model)
 
     def marks(self) -> dict[str, str]:
         """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`."""
@@ -196,7 +197,7 @@ class Circuit:
         """Raise an error unless the other circuit has edges of the same net and axes."""
         if not isinstance(other, Circuit):
             raise BNetError("circuits", expected="a Circuit on both sides of | & -", actual=other)
-        if other._pairs.clean.model.network is not self._pairs.clean.model.network:
+        if other.pairs.clean.model.network is not self.pairs.clean.model.network:
             raise BNetError("circuits", expected="two circuits of one net", actual="circuits of two nets")
         if other.over != self.over:
             raise BNetError("circuits", expected=f"two circuits over {self.over}", actual=other.over)
@@ -205,17 +206,17 @@ class Circuit:
     def _combine(self, other: Circuit, names: Iterable[str]) -> Circuit:
         """The circuit of these edges on the pairs of this circuit, with the effects of both."""
         is_in_sample = self.is_in_sample or other.is_in_sample
-        runs = self._pairs.build_runs()
+        runs = self.pairs.build_runs()
         effects = {**self.effects, **{name: e for name, e in other.effects.items() if name not in self.effects}}
-        result = evaluate_circuit(self._pairs, runs, tuple(names), effects=effects, is_in_sample=is_in_sample)
-        if self.held_out is not None and not self._pairs.held_out:
-            result = replace(result, held_out=result._evaluate_on(self.held_out._pairs))
+        result = evaluate_circuit(self.pairs, runs, tuple(names), effects=effects, is_in_sample=is_in_sample)
+        if self.held_out is not None and not self.pairs.held_out:
+            result = replace(result, held_out=result._evaluate_on(self.held_out.pairs))
         return result
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each tested edge, in the order of the tests; without a search, of all edges.
 
-        The columns are the edge, its effect (NaN without a test), whether the circuit has it (`kept`), and whether it
+        The columns are the edge, its effect (NaN without a test), whether it is in the circuit (`kept`), and whether it
         is on a path from a difference to the metric.
         """
         import pandas as pd
@@ -287,7 +288,7 @@ def evaluate_circuit(
             edge_of=parts.edge_of,
             is_in_sample=is_in_sample,
             held_out=held_out,
-            _pairs=pairs,
+            pairs=pairs,
         )
 
     held_out = build(pairs.held_out, is_in_sample=False, held_out=None) if pairs.held_out else None
