@@ -202,6 +202,9 @@ def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
     assert content["edges"]["input->a0.h0<q>"] == {"score": -0.5, "in_graph": True}
     in_graph = {name for name, row in content["nodes"].items() if row["in_graph"]}
     assert in_graph == {"input", "a0.h0", "m0", "logits"} and list(content["nodes"])[1:3] == ["a0.h0", "a0.h1"]
+    nodes = {end: {"role": "", "part": "between"} for name in names for end in name.split(" -> ")}
+    marks = replace(result, nodes=nodes, arrows=names).marks()
+    assert {"a_0_1_*", "q_0_0_*", "a_0_1_* -> f_0_*"} <= set(marks)
     stored = read_json(tmp_path / "net.json")
     assert stored.edges == result.retained and stored.scores == {name: result.effects.get(name, 0.0) for name in names}
     for text in ("{}", "[", '{"edges": {"m0->logits": {}}}'):

@@ -302,6 +302,10 @@ def test_the_circuit_as_a_graph():
         assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
 
+def net_picture(s, result):
+    return s.net.picture(highlight=result)
+
+
 def test_the_circuit_is_drawn_and_printed(tmp_path):
     clean, corrupt, nodes = examples("encoder, pre-norm")
     result = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
@@ -312,9 +316,15 @@ def test_the_circuit_is_drawn_and_printed(tmp_path):
         picture = s.picture(highlight=subject, weights=False)
         assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
         assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(result.graph.edges)
-    with pytest.raises(bt.BNetError, match="highlight") as error:
-        s.picture(highlight=result, detail="words")
-    assert error.value.hint == "Use detail='nodes'"
+    picture = s.picture(highlight=result, detail="folded", legend=False)
+    groups = {name: s.ground.group_of(s.ground.id(name)).name for name in result.nodes}
+    assert {box.name for box in picture.boxes if not box.is_faded} == set(groups.values())
+    marked = {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0}
+    assert marked == {(groups[a], groups[b]) for a, b in result.graph.edges}
+    assert {box.name for box in net_picture(s, result).boxes if not box.is_faded} == set(groups.values())
+    picture = s.picture(highlight=result, detail="words")
+    states = {name for name in result.nodes if name.startswith("x_")}
+    assert {box.name for box in picture.boxes if not box.is_faded} == states
     picture = s.picture(highlight=result, detail="nodes")
     assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
     frame = result.to_dataframe()

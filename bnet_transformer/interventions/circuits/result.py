@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.mib import write_mib
 from bnet_transformer.interventions.circuits.pairs import CircuitPairs
-from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, split_name
+from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -165,9 +165,53 @@ class Circuit:
         write_mib(path, convention, self.edge_names, self.retained, self.effects, self.pairs.clean.model)
 
     def marks(self) -> dict[str, str]:
-        """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`."""
-        parts = {name: INPUT if about["part"] == INPUT else MARKED for name, about in self.nodes.items()}
-        return parts | dict.fromkeys(self.arrows, MARKED)
+        """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`.
+
+        A node of an edge of all words, such as `a_0_1`, is the pattern of its words, `a_0_1_*`.
+        """
+        names = {name: self._find_pattern(name) for name in self.nodes}
+        parts = {names[name]: INPUT if about["part"] == INPUT else MARKED for name, about in self.nodes.items()}
+        arrows = (join_names([names[end] for end in split_name(arrow)]) for arrow in self.arrows)
+        return parts | dict.fromkeys(arrows, MARKED)
+
+    def project_marks(self, names: Collection[str]) -> dict[str, str]:
+        """The marks of the circuit in a view that draws other nodes: node groups, or the states of words.
+
+        A node belongs to its node group, if the view draws it. Otherwise paths of the circuit between nodes of the view
+        are its arrows.
+
+        Args:
+            names: The nodes of the view.
+
+        Returns:
+            The label of each marked node and arrow.
+        """
+        known, ends = set(names), {}
+        for name in self.nodes:
+            parts = name.split("_")
+            prefixes = ("_".join(parts[:count]) for count in range(len(parts), 0, -1))
+            ends[name] = next((prefix for prefix in prefixes if prefix in known), None)
+        arrows = set()
+        for start in (name for name, end in ends.items() if end is not None):
+            reached, pending = {start}, [start]
+            while pending:  # nodes without a counterpart in the view are contracted
+                for target in self.graph.successors(pending.pop()):
+                    if ends[target] is not None:
+                        arrows.add(join_names([str(ends[start]), str(ends[target])]))
+                    elif target not in reached:
+                        reached.add(target)
+                        pending.append(target)
+        inputs = {ends[name] for name, about in self.nodes.items() if about["part"] == INPUT}
+        nodes = {end: INPUT if end in inputs else MARKED for end in ends.values() if end is not None}
+        return nodes | dict.fromkeys(sorted(arrows), MARKED)
+
+    def _find_pattern(self, name: str) -> str:
+        """The name of a ground node, or the pattern of the words of a node that is named without its word."""
+        try:
+            self.pairs.clean.model.ground.id(name)
+        except BNetError:
+            return f"{name}_*"
+        return name
 
     def __or__(self, other: object) -> Circuit:
         """The union of the edges, evaluated on the pairs of the first circuit."""
