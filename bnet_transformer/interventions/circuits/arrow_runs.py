@@ -275,7 +275,7 @@ def build_arrow_runs(
     clean: Examples, corrupt: Examples, arrows: CircuitArrows, metric: Metric, memory: int
 ) -> ArrowRuns:
     """Run both sides of the examples."""
-    clean_state, corrupt_state = (_run_examples(examples, arrows.outcome_nodes) for examples in (clean, corrupt))
+    clean_state, corrupt_state = (run_with_cells(examples, arrows.outcome_nodes) for examples in (clean, corrupt))
     return ArrowRuns(clean_state, corrupt_state, arrows, metric, len(clean), memory, clean.tokens)
 
 
@@ -292,7 +292,7 @@ def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> N
             )
 
 
-def _run_examples(examples: Examples, outcome_nodes: Sequence[int]) -> ExecutionState:
+def run_with_cells(examples: Examples, outcome_nodes: Sequence[int]) -> ExecutionState:
     """Run the ancestors of the outcomes, with a leading dim for circuits: `[1, example, *plates, word, *shape]`."""
     model = examples.model
     nodes = *outcome_nodes, *ancestors(model.ground, outcome_nodes)

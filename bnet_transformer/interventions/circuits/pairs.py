@@ -17,6 +17,7 @@ from bnet_transformer.interventions.sweeps.examples import Examples, parse_examp
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
 HELD_OUT_SHARE = 0.25
+EDGES = "edges"  # the edges from writers to readers of `net.edges()`
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class CircuitPairs:
     ) -> CircuitPairs:
         """Validate the sentences and the options."""
         pairs = parse_example_pair(clean, corrupt)
-        axes = parse_edge_axes(pairs[0].model.ground, over)
+        axes = (EDGES,) if over == EDGES else parse_edge_axes(pairs[0].model.ground, over)
+        if over == EDGES and candidates is not None:
+            raise BNetError("candidates", expected='None for over="edges"', actual=candidates)
         return cls(*pairs, metric, axes, candidates, check_int("memory", memory))
 
     def __len__(self) -> int:
@@ -76,6 +79,10 @@ class CircuitPairs:
 
     def build_runs(self) -> CircuitRuns:
         """Run both sides of the examples."""
+        if self.over == (EDGES,):
+            from bnet_transformer.interventions.edges.runner import build_runner
+
+            return build_runner(self.clean, self.corrupt, self.metric, self.memory)
         metric = parse_metric(self.clean, self.metric)
         for examples in (self.clean, self.corrupt):
             check_ancestors_fixed(examples, metric.nodes)
