@@ -1,7 +1,7 @@
 """The oracle of edges, node by node, by the reference.
 
 What one reader sees is computed from its writers: each of them has its value in the run that the caller names for this
-edge. The nodes of the reader are then set to the value computed from it, in a run of their own.
+edge. The nodes of the reader are then set to the value computed from it, in a second run.
 """
 
 import torch
@@ -35,8 +35,8 @@ class ReaderView(reference.ReferenceRun):
     def arguments(self, spec, index, slots):
         """The arguments of a TPM: these slots as the reader sees them, the others in the base run."""
         context, *base = self.base._tpm_arguments(spec, index)
-        _, *seen = self._tpm_arguments(spec, index)
-        return context, *(s if k in slots else b for k, (b, s) in enumerate(zip(base, seen, strict=True)))
+        _, *visible = self._tpm_arguments(spec, index)
+        return context, *(s if k in slots else b for k, (b, s) in enumerate(zip(base, visible, strict=True)))
 
 
 def compute_part(run, spec, index, linear):
@@ -102,14 +102,16 @@ class CircuitRun(reference.ReferenceRun):
         structure = self.structure
         unit = structure.list_units(spec).index(index[: len(spec.group.plates)])
         readers = [r for r, part in enumerate(structure.reader_groups) if part.target.group.index == spec.group.index]
-        seen = {k for r in readers for k in structure.reader_groups[r].slots}
-        names = tuple(p.slot for k, p in enumerate(spec.parents) if k not in seen)
-        context, *arguments = self._tpm_arguments(spec, index, names) if not seen else self.corrupt._tpm_arguments(spec, index)
-        if seen:
+        visible = {k for r in readers for k in structure.reader_groups[r].slots}
+        names = tuple(p.slot for k, p in enumerate(spec.parents) if k not in visible)
+        context, *arguments = (
+            self._tpm_arguments(spec, index, names) if not visible else self.corrupt._tpm_arguments(spec, index)
+        )
+        if visible:
             for k, parent in enumerate(spec.parents):
-                if k not in seen:
-                    _, *own = self._tpm_arguments(spec, index, (parent.slot,))
-                    arguments[k] = own[k]
+                if k not in visible:
+                    _, *values = self._tpm_arguments(spec, index, (parent.slot,))
+                    arguments[k] = values[k]
         for r in readers:
             _, *visible = self.view(r, unit)._tpm_arguments(spec, index)
             for k in structure.reader_groups[r].slots:

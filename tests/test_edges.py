@@ -1,5 +1,7 @@
-"""Edges from writers to readers: exact runs and circuits by the reference, estimates by finite differences and EAP-IG."""
+"""Edges from writers to readers: exact runs and circuits by the reference, estimates by finite differences."""
 
+import itertools
+import math
 import random
 
 import pytest
@@ -13,9 +15,7 @@ from bnet_transformer.interventions.edges.structure import EdgeStructure
 from bnet_transformer.interventions.sweeps.engine import run_cells
 from bnet_transformer.interventions.sweeps.request import parse_request
 from tests.cases import CASES, close, get_case
-from tests.eap_ig_formulas import EdgeGraph, score_eap, score_eap_ig_activations, score_eap_ig_inputs, score_exactly
 from tests.edge_oracle import CircuitRun, run_edge
-from tests.huggingface_models import GPT2, init_model
 from tests.sweep_oracle import get_outputs, make_metric, make_pair
 
 RECURRENT = ("recurrent", "recurrent, rnn", "recurrent, lstm", "recurrences")
@@ -58,7 +58,7 @@ def test_an_edge_equals_two_runs_by_hand(case):
     result = bt.sweep(clean, corrupt, at="edges", metric=metric)
     by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, over="word")
     structure = make_request(clean, corrupt, metric).cells.edges.structure
-    for (edge,), name in choose(case.name, result.names.items()):
+    for (edge,), _ in choose(case.name, result.names.items()):
         models = corrupt.state.model, clean.state.model
         expected = metric(*(value[None] for value in run_edge(*models, structure, edge, nodes)))
         close(result.outcomes[edge], expected)
@@ -107,68 +107,20 @@ def test_gates_have_the_gradient_of_circuits():
     assert torch.autograd.gradcheck(runner.evaluate_with_grad, (gates,))
 
 
-def test_choices_are_averaged():
-    """Outcomes are averaged over the latent choices of the sentence, as in every sweep."""
+def test_outcomes_are_averaged_over_choices():
+    """`P(y)` is the mean of `P(y)` in each joint state of the latent choices, which are the same in both runs."""
     clean, corrupt = make_pair(get_case("slice"))
-    names = get_outputs(corrupt)
-    metric = make_metric(names[-1:])
-    result = bt.sweep(clean, corrupt, at="edges", metric=lambda y_2: y_2.exp()[:, 0], direction="noise")
-    expected = 0.0
-    pi = corrupt.posterior("c_0") if "c_0" in corrupt.ground.names else None
-    assert metric is not None
-    if pi is not None:
-        for state, weight in enumerate(pi.tolist()):
-            pair = clean.do(c_0=state, c_1=0), corrupt.do(c_0=state, c_1=0)
-            expected = expected + weight * bt.sweep(
-                *pair, at="edges", metric=lambda y_2: y_2.exp()[:, 0], direction="noise"
-            ).outcomes
-    assert result.outcomes.isfinite().all()
-
-
-# GPT-2, by the formulas of EAP-IG
-
-
-@pytest.fixture(scope="module")
-def gpt2():
-    model = init_model("GPT2LMHeadModel", {**GPT2, "n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 20})
-    for parameter in model.parameters():
-        parameter.data.mul_(2.5)
-    net = bt.from_pretrained(model)
-    ids = torch.tensor([[3, 4, 15, 6, 7], [1, 2, 13, 4, 5]]), torch.tensor([[3, 8, 5, 6, 17], [19, 7, 8, 9, 10]])
-    return net, EdgeGraph(model), ids
-
-
-def to_mib(name):
-    """The name of an edge of GPT-2 in the files of MIB."""
-    writer, reader = name.split(" -> ")
-    ends = []
-    for node in (writer, reader):
-        role, *indices = node.split("_")
-        ends.append(
-            {"embed": "input", "y": "logits", "ffn": "m{}", "a": "a{}.h{}"}.get(role, "a{}.h{}<" + role + ">").format(*indices)
-        )
-    return "->".join(ends)
-
-
-@pytest.mark.parametrize(
-    ("oracle", "options"),
-    [
-        (score_exactly, {}),
-        (score_eap, {"first_order": True}),
-        (score_eap_ig_inputs, {"first_order": True, "steps": 4, "convention": "eap-ig"}),
-        (score_eap_ig_activations, {"first_order": True, "steps": 2, "convention": "eap-ig-activations"}),
-    ],
-    ids=["exact", "EAP", "EAP-IG on inputs", "EAP-IG on activations"],
-)
-def test_scores_of_gpt2_equal_the_formulas_of_eap_ig(gpt2, oracle, options):
-    net, graph, ids = gpt2
-    pair = ([net.sentence(row.tolist()) for row in rows] for rows in ids)
-    result = bt.sweep(*pair, at="edges", metric={"y_4": (4, 11)}, direction="noise", **options)
-    steps = [options["steps"]] if "steps" in options else []
-    expected = oracle(graph, *ids, lambda logits: (logits[..., -1, 4] - logits[..., -1, 11]).sum(), *steps)
-    scores = {to_mib(name): float(result.values[index]) for index, name in result.names.items()}
-    assert scores.keys() == expected.keys()
-    close(torch.tensor([scores[name] for name in expected]), torch.tensor(list(expected.values())))
+    name = get_outputs(corrupt)[-1]
+    metric = {name: 0}
+    choices = [node for node in corrupt.ground.names if node.split("_")[0] == "c"]
+    result = bt.sweep(clean, corrupt, at="edges", metric=metric, direction="noise")
+    total = torch.zeros_like(result.outcomes)
+    for states in itertools.product(*(range(len(corrupt.posterior(c))) for c in choices)):
+        setting = dict(zip(choices, states, strict=True))
+        weight = math.prod(float(corrupt.posterior(c)[state]) for c, state in setting.items())
+        fixed = bt.sweep(clean.do(setting), corrupt.do(setting), at="edges", metric=metric, direction="noise")
+        total += weight * fixed.outcomes.exp()
+    close(result.outcomes, total.log())
 
 
 # the public face
@@ -208,11 +160,14 @@ def test_edges_beside_roles_and_arrows():
         single = bt.sweep(clean, corrupt, at=item, metric=metric)
         close(result.part(item).outcomes.nan_to_num(), single.outcomes.nan_to_num())
     chosen = ["a_0_1 -> y", "embed -> q_1_0"]
-    close(bt.sweep(clean, corrupt, at=chosen, metric=metric).values, torch.tensor([result[name] for name in chosen], dtype=torch.float64))
+    close(
+        bt.sweep(clean, corrupt, at=chosen, metric=metric).values,
+        torch.tensor([result[name] for name in chosen], dtype=torch.float64),
+    )
 
 
 def test_an_ablation_of_an_edge():
-    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    _, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
     metric = make_metric(names)
     result = bt.sweep(Zero(), corrupt, at="edges", metric=metric)
     zero = corrupt.do({"a_1_*_*": Zero()})  # the heads of the last slice reach the readout and the last step

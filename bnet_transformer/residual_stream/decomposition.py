@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.residual_stream.linear_groups import (
+from bnet_transformer.compiler.linear_groups import (
     AffineFunction,
     find_linear_groups,
     find_residuals,

@@ -27,7 +27,7 @@ from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.reference import GroundModel
-from bnet_transformer.residual_stream.linear_groups import (
+from bnet_transformer.compiler.linear_groups import (
     AffineFunction,
     find_linear_groups,
     find_residuals,

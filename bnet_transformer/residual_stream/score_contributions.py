@@ -22,7 +22,7 @@ from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.residual_stream.decomposition import decompose
-from bnet_transformer.residual_stream.linear_groups import is_aligned
+from bnet_transformer.compiler.linear_groups import is_aligned
 from bnet_transformer.residual_stream.linear_paths import LinearRun
 from bnet_transformer.residual_stream.readout import name_attention_row
 from bnet_transformer.residual_stream.results import ScoreContributions

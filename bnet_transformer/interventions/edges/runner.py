@@ -21,6 +21,7 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.interventions.circuits.arrow_runs import run_with_cells
@@ -96,10 +97,16 @@ class EdgeRunner(CircuitRuns):
             edges = np.flatnonzero(table.readers == r)
             for u in np.unique(table.reader_units[edges]).tolist():
                 if active[r, u] or needed & structure.find_fed_writers(r, u):
-                    mine = edges[table.reader_units[edges] == u]
-                    connected[mine] = True
-                    kept = mine[retained.numpy()[mine]]
-                    needed |= set(zip(table.writers[kept].tolist(), table.writer_units[kept].tolist(), strict=True))
+                    edges_in = edges[table.reader_units[edges] == u]
+                    connected[edges_in] = True
+                    retained_edges = edges_in[retained.numpy()[edges_in]]
+                    needed |= set(
+                        zip(
+                            table.writers[retained_edges].tolist(),
+                            table.writer_units[retained_edges].tolist(),
+                            strict=True,
+                        )
+                    )
         return torch.from_numpy(connected)
 
     @cached_property
@@ -353,8 +360,8 @@ class CircuitValues:
             if is_part and set(reader.slots) <= set(linear):
                 continue
             view = ReaderView(self, r, units, word)
-            seen = {spec.parents[k].index: view.compute_value(spec.parents[k].index) for k in reader.slots}
-            _, slots = gather_parents(replace(state, values={**state.values, **seen}), spec, word)
+            visible = {spec.parents[k].index: view.compute_value(spec.parents[k].index) for k in reader.slots}
+            _, slots = gather_parents(replace(state, values={**state.values, **visible}), spec, word)
             parents = [slots[k] if k in reader.slots else parent for k, parent in enumerate(parents)]
         if is_part:
             parents = [torch.zeros_like(p) if k in linear else p for k, p in enumerate(parents)]
@@ -375,9 +382,7 @@ class CircuitValues:
         if any(edge.child in self.structure.relevant for edge in self.run.clean.network.graph.out_edges[index]):
             return None
         words = np.flatnonzero(self.run.needed.ancestor_words[index])
-        is_wordwise = all(
-            is_wordwise_path(self.run.clean.network, self.structure.reader_groups[r]) for r in readers
-        )
+        is_wordwise = all(is_wordwise_path(self.run.clean.network, self.structure.reader_groups[r]) for r in readers)
         return int(words[0]) if len(words) == 1 and is_wordwise else None
 
     def _expand(self, spec: NodeSpec, units: int) -> dict[int, Tensor]:
@@ -473,13 +478,13 @@ class CircuitValues:
 def _spread_units(mask: Tensor, spec: NodeSpec, layout: object, sizes: Mapping[str, int], dims: int) -> Tensor:
     """A mask `[cell, unit]` with the units along the plates of a group, in a layout of `dims` dims, cells first."""
     plates = spec.group.plates
-    lead = mask.shape[:-1]
+    leading = mask.shape[:-1]
     shape = [1] * (dims - 1)
     for plate in plates:
         shape[layout.axis(plate) - 1] = sizes[plate]  # type: ignore[attr-defined]
     order = sorted(range(len(plates)), key=lambda k: layout.axis(plates[k]))  # type: ignore[attr-defined]
-    grid = mask.reshape(*lead, *(sizes[plate] for plate in plates))
-    return grid.permute(*range(len(lead)), *(len(lead) + k for k in order)).reshape(*lead, *shape)
+    grid = mask.reshape(*leading, *(sizes[plate] for plate in plates))
+    return grid.permute(*range(len(leading)), *(len(leading) + k for k in order)).reshape(*leading, *shape)
 
 
 @dataclass
@@ -545,13 +550,9 @@ class ReaderView:
         """What one linear parent adds to the deviation of a group."""
         structure, run = self.circuit.structure, self.circuit.run
         linear = structure.get_linear_positions(spec)
-        slots = [k for k in linear if spec.parents[k].index == parent]
-        residual = set(slots) <= set(spec.tpm.residual_parents(*spec.tpm_parents)) and all(
-            spec.parents[k].reach.kind == "same" and not spec.parents[k].over and not spec.parents[k].pick for k in slots
-        )
-        if residual:
+        if count := find_residuals(spec, linear).get(parent):
             deviation = self.compute_deviation(parent)
-            return deviation if deviation is None or len(slots) == 1 else len(slots) * deviation
+            return deviation if deviation is None or count == 1 else count * deviation
         w = structure.writer_index.get(parent)
         if w is not None and not structure.get_linear_positions(run.clean.network.specs[parent]):
             mask = self._get_mask(w)
@@ -573,8 +574,8 @@ class ReaderView:
         deviations = {index: self.compute_deviation(index) for index in parents}
         if all(deviation is None for deviation in deviations.values()):
             return None
-        seen = {index: self.compute_value(index) for index in parents}
-        context, slots = gather_parents(replace(corrupt, values={**corrupt.values, **seen}), spec, self.word)
+        visible = {index: self.compute_value(index) for index in parents}
+        context, slots = gather_parents(replace(corrupt, values={**corrupt.values, **visible}), spec, self.word)
         value = self.circuit._finish(corrupt, spec, context, slots)
         return value - self._narrow(corrupt.values[spec.group.index])
 

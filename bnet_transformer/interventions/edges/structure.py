@@ -207,10 +207,8 @@ class EdgeStructure:
                 child_spec = specs[child]
                 reading = self.get_reading_positions(child_spec)
                 slots = [k for k, parent in enumerate(child_spec.parents) if parent.index == index]
-                has_several = len({_get_channel(child_spec, k) for k in reading}) > 1
-                channels |= {
-                    _get_channel(child_spec, k) if k in reading and has_several else None for k in slots
-                }
+                is_multi_channel = len({_get_channel(child_spec, k) for k in reading}) > 1
+                channels |= {_get_channel(child_spec, k) if k in reading and is_multi_channel else None for k in slots}
             if len(channels) == 1 and (channel := channels.pop()) is not None:
                 private[index] = channel
         return private
@@ -280,7 +278,9 @@ class EdgeStructure:
                 if writer.spec.group.index == index:
                     collections = [frozenset(part.target.group.plates)] if part.channel != READOUT else []
                 else:
-                    slots = [k for k in self.get_reading_positions(writer.spec) if writer.spec.parents[k].index == index]
+                    slots = [
+                        k for k in self.get_reading_positions(writer.spec) if writer.spec.parents[k].index == index
+                    ]
                     collections = [self._step(writer.spec, k, frozenset(writer.spec.group.plates))[1] for k in slots]
                 if collections:
                     mask = self._build_unit_mask(part.target, writer.spec, collections)
@@ -309,11 +309,11 @@ class EdgeStructure:
             }
         )
 
-    def _build_unit_mask(
-        self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]
-    ) -> BoolArray:
+    def _build_unit_mask(self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]) -> BoolArray:
         """Whether a path leads from a unit of a writer to a unit of a reader, `[reader unit, writer unit]`."""
-        targets, writers = (np.array(self.list_units(spec)).reshape(len(self.list_units(spec)), -1) for spec in (target, writer))
+        targets, writers = (
+            np.array(self.list_units(spec)).reshape(len(self.list_units(spec)), -1) for spec in (target, writer)
+        )
         mask = np.zeros((len(targets), len(writers)), dtype=bool)
         for aligned in collections:
             plates = [plate for plate in sorted(aligned) if plate in writer.group.plates]
@@ -359,7 +359,9 @@ def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
     """Whether word i of a reader depends only on word i of the linear groups before it."""
     chain = {*reader.chain}
     slots = [(reader.target, k) for k in reader.slots]
-    slots += [(network.specs[i], k) for i in reader.chain for k, p in enumerate(network.specs[i].parents) if p.index in chain]
+    slots += [
+        (network.specs[i], k) for i in reader.chain for k, p in enumerate(network.specs[i].parents) if p.index in chain
+    ]
     return all(
         spec.parents[k].reach.kind == "same" and WORD not in (*spec.parents[k].over, *dict(spec.parents[k].pick))
         for spec, k in slots

@@ -153,6 +153,7 @@ def explain_sweep(
     words: object = None,
     first_order: bool = False,
     steps: int = 0,
+    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
     check: int = 0,
     seed: int = 0,
     memory: int = DEFAULT_MEMORY,
@@ -170,6 +171,7 @@ def explain_sweep(
         words: The word of the other sentence from which each word takes its values.
         first_order: Whether the effects are estimated from gradients.
         steps: The number of runs over which gradients are averaged.
+        convention: The points at which gradients are averaged, as for `sweep`.
         check: Has no effect.
         seed: Has no effect.
         memory: The approximate number of bytes that are used at once.

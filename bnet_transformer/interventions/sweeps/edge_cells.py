@@ -50,7 +50,7 @@ def build_edge_cells(
         examples: The sentences that are patched.
         structure: The edges.
         names: The names of some edges; None for all.
-        over: The axes along which cells are separate besides the edge: None or `"word"`.
+        over: The further axes along which cells are separate: None or `"word"`.
         is_strict: Whether other axes are an error.
     """
     table, known = structure.edges, {name: k for k, name in enumerate(structure.edges.names)}

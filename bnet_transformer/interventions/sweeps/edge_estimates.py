@@ -36,7 +36,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     get_layout_index,
     get_layout_shape,
 )
-from bnet_transformer.residual_stream.linear_groups import find_residuals
+from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.tpm import TPM
 
 
@@ -152,8 +152,8 @@ class TangentPass:
             is_set = self.run.base.patched[index][1]
             blocks = [(cells, block * ~self._align_mask(is_set, index, block)) for cells, block in blocks]
         w = self.structure.writer_index.get(index)
-        if w is not None and (own := [cell for cell, (group, _) in enumerate(self.writers) if group == w]):
-            blocks.append((own, self._write(spec, w, own)))
+        if w is not None and (new := [cell for cell, (group, _) in enumerate(self.writers) if group == w]):
+            blocks.append((new, self._write(spec, w, new)))
         return blocks
 
     def _narrow(self, block: Tensor, parent: int, child: int) -> Tensor:
@@ -322,12 +322,7 @@ def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_w
 
 
 def _pull_back(
-    run: PatchedRun,
-    structure: EdgeStructure,
-    reader: ReaderGroup,
-    path: ReaderPath,
-    gradient: Tensor,
-    word: int | None,
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor, word: int | None
 ) -> dict[int, Tensor]:
     """The gradient at the ends of a path for each unit of a reader, `[unit, example, *plates, word, *shape]` each."""
     needed, layout = run.needed.ancestor_words, run.base.layout
@@ -342,7 +337,7 @@ def _pull_back(
         for index in path.ends:
             spec, rows = run.specs[index], group_rows[index]
             shape = [len(run.examples), *get_layout_shape(run.base, spec)[:-1], len(rows), *spec.shape]
-            if is_expanded:  # each unit reads a copy of its own, so that one backward pass has the gradient of each
+            if is_expanded:  # each unit reads a separate copy, so that one backward pass has the gradient of each
                 for plate in target.group.plates:
                     shape[layout.axis(plate)] = sizes[plate]
             leaves[index] = update.gather(index, rows).detach().expand(shape).clone().requires_grad_()
@@ -384,10 +379,8 @@ def _can_expand_units(run: PatchedRun, reader: ReaderGroup, path: ReaderPath) ->
     groups = [specs[index] for index in (*path.ends, *path.groups)]
     slots = [reader.target.parents[k] for k in reader.slots]
     slots += [parent for index in path.groups for parent in specs[index].parents]
-    own = {*(parent.index for parent in slots)}
-    return not any(plates & {*spec.group.plates} for spec in groups if spec.group.index in own | {*path.ends}) and not any(
-        plates & {*parent.over, *dict(parent.pick)} for parent in slots
-    )
+    crossed = [{*spec.group.plates} for spec in groups] + [{*parent.over, *dict(parent.pick)} for parent in slots]
+    return not any(plates & axes for axes in crossed)
 
 
 def _has_other_slots(structure: EdgeStructure, reader: ReaderGroup) -> bool:
@@ -397,7 +390,7 @@ def _has_other_slots(structure: EdgeStructure, reader: ReaderGroup) -> bool:
 
 
 def _split_units(run: PatchedRun, spec: object, seed: Tensor) -> Tensor:
-    """A gradient, `[example, *plates, row, *shape]`, for each unit of a group alone: `[unit, ...]`."""
+    """A gradient, `[example, *plates, row, *shape]`, for one unit of a group at a time: `[unit, ...]`."""
     layout, sizes = run.base.layout, run.base.network.graph.plate_sizes
     plates = spec.group.plates  # type: ignore[attr-defined]
     count = math.prod(sizes[plate] for plate in plates)

@@ -38,6 +38,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     get_layout_shape,
 )
 
+
 @dataclass
 class WriterPass:
     """The linear groups before some readers, computed with one changed writer in each cell.
@@ -146,7 +147,7 @@ class WriterPass:
         return rows, value
 
     def evaluate_target(self, reader: ReaderGroup, update: SparseUpdate, rows: RowIndex) -> Tensor:
-        """The rows of a target whose reader alone sees the updated groups; `log P` or the mean of a random outcome."""
+        """The rows of a target of which only the reader sees the updated groups; `log P` or the mean of a random outcome."""
         spec = reader.target
         has_other_slots = bool(self.structure.get_reading_positions(spec)) or len(reader.slots) < len(
             self.structure.get_linear_positions(spec)
@@ -214,10 +215,7 @@ def compute_edge_patches(
         spec = edges.structure.reader_groups[r].target
         num_words = count_words(run.examples.model, spec.group.index)
         cells = torch.tensor(
-            [
-                changed.cell_of[int(table.writers[k]), int(table.writer_units[k])]
-                for k in part.edges.tolist()
-            ]
+            [changed.cell_of[int(table.writers[k]), int(table.writer_units[k])] for k in part.edges.tolist()]
         )
         units = torch.from_numpy(table.reader_units[part.edges])
         words = torch.arange(num_words)[None].expand(len(cells), -1)
@@ -233,7 +231,6 @@ def compute_edge_patches(
         patch = GroupPatch(torch.from_numpy(part.cells)[k], node, source, is_per_node=True)
         patches.setdefault(spec.group.index, []).append(patch)
     return patches
-
 
 
 def find_effective_edges(run: PatchedRun, differences: Mapping[int, Tensor], edges: EdgeCells) -> IntArray:

@@ -128,7 +128,9 @@ def _override_writer(base_run: BaseRun, point: Point) -> Overrides:
     values = (base + point.fraction * base_run.differences[point.writer]).expand(*shape, *spec.shape)
     axes = [run.base.layout.axis(axis) for axis in run.examples.model.ground.axes(spec.group)]
     values = _drop_plates(values.movedim(axes, list(range(1, 1 + len(axes)))), len(axes), len(spec.shape))
-    return {spec.group.index: (values, torch.ones(values.shape[: 1 + len(axes)], dtype=torch.bool, device=values.device))}
+    return {
+        spec.group.index: (values, torch.ones(values.shape[: 1 + len(axes)], dtype=torch.bool, device=values.device))
+    }
 
 
 def _drop_plates(values: Tensor, num_axes: int, event_dims: int) -> Tensor:

@@ -131,9 +131,7 @@ def _build_list_cells(
     positions = {"cell": tuple(range(len(names)))}
     remaining = tuple(part for part in sites if len(part.cells))
     by_cell = {cell: name for name, cell in names.items()}
-    return PatchCells(
-        at, ("cell",), positions, labels, by_cell, remaining, tuple(paths), join_edge_cells(edges), parts
-    )
+    return PatchCells(at, ("cell",), positions, labels, by_cell, remaining, tuple(paths), join_edge_cells(edges), parts)
 
 
 def _is_edge_item(model: GroundModel, item: str) -> bool:

@@ -116,12 +116,7 @@ class SparseUpdate:
     compact_index: Mapping[int, Tensor] = field(default_factory=dict)
 
     def compute(
-        self,
-        spec: NodeSpec,
-        rows: RowIndex,
-        *,
-        as_distribution: bool = False,
-        slots: Collection[int] | None = None,
+        self, spec: NodeSpec, rows: RowIndex, *, as_distribution: bool = False, slots: Collection[int] | None = None
     ) -> Tensor:
         """Compute some rows of a group, `[1 or N, *plates, row, *shape]`.
 
@@ -133,9 +128,13 @@ class SparseUpdate:
         context, parents = gather_parents(state, spec)
         if slots is not None:
             base_update = SparseUpdate(self.base, {}, self.compact_index)
-            base = base_update._build_row_state(spec, rows) if wordwise else base_update._build_cell_state(spec, rows)[0]
+            base = (
+                base_update._build_row_state(spec, rows) if wordwise else base_update._build_cell_state(spec, rows)[0]
+            )
             _, base_parents = gather_parents(base, spec)
-            parents = [new if k in slots else old for k, (new, old) in enumerate(zip(parents, base_parents, strict=True))]
+            parents = [
+                new if k in slots else old for k, (new, old) in enumerate(zip(parents, base_parents, strict=True))
+            ]
         if as_distribution:
             values = summarize_distribution(spec, context, parents)
         else:
