@@ -8,7 +8,8 @@ set of edges with an effect on some pair of sentences of the program.
 
 Fixed before any result: the pairs (seed 0 for the search, seed 1 for the curves), the options of the methods (`STEPS`,
 `TAUS`, `PENALTY`), and the rule that turns scores into a circuit: the edges whose size is at least `SHARE` of the
-largest (one half for probabilities). Average precision and AUC rank the edges by the size of their score; ties count as in scikit-learn.
+largest (one half for probabilities). Average precision and AUC rank the edges by the size of their score; ties count
+as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
+
+from benchmarks.report import describe_conditions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "known_circuits.md"
 SHARE = 0.01  # of the largest size of a score: the circuit of a method
@@ -77,15 +80,16 @@ class CountedRuns:
 class Problem:
     """A program with its true edges, runs on the pairs of the search and on other pairs, and estimates of the package.
 
-    `estimate(method)` returns the scores of `"eap"`, `"eap-ig inputs"` or `"eap-ig activations"`. `writer_sizes` and
-    `reader_sizes` are the mean norms of outputs of writers and the norms of the weights of readers.
+    `estimate(method)` returns the scores of `"eap"`, `"eap-ig inputs"` or `"eap-ig activations"`, and the number of its
+    runs of all pairs, forward or backward. `writer_sizes` and `reader_sizes` are the mean norms of outputs of writers
+    and the norms of the weights of readers.
     """
 
     name: str
     truth: frozenset[str]
     runs: Any
     held_out: Any
-    estimate: Callable[[str], Scores]
+    estimate: Callable[[str], tuple[Scores, int]]
     writer_sizes: Mapping[str, float] = field(default_factory=dict)
     reader_sizes: Mapping[str, float] = field(default_factory=dict)
 
@@ -200,12 +204,13 @@ def score_by_learned_mask(problem: Problem, runs: CountedRuns) -> Scores:
     return dict(zip(runs.edge_names, probabilities.tolist(), strict=True))
 
 
-def create_estimate(method: str, count: int) -> Callable[[Problem, CountedRuns], Scores]:
-    """Return a method of the package that estimates all edges by gradients, with its number of runs."""
+def create_estimate(method: str) -> Callable[[Problem, CountedRuns], Scores]:
+    """Return a method of the package that estimates all edges by gradients."""
 
     def score(problem: Problem, runs: CountedRuns) -> Scores:
+        scores, count = problem.estimate(method)
         runs.count += count
-        return problem.estimate(method)
+        return scores
 
     return score
 
@@ -213,9 +218,9 @@ def create_estimate(method: str, count: int) -> Callable[[Problem, CountedRuns],
 METHODS: dict[str, Callable[[Problem, CountedRuns], Scores]] = {
     "random": score_randomly,
     "activation x weight": score_by_size,
-    "EAP": create_estimate("eap", 3),
-    f"EAP-IG, inputs, {STEPS} steps": create_estimate("eap-ig inputs", 2 + 2 * STEPS),
-    f"EAP-IG, activations, {STEPS} steps": create_estimate("eap-ig activations", 2 + 2 * STEPS),  # for each layer group
+    "EAP": create_estimate("eap"),
+    f"EAP-IG, inputs, {STEPS} steps": create_estimate("eap-ig inputs"),
+    f"EAP-IG, activations, {STEPS} steps": create_estimate("eap-ig activations"),
     "exact, noising": score_by_noising,
     "exact, denoising": score_by_denoising,
     "exact, both": score_by_both,
@@ -240,14 +245,15 @@ def select_edges(scores: Scores, share: float = SHARE) -> frozenset[str]:
 def compute_curve(runs: CountedRuns, scores: Scores, *, by_size: bool) -> list[float]:
     """Return f(k) = (m(C_k) - m(corrupt)) / (m(clean) - m(corrupt)) for the shares k of the edges in `FRACTIONS`.
 
-    C_k has the first int(k E) edges by score, or by its size. Ties are in the order of the edges.
+    C_k has the first int(k E) edges by score (in the direction of m(clean) - m(corrupt)), or by its size. Ties are in
+    the order of the edges.
     """
+    clean, corrupt = runs.evaluate_ends()
     values = torch.tensor([scores[name] for name in runs.edge_names], dtype=torch.float64)
-    order = (values.abs() if by_size else values).argsort(descending=True, stable=True)
+    order = (values.abs() if by_size else values * (1 if clean > corrupt else -1)).argsort(descending=True, stable=True)
     retained = torch.zeros(len(FRACTIONS), len(order), dtype=torch.bool)
     for row, share in enumerate(FRACTIONS):
         retained[row, order[: int(share * len(order))]] = True
-    clean, corrupt = runs.evaluate_ends()
     return ((runs.evaluate(retained) - corrupt) / (clean - corrupt)).tolist()
 
 
@@ -284,11 +290,8 @@ def measure_problem(problem: Problem) -> dict[str, dict[str, float]]:
     for method, score in METHODS.items():
         runs, start = CountedRuns(problem.runs), time.perf_counter()
         scores = score(problem, runs)
-        seconds = time.perf_counter() - start
-        table[method] = measure_scores(problem, scores, SHARES.get(method, SHARE)) | {
-            "runs": runs.count,
-            "seconds": seconds,
-        }
+        cost = {"runs": runs.count, "seconds": time.perf_counter() - start}
+        table[method] = measure_scores(problem, scores, SHARES.get(method, SHARE)) | cost
     return table
 
 
@@ -298,7 +301,8 @@ def measure_problem(problem: Problem) -> dict[str, dict[str, float]]:
 def format_page(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """Return the page: the mean of each measure over the programs, then average precision by program."""
     columns = list(next(iter(next(iter(tables.values())).values())))
-    lines = ["# Benchmarks: known circuits", "", *(__doc__ or "").strip().splitlines()[4:], ""]
+    measured = "; ".join(f"{subject}: {value}" for subject, value in describe_conditions().items())
+    lines = ["# Benchmarks: known circuits", "", *(__doc__ or "").splitlines(), "", f"Measured on {measured}.", ""]
     lines += [f"Means over {len(tables)} programs:", "", f"| method | {' | '.join(columns)} |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for method in METHODS:

@@ -57,7 +57,7 @@ def create_problem(name):
     gradient = torch.autograd.functional.jacobian(lambda s: 2 * formula(s), ones)
     sizes = {end: 1.0 for edge in EDGES for end in edge.split(" -> ")}
     scores = dict(zip(EDGES, gradient.tolist(), strict=True))
-    return Problem(name, frozenset(EDGES[k] for k in true), runs, runs, lambda method: scores, sizes, sizes)
+    return Problem(name, frozenset(EDGES[k] for k in true), runs, runs, lambda method: (scores, 3), sizes, sizes)
 
 
 @pytest.fixture(scope="module")
