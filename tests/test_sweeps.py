@@ -467,11 +467,15 @@ def test_a_later_word_of_a_causal_net_moves_nothing():
 
 
 def test_no_difference_has_no_effect():
-    corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))[1]
-    for at in ("W_v", "a", "j", "x -> q", "x -> x", "v -> a -> x"):
-        result = bt.sweep(corrupt, corrupt, at=at, metric=make_metric(["y_0", "y_2"]))
+    """Cells whose values are the same in both runs; a pair without any difference is an error."""
+    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
+    for at in ("W_v", "W_q -> q"):
+        result = bt.sweep(clean, corrupt, at=at, metric=make_metric(["y_0", "y_2"]))
         present = ~result.outcomes.isnan()
         close(result.outcomes[present], result.corrupt.expand(result.outcomes.shape)[present])
+    for sweep in (bt.sweep, bt.mediation):
+        with pytest.raises(bt.BNetError, match="corrupt: expected a pair that differs"):
+            sweep(corrupt, corrupt, metric=make_metric(["y_0", "y_2"]))
 
 
 @pytest.mark.parametrize("states", [2, 5])  # 5 cells over 2 words: as many rows as states

@@ -130,7 +130,17 @@ def test_a_path_propagates_only_the_clean_value(name, path):
 def test_patterns_and_paths_by_name():
     clean, corrupt = make_sentences(make_net(observe=Categorical(3)))
     oracle, ground = Oracle(clean, corrupt, ("y_2",)), corrupt.ground
-    at = ["x_0_1 -> v_0_0_1 -> a_0_0_2", "q_0_*_2", "x_1", "v_1_1_0 -> a_1_1_2", "a_0_1_0", "x"]
+
+    def set_child_of_all(child, parents):
+        def patch(clean, corrupt):
+            corrupt.value(ground.id(child))
+            run = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
+            run.values = {**corrupt.values, **{ground.id(name): clean.value(ground.id(name)) for name in parents}}
+            return {ground.id(child): run._compute_value(ground.id(child))}
+
+        return patch
+
+    at = ["x_0_1 -> v_0_0_1 -> a_0_0_2", "q_0_*_2", "x_1", "v_1_1_0 -> a_1_1_2", "a_0_1_0", "v_0_0_* -> a_0_0_2"]
     result = bt.sweep(clean, corrupt, at=at, metric=make_metric(["y_2"]))
     assert result.axes == ("cell",) and result.labels["cell"] == tuple(at) and list(result.names.values()) == at
     ids = lambda *names: [ground.id(name) for name in names]  # noqa: E731
@@ -140,7 +150,7 @@ def test_patterns_and_paths_by_name():
         set_values(ids("x_1_0", "x_1_1", "x_1_2")),
         patch_path(*ids("v_1_1_0", "a_1_1_2")),
         set_values(ids("a_0_1_0")),
-        set_values([n for nodes in get_cells(corrupt, "x").values() for n in nodes]),
+        set_child_of_all("a_0_0_2", [f"v_0_0_{i}" for i in range(3)]),
     ]
     check(result, oracle, {(k,): patch for k, patch in enumerate(patches)})
 

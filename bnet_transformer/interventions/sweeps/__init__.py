@@ -1,53 +1,37 @@
 """Sweeps: patch many groups of nodes, attention rows, arrows or paths in one batch, and measure the effect on a metric.
 
-The pipeline, in the order in which data flows: `examples` validates the sentences and the metric, and enumerates the
-latent choices over which outcomes are averaged; `cell_spec` parses `at` and `over` into cells; `routing` decides which
-cells share one run; `engine` computes these by `patched_run`, which updates only the values that change
-(`sparse_update`), computes the other cells one at a time by `sequential`, or estimates all effects to first order;
-`ablation` computes the values of ablations; `results` contains the effects.
+The pipeline, in the order in which data flows: `request` validates the arguments: `examples` the sentences and the
+metric, `parse_cells` the cells (of roles by `role_cells`, of arrows and paths by `arrow_cells`), `alignment` the words.
+`choices` enumerates the latent choices over which outcomes are averaged. `routing` decides which cells share one run;
+`engine` computes these by `patched_run`, which updates only the values that change (`sparse_update`), and the other
+cells one at a time by `sequential`. `first_order` estimates all effects from `gradients`, at the base run or at runs of
+`interpolation`. `ablation` computes the values of ablations; `results` contains the effects.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from bnet_transformer._core.arrays import IntArray
-from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
-from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
-from bnet_transformer.inference.routing import Route, format_fault
-from bnet_transformer.interventions.sweeps.ablation import Ablation
-from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, parse_cells
-from bnet_transformer.interventions.sweeps.engine import ExampleBatch, estimate_cells, run_cells
-from bnet_transformer.interventions.sweeps.examples import (
-    DEFAULT_MEMORY,
-    Metric,
-    parse_example_pair,
-    parse_examples,
-    parse_metric,
-)
-from bnet_transformer.interventions.sweeps.results import CellResult, Mediation, Sweep
-from bnet_transformer.interventions.sweeps.routing import iter_patched_words
-from bnet_transformer.interventions.sweeps.sparse_update import (
-    estimate_bytes,
-    find_changed_positions,
-    find_needed_positions,
-    is_wordwise,
-)
+from bnet_transformer.inference.routing import Route
+from bnet_transformer.interventions.sweeps.calibration import Calibration
+from bnet_transformer.interventions.sweeps.cell_result import CellResult
+from bnet_transformer.interventions.sweeps.cell_route import route_cells
+from bnet_transformer.interventions.sweeps.engine import run_cells
+from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
+from bnet_transformer.interventions.sweeps.first_order import estimate_cells
+from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest, parse_request
+from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 
-__all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
-
-ABLATIONS = Zero | Mean | Noise
+__all__ = ["Calibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
 
 @translate_memory_errors("sweep")
@@ -59,29 +43,53 @@ def sweep(
     at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
+    direction: Literal["denoise", "noise"] = "denoise",
+    words: object = None,
     first_order: bool = False,
+    steps: int = 0,
+    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
+    check: int = 0,
+    seed: int = 0,
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Sweep:
-    """Patch clean values into the corrupt run, one cell at a time, and measure the metric (activation patching).
+    """Patch values of one run into another, one cell at a time, and measure the metric (activation patching).
 
     A *cell* is a group of nodes that are patched together. Cells are computed in batches whose size depends on
     `memory`. `bt.explain("sweep", ...)` reports the cells that run one at a time.
 
     Args:
         clean: The sentence, or the list of sentences (the examples), whose values are patched into the corrupt run.
-            For an ablation `Zero()`, `Mean(...)` or `Noise(...)`.
-        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
+            For an ablation of the corrupt sentences `Zero()`, `Mean(...)` or `Noise(...)`.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. With
+            `direction="noise"` also an ablation of the clean sentences.
         at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
-            (`"v -> a"`), a list of names, patterns and paths, or a mapping from the name of a cell to the names and
-            patterns of all its nodes, such as all heads outside a circuit.
+            (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
+            one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
+            and arrows of patterns (`"v_0_1_* -> a_0_1_*"`), or a mapping from the name of a cell to the names and
+            patterns of all its nodes. In a list each role or arrow of roles is expanded into its cells;
+            `result.part("v -> a")` returns those of one item.
         metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
-            the difference of their log probabilities. Or a function whose parameters are names of nodes; it receives
-            their values, `[example, *shape]` each.
+            the difference of their log probabilities. Or a function whose parameters are names of nodes, which are
+            `[example, *shape]`, or of roles, which are `[example, slice, *plates, word, *shape]` (without `slice` for
+            a role of one group, such as `x_2`).
         over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
-            along other axes only belong to one cell.
-        first_order: Whether to estimate the effects from the gradient of the metric at the corrupt run, with one
-            backward pass and without running a cell (attribution patching).
+            along other axes only belong to one cell. In a list it applies to the items with these axes.
+        direction: `"denoise"`: the clean values are patched into the corrupt run, and effects are changes from the
+            corrupt run. `"noise"`: the corrupt values are patched into the clean run, and effects are changes from it.
+        words: The word of the other sentence from which each word takes its values, as a mapping or as pairs, such as
+            `{3: 5, 4: 6}`, with words of the sentence that is patched as keys. Words that are not in it are not
+            patched. The sentences may then differ in length, or be equal. For several stacks, a map for each stack.
+        first_order: Whether to estimate the effects from the gradient of the metric at the run that is patched, with
+            one backward pass and without running a cell (attribution patching; with `direction="noise"` as in EAP).
+        steps: The number of runs over which the gradient of `first_order` is averaged (integrated gradients), by the
+            midpoint rule between the patched and the other run; 0 for the gradient at the patched run. The inputs, or
+            the embeddings of tokens, are interpolated.
+        convention: For `at="edges"` with `direction="noise"` and `steps`, the points at which the package EAP-IG
+            (Hanna, Pezzelle and Belinkov 2024) averages gradients: `"eap-ig"`, a left Riemann sum over interpolated
+            inputs, or `"eap-ig-activations"`, one group of writers after the other.
+        check: The number of randomly chosen cells that are also run, to check the estimates of `first_order`.
+        seed: The seed of this choice.
         memory: The approximate number of bytes that are used at once.
         progress: Whether to show a progress bar; by default only in a terminal.
 
@@ -90,7 +98,7 @@ def sweep(
         `result.corrupt` are the metric of the unpatched runs.
 
     Raises:
-        BNetError: The sentences do not match, a cell has no values, or the metric returns no number.
+        BNetError: The sentences do not match or do not differ, a cell has no values, or the metric returns no number.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -100,16 +108,37 @@ def sweep(
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
     check_choice("progress", progress, (True, False, None))
-    batches, parsed_metric, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    if batches[0].obstacles:
-        _route(batches, cells).warn_if_slow()
-    if first_order:
-        outcomes, clean_base, corrupt_base = estimate_cells(batches, parsed_metric, cells, progress)
-    else:
-        outcomes, clean_base, corrupt_base = run_cells(batches, parsed_metric, cells, progress)
-    return Sweep(
-        **cells.to_result_fields(), outcomes=outcomes, clean=clean_base, corrupt=corrupt_base, first_order=first_order
+    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
+    options |= {"check": check, "seed": seed}
+    request = parse_request(
+        clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )
+    batches, cells = request.build_batches(), request.cells
+    if batches[0].obstacles:
+        route_cells(batches, cells).warn_if_slow()
+    compute = estimate_cells if first_order else run_cells
+    outcomes, source, base = compute(batches, request.metric, cells, progress)
+    names = request.options.side_names
+    runs = dict(zip(names, (source, base), strict=True))
+    calibration = _calibrate(request, outcomes - base, progress) if check else None
+    return Sweep(
+        **cells.to_result_fields(),
+        **runs,
+        outcomes=outcomes,
+        direction=direction,
+        first_order=first_order,
+        steps=steps,
+        calibration=calibration,
+    )
+
+
+def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> Calibration:
+    """Run some randomly chosen cells, and compare with the estimated effects, `[*axes, example]`."""
+    chosen = request.choose_cells()
+    outcomes, _, base = run_cells(chosen.build_batches(), chosen.metric, chosen.cells, progress)
+    cell_ids = torch.from_numpy(chosen.cells.cell_ids)
+    estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, outcomes - base))
+    return Calibration(tuple(chosen.cells.names[int(cell)] for cell in cell_ids), estimates, exact)
 
 
 @translate_memory_errors("explain_sweep")
@@ -120,7 +149,12 @@ def explain_sweep(
     at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
+    direction: Literal["denoise", "noise"] = "denoise",
+    words: object = None,
     first_order: bool = False,
+    steps: int = 0,
+    check: int = 0,
+    seed: int = 0,
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Route:
@@ -132,7 +166,12 @@ def explain_sweep(
         at: The nodes that cells set.
         metric: The metric.
         over: The axes along which cells are separate.
+        direction: Whether clean values are patched into the corrupt run, or the reverse.
+        words: The word of the other sentence from which each word takes its values.
         first_order: Whether the effects are estimated from gradients.
+        steps: The number of runs over which gradients are averaged.
+        check: Has no effect.
+        seed: Has no effect.
         memory: The approximate number of bytes that are used at once.
         progress: Has no effect.
 
@@ -148,8 +187,12 @@ def explain_sweep(
     >>> route.question, route.algorithm, route.node
     ('sweep of 9 cells', 'compiled', None)
     """
-    batches, _, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    return _route(batches, cells, count_flops=True)
+    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
+    options |= {"check": check, "seed": seed}
+    request = parse_request(
+        clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
+    )
+    return route_cells(request.build_batches(), request.cells, count_flops=True)
 
 
 @translate_memory_errors("mediation")
@@ -171,7 +214,7 @@ def mediation(
     Args:
         clean: The clean sentence, or a list of sentences; `corrupt.do(...)` for a treatment of some nodes.
         corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
-        through: The nodes of the cells: a role, an arrow or a path of roles, or a list of names, patterns and paths.
+        through: The nodes of the cells: a role, an arrow or a path of roles, or a list, as `at=` of `sweep`.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `sweep`.
         over: The axes along which cells are separate, such as `("slice", "word")`; by default all.
         memory: The approximate number of bytes that are used at once.
@@ -195,109 +238,8 @@ def mediation(
     if isinstance(clean, ABLATIONS):
         raise BNetError("clean", expected="sentences, for a mediation", actual=clean)
     indirect = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    direct = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
+    direct = sweep(
+        clean, corrupt, at=through, metric=metric, over=over, direction="noise", memory=memory, progress=progress
+    )
     shared = {item.name: getattr(indirect, item.name) for item in fields(CellResult)}
     return Mediation(**shared, indirect_outcomes=indirect.outcomes, direct_outcomes=direct.outcomes)
-
-
-def _route(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
-    """The route of the cells, which is the same in all batches.
-
-    If some cells run one at a time, `parts` contains a route for the cells that share a run, and one for each obstacle.
-    """
-    first, cell_ids = batches[0], cells.cell_ids
-    shared_ids = cell_ids[~np.isin(cell_ids, list(first.obstacles))]
-    states = len(first.choices.states)
-    num_runs = sum(len(batch.corrupt) for batch in batches) * states
-    parts: list[Route] = []
-    if len(shared_ids):
-        flops = _count_flops(first, cells, shared_ids, num_runs) if count_flops and not first.first_order else None
-        reason = "all cells share one run, and only the values that a cell changes are computed again"
-        reason = "the gradient of one run estimates the effect of every cell" if first.first_order else reason
-        question = _format_question(len(shared_ids))
-        parts.append(Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.first_order))
-    shapes = first.corrupt.model.ground.shapes
-    needed = first.needed.ancestor_words
-    num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in needed.items())
-    for obstacle, count in Counter(first.obstacles.values()).items():
-        reason = f"each cell has a separate run; {format_fault('a shared run', obstacle)}"
-        evaluations = count * num_runs * num_nodes
-        parts.append(
-            Route(_format_question(count), "sequential", reason, obstacle.node, states, evaluations=evaluations)
-        )
-    if len(parts) == 1:
-        return parts[0]
-    reason = "some cells require separate runs, for the reasons below"
-    evaluations = sum(part.evaluations for part in parts)
-    node, flops, exact = parts[-1].node, parts[0].flops, not first.first_order
-    return Route(
-        _format_question(len(cell_ids)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts)
-    )
-
-
-def _format_question(num_cells: int) -> str:
-    """The question of a route, with the number of cells."""
-    return f"sweep of {num_cells:,} cell{'s' if num_cells != 1 else ''}"
-
-
-def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
-    """FLOPs of the matrix products of the runs and of the changes of cells; None if a TPM does not define them."""
-    model, needed = batch.corrupt.model, batch.needed
-    network, ground = model.network, model.ground
-    requested = sorted({ground.group_of(node).name for node in needed.outcome_nodes})
-    if batch.corrupt.module.find_requirements(requested, ()).fault is not None:
-        return None
-    flops, slices = Counter[str](), Counter[str]()
-    for row in cost(network, dict(ground.word_counts) or None, want=requested).rows:
-        if row.flops is None:
-            return None
-        flops[row.template] += row.flops
-        slices[row.template] += row.slices
-    fractions = dict.fromkeys(needed.ancestor_words, 2.0)  # how many times a group is computed; 2 for the base runs
-    for chunk, set_words in iter_patched_words(model, needed, cells):
-        inside = np.isin(chunk, cell_ids)
-        for index, (_, changed) in find_changed_positions(model, needed, set_words, len(chunk)).items():
-            table = changed[inside]
-            if not is_wordwise(network, network.specs[index]):  # then all words of a cell are computed
-                table = np.any(table, axis=-1, keepdims=True)
-            fractions[index] += float(table.mean(-1).sum())
-    stems = {index: network.graph.groups[index].stem for index in fractions}
-    return round(num_runs * sum(n * flops[stems[i]] / (slices[stems[i]] or 1) for i, n in fractions.items()))
-
-
-def _prepare(
-    clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
-) -> tuple[list[ExampleBatch], Metric, PatchCells]:
-    """Validate the arguments of a sweep, and divide the examples into batches that fit in memory."""
-    check_choice("first_order", first_order, (True, False))
-    memory = check_int("memory", memory)
-    sources, targets = (
-        (None, parse_examples("corrupt", corrupt))
-        if isinstance(clean, ABLATIONS)
-        else parse_example_pair(clean, corrupt)
-    )
-    cells = parse_cells(targets, at, over)
-    parsed_metric = parse_metric(targets, metric)
-    if cells.paths and first_order:
-        expected, hint = (
-            "nodes or rows of attention, for first_order=True",
-            "Use first_order=False for arrows and paths",
-        )
-        raise BNetError("at", expected=expected, actual=at, hint=hint)
-    ablation = None
-    if isinstance(clean, ABLATIONS):
-        if cells.paths or any(sites.is_attention for sites in cells.sites):
-            hint = 'Pass a role such as "a", or names of nodes'
-            raise BNetError("at", expected="nodes, for an ablation", actual=at, hint=hint)
-        sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
-        ablation = Ablation(clean, sentences, cells.get_patched_nodes(targets.model), memory)
-    size, nodes = 1, parsed_metric.nodes  # the maximum number of examples whose runs fit in half of the memory
-    if len(targets) > 1:
-        size = max(1, memory // (2 * estimate_bytes(targets.model, find_needed_positions(targets.model, nodes))[1]))
-    fits = size >= len(targets)
-    cleans = itertools.repeat(None) if sources is None else sources.split(size)
-    batches = [
-        ExampleBatch(source, target, cells, nodes, memory, ablation, k * size, fits, first_order)
-        for k, (source, target) in enumerate(zip(cleans, targets.split(size), strict=False))
-    ]
-    return batches, parsed_metric, cells

@@ -36,20 +36,20 @@ from bnet_transformer.reference.node_tables import has_ancestor_choices
 
 @dataclass
 class Ablation:
-    """The values that an ablation sets in the corrupt sentences.
+    """The values that an ablation sets in the sentences.
 
     `Zero()` and `Mean(sentences)` set the same value in every sentence. The values of `Noise` and `Mean()` depend on
-    the values of the sentence, which the corrupt run contains for all sentences.
+    the values of the sentence, which their run contains for all sentences.
 
     Args:
         intervention: The ablation.
-        corrupt: The corrupt sentences.
+        sentences: The sentences.
         nodes: Ground ids of the nodes that cells may set.
         memory: The maximum number of bytes that are used at once.
     """
 
     intervention: Zero | Mean | Noise
-    corrupt: Sequence[Any]
+    sentences: Sequence[Any]
     nodes: Sequence[int]
     memory: int
     _shared_values: dict[int, Tensor] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Ablation:
         if not is_relative(self.intervention):
             return self._get_shared_value(node)
         if example not in self._example_values:
-            state = self.corrupt[example].state
+            state = self.sentences[example].state
             self._example_values[example] = RelativeValues(state.model, state.evaluator.value)
         return self._example_values[example](node, self.intervention)
 
@@ -69,7 +69,7 @@ class Ablation:
 
         Args:
             run: The run.
-            first_example: The index of the run's first sentence among the corrupt sentences.
+            first_example: The index of the run's first sentence among the sentences.
             group: The node group.
             nodes: The nodes, as indices within the group.
 
@@ -97,7 +97,7 @@ class Ablation:
 
     def _get_shared_value(self, node: int) -> Tensor:
         """The value of `Zero()` or `Mean(sentences)` for a node."""
-        model: GroundModel = self.corrupt[0].state.model
+        model: GroundModel = self.sentences[0].state.model
         if not self._shared_values and isinstance(self.intervention, Mean):
             self._shared_values |= compute_means(model, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._shared_values:

@@ -1,35 +1,33 @@
 """Examples: sentences of one net and one length that are computed as one batch; and the metric of their runs.
 
 The metric is a number for each example, computed from the *outcomes* of some nodes: the value of a deterministic node,
-the log probabilities of a discrete node, the mean of a continuous node. The latent choices that are ancestors of the
-patched nodes or of the outcomes have the same state in both runs, and outcomes are averaged over their joint states.
+the log probabilities of a discrete node, the mean of a continuous node.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnet_transformer import reference
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
-from bnet_transformer.inference.joint_posterior import joint_log_probs
-from bnet_transformer.inference.query import Query, build_length_inputs, enumerate_joint_states, group_interventions
+from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError
+from bnet_transformer.inference.query import build_length_inputs, group_interventions
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import BUDGET, GroundModel, evaluation_order, find_open_choices, locate_node
-from bnet_transformer.reference.node_tables import check_discrete_node, has_ancestor_choices
+from bnet_transformer.reference import GroundModel
+from bnet_transformer.reference.node_tables import check_discrete_node
 
 DEFAULT_MEMORY = 2**29  # the default number of bytes that are used at once
-METRIC_FORMS = "a mapping {node: state} or {node: (state, state)}, or a function whose parameters are names of nodes"
+Overrides = Mapping[int, tuple[Tensor, Tensor]]  # values `[example, *plates, word, *shape]`, and masks, by group
+METRIC_FORMS = (
+    "a mapping {node: state} or {node: (state, state)}, or a function whose parameters are names of nodes or roles"
+)
 
 
 def get_sentence_state(sentence: object) -> SentenceState | None:
@@ -78,6 +76,7 @@ class Examples:
         groups: Collection[int],
         record_attention: Collection[int] = (),
         perturbations: Mapping[int, Tensor] | None = None,
+        overrides: Overrides | None = None,
     ) -> ExecutionState:
         """Run all sentences in one batch. No group may depend on a latent choice; `routing` excludes such groups.
 
@@ -85,6 +84,7 @@ class Examples:
             groups: The node groups whose values are recorded, `[1 or N, *plates, word, *shape]`.
             record_attention: The node groups whose attention `P(j | i)` is recorded.
             perturbations: Zeros that are added to the values of some groups, so that they have a gradient.
+            overrides: Values that replace those of some nodes, and the masks of these nodes, by group.
 
         Returns:
             The state of the execution, with the values and the attention.
@@ -94,11 +94,15 @@ class Examples:
         ancestors = {*groups, *record_attention, *graph.ancestors([*groups, *record_attention])}
         interventions = [group_interventions(model, ancestors) for model in self.models]
         do_values = {name: torch.cat([item["do"][name] for item in interventions]) for name in interventions[0]["do"]}
+        patched = _stack_sentences([item["patched"] for item in interventions])
+        for index, (values, mask) in (overrides or {}).items():
+            if index in ancestors:
+                _override_values(graph.groups[index].name, values, mask, do_values, patched)
         request = ExecutionRequest(
             names,
             build_length_inputs(self.model),
             do=do_values,
-            patched=_stack_sentences([item["patched"] for item in interventions]),
+            patched=patched,
             attention_rows=_stack_sentences([item["attention_rows"] for item in interventions]),
             given={name: torch.stack([model.inputs[name] for model in self.models]) for name in self.model.inputs},
             record_attention=frozenset(record_attention),
@@ -111,6 +115,20 @@ class Examples:
             name = graph.groups[plan.enumerated[0]].name
             raise UnsupportedError(f"{name} is a latent choice, which one run cannot compute", hint=f"Set {name} by do")
         return state
+
+
+def _override_values(
+    name: str, values: Tensor, mask: Tensor, do: dict[str, Tensor], patched: dict[str, tuple[Tensor, Tensor]]
+) -> None:
+    """Replace the values of some nodes of a group in the values that `do` sets, or set these nodes."""
+    selected = mask.reshape(*mask.shape, *[1] * (values.dim() - mask.dim()))
+    if name in do:
+        do[name] = torch.where(selected, values.to(do[name].dtype), do[name])
+    elif name in patched:
+        before, was_set = patched[name]
+        patched[name] = torch.where(selected, values, before), mask | was_set
+    else:
+        patched[name] = values, mask
 
 
 def _stack_sentences(by_sentence: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -154,8 +172,8 @@ def parse_examples(subject: str, sentences: object) -> Examples:
     return Examples(first.module, tuple(s.model for s in states), tuple(s.tokens for s in states))
 
 
-def parse_example_pair(clean: object, corrupt: object) -> tuple[Examples, Examples]:
-    """Validate the clean and the corrupt sentences: equally many, of one net and one length."""
+def parse_example_pair(clean: object, corrupt: object, *, has_alignment: bool = False) -> tuple[Examples, Examples]:
+    """Validate the clean and the corrupt sentences: equally many, of one net and, without an alignment, one length."""
     clean_examples, corrupt_examples = parse_examples("clean", clean), parse_examples("corrupt", corrupt)
     if len(clean_examples) != len(corrupt_examples):
         expected = f"as many sentences as clean, {len(clean_examples)}"
@@ -163,10 +181,21 @@ def parse_example_pair(clean: object, corrupt: object) -> tuple[Examples, Exampl
     clean_model, corrupt_model = clean_examples.model, corrupt_examples.model
     if clean_model.network is not corrupt_model.network:
         raise BNetError("corrupt", expected="sentences of the same net as clean", actual="sentences of another net")
-    if clean_model.ground.word_counts != corrupt_model.ground.word_counts:
+    if clean_model.ground.word_counts != corrupt_model.ground.word_counts and not has_alignment:
         expected = f"sentences of {_format_word_counts(clean_model)}, like clean"
-        raise BNetError("corrupt", expected=expected, actual=_format_word_counts(corrupt_model))
+        hint = "Or align words in a sweep: words={word: word of the other sentence}"
+        raise BNetError("corrupt", expected=expected, actual=_format_word_counts(corrupt_model), hint=hint)
     return clean_examples, corrupt_examples
+
+
+def has_difference(first: Examples, second: Examples) -> bool:
+    """True if the inputs, the set values or the set rows of attention differ in some pair of examples."""
+    for one, other in zip(first.models, second.models, strict=True):
+        for name in ("inputs", "do", "attention_rows"):
+            values, others = getattr(one, name), getattr(other, name)
+            if values.keys() != others.keys() or any(not torch.equal(values[key], others[key]) for key in values):
+                return True
+    return False
 
 
 def _format_word_counts(model: GroundModel) -> str:
@@ -174,107 +203,6 @@ def _format_word_counts(model: GroundModel) -> str:
     return " and ".join(
         f"{count} words" + (f" ({stack})" if stack else "") for stack, count in model.ground.word_counts.items()
     )
-
-
-@dataclass(frozen=True)
-class EnumeratedChoices:
-    """Latent choices that depend on no value (a selector, atoms), and all their joint states, `[state, node]`.
-
-    Args:
-        nodes: Ground ids of the choices.
-        states: Their joint states, `[state, node]`.
-        examples: The sentences, which give the probabilities of the states.
-    """
-
-    nodes: tuple[int, ...]
-    states: Tensor
-    examples: Examples = field(repr=False)
-
-    @cached_property
-    def log_probs(self) -> Tensor:
-        """The log probability of each joint state in each example, `[state, example]`."""
-        module, nodes = self.examples.module, self.nodes
-        columns = [joint_log_probs(Query(module, model, nodes=nodes)).reshape(-1) for model in self.examples.models]
-        return torch.stack(columns, -1)
-
-    def __iter__(self) -> Iterator[dict[int, Tensor]]:
-        for row in self.states:
-            yield dict(zip(self.nodes, row.unbind(), strict=True))
-
-    def marginalize(self, outcomes: Sequence[Tensor], *, is_discrete: bool) -> Tensor:
-        """Average an outcome over the joint states.
-
-        Args:
-            outcomes: The outcome in each joint state, `[cell, example, *shape]` each.
-            is_discrete: Whether outcomes are log probabilities; then the probabilities are averaged.
-
-        Returns:
-            The mean, or the log of the mean probabilities, `[cell, example, *shape]`.
-        """
-        if not self.nodes:
-            return outcomes[0]
-        stacked = torch.stack(list(outcomes))
-        log_probs = self.log_probs.to(stacked.dtype).reshape(len(stacked), 1, -1, *[1] * (stacked.dim() - 3))
-        return (stacked + log_probs).logsumexp(0) if is_discrete else (stacked * log_probs.exp()).sum(0)
-
-
-def enumerate_choices(
-    clean: Examples | None, corrupt: Examples, nodes: Sequence[int], outcome_nodes: Sequence[int]
-) -> EnumeratedChoices:
-    """Find the latent choices of either run that depend on no value, and are therefore enumerated.
-
-    Args:
-        clean: The clean examples; None for an ablation.
-        corrupt: The corrupt examples.
-        nodes: Ground ids of the nodes that cells set, or read.
-        outcome_nodes: Ground ids of the nodes that the metric reads.
-
-    Returns:
-        The ancestral choices of these nodes, with all their joint states.
-
-    Raises:
-        BudgetError: There are more joint states than the budget.
-        EvidenceError: A choice is set in one run only.
-    """
-    choices: set[int] = set()
-    for examples in (corrupt,) if clean is None else (clean, corrupt):
-        model = examples.model
-        queried = [*nodes]
-        for node in outcome_nodes:  # the outcome of a random node is a function of its parents
-            is_random = locate_node(model, node)[0].tpm.is_random and node not in model.do
-            queried += reference.parents(model, node) if is_random else [node]
-        groups = {model.ground.group_of(node).index for node in queried}
-        has_discrete = any(model.network.specs[index].tpm.kind == "discrete" for index in groups)
-        if not has_discrete and not has_ancestor_choices(model.network, groups):
-            continue  # a fast test on groups, before the search over nodes
-        choices |= {node for node in find_open_choices(model, queried, {}) if not _is_value_dependent(model, node)}
-    open_choices = sorted(choices)
-    model = corrupt.model
-    for node in choices.intersection(outcome_nodes):
-        name = model.ground.name(node)
-        expected = "a node that depends on the patched nodes"
-        raise BNetError(f"metric of {name}", expected=expected, actual="a choice with the same state in both runs")
-    count = math.prod(model.count_states(node) for node in open_choices)
-    if count > BUDGET:
-        raise BudgetError(
-            "sweep",
-            expected=f"at most {BUDGET} joint states of the latent choices",
-            actual=f"{count}",
-            hint="Set some of them by do: " + ", ".join(map(model.ground.name, open_choices[:6])),
-        )
-    for node in open_choices:
-        if node in model.do:
-            name = model.ground.name(node)
-            hint = f"Set it also in the clean sentences by do({name}=...)"
-            raise EvidenceError(f"{name} is set in the corrupt sentences only", hint=hint)
-    states = enumerate_joint_states([range(model.count_states(node)) for node in open_choices])
-    return EnumeratedChoices(tuple(open_choices), states, corrupt)
-
-
-def _is_value_dependent(model: GroundModel, node: int) -> bool:
-    """True if the distribution of a choice depends on values, not only on other choices."""
-    ancestors = [model.spec(ancestor) for ancestor in evaluation_order(model, node, {}, {}) if ancestor != node]
-    return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in ancestors)
 
 
 @dataclass(frozen=True)
@@ -344,12 +272,41 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
     names = [p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty]
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
         raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
-    nodes = {model.ground.id(name): name for name in names}
+    nodes = {name: _find_metric_nodes(model, name) for name in names}
 
     def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
-        return function(**{name: outcomes[node] for node, name in nodes.items()})
+        return function(**{name: _stack_nodes(outcomes, ids, shape) for name, (ids, shape) in nodes.items()})
 
-    return Metric(tuple(nodes), call_by_name)
+    return Metric(tuple(dict.fromkeys(node for ids, _ in nodes.values() for node in ids)), call_by_name)
+
+
+def _find_metric_nodes(model: GroundModel, name: str) -> tuple[list[int], tuple[int, ...]]:
+    """The nodes of a parameter of a metric: one node, or all nodes of a role or of a role in one slice.
+
+    Returns:
+        The nodes, and the sizes of their axes: `()` for one node, `(*plates, word)` for one node group, and
+        `(slice, *plates, word)` for a role with several slices.
+    """
+    ground = model.ground
+    template = ground.template
+    if template.parse_name(name, ground.word_counts) is not None:
+        return [ground.id(name)], ()
+    groups = (template.by_name[name],) if name in template.by_name else template.by_stem.get(name, ())
+    if not groups:
+        return [ground.id(name)], ()  # raises the error for an unknown name
+    (shape, *others) = {(ground.shapes[group.index], ground.axes(group)) for group in groups}
+    if others:
+        expected = "a role whose nodes have the same axes in all slices"
+        raise BNetError(f"metric of {name}", expected=expected, actual="groups with different axes")
+    nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
+    return nodes, shape[0] if len(groups) == 1 else (len(groups), *shape[0])
+
+
+def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """The outcomes `[example, *shape]` of one node, or of all nodes of a role, `[example, *axes, *shape]`."""
+    if not shape:
+        return outcomes[nodes[0]]
+    return torch.stack([outcomes[node] for node in nodes], 1).unflatten(1, shape)
 
 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:

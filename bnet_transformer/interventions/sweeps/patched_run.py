@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +13,9 @@ from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.sweeps.alignment import WordAlignment
 from bnet_transformer.interventions.sweeps.cell_spec import NodePath, PatchSites
-from bnet_transformer.interventions.sweeps.examples import Examples
+from bnet_transformer.interventions.sweeps.examples import Examples, Overrides
 from bnet_transformer.interventions.sweeps.sparse_update import (
     GroupPatch,
     GroupUpdate,
@@ -31,6 +32,19 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
 from bnet_transformer.tpm.base import broadcast_shapes
 
 
+@dataclass(frozen=True)
+class PathsToEnd:
+    """The paths of one cell with the same last node."""
+
+    cell: int
+    paths: tuple[tuple[int, ...], ...]
+
+    @property
+    def length(self) -> int:
+        """The number of nodes of each path."""
+        return len(self.paths[0])
+
+
 @dataclass
 class PatchedRun:
     """A base run, and the outcomes of the runs that patch some of its nodes.
@@ -41,6 +55,7 @@ class PatchedRun:
         source_groups: Further groups whose values are recorded, because cells use them.
         record_attention: Groups whose attention `P(j | i)` is recorded.
         gradient_groups: Groups with respect to whose values the outcomes have a gradient, by added zeros.
+        overrides: Values that replace those of some nodes, and the masks of these nodes, by group.
 
     `base` contains the values of the base run. For the groups in `compact_index` it contains only the words that lead
     to an outcome, and `compact_index[group][word]` is the index of a word there. After group `index` is computed, the
@@ -52,6 +67,7 @@ class PatchedRun:
     source_groups: frozenset[int] = frozenset()
     record_attention: frozenset[int] = frozenset()
     gradient_groups: frozenset[int] = frozenset()
+    overrides: Overrides | None = None
     perturbations: dict[int, Tensor] = field(init=False)
     specs: tuple[NodeSpec, ...] = field(init=False)
     base: ExecutionState = field(init=False)
@@ -65,12 +81,14 @@ class PatchedRun:
         fixed = {model.ground.group_of(node).index for node in model.do}
         groups = {*self.needed.ancestor_words, *self.source_groups}
         computed = {index for index in groups if not self.specs[index].tpm.is_random or index in fixed}
-        compact = self._find_compact_groups(self.source_groups | self.record_attention | fixed)
+        overridden = self.overrides.keys() if self.overrides else set()
+        full_groups = self.source_groups | self.record_attention | self.gradient_groups | fixed | overridden
+        compact = self._find_compact_groups(full_groups)
         self.perturbations = {
             index: self._create_perturbation(index)
             for index in sorted(self.gradient_groups & self.needed.ancestor_words.keys())
         }
-        self.base = self.examples.run(computed - compact, self.record_attention, self.perturbations)
+        self.base = self.examples.run(computed - compact, self.record_attention, self.perturbations, self.overrides)
         for index in sorted(compact):
             rows = RowIndex.from_mask(self.needed.ancestor_words[index][None])
             with torch.set_grad_enabled(bool(self.perturbations)):
@@ -164,33 +182,31 @@ class PatchedRun:
                     update.by_group.pop(released, None)
             return {node: self._compute_outcome(update, node, num_cells) for node in self.needed.outcome_nodes}
 
-    def patch_paths(self, clean: ExecutionState, paths: Sequence[NodePath], memory: int) -> dict[int, list[GroupPatch]]:
+    def patch_paths(
+        self, ends: Sequence[PathsToEnd], build_first: Callable[[PatchSites], GroupPatch], memory: int
+    ) -> dict[int, list[GroupPatch]]:
         """Compute the values that paths transmit to their last nodes, as patches of these nodes (path patching).
 
         Args:
-            clean: The clean run, with the values of the first nodes.
-            paths: The paths.
+            ends: The paths, by cell and last node.
+            build_first: The patch of the first nodes, from sites whose cells are indices of `ends`.
             memory: The maximum number of bytes that are used at once.
 
         Returns:
             The patches of the last nodes, by node group.
         """
         # Only the arrows of a path transmit the patched value; the other parents of a node on the path have their
-        # corrupt values (path patching, Goldowsky-Dill et al. 2023). So each step sets the parent and computes one
-        # child. Paths of one cell with the same last node are computed together.
-        ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by cell and last node
-        for path in paths:
-            ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
-        paths_by_end, cells = list(ends.values()), np.array([cell for cell, _ in ends])
+        # values of the base run (path patching, Goldowsky-Dill et al. 2023). So each step sets the parent and computes
+        # one child. Paths of one cell with the same last node are computed together.
+        cells = np.array([end.cell for end in ends])
         sent: dict[int, list[GroupPatch]] = {}
-        first = [(k, path[0]) for k, end_paths in enumerate(paths_by_end) for path in end_paths]
+        first = [(k, path[0]) for k, end in enumerate(ends) for path in end.paths]
         for group, ids, nodes in self._split_by_group(first):
-            sites = PatchSites(group, ids, nodes)
-            sent.setdefault(group, []).append(build_patch(self, clean, sites))
+            sent.setdefault(group, []).append(build_first(PatchSites(group, ids, nodes)))
         results: dict[int, list[GroupPatch]] = {}
-        for step in range(1, max(len(end_paths[0]) for end_paths in paths_by_end)):
+        for step in range(1, max(end.length for end in ends)):
             computed: dict[int, list[GroupPatch]] = {}
-            pending = [(k, end_paths[0][step]) for k, end_paths in enumerate(paths_by_end) if len(end_paths[0]) > step]
+            pending = [(k, end.paths[0][step]) for k, end in enumerate(ends) if end.length > step]
             for group, ids, nodes in self._split_by_group(pending):
                 parents = get_parent_groups(self.base.network, self.specs[group])
                 num_values = sum(self.base.values[index].numel() for index in parents if index in sent)
@@ -199,7 +215,7 @@ class PatchedRun:
                     part = slice(start, start + size)
                     patch = self._compute_path_step(sent, group, ids[part], nodes[part])
                     computed.setdefault(group, []).append(patch)
-            last = np.array([len(end_paths[0]) == step + 1 for end_paths in paths_by_end])
+            last = np.array([end.length == step + 1 for end in ends])
             finished = np.flatnonzero(last)
             for group, patches in select_cells(computed, finished, cells[finished]).items():
                 results.setdefault(group, []).extend(patches)
@@ -260,14 +276,20 @@ class PatchedRun:
             is_open = spec.tpm.is_random and index not in self.base.known
             result = update.compute(spec, subset, as_distribution=is_open)
             if subset is not rows:
-                result = self._replace_rows(update.gather(index, rows), result, rows, subset)
+                result = self._replace_rows(self._get_base_rows(update, spec, rows), result, rows, subset)
         else:
-            result = update.gather(index, rows)
+            result = self._get_base_rows(update, spec, rows)
         if index in self.base.patched and affected.any():
-            result = self._apply_interventions(result, index, rows)
+            result = self.apply_interventions(result, index, rows)
         for patch in values:
             result = self._apply_patch(result, spec, rows, patch)
         return result
+
+    def _get_base_rows(self, update: SparseUpdate, spec: NodeSpec, rows: RowIndex) -> Tensor:
+        """The values of some rows in the base run; `log P` or the mean of a random outcome, which an edge may set."""
+        if spec.group.index in self.base.values:
+            return update.gather(spec.group.index, rows)
+        return SparseUpdate(self.base, {}, self.compact_index).compute(spec, rows, as_distribution=True)
 
     def _replace_rows(self, base: Tensor, computed: Tensor, rows: RowIndex, computed_rows: RowIndex) -> Tensor:
         """Replace some rows of `base` by computed ones: `[example, *plates, row, *shape]`."""
@@ -279,7 +301,7 @@ class PatchedRun:
             axis, row_ids.to(result.device), computed.expand(*batch_shape, *computed.shape[axis:])
         )
 
-    def _apply_interventions(self, values: Tensor, index: int, rows: RowIndex) -> Tensor:
+    def apply_interventions(self, values: Tensor, index: int, rows: RowIndex) -> Tensor:
         """Replace the nodes that `do` sets by their set values."""
         value, is_set = self.base.patched[index]
         if values.dim() > value.dim():  # log P of a choice; the metric reads no nodes that are set
@@ -367,8 +389,10 @@ def select_cells(
     return selected
 
 
-def build_patch(run: PatchedRun, source: ExecutionState, sites: PatchSites) -> GroupPatch:
-    """The patch of one node group with the values, or the attention, of another run."""
+def build_patch(
+    run: PatchedRun, source: ExecutionState, sites: PatchSites, alignment: WordAlignment | None = None
+) -> GroupPatch:
+    """The patch of one node group with the values, or the attention, of another run, at aligned words."""
     spec = run.specs[sites.group]
     node = get_layout_index(run.base, spec, sites.nodes)
     cell = torch.from_numpy(sites.cells)
@@ -377,4 +401,17 @@ def build_patch(run: PatchedRun, source: ExecutionState, sites: PatchSites) -> G
         table = source.attention_weights[sites.group]
         assert table is not None  # recurrent groups are an obstacle, so their cells have separate runs
         return GroupPatch(cell, node, table.expand(-1, *get_layout_shape(run.base, spec), -1), True, read)
-    return GroupPatch(cell, node, source.values[sites.group])
+    if alignment is None or alignment.is_identity:
+        return GroupPatch(cell, node, source.values[sites.group])
+    aligned = get_layout_index(source, spec, alignment.align_nodes(sites.group, sites.nodes))
+    value, rank = source.values[sites.group], source.layout.rank
+    full = value.expand(value.shape[0], *get_layout_shape(source, spec), *value.shape[rank:])
+    return GroupPatch(cell, node, full.movedim(0, rank - 1)[aligned].transpose(0, 1), is_per_node=True)
+
+
+def group_paths(paths: Sequence[NodePath]) -> list[PathsToEnd]:
+    """Group paths by cell and last node."""
+    ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for path in paths:
+        ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
+    return [PathsToEnd(cell, tuple(nodes)) for (cell, _), nodes in ends.items()]

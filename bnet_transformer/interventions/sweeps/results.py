@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields
 from html import escape
-from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -15,163 +13,22 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
-from bnet_transformer.errors import BNetError, unknown_name_error
-
-if TYPE_CHECKING:
-    import pandas as pd
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.sweeps.calibration import Calibration
+from bnet_transformer.interventions.sweeps.cell_result import CellResult
 
 BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
 MEDIATION_PARTS = ("direct", "indirect", "interaction")
-TOKEN_COLUMNS = {"word": "token"}  # the column of tokens of an axis; the default is `read_token` and so on
 MAX_HTML_ROWS = 12  # rows in a notebook
 DEFAULT_TOP_COUNT = 5
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CellResult:
-    """The base class of results by cell.
-
-    Attributes:
-        at: The argument `at` of the sweep.
-        axes: The names of the axes of the result.
-        labels: The labels along each axis, such as the tokens of the words.
-        positions: The positions along each axis: the numbers of its slices, heads or words.
-        names: The name of each cell, by its index along the axes.
-        clean: The metric of the clean run, `[example]`; None for an ablation.
-        corrupt: The metric of the corrupt run, `[example]`.
-    """
-
-    at: str
-    axes: tuple[str, ...]
-    labels: Mapping[str, tuple[str, ...]]
-    positions: Mapping[str, tuple[int, ...]]
-    names: Mapping[tuple[int, ...], str]
-    clean: Tensor | None
-    corrupt: Tensor
-
-    @property
-    def examples(self) -> int:
-        """The number of examples."""
-        return len(self.corrupt)
-
-    @property
-    def total(self) -> Tensor:
-        """The total effect, `clean - corrupt`, `[example]`."""
-        if self.clean is None:
-            hint = "Use values or effects"
-            raise BNetError("total: an ablation has no clean run, hence no total effect", hint=hint)
-        return self.clean - self.corrupt
-
-    def index_of(self, name: str) -> tuple[int, ...]:
-        """The index of a cell along the axes.
-
-        Args:
-            name: The name of the cell.
-
-        Returns:
-            The index along each axis.
-        """
-        if name not in self._index_by_name:
-            raise unknown_name_error("cell", name, self._index_by_name)
-        return self._index_by_name[name]
-
-    @cached_property
-    def _index_by_name(self) -> dict[str, tuple[int, ...]]:
-        """The index of each cell along the axes, by its name."""
-        return {name: index for index, name in self.names.items()}
-
-    def select(self, **positions: int) -> Self:
-        """Select one position along some axes, such as `select(slice=1)`.
-
-        Args:
-            **positions: The position along each of these axes.
-
-        Returns:
-            The result without these axes.
-
-        Raises:
-            BNetError: The result has no such axis, or the axis has no such position.
-        """
-        index: list[Any] = [slice(None)] * len(self.axes)
-        for axis, position in positions.items():
-            known = self.positions_along(axis)
-            if check_int(axis, position, minimum=0) not in known:
-                numbers = f"{known[0]} to {known[-1]}" if known == tuple(range(known[0], known[-1] + 1)) else f"{known}"
-                raise BNetError(axis, expected=f"one of {numbers}", actual=position)
-            index[self.axes.index(axis)] = known.index(position)
-        dims = [dim for dim, axis in enumerate(self.axes) if axis not in positions]
-        names = {
-            tuple(cell[dim] for dim in dims): name
-            for cell, name in self.names.items()
-            if all(cell[dim] == k for dim, k in enumerate(index) if dim not in dims)
-        }
-        axes = tuple(self.axes[dim] for dim in dims)
-        labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
-        remaining = {axis: self.positions[axis] for axis in axes if axis in self.positions}
-        tensors = [item.name for item in fields(self) if item.name.endswith("outcomes")]
-        outcomes = {name: getattr(self, name)[tuple(index)] for name in tensors}
-        return replace(self, axes=axes, labels=labels, positions=remaining, names=names, **outcomes)
-
-    def positions_along(self, axis: str) -> tuple[int, ...]:
-        """The numbers of the slices, heads or words along an axis.
-
-        Args:
-            axis: The name of the axis.
-
-        Returns:
-            The positions.
-        """
-        if axis not in self.axes:
-            raise unknown_name_error("axis", axis, self.axes)
-        return self.positions.get(axis, tuple(range(len(self.labels.get(axis, ())))))
-
-    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
-        """A data frame of the cells.
-
-        Args:
-            examples: Whether to return a row for each cell and example instead of means over the examples.
-
-        Returns:
-            A row for each cell: its effects, each with its standard error and 95% interval (NaN for a single example).
-        """
-        import pandas as pd
-
-        indices = list(self.names)
-        frame = pd.DataFrame({"name": list(self.names.values())})
-        for dim, axis in enumerate(self.axes):
-            if axis in ("cell", "path"):
-                continue
-            along, labels = self.positions_along(axis), self.labels.get(axis)
-            frame[axis] = [along[index[dim]] for index in indices]
-            if labels is not None and labels != tuple(map(str, along)):
-                frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
-        if examples:
-            frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
-            frame["example"] = np.tile(np.arange(self.examples), len(indices))
-        values = self._get_columns(examples)
-        return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
-
-    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
-        """The columns of numbers, `[*axes]` each, or `[*axes, example]`."""
-        raise NotImplementedError
-
-    def _get_cell_values(self, values: Tensor) -> Any:
-        """The values of the cells that exist, `[cell]` or `[cell, example]`, in the order of their names."""
-        array = np.asarray(values.detach().cpu().double())
-        return np.array([array[index] for index in self.names])
-
-    def _format_shape(self) -> str:
-        """The sizes of the axes, and the number of examples, as text."""
-        counts = [(axis, len(self.labels[axis])) for axis in self.axes]
-        axes = " x ".join(_format_count(count, axis) for axis, count in counts) or "all together"
-        return f"{axes}, {_format_count(self.examples, 'example')}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep(CellResult):
     """The result of `bt.sweep`: the metric with each cell patched, and the metric of the clean and the corrupt run.
 
-    An *effect* is `outcomes - corrupt`. Standard errors and intervals are over the examples.
+    An *effect* is `outcomes - base`, where `base` is the run that is patched: the corrupt run, or the clean run with
+    `direction="noise"`. Standard errors and intervals are over the examples.
 
     Attributes:
         at: The argument `at` of the sweep.
@@ -179,20 +36,26 @@ class Sweep(CellResult):
         labels: The labels along each axis, such as the tokens of the words.
         positions: The positions along each axis: the numbers of its slices, heads or words.
         names: The name of each cell, by its index along the axes.
-        clean: The metric of the clean run, `[example]`; None for an ablation.
-        corrupt: The metric of the corrupt run, `[example]`.
+        clean: The metric of the clean run, `[example]`; None for an ablation of the corrupt run.
+        corrupt: The metric of the corrupt run, `[example]`; None for an ablation of the clean run.
+        parts: The axes and the cells of each item of `at`, if it is a list; `part` returns the results of one item.
+        direction: `"denoise"`, clean values patched into the corrupt run, or `"noise"`, the reverse.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
+        steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
+        calibration: Exact effects of some cells beside their estimates, with `check=`; else None.
     """
 
     outcomes: Tensor
     first_order: bool = False
+    steps: int = 0
+    calibration: Calibration | None = None
 
     @property
     def effects(self) -> Tensor:
-        """The effect of each cell, `outcomes - corrupt`, `[*axes, example]`."""
-        return self.outcomes - self.corrupt
+        """The effect of each cell, `outcomes - base`, `[*axes, example]`."""
+        return self.outcomes - self.base
 
     @property
     def values(self) -> Tensor:
@@ -208,13 +71,17 @@ class Sweep(CellResult):
 
     @property
     def restored(self) -> Tensor:
-        """The mean effect as a fraction of the mean total effect, `[*axes]`: 0 like corrupt, 1 like clean."""
+        """The mean outcome on a scale from the corrupt run, 0, to the clean run, 1, `[*axes]`.
+
+        With `direction="denoise"` it is the mean effect as a fraction of the mean total effect. With `"noise"` the
+        effects are subtracted from a clean run, so it is 1 plus that fraction.
+        """
         total = self.total.mean()
         if not bool(total.abs() > 0) or not bool(total.isfinite()):
             actual = f"a mean total effect of {float(total):g}"
             expected = "a clean and a corrupt run with different metrics"
             raise BNetError("restored", expected=expected, actual=actual, hint="Use values or effects")
-        return self.values / total
+        return self.values / total + (self.direction == "noise")
 
     def interval(self, confidence: float = 0.95, *, draws: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
         """The percentile bootstrap interval of the mean effect, over resampled examples.
@@ -273,12 +140,21 @@ class Sweep(CellResult):
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
-        return f"Sweep({self.at!r}, {self._format_shape()}{', to first order' * self.first_order}{best})"
+        check = f"; {self.calibration.format_line()}" if self.calibration is not None else ""
+        return f"Sweep({self.at!r}, {self._format_shape()}{self.format_method()}{best}{check})"
+
+    def format_method(self) -> str:
+        """The direction and the order of the effects, as text after a comma; empty for an exact sweep by denoising."""
+        direction = ", corrupt into clean" if self.direction == "noise" else ""
+        order = ", to first order" if self.first_order else ""
+        return direction + order + (f" over {self.steps} steps" if self.steps else "")
 
     def _repr_html_(self) -> str:
-        clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
-        order = ", to first order" if self.first_order else ""
-        summary = f"{self.at}: {self._format_shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
+        runs = {"clean": self.clean, "corrupt": self.corrupt}
+        means = [f"{name} {float(run.mean()):.3g}" for name, run in runs.items() if run is not None]
+        summary = f"{self.at}: {self._format_shape()}{self.format_method()}; "
+        summary += ", ".join(means if len(means) == 2 else ["an ablation", *means])
+        summary += f"; {self.calibration.format_line()}" if self.calibration is not None else ""
         return _render_html(self, summary, {"effect": self.values, "standard error": self.error})
 
 
@@ -303,6 +179,7 @@ class Mediation(CellResult):
     """
 
     clean: Tensor
+    corrupt: Tensor
     indirect_outcomes: Tensor
     direct_outcomes: Tensor
 
@@ -410,12 +287,6 @@ def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int
             ends[:, part] = np.quantile(flat[part] @ weights.T, quantiles, axis=1)
     low, high = torch.from_numpy(ends).reshape(2, *effects.shape[:-1])
     return low, high
-
-
-def _format_count(count: int, noun: str) -> str:
-    """A count with its noun."""
-    noun, tail = ("word", " read") if noun == "read" else (noun, "")
-    return f"{count:,} {noun}{'' if count == 1 else 's'}{tail}"
 
 
 def _render_html(result: Sweep | Mediation, summary: str, columns: Mapping[str, Tensor]) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.inference.obstacles import Obstacle, find_mixed_type_fault
-from bnet_transformer.inference.query import find_set_groups
+from bnet_transformer.inference.query import find_set_groups as find_intervened_groups
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, find_changed_positions
@@ -54,7 +54,7 @@ def find_obstacles(
     """Find the cells that require a separate run, for one batch of examples.
 
     Args:
-        sides: The corrupt sentences, and the clean sentences if there are any.
+        sides: The base sentences, and the source sentences if there are any.
         cells: What each cell sets.
         first_order: Whether no cell is run, so that only the nodes that cells set matter.
 
@@ -63,8 +63,8 @@ def find_obstacles(
         cell. The second has the obstacles to a shared run that computes the changes of a cell; these do not matter for
         a cell that changes no value.
     """
-    corrupt, needed = sides[0]
-    model = corrupt.model
+    base, needed = sides[0]
+    model = base.model
     obstacles: dict[int, Obstacle] = {}
     sources = find_source_groups(model, cells)
     if any(find_run_obstacle(examples, sources) is not None for examples, _ in sides):
@@ -85,6 +85,13 @@ def find_obstacles(
     return obstacles, _find_update_obstacles(model, needed, cells, first_order=first_order)
 
 
+def find_set_groups(model: GroundModel, cells: PatchCells) -> set[int]:
+    """The groups whose nodes cells set: those of sites, and the last ones of paths."""
+    last_nodes = {path.nodes[-1] for path in cells.paths}
+    groups = {sites.group for sites in cells.sites} | {model.ground.group_of(node).index for node in last_nodes}
+    return groups if cells.edges is None else groups | cells.edges.targets
+
+
 def find_source_groups(model: GroundModel, cells: PatchCells) -> set[int]:
     """The groups whose values a run provides for cells: the groups that cells set, and those on paths, with parents."""
     return set().union(*(groups for _, groups in _iter_source_groups(model, cells)))
@@ -94,6 +101,8 @@ def _iter_source_groups(model: GroundModel, cells: PatchCells) -> Iterator[tuple
     """Yield sets of cells, with the node groups whose values a run provides for them."""
     for sites in cells.sites:
         yield sites.cells.tolist(), {sites.group}
+    if cells.edges is not None:
+        yield cells.edges.cells.tolist(), {*cells.edges.source_groups}
     nodes = {node for path in cells.paths for node in path.nodes}
     group_of = {node: model.ground.group_of(node).index for node in nodes}
     by_groups: dict[frozenset[int], list[int]] = {}
@@ -111,7 +120,9 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
     mixed = find_mixed_type_fault(model, model.do, relevant=ancestors)
     if mixed is not None:
         return mixed
-    known, patched = ([graph.by_name[name].index for name in names] for names in find_set_groups(model, ancestors))
+    known, patched = (
+        [graph.by_name[name].index for name in names] for names in find_intervened_groups(model, ancestors)
+    )
     requested = [graph.groups[index].name for index in sorted(groups)]
     needs = examples.module.find_requirements(requested, known, patched=patched)
     if needs.enumerated:
@@ -174,6 +185,8 @@ def iter_patched_words(
     for path in cells.paths:
         group = ground.group_of(path.nodes[-1]).index
         patched.append((group, np.array([path.cell]), np.array([path.nodes[-1] - int(ground.offsets[group])])))
+    if cells.edges is not None:
+        patched += cells.edges.list_target_words({i: len(words) for i, words in needed.ancestor_words.items()})
     size = max(1, MAX_TABLE_ENTRIES // max(1, sum(map(len, needed.ancestor_words.values()))))
     for start in range(0, len(all_ids), size):
         cell_ids, tables = all_ids[start : start + size], dict[int, BoolArray]()

@@ -19,6 +19,7 @@ from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query
+from bnet_transformer.interventions.sweeps.alignment import WordAlignment
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choices, locate_node
@@ -83,18 +84,20 @@ def _average_over_choices(
 
 @dataclass
 class SequentialSweep:
-    """Computes cells by interventions on the corrupt sentences, one sentence at a time.
+    """Computes cells by interventions on the base sentences, one sentence at a time.
 
     Args:
-        clean: The clean sentences; None for an ablation.
-        corrupt: The corrupt sentences.
+        source: The sentences that provide the values; None for an ablation.
+        base: The sentences that are patched.
+        alignment: The word of the source from which each word of the base takes its values.
         cells: What each cell sets.
         outcome_nodes: Ground ids of the nodes that the metric reads.
         ablation_value: The value of an ablation, by example and node.
     """
 
-    clean: Examples | None
-    corrupt: Examples
+    source: Examples | None
+    base: Examples
+    alignment: WordAlignment
     cells: PatchCells
     outcome_nodes: Sequence[int]
     ablation_value: Callable[[int, int], Tensor] | None = None
@@ -104,7 +107,7 @@ class SequentialSweep:
     def compute_outcomes(self, cell: int) -> list[list[Tensor]]:
         """The outcomes with a cell set, by example and node; cached if the cell changes no value."""
         results = []
-        for n, model in enumerate(self.corrupt.models):
+        for n, model in enumerate(self.base.models):
             interventions = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
             changes = any(
                 isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k))
@@ -112,7 +115,7 @@ class SequentialSweep:
             )
             if changes or n not in self._base_outcomes:
                 patched = model.surgery(interventions) if changes else model
-                outcomes = compute_outcomes(self.corrupt.module, patched, self.outcome_nodes)
+                outcomes = compute_outcomes(self.base.module, patched, self.outcome_nodes)
                 if not changes:
                     self._base_outcomes[n] = outcomes
             results.append(outcomes if changes else self._base_outcomes[n])
@@ -122,7 +125,7 @@ class SequentialSweep:
         """The values, or rows of attention, that a cell sets in example `n`, by node."""
         patches: dict[int, Tensor | AttentionRow] = {}
         for sites in self.cells.sites:
-            offset = int(self.corrupt.model.ground.offsets[sites.group])
+            offset = int(self.base.model.ground.offsets[sites.group])
             for k in (sites.cells == cell).nonzero()[0]:
                 node = offset + int(sites.nodes[k])
                 if not sites.is_attention:
@@ -156,37 +159,44 @@ class SequentialSweep:
         return patches
 
     def _compute_child(self, n: int, child: int, parent_values: dict[int, Tensor]) -> Tensor:
-        """The value of a node in the corrupt run with these values of some parents, `[*shape]`."""
-        model = self.corrupt.models[n]
+        """The value of a node in the base run with these values of some parents, `[*shape]`."""
+        model = self.base.models[n]
         parents = [p for p in reference.parents(model, child) if not locate_node(model, p)[0].tpm.is_random]
         values = {p: self._get_single_value(False, n, p) for p in parents if p not in parent_values}
-        return NodeEvaluator(self.corrupt.module, model.surgery({**values, **parent_values}), {}).value(child)
+        return NodeEvaluator(self.base.module, model.surgery({**values, **parent_values}), {}).value(child)
 
-    def _get_evaluator(self, is_clean: bool, n: int) -> NodeEvaluator:
-        """The cached evaluator of example `n` of the clean or the corrupt sentences."""
-        if (is_clean, n) not in self._evaluators:
-            examples = self.clean if is_clean else self.corrupt
+    def _get_evaluator(self, is_source: bool, n: int) -> NodeEvaluator:
+        """The cached evaluator of example `n` of the source or the base sentences."""
+        if (is_source, n) not in self._evaluators:
+            examples = self.source if is_source else self.base
             assert examples is not None
-            self._evaluators[is_clean, n] = NodeEvaluator(examples.module, examples.models[n], {})
-        return self._evaluators[is_clean, n]
+            self._evaluators[is_source, n] = NodeEvaluator(examples.module, examples.models[n], {})
+        return self._evaluators[is_source, n]
 
-    def _get_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The value of a node in the clean or the corrupt run, `[*states, *shape]` if it depends on latent choices."""
-        evaluator = self._get_evaluator(is_clean, n)
+    def _align(self, node: int) -> int:
+        """The id in the source sentences of a node that cells set."""
+        aligned = self.alignment.align_node(node)
+        assert aligned is not None  # cells without a source do not exist
+        return aligned
+
+    def _get_value(self, is_source: bool, n: int, node: int) -> Tensor:
+        """The value of a node in the source or the base run, `[*states, *shape]` if it depends on latent choices."""
+        evaluator = self._get_evaluator(is_source, n)
+        node = self._align(node) if is_source else node
         return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
 
-    def _get_single_value(self, is_clean: bool, n: int, node: int) -> Tensor:
+    def _get_single_value(self, is_source: bool, n: int, node: int) -> Tensor:
         """The value of a node, `[*shape]`; an error if it depends on latent choices."""
-        value = self._get_value(is_clean, n, node)
-        if value.is_floating_point() and tuple(value.shape) != locate_node(self.corrupt.model, node)[0].shape:
-            name = self.corrupt.model.ground.name(node)
+        value = self._get_value(is_source, n, node)
+        if value.is_floating_point() and tuple(value.shape) != locate_node(self.base.model, node)[0].shape:
+            name = self.base.model.ground.name(node)
             hint = "Set the choices on which it depends in both runs, by do"
             raise EvidenceError(name, expected="one value", actual="a value for each state of a choice", hint=hint)
         return value
 
-    def _get_attention_row(self, is_clean: bool, n: int, node: int) -> Tensor:
+    def _get_attention_row(self, is_source: bool, n: int, node: int) -> Tensor:
         """The row of attention `P(j | i)` of a node, `[word j]`."""
-        evaluator = self._get_evaluator(is_clean, n)
+        evaluator = self._get_evaluator(is_source, n)
         spec, index = locate_node(evaluator.model, node)
         assert spec.group.step is not None
         table = evaluator.attention(spec.group.step, spec.group.stem)

@@ -12,7 +12,7 @@ shared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,14 +115,27 @@ class SparseUpdate:
     by_group: dict[int, GroupUpdate]
     compact_index: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def compute(self, spec: NodeSpec, rows: RowIndex, *, as_distribution: bool = False) -> Tensor:
+    def compute(
+        self,
+        spec: NodeSpec,
+        rows: RowIndex,
+        *,
+        as_distribution: bool = False,
+        slots: Collection[int] | None = None,
+    ) -> Tensor:
         """Compute some rows of a group, `[1 or N, *plates, row, *shape]`.
 
-        With `as_distribution`, the result is `log P` or the mean of a random group.
+        With `as_distribution`, the result is `log P` or the mean of a random group. With `slots`, only these slots read
+        updated values; the other slots read the base run.
         """
         wordwise = is_wordwise(self.base.network, spec)
         state, cells = (self._build_row_state(spec, rows), None) if wordwise else self._build_cell_state(spec, rows)
         context, parents = gather_parents(state, spec)
+        if slots is not None:
+            base_update = SparseUpdate(self.base, {}, self.compact_index)
+            base = base_update._build_row_state(spec, rows) if wordwise else base_update._build_cell_state(spec, rows)[0]
+            _, base_parents = gather_parents(base, spec)
+            parents = [new if k in slots else old for k, (new, old) in enumerate(zip(parents, base_parents, strict=True))]
         if as_distribution:
             values = summarize_distribution(spec, context, parents)
         else:

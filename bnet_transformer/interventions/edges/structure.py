@@ -1,0 +1,402 @@
+"""The edges of a net, from its declaration: writers, readers, and the linear groups between them.
+
+A *writer* is a node (without its word) whose value enters a chain of sums, linear maps and norms: an embedding, the mix
+of a head, a feed-forward step. A *reader* is where such a chain ends: in a nonlinear slot of a node, or in the readout.
+An *edge* leads from a writer to a reader along all chains between them (Conmy et al. 2023). Which parents continue a
+chain is declared by each TPM (`TPM.linear_parents`), so no architecture has a case of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from bnet_transformer._core.arrays import BoolArray, IntArray
+from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.tpm import Attention
+
+READOUT = "readout"
+ARROW = " -> "
+AlignedPlates = frozenset[str]
+
+
+@dataclass(frozen=True)
+class WriterGroup:
+    """The writers of one node group: one for each index along its plates.
+
+    Attributes:
+        spec: The node group.
+        is_part: Whether the writer is only what an affine group adds itself, such as an attention with a residual.
+        kind: `"input"`, `"attention"` or `"feed-forward"`.
+    """
+
+    spec: NodeSpec
+    is_part: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class ReaderGroup:
+    """The readers of one node group: one for each index along the plates of the target.
+
+    Attributes:
+        target: The group whose value is computed from what the reader sees.
+        slots: The slots of the target through which the reader sees writers.
+        channel: The slot (`"q"`, `"k"`, `"v"`, ...) that the reader feeds, or `"readout"`.
+        has_channel: Whether the channel is part of the name, because the target has several.
+        sources: The writer groups with an edge to the reader, each with the plates of the target in which both have the
+            same index: several collections if there are several paths.
+        chain: The linear groups on the paths, parents first, without the target.
+    """
+
+    target: NodeSpec
+    slots: tuple[int, ...]
+    channel: str
+    has_channel: bool
+    sources: Mapping[int, frozenset[AlignedPlates]] = field(repr=False)
+    chain: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class EdgeTable:
+    """All edges, ordered by reader group: the number of the reader group and of the writer group, and their units.
+
+    A unit is the flattened index along the plates of the group.
+    """
+
+    readers: IntArray
+    reader_units: IntArray
+    writers: IntArray
+    writer_units: IntArray
+    names: tuple[str, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+
+@dataclass(frozen=True)
+class EdgeStructure:
+    """The writers, the readers and the edges of a net.
+
+    Args:
+        network: The net.
+        outcomes: The groups that are readouts.
+        leaves: Groups through which no chain continues, because `do` sets all their nodes.
+    """
+
+    network: Network
+    outcomes: tuple[int, ...]
+    leaves: frozenset[int] = frozenset()
+
+    @classmethod
+    def of_network(cls, network: Network) -> EdgeStructure:
+        """The edges to the readouts of a net: the word-dependent groups without word-dependent children."""
+        graph = network.graph
+        dependent = find_word_dependent(network)
+        ends = [i for i in sorted(dependent) if not any(edge.child in dependent for edge in graph.out_edges[i])]
+        return cls(network, tuple(ends))
+
+    @cached_property
+    def word_dependent(self) -> frozenset[int]:
+        """The groups whose value depends on the words."""
+        return find_word_dependent(self.network)
+
+    @cached_property
+    def relevant(self) -> frozenset[int]:
+        """The outcomes and their word-dependent ancestors; nothing passes through leaves."""
+        visited, stack = set[int](), list(self.outcomes)
+        while stack:
+            index = stack.pop()
+            if index in visited or index not in self.word_dependent:
+                continue
+            visited.add(index)
+            if index not in self.leaves:
+                stack += [edge.parent for edge in self.network.graph.in_edges[index]]
+        return frozenset(visited)
+
+    def is_vector(self, index: int) -> bool:
+        """Whether a group has real values that depend on the words."""
+        return index in self.word_dependent and not self.network.specs[index].tpm.is_index_valued
+
+    def get_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
+        """The slots through which chains to a group continue."""
+        index = spec.group.index
+        if index in self.leaves or (spec.tpm.is_random and index not in self.outcomes):
+            return ()
+        linear = spec.tpm.linear_parents(*spec.tpm_parents)
+        return tuple(k for k in linear if self.is_vector(spec.parents[k].index))
+
+    def get_reading_positions(self, spec: NodeSpec) -> tuple[int, ...]:
+        """The slots in which chains to a group end."""
+        if spec.group.index in self.leaves:
+            return ()
+        linear = self.get_linear_positions(spec)
+        return tuple(k for k, p in enumerate(spec.parents) if k not in linear and self.is_vector(p.index))
+
+    @cached_property
+    def writer_groups(self) -> tuple[WriterGroup, ...]:
+        """The groups of writers, in topological order."""
+        writers = []
+        for index in sorted(self.relevant):
+            spec = self.network.specs[index]
+            linear, reading = self.get_linear_positions(spec), self.get_reading_positions(spec)
+            if not self.is_vector(index) or (spec.tpm.is_random and index in self.outcomes):
+                continue
+            if not linear or reading:
+                writers.append(WriterGroup(spec, bool(linear), self._get_kind(spec)))
+        return tuple(writers)
+
+    def _get_kind(self, spec: NodeSpec) -> str:
+        """The kind of a writer."""
+        if spec.group.index in self.leaves or not self.get_reading_positions(spec):
+            return "input"
+        return "attention" if isinstance(spec.tpm, Attention) or spec.tpm.has_attention else "feed-forward"
+
+    @cached_property
+    def writer_index(self) -> dict[int, int]:
+        """The position of a node group among the groups of writers."""
+        return {writer.spec.group.index: k for k, writer in enumerate(self.writer_groups)}
+
+    @cached_property
+    def reader_groups(self) -> tuple[ReaderGroup, ...]:
+        """The groups of readers, in topological order of the nodes that are computed first from them."""
+        readers = [reader for reader in self._iter_readers() if reader.sources]
+        return tuple(sorted(readers, key=lambda reader: reader.target.group.index))
+
+    def _iter_readers(self) -> Iterator[ReaderGroup]:
+        specs = self.network.specs
+        private = self._find_private_channels()
+        for index, channel in private.items():
+            spec = specs[index]
+            yield self._build_reader(spec, self.get_linear_positions(spec), channel, has_channel=False)
+        for index in sorted(self.relevant):
+            spec = specs[index]
+            reading = [k for k in self.get_reading_positions(spec) if spec.parents[k].index not in private]
+            by_channel: dict[str, list[int]] = {}
+            for k in reading:
+                by_channel.setdefault(_get_channel(spec, k), []).append(k)
+            has_channel = len({_get_channel(spec, k) for k in self.get_reading_positions(spec)}) > 1
+            for channel, slots in by_channel.items():
+                yield self._build_reader(spec, tuple(slots), channel, has_channel=has_channel)
+        for index in self.outcomes:
+            spec = specs[index]
+            # A readout that is not affine in its parents reads through its own slots above.
+            if linear := self.get_linear_positions(spec):
+                yield self._build_reader(spec, linear, READOUT, has_channel=bool(self.get_reading_positions(spec)))
+
+    def _find_private_channels(self) -> dict[int, str]:
+        """The groups that only feed one channel of nodes with several channels, such as the queries of a head."""
+        specs, graph, private = self.network.specs, self.network.graph, {}
+        for index in sorted(self.relevant - set(self.outcomes)):
+            spec = specs[index]
+            if not self.get_linear_positions(spec) or self.get_reading_positions(spec):
+                continue
+            channels = set()
+            for child in {edge.child for edge in graph.out_edges[index]} & self.relevant:
+                child_spec = specs[child]
+                reading = self.get_reading_positions(child_spec)
+                slots = [k for k, parent in enumerate(child_spec.parents) if parent.index == index]
+                has_several = len({_get_channel(child_spec, k) for k in reading}) > 1
+                channels |= {
+                    _get_channel(child_spec, k) if k in reading and has_several else None for k in slots
+                }
+            if len(channels) == 1 and (channel := channels.pop()) is not None:
+                private[index] = channel
+        return private
+
+    def _build_reader(
+        self, target: NodeSpec, slots: tuple[int, ...], channel: str, *, has_channel: bool
+    ) -> ReaderGroup:
+        """The reader of some slots of a group, with the writers from which a chain leads to them."""
+        specs = self.network.specs
+        sources: dict[int, set[AlignedPlates]] = {}
+        visited: set[tuple[int, AlignedPlates]] = set()
+        stack = [self._step(target, k, frozenset(target.group.plates)) for k in slots]
+        while stack:
+            state = stack.pop()
+            if state in visited:
+                continue
+            visited.add(state)
+            index, aligned = state
+            if index in self.writer_index:
+                sources.setdefault(self.writer_index[index], set()).add(aligned)
+            stack += [self._step(specs[index], k, aligned) for k in self.get_linear_positions(specs[index])]
+        chain = tuple(sorted({index for index, _ in visited}))
+        frozen = {writer: frozenset(aligned) for writer, aligned in sorted(sources.items())}
+        return ReaderGroup(target, slots, channel, has_channel, frozen, chain)
+
+    def _step(self, spec: NodeSpec, slot: int, aligned: AlignedPlates) -> tuple[int, AlignedPlates]:
+        """The parent in a slot, and the plates in which a node and its parent have the same index on the path so far."""
+        parent = spec.parents[slot]
+        changed = {*parent.over, *dict(parent.pick)}
+        plates = self.network.specs[parent.index].group.plates
+        return parent.index, frozenset(plate for plate in aligned if plate in plates and plate not in changed)
+
+    @cached_property
+    def edges(self) -> EdgeTable:
+        """All edges."""
+        columns: list[IntArray] = []
+        names: list[str] = []
+        for r, reader in enumerate(self.reader_groups):
+            for w, aligned in reader.sources.items():
+                mask = self._build_unit_mask(reader.target, self.writer_groups[w].spec, aligned)
+                units = np.argwhere(mask)
+                columns.append(np.stack([np.full(len(units), r), units[:, 0], np.full(len(units), w), units[:, 1]]))
+                targets, writers = self.get_reader_names(r), self.get_writer_names(w)
+                names += [f"{writers[v]}{ARROW}{targets[u]}" for u, v in units.tolist()]
+        table = np.concatenate(columns, 1) if columns else np.zeros((4, 0), dtype=np.int64)
+        return EdgeTable(*table, tuple(names))
+
+    def _build_unit_mask(
+        self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]
+    ) -> BoolArray:
+        """Whether a path leads from a unit of a writer to a unit of a reader, `[reader unit, writer unit]`."""
+        target_index, writer_index = self.list_units(target), self.list_units(writer)
+        mask = np.zeros((len(target_index), len(writer_index)), dtype=bool)
+        for aligned in collections:
+            columns = [
+                (target.group.plates.index(plate), writer.group.plates.index(plate))
+                for plate in sorted(aligned)
+                if plate in writer.group.plates
+            ]
+            for (u, target_unit), (v, writer_unit) in itertools.product(enumerate(target_index), enumerate(writer_index)):
+                mask[u, v] |= all(target_unit[a] == writer_unit[b] for a, b in columns)
+        return mask
+
+    def list_units(self, spec: NodeSpec) -> list[tuple[int, ...]]:
+        """The index of each unit of a group along its plates."""
+        sizes = self.network.graph.plate_sizes
+        return list(itertools.product(*(range(sizes[plate]) for plate in spec.group.plates)))
+
+    def get_writer_names(self, writer: int) -> list[str]:
+        """The names of the writers of a group."""
+        spec = self.writer_groups[writer].spec
+        return [join_name(spec.group.name, unit) for unit in self.list_units(spec)]
+
+    def get_reader_names(self, reader: int) -> list[str]:
+        """The names of the readers of a group."""
+        part = self.reader_groups[reader]
+        suffix = f"<{part.channel}>" if part.has_channel else ""
+        return [join_name(part.target.group.name, unit) + suffix for unit in self.list_units(part.target)]
+
+
+def find_word_dependent(network: Network) -> frozenset[int]:
+    """The inputs and their descendants."""
+    inputs = {spec.group.index for spec in network.specs if spec.tpm.kind == "input"}
+    return frozenset(inputs | set(network.graph.descendants(inputs)))
+
+
+def _get_channel(spec: NodeSpec, slot: int) -> str:
+    """The name of a slot, without the mark of a collection."""
+    return spec.parents[slot].slot.rstrip(".")
+
+
+def has_words(spec: NodeSpec) -> bool:
+    """Whether a group has a node for each word."""
+    return spec.group.word_stack is not None
+
+
+def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
+    """Whether word i of a reader depends only on word i of the linear groups before it."""
+    chain = {*reader.chain}
+    slots = [(reader.target, k) for k in reader.slots]
+    slots += [(network.specs[i], k) for i in reader.chain for k, p in enumerate(network.specs[i].parents) if p.index in chain]
+    return all(
+        spec.parents[k].reach.kind == "same" and WORD not in (*spec.parents[k].over, *dict(spec.parents[k].pick))
+        for spec, k in slots
+    )
+
+
+def list_linear_groups(structure: EdgeStructure, readers: Sequence[int]) -> list[int]:
+    """The writers and the linear groups before some readers, parents first."""
+    return sorted({index for r in readers for index in structure.reader_groups[r].chain})
+
+
+WriterUnit = tuple[int, int]  # the number of the writer group, and the unit within it
+
+
+@dataclass(frozen=True)
+class EdgeCells:
+    """The edges that cells set: cell `cells[k]` sets edge `edges[k]` of the structure, at a word of the reader.
+
+    `words` is the word of each reader; None for all words at once.
+    """
+
+    structure: EdgeStructure
+    cells: IntArray
+    edges: IntArray
+    words: IntArray | None = None
+
+    def select(self, mask: BoolArray) -> EdgeCells:
+        """The cells that a mask, `[k]`, marks."""
+        words = None if self.words is None else self.words[mask]
+        return EdgeCells(self.structure, self.cells[mask], self.edges[mask], words)
+
+    def renumber_cells(self, new_ids: IntArray) -> EdgeCells:
+        """The cells with a new id, `new_ids[cell]`; cells whose new id is -1 are dropped."""
+        selected = self.select(new_ids[self.cells] >= 0)
+        return replace(selected, cells=new_ids[selected.cells])
+
+    @cached_property
+    def reader_groups(self) -> list[int]:
+        """The numbers of the groups of readers."""
+        return np.unique(self.structure.edges.readers[self.edges]).tolist()
+
+    @cached_property
+    def writer_units(self) -> list[WriterUnit]:
+        """The writers, each once."""
+        table = self.structure.edges
+        pairs = np.stack([table.writers[self.edges], table.writer_units[self.edges]])
+        return [(int(w), int(v)) for w, v in np.unique(pairs, axis=1).T]
+
+    @cached_property
+    def writers(self) -> list[int]:
+        """The numbers of the groups of writers."""
+        return sorted({w for w, _ in self.writer_units})
+
+    @cached_property
+    def targets(self) -> frozenset[int]:
+        """The groups whose values are computed from what readers see."""
+        return frozenset(self.structure.reader_groups[r].target.group.index for r in self.reader_groups)
+
+    def list_target_words(self, word_counts: Mapping[int, int]) -> list[tuple[int, IntArray, IntArray]]:
+        """For each group of targets the cells, and the word of the target that each of them sets: `[cell * word]`."""
+        entries = []
+        numbers = self.structure.edges.readers[self.edges]
+        for r in self.reader_groups:
+            index, inside = self.structure.reader_groups[r].target.group.index, numbers == r
+            if self.words is not None:
+                entries.append((index, self.cells[inside], self.words[inside]))
+            elif index in word_counts:
+                words = np.arange(word_counts[index])
+                cells = self.cells[inside]
+                entries.append((index, np.repeat(cells, len(words)), np.tile(words, len(cells))))
+        return entries
+
+    @cached_property
+    def source_groups(self) -> frozenset[int]:
+        """The groups whose values in both runs the edges need."""
+        groups = set[int]()
+        for w in self.writers:
+            writer = self.structure.writer_groups[w]
+            groups.add(writer.spec.group.index)
+            if writer.is_part:
+                groups |= {edge.parent for edge in self.structure.network.graph.in_edges[writer.spec.group.index]}
+        return frozenset(groups)
+
+
+def join_edge_cells(parts: Sequence[EdgeCells]) -> EdgeCells | None:
+    """The cells of several parts with the same structure; None without edges."""
+    parts = [part for part in parts if len(part.cells)]
+    if not parts:
+        return None
+    words = None
+    if any(part.words is not None for part in parts):
+        words = np.concatenate([part.words for part in parts if part.words is not None])
+    cells, edges = (np.concatenate([getattr(part, name) for part in parts]) for name in ("cells", "edges"))
+    return EdgeCells(parts[0].structure, cells, edges, words)

@@ -1,0 +1,170 @@
+"""Gradients of the metric at node groups, in the base run or in runs between the base and the source run.
+
+`iter_gradient_runs` is the common part of all first-order estimates: of nodes, of rows of attention, and of arrows and
+paths (`first_order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes
+from bnet_transformer.interventions.sweeps.examples import Metric, Overrides
+from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
+from bnet_transformer.interventions.sweeps.sparse_update import get_layout_shape
+
+EAP_IG_INPUTS, EAP_IG_ACTIVATIONS = CONVENTIONS = ("eap-ig", "eap-ig-activations")
+
+
+@dataclass(frozen=True)
+class GradientRun:
+    """A run, and the gradient of the metric with respect to the values of its groups.
+
+    Args:
+        batch: The examples of the run.
+        base_run: The base run of these examples, with the values of the source run, in the same state of the choices.
+        run: The run at which the gradient is evaluated: the base run, or one between the base and the source run.
+        gradients: For each group of `run.gradient_groups` that leads to the metric, the gradient with respect to its
+            values, `[example, *plates, word, *shape]` in the layout of the run.
+        outcome_gradients: The gradient with respect to each outcome, `[1, example, *shape]`, by node.
+    """
+
+    batch: ExampleBatch
+    base_run: BaseRun
+    run: PatchedRun
+    gradients: dict[int, Tensor]
+    outcome_gradients: Outcomes
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run at which a gradient is evaluated.
+
+    Args:
+        fraction: The fraction of the way from the base run to the source run; None for the base run.
+        writer: The number of the group of writers that is set there; None for the inputs.
+    """
+
+    fraction: float | None = None
+    writer: int | None = None
+
+
+def list_points(batch: ExampleBatch) -> list[Point]:
+    """The points over which a gradient is averaged: by the midpoint rule, or by the convention of a package."""
+    steps, convention, edges = batch.options.steps, batch.options.convention, batch.cells.edges
+    if not steps:
+        return [Point()]
+    if convention == EAP_IG_INPUTS:  # a left Riemann sum from the corrupt to the clean run, which is the base
+        return [Point(1 - k / steps) for k in range(steps)]
+    if convention == EAP_IG_ACTIVATIONS:  # a right Riemann sum, for one group of writers after the other
+        assert edges is not None
+        writers = range(len(edges.structure.writer_groups))
+        return [Point(1 - k / steps, w) for w in writers for k in range(1, steps + 1)]
+    return [Point((k + 0.5) / steps) for k in range(steps)]
+
+
+def iter_gradient_runs(
+    batches: Sequence[ExampleBatch], metric: Metric, points: Sequence[Point] = (Point(),)
+) -> Iterator[GradientRun]:
+    """Iterate over runs with the gradients of the metric at their groups.
+
+    Args:
+        batches: The batches of a sweep with `first_order`; their cells determine the groups.
+        metric: The metric.
+        points: The runs at which the gradient is evaluated.
+
+    Yields:
+        A run for each point, batch and joint state of the latent choices. The mean over the points, summed over the
+        states, is the gradient (averaged over the states) or the integrated gradient.
+
+    Raises:
+        BNetError: The metric has no gradient, or no input with real values differs between the runs.
+    """
+    is_interpolated = any(point.fraction is not None and point.writer is None for point in points)
+    if is_interpolated and not any(base_run.difference for batch in batches for base_run in batch.iter_base_runs()):
+        expected = "sentences that differ in an input, or a node below it, with real values, for steps="
+        hint = "Use steps=0, which needs the gradient at one run only"
+        raise BNetError(
+            "clean, corrupt", expected=expected, actual="no such difference that leads to the metric", hint=hint
+        )
+    for point in points:
+        cached = [list(_iter_runs(batch, point)) if batch.should_cache else None for batch in batches]
+        runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
+        outcome_gradients = _compute_outcome_gradients(batches, runs, metric)
+        runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
+        for batch, batch_runs, by_state in zip(batches, runs, outcome_gradients, strict=True):
+            for (base_run, run), gradients in zip(batch_runs, by_state, strict=True):
+                yield GradientRun(batch, base_run, run, _backpropagate(run, gradients), gradients)
+
+
+def _iter_runs(batch: ExampleBatch, point: Point) -> Iterator[tuple[BaseRun, PatchedRun]]:
+    """Iterate over the base runs of a batch, each with the run at a point."""
+    for base_run in batch.iter_base_runs():
+        run = base_run.run
+        overrides = None
+        if point.writer is not None:
+            overrides = _override_writer(base_run, point)
+        elif point.fraction is not None and base_run.difference:
+            overrides = base_run.difference.interpolate(point.fraction)
+        if overrides is not None:
+            run = PatchedRun(
+                run.examples, run.needed, run.source_groups, gradient_groups=run.gradient_groups, overrides=overrides
+            )
+        yield base_run, run
+
+
+def _override_writer(base_run: BaseRun, point: Point) -> Overrides:
+    """The values of a group of writers at a fraction of the way to the source run; all its nodes are constants."""
+    run, edges = base_run.run, base_run.edges
+    assert edges is not None and point.writer is not None and point.fraction is not None
+    spec = edges.structure.writer_groups[point.writer].spec
+    shape = len(run.examples), *get_layout_shape(run.base, spec)
+    base = run.base.values[spec.group.index].detach()
+    values = (base + point.fraction * base_run.differences[point.writer]).expand(*shape, *spec.shape)
+    axes = [run.base.layout.axis(axis) for axis in run.examples.model.ground.axes(spec.group)]
+    values = _drop_plates(values.movedim(axes, list(range(1, 1 + len(axes)))), len(axes), len(spec.shape))
+    return {spec.group.index: (values, torch.ones(values.shape[: 1 + len(axes)], dtype=torch.bool, device=values.device))}
+
+
+def _drop_plates(values: Tensor, num_axes: int, event_dims: int) -> Tensor:
+    """A value without the dims of plates that its group does not have: `[example, *axes, *shape]`."""
+    return values.reshape(*values.shape[: 1 + num_axes], *values.shape[values.dim() - event_dims :])
+
+
+def _compute_outcome_gradients(
+    batches: Sequence[ExampleBatch], runs: Sequence[Iterator[tuple[BaseRun, PatchedRun]]], metric: Metric
+) -> list[list[Outcomes]]:
+    """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices."""
+    leaves = [
+        [
+            {node: value.detach().requires_grad_() for node, value in run.compute_base_outcomes().items()}
+            for _, run in batch_runs
+        ]
+        for batch_runs in runs
+    ]
+    averaged = [batch.marginalize(states) for batch, states in zip(batches, leaves, strict=True)]
+    joined = {node: torch.cat([outcomes[node] for outcomes in averaged], 1) for node in metric.nodes}
+    values = metric.evaluate_with_grad(joined)
+    if not values.requires_grad:
+        expected = "a metric with a gradient (torch operations on its nodes), for first_order=True"
+        raise BNetError("metric", expected=expected, actual="numbers without gradient", hint="Use first_order=False")
+    # The metric of an example depends on the outcomes of this example only, so the gradient of the sum contains the
+    # gradient of every example.
+    flat = [value for states in leaves for outcomes in states for value in outcomes.values()]
+    gradients = iter(torch.autograd.grad(values.sum(), flat, materialize_grads=True))
+    return [[{node: next(gradients) for node in outcomes} for outcomes in states] for states in leaves]
+
+
+def _backpropagate(run: PatchedRun, outcome_gradients: Outcomes) -> dict[int, Tensor]:
+    """The gradient with respect to the values of each group, by the chain rule from the outcomes."""
+    outcomes = {node: value for node, value in run.compute_base_outcomes().items() if value.requires_grad}
+    if not outcomes or not run.perturbations:
+        return {}
+    ends, grad_outputs = list(outcomes.values()), [outcome_gradients[node] for node in outcomes]
+    gradients = torch.autograd.grad(ends, list(run.perturbations.values()), grad_outputs, materialize_grads=True)
+    return dict(zip(run.perturbations, gradients, strict=True))

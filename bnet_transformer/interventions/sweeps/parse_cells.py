@@ -1,0 +1,200 @@
+"""Parse `at=` and `over=` into cells.
+
+`at` is a role ("x"), rows of attention ("j"), an arrow or a path of roles ("v -> a"), `"arrows"` for all arrows of
+roles, a list of all these and of names, patterns and paths of names, or a mapping from the name of a cell to the names
+and patterns of its nodes. `over` names the axes along which cells are separate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from bnet_transformer._core.checks import check_sequence
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.intervention_values import match_nodes
+from bnet_transformer.interventions.edges.structure import EdgeCells, EdgeStructure, join_edge_cells
+from bnet_transformer.interventions.sweeps.arrow_cells import (
+    build_arrow_cells,
+    find_arrow_roles,
+    match_arrows,
+    parse_path,
+    split_path,
+)
+from bnet_transformer.interventions.sweeps.cell_result import CellGrid
+from bnet_transformer.interventions.sweeps.cell_spec import (
+    ARROW,
+    NodePath,
+    PatchCells,
+    PatchSites,
+    check_patchable,
+    find_attention_groups,
+)
+from bnet_transformer.interventions.sweeps.edge_cells import ALL_EDGES, build_edge_cells
+from bnet_transformer.interventions.sweeps.examples import Examples
+from bnet_transformer.interventions.sweeps.role_cells import build_role_cells
+from bnet_transformer.reference import GroundModel
+
+ALL_ARROWS = "arrows"
+AT_FORMS = (
+    'a role ("x"), an arrow of roles ("v -> a"), "arrows", a list of these and of names, patterns and paths of names, '
+    "or a mapping from the name of a cell to its nodes"
+)
+
+
+def parse_cells(
+    examples: Examples, at: object, over: object, find_edges: Callable[[], EdgeStructure], *, is_real: bool = False
+) -> PatchCells:
+    """Parse `at=` and `over=` into cells.
+
+    Args:
+        examples: The sentences that are patched.
+        at: The nodes, arrows, paths or edges that cells set.
+        over: The axes along which cells are separate.
+        find_edges: A function that returns the edges of the net; it is called only if `at` contains an edge.
+        is_real: Whether `"arrows"` are those between nodes with real values.
+    """
+    model = examples.model
+    if isinstance(at, str) and not _is_keyword(model, at, ALL_ARROWS):
+        if _is_keyword(model, at, ALL_EDGES):
+            return build_edge_cells(examples, find_edges(), None, over)
+        if is_edge(model, at):
+            return build_edge_cells(examples, find_edges(), [at], over)
+        return (build_arrow_cells if ARROW in at else build_role_cells)(examples, at, over)
+    if isinstance(at, Mapping) and at:
+        if over is not None:
+            raise BNetError("over", expected="None, because at= is a mapping of cells", actual=over)
+        return _build_pattern_cells(model, [(str(name), _parse_patterns(name, at[name])) for name in at])
+    items = [at] if isinstance(at, str) else at
+    if not isinstance(items, Sequence) or not items or not all(isinstance(item, str) for item in items):
+        raise BNetError("at", expected=AT_FORMS, actual=at)
+    expanded: list[str] = []
+    for item in items:
+        expanded += find_arrow_roles(model, is_real=is_real) if _is_keyword(model, item, ALL_ARROWS) else [item]
+    at = at if isinstance(at, str) else "cells"
+    return _build_list_cells(examples, list(dict.fromkeys(expanded)), over, at, find_edges)
+
+
+def _is_keyword(model: GroundModel, item: str, keyword: str) -> bool:
+    """True for `"arrows"` or `"edges"`, unless it is the name of a role."""
+    return item == keyword and item not in model.network.graph.by_stem
+
+
+def is_edge(model: GroundModel, item: str) -> bool:
+    """True for the name of an edge, `"a_0_1 -> q_2_3"`: names of nodes without their word."""
+    names = split_path(item) if ARROW in item else []
+    if len(names) != 2 or any("*" in name for name in names):
+        return False
+    template, counts = model.network.graph, model.ground.word_counts
+    ends = [name.partition("<")[0] for name in names]
+    known = all(template.parse_name(f"{end}_0", counts) or template.parse_name(end, counts) for end in ends)
+    is_path = all(template.parse_name(name, counts) is not None for name in names)
+    return known and not is_path and not all(name in template.by_stem for name in names)
+
+
+def _is_role(model: GroundModel, item: str) -> bool:
+    """True for a role, rows of attention, or an arrow or a path of roles."""
+    stems = model.network.graph.by_stem
+    if ARROW in item:
+        return all(name in stems for name in split_path(item))
+    return item in stems or item in find_attention_groups(model)
+
+
+def _build_list_cells(
+    examples: Examples, items: Sequence[str], over: object, at: str, find_edges: Callable[[], EdgeStructure]
+) -> PatchCells:
+    """The cells of all items along one axis, `"cell"`; a cell of several items occurs once."""
+    model, names = examples.model, dict[str, int]()
+    sites, paths, parts = list[PatchSites](), list[NodePath](), dict[str, CellGrid]()
+    edges: list[EdgeCells] = []
+    structure = find_edges() if any(_is_edge_item(model, item) for item in items) else None
+    for item in items:
+        if structure is not None and _is_edge_item(model, item):
+            chosen = None if _is_keyword(model, item, ALL_EDGES) else [item]
+            cells = build_edge_cells(examples, structure, chosen, over, is_strict=False)
+        else:
+            cells = _parse_item(examples, item, over)
+        parts[item] = cells.grid
+        is_new = {cell: name not in names for cell, name in cells.names.items()}
+        ids = {cell: names.setdefault(name, len(names)) for cell, name in cells.names.items()}
+        table = np.full(max(ids) + 1, -1)
+        table[list(ids)] = [ids[cell] if is_new[cell] else -1 for cell in ids]
+        for part in cells.sites:
+            new = part.select(table[part.cells] >= 0)
+            sites.append(PatchSites(new.group, table[new.cells], new.nodes, new.is_attention, new.read_words))
+        paths += [NodePath(int(table[path.cell]), path.nodes) for path in cells.paths if is_new[path.cell]]
+        if cells.edges is not None:
+            edges.append(cells.edges.renumber_cells(table))
+    _check_over(model, items, parts, over)
+    labels = {"cell": tuple(names)}
+    positions = {"cell": tuple(range(len(names)))}
+    remaining = tuple(part for part in sites if len(part.cells))
+    by_cell = {cell: name for name, cell in names.items()}
+    return PatchCells(
+        at, ("cell",), positions, labels, by_cell, remaining, tuple(paths), join_edge_cells(edges), parts
+    )
+
+
+def _is_edge_item(model: GroundModel, item: str) -> bool:
+    """True for `"edges"` and for the name of an edge."""
+    return _is_keyword(model, item, ALL_EDGES) or is_edge(model, item)
+
+
+def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
+    """The cells of one item of a list: those of a role, or one cell for names, patterns and paths."""
+    if not _is_role(examples.model, item):
+        return _build_pattern_cells(examples.model, [(item, [item])])
+    build = build_arrow_cells if ARROW in item else build_role_cells
+    return build(examples, item, over, is_strict=False)
+
+
+def _check_over(model: GroundModel, items: Sequence[str], parts: Mapping[str, CellGrid], over: object) -> None:
+    """Raise an error for axes that no item of the list has."""
+    if over is None:
+        return
+    if not any(_is_role(model, item) or _is_edge_item(model, item) for item in items):
+        raise BNetError("over", expected="None, because at= is a list of cells without a role", actual=over)
+    known = dict.fromkeys(axis for grid in parts.values() for axis in grid.axes)
+    for axis in check_sequence("over", [over] if isinstance(over, str) else over, str):
+        if axis not in known:
+            raise BNetError("over", expected="axes of a role in at=", actual=axis)
+
+
+def _parse_patterns(name: object, patterns: object) -> Sequence[str]:
+    """The names and patterns of the nodes of one cell of a mapping."""
+    nodes = check_sequence(f"at[{name!r}]", patterns, str)
+    paths = [pattern for pattern in nodes if ARROW in pattern]
+    if not nodes or paths:
+        expected = "names and patterns of nodes; a path is a separate cell"
+        raise BNetError(f"at[{name!r}]", expected=expected, actual=paths[0] if paths else "no node")
+    return nodes
+
+
+def _build_pattern_cells(model: GroundModel, named_patterns: Sequence[tuple[str, Sequence[str]]]) -> PatchCells:
+    """One cell for each name, with the nodes of its patterns, the path, or the arrows of a pattern."""
+    by_group: dict[int, list[tuple[int, int]]] = {}
+    paths = []
+    for cell, (_, patterns) in enumerate(named_patterns):
+        for pattern in patterns:
+            if ARROW in pattern:
+                paths += [NodePath(cell, nodes) for nodes in _parse_paths(model, pattern)]
+                continue
+            for node in match_nodes(model.ground, pattern):
+                group = model.ground.group_of(node).index
+                by_group.setdefault(group, []).append((cell, node - int(model.ground.offsets[group])))
+    sites = []
+    for group, pairs in sorted(by_group.items()):
+        check_patchable(model, model.network.specs[group])
+        cell, node = np.array(sorted(set(pairs)), dtype=np.int64).T
+        sites.append(PatchSites(group, cell, node))
+    names = {cell: name for cell, (name, _) in enumerate(named_patterns)}
+    positions, labels = {"cell": tuple(names)}, {"cell": tuple(names.values())}
+    return PatchCells("cells", ("cell",), positions, labels, names, tuple(sites), tuple(paths))
+
+
+def _parse_paths(model: GroundModel, text: str) -> list[tuple[int, ...]]:
+    """The path of names, or the ground arrows between nodes of two patterns, `"v_0_1_* -> a_0_1_*"`."""
+    template, counts, names = model.ground.template, model.ground.word_counts, split_path(text)
+    is_exact = len(names) > 2 or all(template.parse_name(name, counts) is not None for name in names)
+    return [parse_path(model, text)] if is_exact else match_arrows(model, text)
