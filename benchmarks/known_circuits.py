@@ -26,6 +26,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
+import bnet_transformer as bt
 from benchmarks.report import describe_conditions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "known_circuits.md"
@@ -45,8 +46,8 @@ class CountedRuns:
     """Runs of circuits (`edge_names`, `evaluate`, `evaluate_clean`, `evaluate_corrupt`, `swap`), and their number.
 
     `evaluate(retained)` returns the metric, `[circuit, example]`, of runs in which the edges of a mask read this run
-    and all other edges the corrupt run. `evaluate_soft(shares)` does so for one circuit with a differentiable share of
-    each edge, `[edge]`, where 1 is this run.
+    and all other edges the corrupt run. `evaluate_with_grad(shares)` does so for one circuit with a differentiable
+    share of each edge, `[edge]`, where 1 is this run.
     """
 
     runs: Any
@@ -61,10 +62,10 @@ class CountedRuns:
         self.count += len(retained)
         return self.runs.evaluate(retained).double().mean(1)
 
-    def evaluate_soft(self, shares: Tensor) -> Tensor:
+    def evaluate_with_grad(self, shares: Tensor) -> Tensor:
         """Return the mean metric of a circuit with shares of edges; a forward and a backward run."""
         self.count += 2
-        return self.runs.evaluate_soft(shares).double().mean()
+        return self.runs.evaluate_with_grad(shares).double().mean()
 
     def evaluate_ends(self) -> tuple[float, float]:
         """Return the mean metric of the clean and of the corrupt run."""
@@ -94,20 +95,82 @@ class Problem:
     reader_sizes: Mapping[str, float] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------- the package; completed at the merge of its branches
+# ---------------------------------------------------------------- the package
 
 
-def create_problem(name: str, pairs: int) -> Problem:
-    """Return the problem of a program of the corpus (`bnet_transformer.programs.corpus`).
-
-    To do at the merge: runs of edges for the pairs of seed 0 and of seed 1, the metric log P(output of the clean
-    sentence) - log P(output of the corrupt sentence) at the words where they differ, and `bt.sweep(at="edges",
-    first_order=True, direction="noise")` with `steps=` and `convention="eap-ig"` for the estimates.
-    """
+def create_problem(name: str, count: int) -> Problem:
+    """Return the problem of a program of the corpus, with `count` pairs of sentences for the search."""
     from bnet_transformer.programs.corpus import get_program
 
+    from bnet_transformer.interventions.edges.runner import build_edge_runner
+
     known = get_program(name)
-    raise NotImplementedError(f"runs of edges of {known.name!r} on {pairs} pairs")
+    compiled, pairs = known.compiled, known.list_pairs(count, seed=0)
+    other_pairs = [pair for pair in known.list_pairs(count, seed=1) if pair not in pairs] or pairs
+
+    def encode(pairs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        clean, corrupt = (
+            [compiled.net.sentence(compiled.encode(w)) for w in side] for side in zip(*pairs, strict=True)
+        )
+        return clean, corrupt
+
+    def estimate(method: str) -> tuple[Scores, int]:
+        options: dict[str, Any] = {"metric": create_metric(compiled, pairs), "first_order": True, "direction": "noise"}
+        if method != "eap":
+            options |= {"steps": STEPS, "convention": method.replace(" inputs", "").replace(" ", "-")}
+        result = bt.sweep(*encode(pairs), at="edges", **options)
+        groups = 1 + 2 * count_slices(compiled.net) if method == "eap-ig activations" else 1
+        count = 3 if method == "eap" else 2 + 2 * STEPS * groups
+        return {name: -float(result.values[index]) for index, name in result.names.items()}, count
+
+    runs, held_out = (build_edge_runner(*encode(item), create_metric(compiled, item)) for item in (pairs, other_pairs))
+    # The state x_0 is the sum of the writer `embed` and the positions, which are equal in both runs.
+    truth = frozenset(edge.replace("x_0 -> ", "embed -> ") for edge in known.truth.edges)
+    assert truth <= set(runs.edge_names), f"unknown edges: {sorted(truth - set(runs.edge_names))}"
+    return Problem(name, truth, runs, held_out, estimate, *measure_sizes(compiled, pairs))
+
+
+def create_metric(compiled: Any, pairs: Sequence[Any]) -> Callable[..., Tensor]:
+    """Return log P(output of the clean sentence) - log P(output of the corrupt one), summed over words.
+
+    For a numeric output it is the inner product of the outputs and the difference of the outputs of the two sentences.
+    """
+    first = int(compiled.has_bos)
+    clean, corrupt = ([compiled.run(pair[side]) for pair in pairs] for side in (0, 1))
+    if not compiled.output_values:
+        change = torch.tensor(clean, dtype=torch.float64) - torch.tensor(corrupt, dtype=torch.float64)
+        return lambda y: (y[:, first:].flatten(1) * change).sum(1)
+    index = {value: k for k, value in enumerate(compiled.output_values)}
+    ids, other_ids = (torch.tensor([[index[value] for value in row] for row in rows]) for rows in (clean, corrupt))
+
+    def compare(y: Tensor) -> Tensor:
+        logs = y[:, first:]
+        return (logs.gather(2, ids[:, :, None]) - logs.gather(2, other_ids[:, :, None])).sum((1, 2))
+
+    return compare
+
+
+def count_slices(net: bt.BNet) -> int:
+    """Return the number of slices of a compiled program."""
+    return sum(name.startswith("W_q_") for name in net.parameters)
+
+
+def measure_sizes(compiled: Any, pairs: Sequence[Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the mean norm of the output of each writer in the clean run, and the norm of each reader's weights."""
+    parameters, slices = compiled.net.parameters, count_slices(compiled.net)
+    outputs = ["embed", *(f"{role}_{t}" for t in range(slices) for role in ("a", "ffn"))]
+    with torch.no_grad():
+        values = compiled.module(compiled.to_ids([pair[0] for pair in pairs]), want=outputs)
+    writers = {name: values[name] for name in outputs if not name.startswith("a_")}
+    readers = {"y": parameters["y.weight"], **{f"ffn_{t}": parameters[f"ffn_{t}.weight_in"] for t in range(slices)}}
+    for t in range(slices):
+        maps = parameters[f"W_o_{t}.value"]
+        for h, weight in enumerate(maps):
+            writers[f"a_{t}_{h}"] = values[f"a_{t}"][:, h] @ weight.T
+            readers |= {f"{role}_{t}_{h}": parameters[f"W_{role}_{t}.value"][h] for role in "qkv"}
+    return {w: float(v.norm(dim=-1).mean()) for w, v in writers.items()}, {
+        r: float(v.norm()) for r, v in readers.items()
+    }
 
 
 def list_programs() -> list[str]:
@@ -195,7 +258,7 @@ def score_by_learned_mask(problem: Problem, runs: CountedRuns) -> Scores:
     for _ in range(UPDATES):
         u = torch.rand(logits.shape, generator=generator, dtype=logits.dtype).clamp(1e-6, 1 - 1e-6)
         gates = (((u.logit() + logits) / beta).sigmoid() * (high - low) + low).clamp(0, 1)
-        error = (runs.evaluate_soft(gates) - clean) / (clean - corrupt)
+        error = (runs.evaluate_with_grad(gates) - clean) / (clean - corrupt)
         loss = error.square() + PENALTY * (logits - shift).sigmoid().mean()
         optimizer.zero_grad()
         loss.backward()
