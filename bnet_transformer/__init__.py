@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         UnsupportedError as UnsupportedError,
     )
     from bnet_transformer.explanation import explain as explain
-    from bnet_transformer.interventions.circuits import circuit as circuit
+    from bnet_transformer.interventions.circuits import circuit as circuit, faithfulness_curves as faithfulness_curves
     from bnet_transformer.interventions.sweeps import mediation as mediation, sweep as sweep
     from bnet_transformer.learning.calibration import calibrate as calibrate
     from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
@@ -93,7 +93,7 @@ _EXPORTS = {  # the public names of each module
     "declare": "Arrow Declaration Node Plate Stack",
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
     "explanation": "explain",
-    "interventions.circuits": "circuit",
+    "interventions.circuits": "circuit faithfulness_curves",
     "interventions.sweeps": "mediation sweep",
     "learning.calibration": "calibrate",
     "learning.checkpoint": "Checkpoints",

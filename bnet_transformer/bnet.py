@@ -32,6 +32,7 @@ from bnet_transformer.sentence import Sentence
 if TYPE_CHECKING:
     import graphviz
     import networkx as nx
+    import pandas as pd
     from pgmpy.models import DiscreteBayesianNetwork
 
     from bnet_transformer.bridges.pyro import PyroModel
@@ -323,6 +324,26 @@ class BNet(StructureQueries):
         from bnet_transformer.cost import cost
 
         return cost(self.network, words, batch, want)
+
+    def edges(self) -> pd.DataFrame:
+        """The edges from writers to readers, as in ACDC and edge attribution patching, at all words at once.
+
+        A writer is a node without its word that adds to a chain of sums, linear maps and norms: an embedding, the mix
+        of a head, a feed-forward step. A reader is where such a chain ends: the queries, keys or values of a head, the
+        input of a step, the readout. `bt.sweep(clean, corrupt, at="edges", ...)` computes their effects.
+
+        Returns:
+            A row for each edge: `edge` (its name), `writer`, `reader`, `channel` (`"q"`, `"k"`, `"v"`, the slot of
+            another node, or `"readout"`), `kind` of the writer, `writer_slice` and `reader_slice`.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
+        >>> net.edges()["edge"].head(2).tolist()
+        ['x_0 -> q_0_0', 'x_0 -> q_0_1']
+        """
+        from bnet_transformer.interventions.edges.structure import EdgeStructure
+
+        return EdgeStructure.of_network(self.network).to_dataframe()
 
     def tan(
         self,

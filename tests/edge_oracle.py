@@ -1,8 +1,7 @@
-"""The oracle of edges: one edge by hand, node by node, by the reference.
+"""The oracle of edges, node by node, by the reference.
 
-The state that one reader sees is computed from its writers: all writers have their values in the base run, except one
-node, whose value comes from the other run. The reader's nodes are then set to the value computed from this state, in a
-second run.
+What one reader sees is computed from its writers: each of them has its value in the run that the caller names for this
+edge. The nodes of the reader are then set to the value computed from it, in a run of their own.
 """
 
 import torch
@@ -11,34 +10,27 @@ from bnet_transformer import reference
 
 
 class ReaderView(reference.ReferenceRun):
-    """What one reader sees: a run in which all writers are fixed, and one of them is that of the other run."""
+    """What one reader sees: `choose(w, unit)` is the run in which a writer has its value."""
 
-    def __init__(self, base, other, structure, writer, unit):
+    def __init__(self, base, structure, choose):
         super().__init__(base.model, base.states)
-        self.base, self.other, self.structure, self.changed = base, other, structure, (writer, unit)
+        self.base, self.structure, self.choose = base, structure, choose
 
     def _compute_value(self, node):
         spec, index = reference.locate_node(self.model, node)
         w = self.structure.writer_index.get(spec.group.index)
-        plates = index[: len(spec.group.plates)]
-        is_changed = w == self.changed[0] and self.structure.list_units(spec).index(plates) == self.changed[1]
-        if node in self.model.do and node in self.other.model.do and not self.structure.leaves:
-            return self.base.value(node)
-        if w is not None and not self.structure.writer_groups[w].is_part:
-            return (self.other if is_changed else self.base).value(node)
-        if not self.structure.get_linear_positions(spec):
-            return self.base.value(node)
-        context, *arguments = self.arguments(spec, index, self.structure.get_linear_positions(spec))
-        value = spec.tpm.value(context, *arguments)
-        if w is not None and is_changed:
-            value = value + self.own_part(self.other, spec, index) - self.own_part(self.base, spec, index)
-        return value
-
-    def own_part(self, run, spec, index):
-        """The value with the linear slots set to zero."""
-        context, *arguments = run._tpm_arguments(spec, index)
         linear = self.structure.get_linear_positions(spec)
-        return spec.tpm.value(context, *(torch.zeros_like(a) if k in linear else a for k, a in enumerate(arguments)))
+        if w is None and not linear:
+            return self.base.value(node)
+        if w is not None:
+            run = self.choose(w, self.structure.list_units(spec).index(index[: len(spec.group.plates)]))
+            if not linear:
+                return run.value(node)
+        context, *arguments = self.arguments(spec, index, linear)
+        value = spec.tpm.value(context, *arguments)
+        if w is not None:  # the writer is what the group adds to its linear slots
+            value = value + compute_part(run, spec, index, linear) - compute_part(self.base, spec, index, linear)
+        return value
 
     def arguments(self, spec, index, slots):
         """The arguments of a TPM: these slots as the reader sees them, the others in the base run."""
@@ -47,34 +39,101 @@ class ReaderView(reference.ReferenceRun):
         return context, *(s if k in slots else b for k, (b, s) in enumerate(zip(base, seen, strict=True)))
 
 
-def get_outcome(run, node):
-    """The outcome of a node: log probabilities, a mean, or a value."""
-    spec, _ = reference.locate_node(run.model, node)
-    if not spec.tpm.is_random or node in run.model.do:
-        return run.value(node)
-    distribution = run.distribution(node)
+def compute_part(run, spec, index, linear):
+    """The value of a node with its linear slots set to zero."""
+    arguments_of = run.arguments if isinstance(run, CircuitRun) else run._tpm_arguments
+    context, *arguments = arguments_of(spec, index)
+    return spec.tpm.value(context, *(torch.zeros_like(a) if k in linear else a for k, a in enumerate(arguments)))
+
+
+def get_outcome(distribution):
+    """The outcome of a random node: log probabilities, or the mean."""
     return distribution.logits if hasattr(distribution, "logits") else distribution.mean
 
 
 def run_edge(base_model, other_model, structure, edge, nodes, word=None):
-    """The outcomes of some nodes with one edge set by hand; at one word of the reader, or at all."""
+    """The outcomes of some nodes with one edge set; at one word of the reader, or at all."""
     base, other = (reference.ReferenceRun(model, {}) for model in (base_model, other_model))
     table = structure.edges
     reader = structure.reader_groups[table.readers[edge]]
-    view = ReaderView(base, other, structure, int(table.writers[edge]), int(table.writer_units[edge]))
+    changed = int(table.writers[edge]), int(table.writer_units[edge])
+    view = ReaderView(base, structure, lambda w, unit: other if (w, unit) == changed else base)
     spec, ground = reader.target, base_model.ground
     unit = structure.list_units(spec)[table.reader_units[edge]]
-    final = reference.ReferenceRun(base_model, {})
-    outcomes = {}
+    final, outcomes = reference.ReferenceRun(base_model, {}), {}
     for node in ground.select_nodes(spec.group).tolist():
         _, index = ground.unravel_index(node)
-        at_word = word is None or spec.group.word_stack is None or index[-1] == word
-        if index[: len(unit)] != unit or not at_word or node in base_model.do:
+        is_at_word = word is None or spec.group.word_stack is None or index[-1] == word
+        if index[: len(unit)] != unit or not is_at_word or node in base_model.do:
             continue
         context, *arguments = view.arguments(spec, index, reader.slots)
         if not spec.tpm.is_random:
             final.values[node] = spec.tpm.value(context, *arguments)
         elif node in nodes:
-            distribution = spec.tpm.distribution(context, *arguments)
-            outcomes[node] = distribution.logits if hasattr(distribution, "logits") else distribution.mean
-    return [outcomes[node] if node in outcomes else get_outcome(final, node) for node in nodes]
+            outcomes[node] = get_outcome(spec.tpm.distribution(context, *arguments))
+    return [outcomes[node] if node in outcomes else _read(final, node) for node in nodes]
+
+
+def _read(run, node):
+    spec, _ = reference.locate_node(run.model, node)
+    return get_outcome(run.distribution(node)) if spec.tpm.is_random and node not in run.model.do else run.value(node)
+
+
+class CircuitRun(reference.ReferenceRun):
+    """The run of a circuit: along an edge of `retained` a reader sees the writer in this run, else in the corrupt run."""
+
+    def __init__(self, clean_model, corrupt_model, structure, retained):
+        super().__init__(clean_model, {})
+        self.corrupt, self.structure = reference.ReferenceRun(corrupt_model, {}), structure
+        table = structure.edges
+        columns = zip(table.readers, table.reader_units, table.writers, table.writer_units, strict=True)
+        self.retained = {tuple(map(int, row)) for row, flag in zip(columns, retained, strict=True) if flag}
+
+    def view(self, r, unit):
+        """What a reader sees."""
+
+        def choose(w, writer_unit):
+            return self if (r, unit, w, writer_unit) in self.retained else self.corrupt
+
+        return ReaderView(self.corrupt, self.structure, choose)
+
+    def arguments(self, spec, index):
+        """The arguments of a TPM, each slot as its reader sees it."""
+        structure = self.structure
+        unit = structure.list_units(spec).index(index[: len(spec.group.plates)])
+        readers = [r for r, part in enumerate(structure.reader_groups) if part.target.group.index == spec.group.index]
+        seen = {k for r in readers for k in structure.reader_groups[r].slots}
+        names = tuple(p.slot for k, p in enumerate(spec.parents) if k not in seen)
+        context, *arguments = self._tpm_arguments(spec, index, names) if not seen else self.corrupt._tpm_arguments(spec, index)
+        if seen:
+            for k, parent in enumerate(spec.parents):
+                if k not in seen:
+                    _, *own = self._tpm_arguments(spec, index, (parent.slot,))
+                    arguments[k] = own[k]
+        for r in readers:
+            _, *visible = self.view(r, unit)._tpm_arguments(spec, index)
+            for k in structure.reader_groups[r].slots:
+                arguments[k] = visible[k]
+        return context, *arguments
+
+    def _compute_value(self, node):
+        spec, index = reference.locate_node(self.model, node)
+        if node in self.model.do or spec.tpm.kind == "input" or spec.tpm.is_random:
+            return super()._compute_value(node)
+        return spec.tpm.value(*self.arguments(spec, index))
+
+    def value(self, node):
+        if node not in self.values:
+            self.values[node] = self._compute_value(node)
+        return self.values[node]
+
+    def get_outcomes(self, nodes):
+        """The outcomes of some nodes."""
+        outcomes = []
+        for node in nodes:
+            spec, index = reference.locate_node(self.model, node)
+            if spec.tpm.is_random and node not in self.model.do:
+                outcomes.append(get_outcome(spec.tpm.distribution(*self.arguments(spec, index))))
+            else:
+                outcomes.append(self.value(node))
+        return outcomes

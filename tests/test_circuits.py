@@ -14,9 +14,8 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
-from bnet_transformer.interventions.circuits.runner import build_runner
-from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric
+from bnet_transformer.interventions.circuits import FaithfulnessWarning
+from bnet_transformer.interventions.circuits.pairs import CircuitPairs
 from tests.cases import CASES
 from tests.sweep_oracle import get_refusal, make_metric, nonlinear
 
@@ -274,14 +273,9 @@ def test_surgery_counts():
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     clean, corrupt, nodes = examples(name)
-    a, b = parse_example_pair(clean, corrupt)
-    metric = parse_metric(a, metric_of(clean[0], nodes))
-    arrows = find_circuit_arrows(a, b, nodes, parse_edge_axes(a.model.ground, None), None)
-    runs = build_runner(a, b, arrows, metric, 2**29)
-    for side, retained in ((runs.clean, True), (runs.corrupt, False)):
-        for group in reversed(arrows.incoming):
-            runs.fix_arrows(group, np.full(len(arrows.incoming[group]), retained))
-        close(runs.evaluate_circuit(), runs.evaluate_run(side))
+    runs = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), None, None, 2**29).build_runs()
+    close(runs.evaluate(torch.ones(1, len(runs.edge_names), dtype=torch.bool))[0], runs.evaluate_clean())
+    close(runs.evaluate(torch.zeros(1, len(runs.edge_names), dtype=torch.bool))[0], runs.evaluate_corrupt())
 
 
 def test_the_circuit_as_a_graph():
@@ -308,6 +302,10 @@ def test_the_circuit_as_a_graph():
         assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
 
+def net_picture(s, result):
+    return s.net.picture(highlight=result)
+
+
 def test_the_circuit_is_drawn_and_printed(tmp_path):
     clean, corrupt, nodes = examples("encoder, pre-norm")
     result = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
@@ -318,9 +316,15 @@ def test_the_circuit_is_drawn_and_printed(tmp_path):
         picture = s.picture(highlight=subject, weights=False)
         assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
         assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(result.graph.edges)
-    with pytest.raises(bt.BNetError, match="highlight") as error:
-        s.picture(highlight=result, detail="words")
-    assert error.value.hint == "Use detail='nodes'"
+    picture = s.picture(highlight=result, detail="folded", legend=False)
+    groups = {name: s.ground.group_of(s.ground.id(name)).name for name in result.nodes}
+    assert {box.name for box in picture.boxes if not box.is_faded} == set(groups.values())
+    marked = {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0}
+    assert marked == {(groups[a], groups[b]) for a, b in result.graph.edges}
+    assert {box.name for box in net_picture(s, result).boxes if not box.is_faded} == set(groups.values())
+    picture = s.picture(highlight=result, detail="words")
+    states = {name for name in result.nodes if name.startswith("x_")}
+    assert {box.name for box in picture.boxes if not box.is_faded} == states
     picture = s.picture(highlight=result, detail="nodes")
     assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
     frame = result.to_dataframe()
@@ -342,7 +346,8 @@ def test_numbers_of_a_circuit():
     ground, relevant = clean[0].ground, {*nodes, *ancestors(clean[0].ground, nodes)}
     count = sum(int(np.isin(targets, list(relevant)).sum()) for _, _, targets in ground.arrows())
     assert result.idle == count - len(search.all_arrows)
-    same = bt.circuit(clean, corrupt, metric=lambda x_1_0: 0 * x_1_0[:, 0], threshold=0.0)
+    with pytest.warns(FaithfulnessWarning, match="the same in the clean and the corrupt run"):
+        same = bt.circuit(clean, corrupt, metric=lambda x_1_0: 0 * x_1_0[:, 0], threshold=0.0)
     assert np.isnan(same.faithfulness) and same.edges + sum(e == 0 for e in same.effects.values()) >= same.candidates
     empty = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1e9)
     assert empty.edges == 0 and not empty.arrows and not len(empty.graph) and empty.faithfulness == pytest.approx(0)

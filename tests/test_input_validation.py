@@ -177,6 +177,7 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     entries: dict[str, dict[str, Any]] = {
         **{**CONFIGS, **MODELS, "BNet": {"declaration": get_net().declaration}, "plot": {"result": torch.ones(3)}},
         **{"circuit": {**two, "threshold": 0.1}, "explain": {"task": "posterior"}, "load": {"path": "net.safetensors"}},
+        "faithfulness_curves": {**two, "scores": {"v_0_0_0 -> a_0_0_1": 1.0}},
         **{"from_pgmpy": {"model": get_pgmpy_model()}, "read_bif": {"path": "net.bif"}},
         **{name: {**two, "progress": False} for name in ("sweep", "mediation")},
         **{"fit": {"net": get_net(), "data": PAIRS, "method": bt.MAP(steps=1), "progress": False}},

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)

@@ -17,7 +17,13 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.grid_layout import Grid, GridItem, GridSpacing, WeightItem
 from bnet_transformer.figures.labels import TextRun, format_node_label, format_token, measure_label, text_to_label
-from bnet_transformer.figures.options import FigureOptions, get_highlighted_names, resolve_highlight, subgraph
+from bnet_transformer.figures.options import (
+    FigureOptions,
+    get_highlighted_names,
+    project_highlight,
+    resolve_highlight,
+    subgraph,
+)
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, TextLine, bounding_box
 from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
 from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption, arrow_colour, make_arrow
@@ -108,6 +114,7 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     if not options.weights:
         wordless = {groups[index].name for index in network.graph.word_independent}
         names = [name for name in names if name not in wordless]
+    options = project_highlight(options, names)
     for name in get_highlighted_names(options.highlight):
         group = network.graph.by_name.get(name)
         if group is not None and name not in names:

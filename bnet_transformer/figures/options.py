@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import networkx as nx
@@ -131,6 +131,22 @@ class SupportsMarks(Protocol):
     def marks(self) -> Mapping[str, str]:
         """The label of each node, such as "given" or "collider"."""
         ...
+
+
+@runtime_checkable
+class SupportsProjection(Protocol):
+    """A result whose nodes can be marked in a view that has fewer nodes."""
+
+    def project_marks(self, names: Collection[str]) -> Mapping[str, str]:
+        """The label of each node and arrow between the nodes of a view, `names`."""
+        ...
+
+
+def project_highlight(options: FigureOptions, names: Collection[str]) -> FigureOptions:
+    """The options with the highlight of a result projected to the nodes of a view."""
+    if not isinstance(options.highlight, SupportsProjection):
+        return options
+    return replace(options, highlight=options.highlight.project_marks(names))
 
 
 def resolve_highlight(highlight: object, names: Collection[str]) -> tuple[dict[str, str], MarkedArrows]:

@@ -34,6 +34,7 @@ from bnet_transformer.figures.options import (
     limit_error,
     match_names,
     name_variants,
+    project_highlight,
     select_subgraph,
 )
 from bnet_transformer.figures.picture import Picture
@@ -63,9 +64,12 @@ def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
     """Lay out a sentence: its nodes if they are few, else the attention grid if it has one, else the folded net."""
     view = options.detail or _choose_view(state, options)
-    _check_highlights(state, options, view)
-    if view == "folded":
+    if view == "words":
+        options = project_highlight(options, _grid_nodes(state, select_nodes(state, options)))
+    if view == "folded":  # a projection has no nodes that the figure omits
+        _check_highlights(state, project_highlight(options, state.network.graph.by_name), view)
         return layout_net(state.network, options)
+    _check_highlights(state, options, view)
     return _layout_nodes(state, options) if view == "nodes" else _layout_words(state, options)
 
 

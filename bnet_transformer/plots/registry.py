@@ -19,6 +19,7 @@ from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
+from bnet_transformer.interventions.circuits import FaithfulnessCurves
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 from bnet_transformer.learning.calibration import Calibration
@@ -26,6 +27,7 @@ from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelCo
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots import (
     calibrations,
+    circuits,
     contributions,
     distributions,
     fits,
@@ -64,6 +66,7 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     ScoreContributions: contributions.plot_score_contributions,
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
+    FaithfulnessCurves: circuits.plot_faithfulness_curves,
     Fit: fits.plot_fit,
     Heads: fits.plot_heads,
     Comparison: fits.plot_comparison,

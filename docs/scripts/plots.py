@@ -6,20 +6,23 @@ pages select some of them (`plots.py heads.md`).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
 DOCS = Path(__file__).resolve().parents[1]
-PAGES = ("plots.md", "heads.md", "roles.md", "contributions.md", "lens.md")
+PAGES = ("plots.md", "heads.md", "roles.md", "contributions.md", "lens.md", "circuits.md")
 PART = re.compile(r"^```python\n(?P<code>.*?)^```$|^!\[[^\]]*\]\((?P<picture>[^)]+)\)", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
-    """Run the pages."""
-    for name in sys.argv[1:] or PAGES:
-        run_page(DOCS / name)
+    """Run the pages, in an empty folder, because some of them write files."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name in sys.argv[1:] or PAGES:
+            run_page(DOCS / name)
 
 
 def run_page(path: Path) -> None:

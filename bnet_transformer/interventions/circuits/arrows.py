@@ -51,6 +51,7 @@ class CircuitArrows:
         edges_by_group: The ids of the edges into each node group.
         differing_nodes: The mask of the first nodes that differ between the two runs, `[node]`.
         num_idle: The number of arrows between ancestors of the outcomes that transmit no difference.
+        over: The axes along which arrows are separate edges.
     """
 
     ground: GroundGraph
@@ -60,10 +61,11 @@ class CircuitArrows:
     edges_by_group: Mapping[int, tuple[int, ...]] = field(repr=False)
     differing_nodes: BoolArray = field(repr=False)
     num_idle: int = 0
+    over: tuple[str, ...] = ()
 
 
 def find_circuit_arrows(
-    clean: Examples, corrupt: Examples, outcome_nodes: Sequence[int], over: Collection[str], candidates: object
+    clean: Examples, corrupt: Examples, outcome_nodes: Sequence[int], over: tuple[str, ...], candidates: object
 ) -> CircuitArrows:
     """Find the active arrows between two runs, and join them into edges.
 
@@ -108,7 +110,7 @@ def find_circuit_arrows(
         group_edges[index] = tuple(ids.values())
         names += ids
     differing &= is_ancestor
-    return CircuitArrows(ground, tuple(outcome_nodes), incoming, tuple(names), group_edges, differing, num_idle)
+    return CircuitArrows(ground, tuple(outcome_nodes), incoming, tuple(names), group_edges, differing, num_idle, over)
 
 
 def mark_needed_sources(
@@ -130,6 +132,16 @@ def iter_active_arrows(arrows: CircuitArrows, retained: Mapping[int, BoolArray])
         active = retained[group] & differing[incoming.sources] & needed[incoming.targets]
         columns = incoming.sources, incoming.targets, incoming.edge_ids
         yield from zip(*(column[active].tolist() for column in columns), strict=True)
+
+
+def check_edge_name(arrows: CircuitArrows, name: str) -> None:
+    """Raise an error if the net has no edge of this name, with or without a difference between the runs."""
+    groups = arrows.ground.template.groups
+    for edge, sources, targets in arrows.ground.arrows():
+        is_similar = name.startswith(groups[edge.parent].name) and f" -> {groups[edge.child].name}" in name
+        if is_similar and name in _name_edges(arrows.ground, sources, targets, arrows.over):
+            return
+    raise unknown_name_error("edge", name, arrows.edge_names)
 
 
 def get_node_slice(ground: GroundGraph, index: int) -> slice:

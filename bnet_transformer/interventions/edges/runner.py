@@ -17,14 +17,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.interventions.circuits.arrow_runs import run_with_cells
+from bnet_transformer.interventions.circuits.runs import CircuitRuns
 from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup, is_wordwise_path
-from bnet_transformer.interventions.sweeps.examples import EnumeratedChoices, Examples, Metric
+from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
+from bnet_transformer.interventions.sweeps.edge_cells import build_structure
+from bnet_transformer.interventions.sweeps.examples import (
+    DEFAULT_MEMORY,
+    Examples,
+    Metric,
+    has_difference,
+    parse_example_pair,
+    parse_metric,
+)
+from bnet_transformer.interventions.sweeps.routing import find_run_obstacle
 from bnet_transformer.interventions.sweeps.sparse_update import (
     NeededPositions,
+    find_needed_positions,
     get_layout_shape,
     summarize_distribution,
 )
@@ -35,8 +50,8 @@ Outcomes = dict[int, Tensor]
 
 
 @dataclass
-class EdgeRunner:
-    """Evaluates circuits of edges.
+class EdgeRunner(CircuitRuns):
+    """Runs of circuits of edges from writers to readers.
 
     Args:
         clean: The sentences that a circuit runs.
@@ -56,10 +71,36 @@ class EdgeRunner:
     needed: NeededPositions
     memory: int
 
+    edge_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.edge_names = self.structure.edges.names
+
+    def swap(self) -> EdgeRunner:
+        """The same edges with the clean and the corrupt run exchanged."""
+        return replace(self, clean=self.corrupt, corrupt=self.clean)
+
     @property
-    def edge_names(self) -> tuple[str, ...]:
-        """The names of the edges."""
-        return self.structure.edges.names
+    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The edges of each group of readers."""
+        readers = self.structure.edges.readers
+        return tuple(tuple(np.flatnonzero(readers == r).tolist()) for r in np.unique(readers))
+
+    def find_connected(self, retained: Tensor) -> Tensor:
+        """The mask of the edges whose reader leads to the metric along the retained ones, `[edge]`."""
+        table, structure = self.structure.edges, self.structure
+        active = {(r, u): structure.reader_groups[r].is_readout for r, u in structure.reader_units}
+        needed: set[tuple[int, int]] = set()  # the writers that lead to the metric
+        connected = np.zeros(len(table), dtype=bool)
+        for r in reversed(range(len(structure.reader_groups))):
+            edges = np.flatnonzero(table.readers == r)
+            for u in np.unique(table.reader_units[edges]).tolist():
+                if active[r, u] or needed & structure.find_fed_writers(r, u):
+                    mine = edges[table.reader_units[edges] == u]
+                    connected[mine] = True
+                    kept = mine[retained.numpy()[mine]]
+                    needed |= set(zip(table.writers[kept].tolist(), table.writer_units[kept].tolist(), strict=True))
+        return torch.from_numpy(connected)
 
     @cached_property
     def runs(self) -> list[MaskedRun]:
@@ -67,7 +108,7 @@ class EdgeRunner:
         runs = []
         for states in self.choices:
             sides = (side.with_choices(states) for side in (self.clean, self.corrupt))
-            clean, corrupt = (run_with_cells(side, self.structure, self.metric.nodes) for side in sides)
+            clean, corrupt = (run_with_cells(side, self.metric.nodes) for side in sides)
             runs.append(MaskedRun(self.structure, clean, corrupt, self.needed, self.metric.nodes, self.clean))
         return runs
 
@@ -124,11 +165,43 @@ class EdgeRunner:
         return max(1, len(self.clean) * state.dtype.itemsize * (3 * total + largest))
 
 
-def run_with_cells(examples: Examples, structure: EdgeStructure, outcome_nodes: Sequence[int]) -> ExecutionState:
-    """The values of a run with a leading dim for circuits, `[1, example, *plates, word, *shape]`."""
-    from bnet_transformer.interventions.circuits.runner import _run_examples
+def build_edge_runner(clean: object, corrupt: object, metric: object, memory: int = DEFAULT_MEMORY) -> EdgeRunner:
+    """Validate the sentences and the metric, and build the runner of their circuits.
 
-    return _run_examples(examples, outcome_nodes)
+    Args:
+        clean: The sentence or sentences that circuits run.
+        corrupt: The corrupt sentence or sentences.
+        metric: The metric, as for `bt.sweep`.
+        memory: The approximate number of bytes that are used at once.
+
+    Returns:
+        The runner.
+    """
+    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt)
+    return build_runner(clean_examples, corrupt_examples, metric, memory)
+
+
+def build_runner(clean_examples: Examples, corrupt_examples: Examples, metric: object, memory: int) -> EdgeRunner:
+    """The runner of the circuits of valid examples."""
+    if not has_difference(clean_examples, corrupt_examples):
+        actual = "clean and corrupt sentences with the same values"
+        raise BNetError("corrupt", expected="a pair that differs", actual=actual)
+    parsed = parse_metric(clean_examples, metric)
+    structure = build_structure(clean_examples, corrupt_examples, parsed.nodes)
+    model = clean_examples.model
+    specs, ground = model.network.specs, model.ground
+    targets = {reader.target.group.index for reader in structure.reader_groups}
+    touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]
+    choices = enumerate_choices(corrupt_examples, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
+    states = next(iter(choices))
+    prepared = clean_examples.with_choices(states)
+    needed = find_needed_positions(prepared.model, parsed.nodes)
+    for side in (prepared, corrupt_examples.with_choices(states)):
+        outcomes = {ground.group_of(node).index for node in parsed.nodes}
+        obstacle = find_run_obstacle(side, {*needed.ancestor_words, *outcomes})
+        if obstacle is not None:
+            raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
+    return EdgeRunner(clean_examples, corrupt_examples, structure, parsed, choices, needed, check_int("memory", memory))
 
 
 @dataclass

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +21,13 @@ from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import Attention
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 READOUT = "readout"
 ARROW = " -> "
 AlignedPlates = frozenset[str]
+WriterUnit = tuple[int, int]  # the number of the writer group, and the unit within it
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class ReaderGroup:
     has_channel: bool
     sources: Mapping[int, frozenset[AlignedPlates]] = field(repr=False)
     chain: tuple[int, ...] = field(repr=False)
+    is_readout: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,8 @@ class EdgeStructure:
             stack += [self._step(specs[index], k, aligned) for k in self.get_linear_positions(specs[index])]
         chain = tuple(sorted({index for index, _ in visited}))
         frozen = {writer: frozenset(aligned) for writer, aligned in sorted(sources.items())}
-        return ReaderGroup(target, slots, channel, has_channel, frozen, chain)
+        is_readout = target.group.index in self.outcomes
+        return ReaderGroup(target, slots, channel, has_channel, frozen, chain, is_readout)
 
     def _step(self, spec: NodeSpec, slot: int, aligned: AlignedPlates) -> tuple[int, AlignedPlates]:
         """The parent in a slot, and the plates in which a node and its parent have the same index on the path so far."""
@@ -252,20 +259,67 @@ class EdgeStructure:
         table = np.concatenate(columns, 1) if columns else np.zeros((4, 0), dtype=np.int64)
         return EdgeTable(*table, tuple(names))
 
+    @cached_property
+    def reader_units(self) -> list[tuple[int, int]]:
+        """The readers: the number of the group, and the unit within it."""
+        return [(r, u) for r, part in enumerate(self.reader_groups) for u in range(len(self.list_units(part.target)))]
+
+    def find_fed_writers(self, reader: int, unit: int) -> set[WriterUnit]:
+        """The writers whose value depends on a reader without a further edge."""
+        return self._fed_writers[reader][unit]
+
+    @cached_property
+    def _fed_writers(self) -> list[list[set[WriterUnit]]]:
+        """The writers that each reader feeds, by the group of readers and the unit."""
+        result = []
+        for part in self.reader_groups:
+            units = len(self.list_units(part.target))
+            fed: list[set[WriterUnit]] = [set() for _ in range(units)]
+            index = part.target.group.index
+            for w, writer in enumerate(self.writer_groups):
+                if writer.spec.group.index == index:
+                    collections = [frozenset(part.target.group.plates)] if part.channel != READOUT else []
+                else:
+                    slots = [k for k in self.get_reading_positions(writer.spec) if writer.spec.parents[k].index == index]
+                    collections = [self._step(writer.spec, k, frozenset(writer.spec.group.plates))[1] for k in slots]
+                if collections:
+                    mask = self._build_unit_mask(part.target, writer.spec, collections)
+                    for u, v in np.argwhere(mask).tolist():
+                        fed[u].add((w, v))
+            result.append(fed)
+        return result
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each edge: its name, writer, reader, channel, the writer's kind, both slices."""
+        import pandas as pd
+
+        table = self.edges
+        readers = [self.reader_groups[r] for r in table.readers.tolist()]
+        writers = [self.writer_groups[w] for w in table.writers.tolist()]
+        ends = [name.split(ARROW) for name in table.names]
+        return pd.DataFrame(
+            {
+                "edge": list(table.names),
+                "writer": [writer for writer, _ in ends],
+                "reader": [reader for _, reader in ends],
+                "channel": [reader.channel for reader in readers],
+                "kind": [writer.kind for writer in writers],
+                "writer_slice": pd.array([writer.spec.group.slice for writer in writers], dtype="Int64"),
+                "reader_slice": pd.array([reader.target.group.slice for reader in readers], dtype="Int64"),
+            }
+        )
+
     def _build_unit_mask(
         self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]
     ) -> BoolArray:
         """Whether a path leads from a unit of a writer to a unit of a reader, `[reader unit, writer unit]`."""
-        target_index, writer_index = self.list_units(target), self.list_units(writer)
-        mask = np.zeros((len(target_index), len(writer_index)), dtype=bool)
+        targets, writers = (np.array(self.list_units(spec)).reshape(len(self.list_units(spec)), -1) for spec in (target, writer))
+        mask = np.zeros((len(targets), len(writers)), dtype=bool)
         for aligned in collections:
-            columns = [
-                (target.group.plates.index(plate), writer.group.plates.index(plate))
-                for plate in sorted(aligned)
-                if plate in writer.group.plates
-            ]
-            for (u, target_unit), (v, writer_unit) in itertools.product(enumerate(target_index), enumerate(writer_index)):
-                mask[u, v] |= all(target_unit[a] == writer_unit[b] for a, b in columns)
+            plates = [plate for plate in sorted(aligned) if plate in writer.group.plates]
+            first = targets[:, [target.group.plates.index(plate) for plate in plates]]
+            second = writers[:, [writer.group.plates.index(plate) for plate in plates]]
+            mask |= (first[:, None] == second[None]).all(-1)
         return mask
 
     def list_units(self, spec: NodeSpec) -> list[tuple[int, ...]]:
@@ -315,9 +369,6 @@ def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
 def list_linear_groups(structure: EdgeStructure, readers: Sequence[int]) -> list[int]:
     """The writers and the linear groups before some readers, parents first."""
     return sorted({index for r in readers for index in structure.reader_groups[r].chain})
-
-
-WriterUnit = tuple[int, int]  # the number of the writer group, and the unit within it
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,11 @@ class CellResult:
         for dim, axis in enumerate(self.axes):
             if axis in ("cell", "path"):
                 continue
+            if axis == "edge":
+                ends = [name.split(" -> ") for name in self.labels[axis]]
+                for column, end in (("writer", 0), ("reader", 1)):
+                    frame[column] = [ends[index[dim]][end] for index in indices]
+                continue
             along, labels = self.positions_along(axis), self.labels.get(axis)
             frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):

@@ -8,16 +8,24 @@ where one product joins all pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from bnet_transformer.interventions.edges.structure import EdgeCells, EdgeStructure, ReaderGroup, is_wordwise_path
-from bnet_transformer.interventions.sweeps.edge_patches import WriterPass
+from bnet_transformer._core.arrays import BoolArray
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.interventions.edges.structure import (
+    EdgeCells,
+    EdgeStructure,
+    ReaderGroup,
+    WriterUnit,
+    is_wordwise_path,
+    list_linear_groups,
+)
+from bnet_transformer.interventions.sweeps.edge_patches import find_needed_words
 from bnet_transformer.interventions.sweeps.gradients import GradientRun
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.sparse_update import (
@@ -28,6 +36,8 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     get_layout_index,
     get_layout_shape,
 )
+from bnet_transformer.residual_stream.linear_groups import find_residuals
+from bnet_transformer.tpm import TPM
 
 
 def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> None:
@@ -64,6 +74,160 @@ def _find_target_gradients(item: GradientRun) -> dict[int, Tensor]:
         position = get_layout_index(run.base, spec, np.array([node - int(ground.offsets[index])]))
         gradients[index].movedim(0, run.base.layout.word_dim)[position] = gradient
     return gradients
+
+
+@dataclass
+class TangentPass:
+    """The derivatives of linear groups along the differences of writers: one cell for each writer.
+
+    A sum passes the tangents of its parents on unchanged, so that only maps and norms cost time. The tangents of a
+    group are blocks `[example, *plates, writer, word, *shape]`, with the words that a reader needs.
+
+    Args:
+        run: The run at which the net is linearised.
+        differences: What each group of writers writes in the other run minus the base run, by its number.
+        structure: The edges of the net.
+        readers: The numbers of the groups of readers.
+        writers: The writers.
+    """
+
+    run: PatchedRun
+    differences: Mapping[int, Tensor]
+    structure: EdgeStructure
+    readers: Sequence[int]
+    writers: Sequence[WriterUnit]
+    blocks: dict[int, list[tuple[list[int], Tensor]]] = field(init=False, default_factory=dict)
+    words: dict[int, BoolArray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.words = find_needed_words(self.run, self.structure, self.readers)
+
+    @torch.no_grad()
+    def compute(self, ends: Collection[int]) -> None:
+        """Compute the groups from which a chain leads to one of `ends`."""
+        groups = {*ends}
+        order = list_linear_groups(self.structure, self.readers)
+        for index in reversed(order):
+            if index in groups:
+                spec = self.run.specs[index]
+                groups |= {spec.parents[k].index for k in self.structure.get_linear_positions(spec)}
+        for index in order:
+            if index in groups and self.words[index].any():
+                self.blocks[index] = self._compute_group(self.run.specs[index])
+
+    def join(self, index: int) -> tuple[list[int], Tensor]:
+        """The writers before a group, and their tangents in one block; writers that reach it twice have their sum."""
+        blocks = self.blocks.get(index, [])
+        cells = [cell for part, _ in blocks for cell in part]
+        if not blocks:
+            return [], torch.zeros(0)
+        axis = self.run.base.layout.word_dim
+        sizes = [max(block.shape[d] for _, block in blocks) for d in range(blocks[0][1].dim())]
+        full = [b.expand(*sizes[:axis], b.shape[axis], *sizes[axis + 1 :]) for _, b in blocks]
+        joined = full[0] if len(full) == 1 else torch.cat(full, axis)
+        unique = sorted(set(cells))
+        if len(unique) == len(cells):
+            return cells, joined
+        total = joined.new_zeros(*joined.shape[:axis], len(unique), *joined.shape[axis + 1 :])
+        return unique, total.index_add(axis, torch.tensor([unique.index(c) for c in cells]), joined)
+
+    def _compute_group(self, spec: NodeSpec) -> list[tuple[list[int], Tensor]]:
+        """The blocks of a group: passed on by its residual parents, mapped from the others, and its own writers."""
+        index, positions = spec.group.index, self.structure.get_linear_positions(spec)
+        residuals = find_residuals(spec, positions)
+        blocks = []
+        mapped = []
+        for parent in dict.fromkeys(spec.parents[k].index for k in positions):
+            if not self.blocks.get(parent):
+                continue
+            if parent in residuals:
+                factor = residuals[parent]
+                narrowed = [(cells, self._narrow(block, parent, index)) for cells, block in self.blocks[parent]]
+                blocks += narrowed if factor == 1 else [(cells, factor * block) for cells, block in narrowed]
+            else:
+                mapped.append(parent)
+        if mapped:
+            blocks.append(self._map(spec, mapped))
+        if index in self.run.base.patched and blocks:
+            is_set = self.run.base.patched[index][1]
+            blocks = [(cells, block * ~self._align_mask(is_set, index, block)) for cells, block in blocks]
+        w = self.structure.writer_index.get(index)
+        if w is not None and (own := [cell for cell, (group, _) in enumerate(self.writers) if group == w]):
+            blocks.append((own, self._write(spec, w, own)))
+        return blocks
+
+    def _narrow(self, block: Tensor, parent: int, child: int) -> Tensor:
+        """A block of a parent at the words that a child needs."""
+        before, after = self.words[parent], self.words[child]
+        if len(before) != len(after) or (before == after).all():
+            return block
+        chosen = torch.from_numpy(np.flatnonzero(after[before]))
+        return block.index_select(self.run.base.layout.word_dim + 1, chosen.to(block.device))
+
+    def _align_mask(self, mask: Tensor, index: int, block: Tensor) -> Tensor:
+        """A mask `[1 or N, *plates, word]` of the nodes of a group, aligned with a block."""
+        axis = self.run.base.layout.word_dim
+        full = mask.expand(*mask.shape[:axis], len(self.words[index]))
+        full = full.index_select(axis, torch.from_numpy(np.flatnonzero(self.words[index])).to(mask.device))
+        return full.unsqueeze(axis).reshape(*full.shape[:axis], 1, -1, *[1] * (block.dim() - axis - 2))
+
+    def _write(self, spec: NodeSpec, w: int, cells: Sequence[int]) -> Tensor:
+        """The differences of the writers of a group, each in its own cell."""
+        axis, index = self.run.base.layout.word_dim, spec.group.index
+        difference = self.differences[w]
+        shape = (len(self.run.examples), *get_layout_shape(self.run.base, spec))
+        words = np.flatnonzero(self.words[index])
+        block = difference.new_zeros(*shape[:-1], len(cells), len(words), *spec.shape)
+        count = count_words(self.run.examples.model, index)
+        units = np.array([self.writers[cell][1] for cell in cells])
+        position = get_layout_index(self.run.base, spec, (units[:, None] * count + words).reshape(-1))
+        steps = torch.arange(len(cells)).repeat_interleave(len(words)), torch.arange(len(words)).repeat(len(cells))
+        source = difference.expand(*shape, *spec.shape).movedim(0, axis)
+        block.movedim(0, axis + 1)[(*position[:-1], *steps)] = source[position]
+        return block
+
+    def _map(self, spec: NodeSpec, parents: Sequence[int]) -> tuple[list[int], Tensor]:
+        """The tangents of a group, from those of parents that it maps: by its linear map, or the derivative of a norm."""
+        axis = self.run.base.layout.word_dim
+        joined = {parent: self.join(parent) for parent in parents}
+        cells = sorted({cell for part, _ in joined.values() for cell in part})
+        rows = RowIndex.from_mask(np.tile(self.words[spec.group.index], (len(cells), 1)))
+        updates = {}
+        for parent, (part, tangent) in joined.items():
+            local = np.zeros((len(cells), len(self.words[parent])), dtype=bool)
+            local[np.isin(cells, part)] = self.words[parent]
+            order = torch.from_numpy(np.argsort(part)).to(tangent.device)
+            sorted_tangent = tangent.index_select(axis, order).flatten(axis, axis + 1)
+            updates[parent] = GroupUpdate(RowIndex.from_mask(local), sorted_tangent)
+        if type(spec.tpm).norm_scale is not TPM.norm_scale:
+            result = self._differentiate_norm(spec, rows, updates)
+        else:
+            zeros = {index: GroupUpdate(u.rows, torch.zeros_like(u.values)) for index, u in updates.items()}
+            result = self._evaluate(spec, rows, updates) - self._evaluate(spec, rows, zeros)
+        shape = (len(self.run.examples), *get_layout_shape(self.run.base, spec)[:-1], len(rows), *spec.shape)
+        return cells, result.expand(shape).unflatten(axis, (len(cells), -1))
+
+    def _differentiate_norm(self, spec: NodeSpec, rows: RowIndex, tangents: Mapping[int, GroupUpdate]) -> Tensor:
+        """The derivative of a norm along tangents of its parents."""
+        # J t is the derivative with respect to v of <J^T v, t>, so that two backward passes compute it. (The forward
+        # mode of torch compiles a script for the derivative of a norm, with a warning that it is deprecated.)
+        base = SparseUpdate(self.run.base, {}, self.run.compact_index)
+        with torch.enable_grad():
+            leaves = {
+                index: base.gather(index, update.rows).detach().expand(update.values.shape).clone().requires_grad_()
+                for index, update in tangents.items()
+            }
+            updates = {index: GroupUpdate(tangents[index].rows, leaf) for index, leaf in leaves.items()}
+            value = self._evaluate(spec, rows, updates)
+            seed = torch.zeros_like(value, requires_grad=True)
+            pulled = torch.autograd.grad(value, list(leaves.values()), seed, create_graph=True)
+            (result,) = torch.autograd.grad(pulled, seed, [tangents[index].values for index in leaves])
+        return result
+
+    def _evaluate(self, spec: NodeSpec, rows: RowIndex, updates: dict[int, GroupUpdate]) -> Tensor:
+        """The rows of a group with updated linear parents."""
+        slots = self.structure.get_linear_positions(spec) if self.structure.get_reading_positions(spec) else None
+        return SparseUpdate(self.run.base, updates, self.run.compact_index).compute(spec, rows, slots=slots)
 
 
 @dataclass(frozen=True)
@@ -118,17 +282,10 @@ def estimate_edges(
     structure = edges.structure
     readers = [r for r in edges.reader_groups if structure.reader_groups[r].target.group.index in gradients]
     paths = {r: find_reader_path(structure, structure.reader_groups[r]) for r in readers}
-    ends = {index for path in paths.values() for index in path.ends}
-    with forward_ad.dual_level(), torch.no_grad():
-        units = edges.writer_units
-        linear = WriterPass(run, differences, structure, readers, units, as_tangent=True)
-        linear.compute_groups(ends)
-        tangents = {
-            index: (update.rows, tangent)
-            for index, update in linear.update.by_group.items()
-            if index in ends and (tangent := forward_ad.unpack_dual(update.values).tangent) is not None
-        }
-    dense = {index: _spread_rows(run, index, rows, value) for index, (rows, value) in tangents.items()}
+    units = edges.writer_units
+    tangents = TangentPass(run, differences, structure, readers, units)
+    tangents.compute({index for path in paths.values() for index in path.ends})
+    dense: dict[int, tuple[list[int], Tensor]] = {}
     for r in readers:
         reader = structure.reader_groups[r]
         gradient = gradients[reader.target.group.index]
@@ -137,18 +294,21 @@ def estimate_edges(
         for word in words:
             adjoints = _pull_back(run, structure, reader, paths[r], gradient, word)
             sums: dict[int, Tensor] = {}
-            for end in [end for end in adjoints if end in dense]:
+            dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
+            for end, adjoint in adjoints.items():
                 cells, tangent = dense[end]
-                effects = _join(adjoints[end], tangent, run, keep_words=by_word and word is None)
-                for column, cell in enumerate(cells.tolist()):
-                    sums[cell] = sums.get(cell, 0.0) + effects[:, :, column]
+                if not cells:
+                    continue
+                effects = _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None)
+                for column, cell in enumerate(cells):
+                    sums[cell] = sums[cell] + effects[:, :, column] if cell in sums else effects[:, :, column]
             for cell, effects in sums.items():
                 totals.setdefault(cell, []).append(effects)
         for w in reader.sources:
             cells_of = [cell for cell in sorted(totals) if units[cell][0] == w]
             if cells_of:
                 by_cell = [totals[c][0] if len(words) == 1 else torch.stack(totals[c], -1) for c in cells_of]
-                if by_word and words == [None] and by_cell[0].dim() == 2:
+                if by_word and by_cell[0].dim() == 2:
                     by_cell = [value[..., None] for value in by_cell]
                 yield r, w, [units[cell][1] for cell in cells_of], torch.stack(by_cell, 2)
 
@@ -161,17 +321,6 @@ def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_w
     return list(range(count_words(run.examples.model, reader.target.group.index)))
 
 
-def _spread_rows(run: PatchedRun, index: int, rows: RowIndex, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as `[cell, example, *plates, word, *shape]`, zero at words without a row; also the cells, `[cell]`."""
-    axis, spec = run.base.layout.word_dim, run.specs[index]
-    cells = torch.unique_consecutive(rows.cells)
-    words = count_words(run.examples.model, index)
-    shape = (len(run.examples), *get_layout_shape(run.base, spec)[:-1], len(rows), *spec.shape)
-    result = value.new_zeros(len(cells), words, *shape[:axis], *shape[axis + 1 :])
-    result[torch.searchsorted(cells, rows.cells), rows.words] = value.expand(shape).movedim(axis, 0)
-    return cells, result.movedim(1, axis + 1)
-
-
 def _pull_back(
     run: PatchedRun,
     structure: EdgeStructure,
@@ -181,15 +330,21 @@ def _pull_back(
     word: int | None,
 ) -> dict[int, Tensor]:
     """The gradient at the ends of a path for each unit of a reader, `[unit, example, *plates, word, *shape]` each."""
-    needed = run.needed.ancestor_words
+    needed, layout = run.needed.ancestor_words, run.base.layout
     group_rows = {index: RowIndex.from_mask(needed[index][None]) for index in (*path.ends, *path.groups)}
     leaves, updates = {}, dict[int, GroupUpdate]()
     update = SparseUpdate(run.base, updates, run.compact_index)
-    target, axis = reader.target, run.base.layout.word_dim
+    target, axis = reader.target, layout.word_dim
+    sizes = run.base.network.graph.plate_sizes
+    is_expanded = _can_expand_units(run, reader, path)
+    unit_axes = [layout.axis(plate) for plate in target.group.plates]
     with torch.enable_grad():
         for index in path.ends:
             spec, rows = run.specs[index], group_rows[index]
-            shape = (len(run.examples), *get_layout_shape(run.base, spec)[:-1], len(rows), *spec.shape)
+            shape = [len(run.examples), *get_layout_shape(run.base, spec)[:-1], len(rows), *spec.shape]
+            if is_expanded:  # each unit reads a copy of its own, so that one backward pass has the gradient of each
+                for plate in target.group.plates:
+                    shape[layout.axis(plate)] = sizes[plate]
             leaves[index] = update.gather(index, rows).detach().expand(shape).clone().requires_grad_()
             updates[index] = GroupUpdate(rows, leaves[index])
         for index in path.groups:
@@ -208,16 +363,31 @@ def _pull_back(
         is_set = is_set.expand(*is_set.shape[:axis], count_words(run.examples.model, target.group.index))
         is_set = is_set.index_select(axis, rows.words)
         seed = seed * ~is_set.reshape(*is_set.shape, *[1] * (seed.dim() - is_set.dim()))
-    seeds = _split_units(run, target, seed)
-    gradients = torch.autograd.grad(
-        value, list(leaves.values()), seeds, is_grads_batched=True, materialize_grads=True
+    ends = list(leaves.values())
+    gradients: list[Tensor] = []
+    if is_expanded:
+        for part in torch.autograd.grad(value, ends, seed, materialize_grads=True):
+            units = part.movedim(unit_axes, list(range(len(unit_axes))))  # [*plates, example, *ones, row, *shape]
+            units = units.flatten(0, len(unit_axes) - 1) if unit_axes else units[None]
+            for plate_axis in sorted(unit_axes):
+                units = units.unsqueeze(1 + plate_axis)
+            gradients.append(units)
+    else:
+        seeds = _split_units(run, target, seed)
+        gradients += torch.autograd.grad(value, ends, seeds, is_grads_batched=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def _can_expand_units(run: PatchedRun, reader: ReaderGroup, path: ReaderPath) -> bool:
+    """Whether the units of a reader can be copies along its plates: no group on its path has, or joins, these plates."""
+    plates, specs = {*reader.target.group.plates}, run.specs
+    groups = [specs[index] for index in (*path.ends, *path.groups)]
+    slots = [reader.target.parents[k] for k in reader.slots]
+    slots += [parent for index in path.groups for parent in specs[index].parents]
+    own = {*(parent.index for parent in slots)}
+    return not any(plates & {*spec.group.plates} for spec in groups if spec.group.index in own | {*path.ends}) and not any(
+        plates & {*parent.over, *dict(parent.pick)} for parent in slots
     )
-    adjoints = {}
-    for index, part in zip(leaves, gradients, strict=True):  # zero at words that lead to no outcome
-        count = count_words(run.examples.model, index)
-        full = part.new_zeros(*part.shape[: axis + 1], count, *part.shape[axis + 2 :])
-        adjoints[index] = full.index_copy_(axis + 1, group_rows[index].words.to(part.device), part)
-    return adjoints
 
 
 def _has_other_slots(structure: EdgeStructure, reader: ReaderGroup) -> bool:
@@ -240,11 +410,24 @@ def _split_units(run: PatchedRun, spec: object, seed: Tensor) -> Tensor:
     return seed[None] * units.reshape(shape)
 
 
-def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, *, keep_words: bool) -> Tensor:
-    """The products of gradients of readers and tangents of writers: `[example, reader, writer]`, or also `[..., word]`."""
-    axis = 1 + run.base.layout.word_dim
-    a, t = adjoint.movedim((1, axis), (0, 1)), tangent.movedim((1, axis), (0, 1))  # [example, word, unit, ...]
+def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, words: BoolArray, *, keep_words: bool) -> Tensor:
+    """The products of gradients of readers and tangents of writers: `[example, reader, writer]`, or also `[..., word]`.
+
+    Args:
+        adjoint: The gradients at the needed words, `[reader, example, *plates, word, *shape]`.
+        tangent: The tangents, `[example, *plates, writer, word, *shape]`.
+        run: The run.
+        words: The mask of the words of the group that have a tangent.
+        keep_words: Whether to return the product of each word.
+    """
+    axis = run.base.layout.word_dim
+    a = adjoint.movedim((1, 1 + axis), (0, 1))  # [example, word, reader, *plates, *shape]
+    t = tangent.movedim((axis + 1, axis), (1, 2))  # [example, word, writer, *plates, *shape]
     a, t = a.flatten(3), t.flatten(3)
-    if keep_words:
-        return torch.einsum("nwuk,nwck->nucw", a, t)
-    return torch.einsum("nwuk,nwck->nuc", a, t)
+    if not keep_words:
+        a, t = a.transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2)
+        return a @ t.mT
+    products = (a @ t.mT).movedim(1, -1)  # [example, reader, writer, needed word]
+    full = products.new_zeros(*products.shape[:-1], len(words))
+    full[..., torch.from_numpy(np.flatnonzero(words)).to(full.device)] = products
+    return full

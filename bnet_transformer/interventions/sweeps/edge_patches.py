@@ -3,9 +3,6 @@
 All other writers keep their values in the base run, so the linear groups between them and the reader are computed with
 one changed writer at a time, all norms included. A cell of this pass is one writer; all readers share it. The value of
 a reader is then a patch of its node (`GroupPatch`), and the rest of the net runs as for any other patch.
-
-In the same way `push_tangents` computes the derivative of every linear group along the difference of one writer, by
-forward-mode automatic differentiation.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
@@ -53,7 +49,6 @@ class WriterPass:
         structure: The edges of the net.
         readers: The numbers of the groups of readers.
         writers: The writers: one cell each.
-        as_tangent: Whether a writer keeps its value and has the difference as a tangent.
     """
 
     run: PatchedRun
@@ -61,7 +56,6 @@ class WriterPass:
     structure: EdgeStructure
     readers: Sequence[int]
     writers: Sequence[WriterUnit]
-    as_tangent: bool = False
     update: SparseUpdate = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,26 +74,7 @@ class WriterPass:
     @cached_property
     def words(self) -> dict[int, BoolArray]:
         """The words of each linear group that a reader needs, `[word]`."""
-        model, specs = self.run.examples.model, self.run.specs
-        needed = {index: np.zeros(count_words(model, index), dtype=bool) for index in self.groups}
-
-        def mark(spec: NodeSpec, slots: Sequence[int], words: BoolArray) -> None:
-            for k in slots:
-                parent = spec.parents[k]
-                if parent.index not in needed:
-                    continue
-                if parent.reach.kind == "same" or len(needed[parent.index]) == 1:
-                    needed[parent.index] |= words if len(words) == len(needed[parent.index]) else words.any()
-                else:
-                    table = parent.reach.matrix(len(words), len(needed[parent.index]))
-                    needed[parent.index] |= table[words].any(0)
-
-        for r in self.readers:
-            reader = self.structure.reader_groups[r]
-            mark(reader.target, reader.slots, self.run.needed.ancestor_words[reader.target.group.index])
-        for index in reversed(self.groups):
-            mark(specs[index], self.structure.get_linear_positions(specs[index]), needed[index])
-        return needed
+        return find_needed_words(self.run, self.structure, self.readers)
 
     @cached_property
     def reached(self) -> dict[int, BoolArray]:
@@ -115,21 +90,13 @@ class WriterPass:
             masks[index] = mask
         return masks
 
-    def compute_groups(self, ends: Collection[int] | None = None) -> None:
-        """Compute the linear groups; with `ends`, only those from which a chain leads to one of them."""
-        groups = {*self.groups}
-        if ends is not None:
-            groups = {*ends}
-            for index in reversed(self.groups):
-                if index in groups:
-                    spec = self.run.specs[index]
-                    groups |= {spec.parents[k].index for k in self.structure.get_linear_positions(spec)}
+    def compute_groups(self) -> None:
+        """Compute the linear groups."""
         for index in self.groups:
             mask = self.reached[index][:, None] & self.words[index]
-            if index not in groups or not mask.any():
-                continue
-            rows = RowIndex.from_mask(mask)
-            self.update.by_group[index] = GroupUpdate(rows, self._compute_group(index, rows))
+            if mask.any():
+                rows = RowIndex.from_mask(mask)
+                self.update.by_group[index] = GroupUpdate(rows, self._compute_group(index, rows))
 
     def _compute_group(self, index: int, rows: RowIndex) -> Tensor:
         """The rows of a group: computed from its linear parents, with the changed writers of the group itself."""
@@ -148,11 +115,13 @@ class WriterPass:
     def _change_writers(self, value: Tensor, spec: NodeSpec, w: int, rows: RowIndex) -> Tensor:
         """Change the writers of a group, each in its own cell: `[example, *plates, row, *shape]`."""
         axis, base = self.run.base.layout.word_dim, self.run.base
+        units = [unit for group, unit in self.writers if group == w]
+        if not units:
+            return value
         difference = self.differences[w]
         shape = (len(self.run.examples), *get_layout_shape(base, spec)[:-1], len(rows), *spec.shape)
         change = torch.zeros(shape, dtype=base.dtype, device=value.device)
         num_words = count_words(self.run.examples.model, spec.group.index)
-        units = [unit for group, unit in self.writers if group == w]
         cells = torch.tensor([self.cell_of[w, unit] for unit in units])
         words = torch.arange(num_words).repeat(len(units))
         row = rows.row_ids[cells.repeat_interleave(num_words), words]
@@ -161,8 +130,6 @@ class WriterPass:
         target = change.movedim(0, axis)
         source = difference.expand(len(self.run.examples), *get_layout_shape(base, spec), *spec.shape).movedim(0, axis)
         target[(*position[:-1], row[row >= 0])] = source[position]
-        if self.as_tangent:
-            return value + forward_ad.make_dual(torch.zeros_like(change), change)
         return value + change
 
     def compute_reader(self, r: int) -> tuple[RowIndex, Tensor]:
@@ -186,6 +153,30 @@ class WriterPass:
         )
         is_open = spec.tpm.is_random and spec.group.index not in self.run.base.known
         return update.compute(spec, rows, as_distribution=is_open, slots=reader.slots if has_other_slots else None)
+
+
+def find_needed_words(run: PatchedRun, structure: EdgeStructure, readers: Sequence[int]) -> dict[int, BoolArray]:
+    """The words of each linear group that some readers need, `[word]`."""
+    model, specs, groups = run.examples.model, run.specs, list_linear_groups(structure, readers)
+    needed = {index: np.zeros(count_words(model, index), dtype=bool) for index in groups}
+
+    def mark(spec: NodeSpec, slots: Sequence[int], words: BoolArray) -> None:
+        for k in slots:
+            parent = spec.parents[k]
+            if parent.index not in needed:
+                continue
+            if parent.reach.kind == "same" or len(needed[parent.index]) == 1:
+                needed[parent.index] |= words if len(words) == len(needed[parent.index]) else words.any()
+            else:
+                table = parent.reach.matrix(len(words), len(needed[parent.index]))
+                needed[parent.index] |= table[words].any(0)
+
+    for r in readers:
+        reader = structure.reader_groups[r]
+        mark(reader.target, reader.slots, run.needed.ancestor_words[reader.target.group.index])
+    for index in reversed(groups):
+        mark(specs[index], structure.get_linear_positions(specs[index]), needed[index])
+    return needed
 
 
 def get_writer_values(structure: EdgeStructure, state: ExecutionState, w: int) -> Tensor:

@@ -1,0 +1,105 @@
+"""The pairs of a circuit: clean and corrupt examples with a metric, and the edges whose circuits they evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bnet_transformer._core.arrays import IntArray
+from bnet_transformer._core.checks import check_int
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.circuits.arrow_runs import build_arrow_runs, check_ancestors_fixed
+from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
+from bnet_transformer.interventions.circuits.runs import CircuitRuns
+from bnet_transformer.interventions.sweeps.examples import Examples, parse_example_pair, parse_metric
+
+MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
+HELD_OUT_SHARE = 0.25
+EDGES = "edges"  # the edges from writers to readers of `net.edges()`
+
+
+@dataclass(frozen=True)
+class CircuitPairs:
+    """Clean and corrupt examples, a metric, and the kind of edges.
+
+    Args:
+        clean: The clean examples.
+        corrupt: The corrupt examples.
+        metric: The metric, as the user passed it.
+        over: The axes along which arrows are separate edges.
+        candidates: The arrows that may be removed, as the user passed them.
+        memory: The number of bytes that are used at once.
+        held_out: The positions of the examples that a search does not use.
+    """
+
+    clean: Examples = field(repr=False)
+    corrupt: Examples = field(repr=False)
+    metric: object = field(repr=False)
+    over: tuple[str, ...]
+    candidates: object
+    memory: int
+    held_out: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(
+        cls, clean: object, corrupt: object, metric: object, over: object, candidates: object, memory: object
+    ) -> CircuitPairs:
+        """Validate the sentences and the options."""
+        pairs = parse_example_pair(clean, corrupt)
+        axes = (EDGES,) if over == EDGES else parse_edge_axes(pairs[0].model.ground, over)
+        if over == EDGES and candidates is not None:
+            raise BNetError("candidates", expected='None for over="edges"', actual=candidates)
+        return cls(*pairs, metric, axes, candidates, check_int("memory", memory))
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
+        """The same edges on other sentences of the net, without held-out ones."""
+        pairs = parse_example_pair(clean, corrupt)
+        if pairs[0].model.network is not self.clean.model.network:
+            raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
+        new_metric = self.metric if metric is None else metric
+        return replace(self, clean=pairs[0], corrupt=pairs[1], metric=new_metric, held_out=())
+
+    def hold_out(self, share: float | None, seed: int) -> CircuitPairs:
+        """Hold out a random share of the examples; by default a quarter of 8 or more."""
+        if share is None:
+            share = HELD_OUT_SHARE if len(self) >= MIN_HELD_OUT else 0.0
+        count = min(round(share * len(self)), len(self) - 1)
+        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
+        return replace(self, held_out=tuple(sorted(chosen.tolist())))
+
+    @property
+    def in_sample(self) -> IntArray:
+        """The positions of the examples that a search uses."""
+        return np.setdiff1d(np.arange(len(self)), self.held_out)
+
+    def build_runs(self) -> CircuitRuns:
+        """Run both sides of the examples."""
+        if self.over == (EDGES,):
+            from bnet_transformer.interventions.edges.runner import build_runner
+
+            return build_runner(self.clean, self.corrupt, self.metric, self.memory)
+        metric = parse_metric(self.clean, self.metric)
+        for examples in (self.clean, self.corrupt):
+            check_ancestors_fixed(examples, metric.nodes)
+        arrows = find_circuit_arrows(self.clean, self.corrupt, metric.nodes, self.over, self.candidates)
+        if not arrows.edge_names:
+            raise BNetError(f"corrupt: {_explain_missing_edges(arrows.incoming)}")
+        return build_arrow_runs(self.clean, self.corrupt, arrows, metric, self.memory)
+
+
+def _explain_missing_edges(incoming: object) -> str:
+    """The reason why no edge can be removed."""
+    if incoming:
+        return "none of the candidates transmits a difference between clean and corrupt to the metric"
+    return "the clean and the corrupt sentence do not differ in any ancestor of the metric"
+
+
+def name_examples(count: int, positions: Sequence[int] | None = None) -> str:
+    """A count of pairs, as text."""
+    number = count if positions is None else len(positions)
+    return f"{number} pair{'s' * (number != 1)}"

@@ -1,0 +1,361 @@
+"""`Circuit`: a set of edges with the metric of its run, on the pairs of a search and on other pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.circuits.mib import write_mib
+from bnet_transformer.interventions.circuits.pairs import CircuitPairs
+from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import pandas as pd
+
+MAX_HTML_ROWS = 20  # rows in a notebook
+MARKED = "marked"  # the mark of a highlighted node without a label
+RELATIVE_ZERO = 1e-9  # a total effect is 0 if it is smaller than this share of the metric
+MIN_EXAMPLES_OF_ERROR = 4  # the number of pairs from which the total effect is compared with its standard error
+
+
+class FaithfulnessWarning(UserWarning):
+    """The total effect of the pairs is 0 or has a large standard error, so ratios to it have no meaning."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Circuit:
+    """A set of edges, and the metric of the run in which the other edges are corrupt.
+
+    Along a retained edge a node uses its parent in the run of the circuit, along other edges in the corrupt run. Edges
+    are single ground arrows, or all arrows that `over` joins. Draw a circuit with `s.draw(path, highlight=circuit)`, or
+    `only=circuit.graph`. `a | b`, `a & b` and `a - b` are circuits of the union, intersection and difference of the
+    edges, evaluated on the pairs of `a`.
+
+    Attributes:
+        threshold: The threshold of the search, as a number; None without a search.
+        direction: The direction of the search; None without a search.
+        over: The axes along which arrows are separate edges.
+        effects: For each tested edge, in the order of the tests, how much its removal increased the mean over the
+            examples of `|metric(H) - metric(clean)|`; 0 for an edge that no longer leads to the metric. With
+            `direction="denoise"` it is the increase of `|metric(H) - metric(corrupt)|` when the edge is restored; with
+            `"both"` the larger of the two.
+        retained: The names of the edges of the circuit.
+        edge_names: The names of all edges that can be in a circuit of these pairs, targets in topological order.
+        idle: The number of arrows between ancestors of the metric that transmit no difference between the runs, such as
+            those from weights and from equal words.
+        clean: The metric of the clean run, `[example]`.
+        corrupt: The metric of the corrupt run, `[example]`.
+        outcome: The metric of the circuit, `[example]`.
+        arrows: The ground arrows (`"v_0_0_1 -> a_0_0_3"`) on a path from a node that differs to the metric.
+        nodes: The nodes on these paths, with their attributes.
+        edge_of: The edge of each of these arrows; None for an arrow that was not a candidate.
+        is_in_sample: Whether the edges were found on these examples.
+        held_out: The same edges on pairs that the search did not use; None without such pairs.
+        pairs: The sentences and the metric of all pairs, for set operations.
+    """
+
+    threshold: float | None
+    direction: str | None
+    over: tuple[str, ...]
+    effects: Mapping[str, float]
+    retained: tuple[str, ...]
+    edge_names: tuple[str, ...]
+    idle: int
+    clean: Tensor
+    corrupt: Tensor
+    outcome: Tensor
+    arrows: tuple[str, ...]
+    nodes: Mapping[str, Mapping[str, Any]]
+    edge_of: Mapping[str, str | None]
+    is_in_sample: bool
+    held_out: Circuit | None
+    pairs: CircuitPairs = field(repr=False)
+
+    @property
+    def edges(self) -> int:
+        """The number of retained edges."""
+        return len(self.retained)
+
+    @property
+    def candidates(self) -> int:
+        """The number of edges that transmit a difference to the metric; a search tests each of them."""
+        return len(self.edge_names)
+
+    @property
+    def faithfulness(self) -> float:
+        """The fraction of the mean of `clean - corrupt` that the circuit restores; NaN if that mean is 0."""
+        if is_total_zero(self.clean, self.corrupt):
+            return math.nan
+        return float((self.outcome - self.corrupt).mean() / (self.clean - self.corrupt).mean())
+
+    @property
+    def distance(self) -> float:
+        """`D(H)`: the mean over the examples of `|metric(H) - metric(clean)|`."""
+        return float((self.outcome - self.clean).abs().mean())
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """The circuit as a graph.
+
+        Nodes have the attributes stack, role, slice, head, plates, index, word, token, label and part; arrows have
+        role, effect and edge. The effect of an arrow that was not tested is None.
+        """
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from((name, dict(about)) for name, about in self.nodes.items())
+        for arrow in self.arrows:
+            edge, (source, target) = self.edge_of[arrow], split_name(arrow)
+            effect = None if edge is None else self.effects.get(edge)
+            graph.add_edge(source, target, role=self.nodes[source]["role"], effect=effect, edge=edge)
+        return graph
+
+    def run(self, clean: object, corrupt: object, *, metric: object = None) -> Circuit:
+        """Evaluate the same edges on other pairs.
+
+        Edges that transmit no difference between these pairs remain in the circuit and have no effect; edges that
+        transmit a difference only between these pairs are not in it.
+
+        Args:
+            clean: The clean sentence or sentences, of the same net.
+            corrupt: The corrupt sentence or sentences.
+            metric: The metric; None for that of this circuit.
+
+        Returns:
+            The circuit with the metric of these pairs.
+
+        Raises:
+            BNetError: The sentences are of another net, or do not differ.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)
+        >>> cat, dog, sun = (net.sentence(text) for text in ("the cat sat", "the dog sat", "the sun sat"))
+        >>> found = bt.circuit(cat, dog, metric=lambda x_1_2: x_1_2[:, 0], threshold=0.0)
+        >>> round(found.run(sun, dog).faithfulness, 3)
+        1.0
+        """
+        return self._evaluate_on(self.pairs.with_sentences(clean, corrupt, metric))
+
+    def _evaluate_on(self, pairs: CircuitPairs) -> Circuit:
+        """The same edges on other pairs of the same net."""
+        result = evaluate_circuit(pairs, pairs.build_runs(), self.retained, effects=self.effects, is_in_sample=False)
+        return replace(result, threshold=self.threshold, direction=self.direction)
+
+    def to_json(self, path: object, *, convention: str = "mib") -> None:
+        """Write the edges and their effects in the format of MIB's circuit track (`Graph.to_json` of EAP-IG).
+
+        The format has edges from a writer (embedding, head, feed-forward step) to a reader. `read_json` reads it.
+
+        Args:
+            path: The path of the file.
+            convention: The format: `"mib"`.
+
+        Raises:
+            BNetError: An edge has no counterpart in the format, such as one between words.
+        """
+        write_mib(path, convention, self.edge_names, self.retained, self.effects, self.pairs.clean.model)
+
+    def marks(self) -> dict[str, str]:
+        """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`.
+
+        A node of an edge of all words, such as `a_0_1`, is the pattern of its words, `a_0_1_*`.
+        """
+        names = {name: self._find_pattern(name) for name in self.nodes}
+        parts = {names[name]: INPUT if about["part"] == INPUT else MARKED for name, about in self.nodes.items()}
+        arrows = (join_names([names[end] for end in split_name(arrow)]) for arrow in self.arrows)
+        return parts | dict.fromkeys(arrows, MARKED)
+
+    def project_marks(self, names: Collection[str]) -> dict[str, str]:
+        """The marks of the circuit in a view that draws other nodes: node groups, or the states of words.
+
+        A node belongs to its node group, if the view draws it. Otherwise paths of the circuit between nodes of the view
+        are its arrows.
+
+        Args:
+            names: The nodes of the view.
+
+        Returns:
+            The label of each marked node and arrow.
+        """
+        known, ends = set(names), {}
+        for name in self.nodes:
+            parts = name.split("_")
+            prefixes = ("_".join(parts[:count]) for count in range(len(parts), 0, -1))
+            ends[name] = next((prefix for prefix in prefixes if prefix in known), None)
+        arrows = set()
+        for start in (name for name, end in ends.items() if end is not None):
+            reached, pending = {start}, [start]
+            while pending:  # nodes without a counterpart in the view are contracted
+                for target in self.graph.successors(pending.pop()):
+                    if ends[target] is not None:
+                        arrows.add(join_names([str(ends[start]), str(ends[target])]))
+                    elif target not in reached:
+                        reached.add(target)
+                        pending.append(target)
+        inputs = {ends[name] for name, about in self.nodes.items() if about["part"] == INPUT}
+        nodes = {end: INPUT if end in inputs else MARKED for end in ends.values() if end is not None}
+        return nodes | dict.fromkeys(sorted(arrows), MARKED)
+
+    def _find_pattern(self, name: str) -> str:
+        """The name of a ground node, or the pattern of the words of a node that is named without its word."""
+        try:
+            self.pairs.clean.model.ground.id(name)
+        except BNetError:
+            return f"{name}_*"
+        return name
+
+    def __or__(self, other: object) -> Circuit:
+        """The union of the edges, evaluated on the pairs of the first circuit."""
+        other = self._check_operand(other)
+        return self._combine(other, (*self.retained, *(name for name in other.retained if name not in self)))
+
+    def __and__(self, other: object) -> Circuit:
+        """The intersection of the edges, evaluated on the pairs of the first circuit."""
+        other = self._check_operand(other)
+        return self._combine(other, [name for name in self.retained if name in other])
+
+    def __sub__(self, other: object) -> Circuit:
+        """The edges that the other circuit does not have, evaluated on the pairs of the first circuit."""
+        other = self._check_operand(other)
+        return self._combine(other, [name for name in self.retained if name not in other])
+
+    def __contains__(self, name: object) -> bool:
+        """Whether an edge is in the circuit."""
+        return name in self._retained_names
+
+    @cached_property
+    def _retained_names(self) -> frozenset[str]:
+        """The retained edges, for membership."""
+        return frozenset(self.retained)
+
+    def _check_operand(self, other: object) -> Circuit:
+        """Raise an error unless the other circuit has edges of the same net and axes."""
+        if not isinstance(other, Circuit):
+            raise BNetError("circuits", expected="a Circuit on both sides of | & -", actual=other)
+        if other.pairs.clean.model.network is not self.pairs.clean.model.network:
+            raise BNetError("circuits", expected="two circuits of one net", actual="circuits of two nets")
+        if other.over != self.over:
+            raise BNetError("circuits", expected=f"two circuits over {self.over}", actual=other.over)
+        return other
+
+    def _combine(self, other: Circuit, names: Iterable[str]) -> Circuit:
+        """The circuit of these edges on the pairs of this circuit, with the effects of both."""
+        is_in_sample = self.is_in_sample or other.is_in_sample
+        runs = self.pairs.build_runs()
+        effects = {**self.effects, **{name: e for name, e in other.effects.items() if name not in self.effects}}
+        result = evaluate_circuit(self.pairs, runs, tuple(names), effects=effects, is_in_sample=is_in_sample)
+        if self.held_out is not None and not self.pairs.held_out:
+            result = replace(result, held_out=result._evaluate_on(self.held_out.pairs))
+        return result
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each tested edge, in the order of the tests; without a search, of all edges.
+
+        The columns are the edge, its effect (NaN without a test), whether it is in the circuit (`kept`), and whether it
+        is on a path from a difference to the metric.
+        """
+        import pandas as pd
+
+        on_path = set(self.edge_of.values())
+        names = dict.fromkeys([*self.effects, *self.retained] if self.effects else [*self.edge_names, *self.retained])
+        rows = [
+            {"edge": name, "effect": self.effects.get(name), "kept": name in self, "on a path": name in on_path}
+            for name in names
+        ]
+        return pd.DataFrame(rows, columns=["edge", "effect", "kept", "on a path"]).astype({"effect": float})
+
+    def __repr__(self) -> str:
+        return f"<Circuit: {self._format_summary()}>"
+
+    def _format_summary(self) -> str:
+        """The number of edges, the threshold, and the faithfulness in the sample and out of it, as text."""
+        search = "" if self.threshold is None else f" at threshold {self.threshold:g}"
+        search += f" by {self.direction}" if self.direction not in (None, "noise") else ""
+        text = f"{self.edges} of {self.candidates} edges{search}, faithfulness {self._format_faithfulness()}"
+        return text if self.held_out is None else f"{text}, {self.held_out._format_faithfulness('held-out ')}"
+
+    def _format_faithfulness(self, kind: str = "") -> str:
+        """The faithfulness and the number of pairs, as text."""
+        value, count = self.faithfulness, len(self.clean)
+        number = "undefined (total effect 0)" if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}"
+        return f"{number} on {count} {'searched ' if self.is_in_sample else kind}pair{'s' * (count != 1)}"
+
+    def _repr_html_(self) -> str:
+        """The circuit as an HTML table of its strongest edges."""
+        frame = self.to_dataframe()
+        retained = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
+        more = "" if len(retained) <= MAX_HTML_ROWS else f"<p>… and {len(retained) - MAX_HTML_ROWS} more</p>"
+        table = retained.head(MAX_HTML_ROWS).drop(columns="kept").to_html(index=False, na_rep="")
+        idle = f"{self.idle:,} arrows transmit no difference"
+        note = explain_weak_total(self.clean, self.corrupt)
+        note = f"<p>{escape(note)}</p>" if note else ""
+        return f"<p>{escape(self._format_summary())}; {idle}</p>{note}{table}{more}"
+
+
+def evaluate_circuit(
+    pairs: CircuitPairs,
+    runs: CircuitRuns,
+    names: Sequence[str],
+    *,
+    effects: Mapping[str, float] | None = None,
+    is_in_sample: bool,
+) -> Circuit:
+    """Run a circuit on all pairs, and divide the metric into the examples in the sample and those out of it."""
+    mask = build_mask(runs, names)
+    clean, corrupt, outcome = runs.evaluate_clean(), runs.evaluate_corrupt(), runs.evaluate(mask[None])[0]
+    parts = runs.trace(mask)
+
+    def build(positions: Sequence[int], *, is_in_sample: bool, held_out: Circuit | None) -> Circuit:
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return Circuit(
+            threshold=None,
+            direction=None,
+            over=pairs.over,
+            effects=dict(effects or {}),
+            retained=tuple(names),
+            edge_names=tuple(runs.edge_names),
+            idle=parts.num_idle,
+            clean=clean[index],
+            corrupt=corrupt[index],
+            outcome=outcome[index],
+            arrows=tuple(parts.edge_of),
+            nodes=parts.nodes,
+            edge_of=parts.edge_of,
+            is_in_sample=is_in_sample,
+            held_out=held_out,
+            pairs=pairs,
+        )
+
+    held_out = build(pairs.held_out, is_in_sample=False, held_out=None) if pairs.held_out else None
+    return build(pairs.in_sample.tolist(), is_in_sample=is_in_sample, held_out=held_out)
+
+
+def is_total_zero(clean: Tensor, corrupt: Tensor) -> bool:
+    """True if the mean of `clean - corrupt` is 0, compared with the size of the metric."""
+    scale = max(float(clean.abs().mean()), float(corrupt.abs().mean()))
+    return abs(float((clean - corrupt).mean())) <= RELATIVE_ZERO * scale
+
+
+def explain_weak_total(clean: Tensor, corrupt: Tensor) -> str | None:
+    """The reason why a ratio to the mean total effect has no meaning, as a sentence; None if it has one."""
+    total, count = clean - corrupt, len(clean)
+    if bool((total == 0).all()):
+        return "The metric is the same in the clean and the corrupt run of each pair: faithfulness is undefined."
+    if is_total_zero(clean, corrupt):
+        return "The effects clean - corrupt cancel: their mean is 0, and faithfulness is undefined."
+    mean, error = float(total.mean()), float(total.std()) / math.sqrt(count) if count > 1 else 0.0
+    if count >= MIN_EXAMPLES_OF_ERROR and abs(mean) < 2 * error:
+        return (
+            f"The mean of clean - corrupt, {mean:.2g}, is less than twice its standard error, {error:.2g}: "
+            "faithfulness, its ratio, is unstable."
+        )
+    return None

@@ -1,0 +1,128 @@
+"""What a search and a curve need of a net: runs of circuits over named edges, in which the other edges are corrupt.
+
+`ArrowRuns` implements `CircuitRuns` for ground arrows. Any other class of edges with the same methods can be searched
+and ranked in the same way, because edges occur only as names and as columns of masks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import unknown_name_error
+
+ARROW_SEPARATOR = " -> "
+INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"  # the part of a node in a circuit
+
+
+@dataclass(frozen=True)
+class CircuitParts:
+    """What a figure of a circuit draws.
+
+    Args:
+        edge_of: The edge of each arrow of the circuit; None for an arrow that was not a candidate.
+        nodes: The nodes of these arrows, with their attributes.
+        num_idle: The number of arrows of the net that transmit no difference between the runs.
+    """
+
+    edge_of: Mapping[str, str | None]
+    nodes: Mapping[str, Mapping[str, Any]]
+    num_idle: int
+
+
+class CircuitRuns(Protocol):
+    """Runs of circuits. Along a retained edge the run reads its own value, along any other edge the corrupt one.
+
+    Subclass it to inherit the defaults of `edge_groups`, `find_connected`, `check_edge` and `trace`.
+
+    Attributes:
+        edge_names: The name of each edge, `"source -> target"`, targets in topological order.
+    """
+
+    edge_names: tuple[str, ...]
+
+    def evaluate(self, retained: Tensor) -> Tensor:
+        """The metric, `[circuit, example]`, of circuits with the masks `retained`, `[circuit, edge]`."""
+        ...
+
+    def evaluate_clean(self) -> Tensor:
+        """The metric of the clean run, `[example]`."""
+        ...
+
+    def evaluate_corrupt(self) -> Tensor:
+        """The metric of the corrupt run, `[example]`."""
+        ...
+
+    def swap(self) -> CircuitRuns:
+        """The same edges with the clean and the corrupt run exchanged."""
+        ...
+
+    @property
+    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The edges that a search tests together, groups in topological order: by default those into one target."""
+        targets = enumerate(name.split(ARROW_SEPARATOR)[-1] for name in self.edge_names)
+        return tuple(tuple(k for k, _ in edges) for _, edges in groupby(targets, key=lambda item: item[1]))
+
+    def find_connected(self, retained: Tensor) -> Tensor:
+        """The mask of the edges that lead to the metric along the retained ones, `[edge]`; by default all edges."""
+        return torch.ones_like(retained)
+
+    def check_edge(self, name: str) -> None:
+        """Raise an error if the net has no such edge. Edges without a difference may have no column in the masks."""
+        if name not in self.edge_names:
+            raise unknown_name_error("edge", name, self.edge_names)
+
+    def trace(self, retained: Tensor) -> CircuitParts:
+        """The arrows and nodes of a circuit, for its graph and for figures: by default the edges and their ends."""
+        names = [name for name, is_retained in zip(self.edge_names, retained.tolist(), strict=True) if is_retained]
+        ends = dict.fromkeys(end for name in names for end in split_name(name))
+        nodes = {end: {"role": end.split("_")[0], "label": end, "part": BETWEEN} for end in ends}
+        return CircuitParts({name: name for name in names}, nodes, 0)
+
+
+def match_edges(patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
+    """The names of the edges that match the patterns, in which a star is any text within the name of a node.
+
+    Args:
+        patterns: Names such as `"v_0_0_1 -> a_0_0_3"`, and patterns such as `"a_0_* -> *"`.
+        runs: The runs.
+
+    Returns:
+        The names, without duplicates; a full name of an edge without a difference is retained unchanged.
+    """
+    known, names = dict.fromkeys(runs.edge_names), dict[str, None]()
+    for pattern in patterns:
+        name = ARROW_SEPARATOR.join(part.strip() for part in pattern.split("->"))
+        if name in known:
+            names[name] = None
+            continue
+        regex = re.compile(re.escape(name).replace(r"\*", r"\S*"))
+        matches = [edge for edge in known if regex.fullmatch(edge)] if "*" in name else []
+        if not matches:
+            runs.check_edge(name)
+            matches = [name]
+        names |= dict.fromkeys(matches)
+    return tuple(names)
+
+
+def build_mask(runs: CircuitRuns, names: Iterable[str]) -> Tensor:
+    """The mask of the named edges, `[edge]`; names without a column are omitted."""
+    included = set(names)
+    return torch.tensor([name in included for name in runs.edge_names], dtype=torch.bool)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The names of both ends of an edge."""
+    source, target = name.split(ARROW_SEPARATOR)
+    return source, target
+
+
+def join_names(ends: Sequence[str]) -> str:
+    """The name of the edge between two nodes."""
+    return ARROW_SEPARATOR.join(ends)

@@ -1,0 +1,362 @@
+"""Searches and curves over any edges: nets of logic with enumerable circuits; circuits of a real net."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.interventions.circuits import FaithfulnessWarning, read_json
+from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
+from bnet_transformer.interventions.circuits.greedy import search_circuit
+from bnet_transformer.interventions.circuits.mib import from_mib_name, to_mib_name
+from bnet_transformer.interventions.circuits.runs import CircuitRuns, match_edges
+
+D = torch.float64
+
+
+class LogicRuns(CircuitRuns):
+    """Edges from bits into one reader: a retained edge reads 1 in the clean run, another 0, the corrupt value."""
+
+    def __init__(self, function, count, clean_bit=1.0, scales=(1.0,)):
+        self.function, self.clean_bit, self.scales = function, clean_bit, torch.tensor(scales, dtype=D)
+        self.edge_names = tuple(f"a_{k} -> y" for k in range(count))
+
+    def evaluate(self, retained):
+        bits = torch.where(retained, self.clean_bit, 1 - self.clean_bit).to(D)
+        return self.function(*bits.unbind(-1))[:, None] * self.scales
+
+    def evaluate_clean(self):
+        return self.evaluate(torch.ones(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    def evaluate_corrupt(self):
+        return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    def swap(self):
+        return LogicRuns(self.function, len(self.edge_names), 1 - self.clean_bit, self.scales.tolist())
+
+
+# Functions of bits, and the edges that each direction retains at a threshold of half the total effect.
+LOGIC = {
+    "or": (lambda a, b, c: torch.maximum(a, b) + 0 * c, {1}, {0, 1}),
+    "and": (lambda a, b, c: a * b + 0 * c, {0, 1}, {1}),
+    "backup": (lambda a, b, c: a + (1 - a) * b + 0 * c, {1}, {0, 1}),  # b acts only where a does not
+    "cancelling": (lambda a, b, c: c + a - b, {0, 1, 2}, {0, 1, 2}),
+    "single": (lambda a, b, c: a + 0 * b * c, {0}, {0}),
+}
+
+
+@pytest.mark.parametrize("name", LOGIC)
+def test_each_direction_finds_the_edges_of_logic_and_both_finds_their_union(name):
+    function, noise, denoise = LOGIC[name]
+    runs = LogicRuns(function, 3)
+    expected = {"noise": noise, "denoise": denoise, "both": noise | denoise}
+    for direction, edges in expected.items():
+        result = search_circuit(runs, np.array([0]), 0.5, direction)
+        assert set(result.retained) == edges
+        assert set(result.effects) == {0, 1, 2}
+    # By enumeration: an edge is in "both" if and only if the function depends on it in some state of the others.
+    masks = torch.tensor(list(itertools.product([False, True], repeat=3)))
+    values = {tuple(mask.tolist()): float(v) for mask, v in zip(masks, runs.evaluate(masks)[:, 0], strict=True)}
+    flips = [{values[m] != values[tuple(b != (i == k) for i, b in enumerate(m))] for m in values} for k in range(3)]
+    assert expected["both"] == {k for k in range(3) if True in flips[k]}
+
+
+def test_the_search_uses_the_examples_in_the_sample_only():
+    runs = LogicRuns(lambda a, b: a + b, 2, scales=(0.1, 10.0))
+    assert search_circuit(runs, np.array([0]), 0.5, "noise").retained == ()
+    assert search_circuit(runs, np.array([0, 1]), 0.5, "noise").retained == (0, 1)
+
+
+def test_patterns_match_names_of_edges():
+    runs = LogicRuns(lambda a, b: a + b, 2)
+    assert match_edges(["* -> y"], runs) == match_edges(["a_1->y", "a_*->*"], runs)[::-1]
+    with pytest.raises(bt.BNetError, match="near matches are a_1 -> y"):
+        match_edges(["a_11 -> y"], runs)
+
+
+def make_net():
+    words = ["the", "cat", "dog", "sat", "ran", "on", "a", "mat"]
+    return bt.decoder(8, heads=2, slices=1, hidden=8, vocabulary=words, seed=0).to(D)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    net, generator = make_net(), torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 8, (2, 12, 4), generator=generator)
+    ids[1, :, 1:] = ids[0, :, 1:]
+    ids[0, :, [0, 3]], ids[1, :, [0, 3]] = 1, 2
+    return [[net.sentence(row) for row in side.tolist()] for side in ids]
+
+
+def read(x_1_3):
+    return x_1_3 @ torch.linspace(0, 1, 8, dtype=D) ** 2
+
+
+def test_a_circuit_of_one_s_own_equals_the_one_that_was_found(pairs):
+    clean, corrupt = pairs
+    result = bt.circuit(clean, corrupt, metric=read, threshold="20%", held_out=0.25, seed=3)
+    total = (result.clean - result.corrupt).abs().mean()
+    assert result.threshold == pytest.approx(0.2 * float(total)) and 0 < result.edges < result.candidates
+    given = bt.circuit(clean, corrupt, metric=read, edges=result.retained)
+    assert len(given.clean) == 12 and not given.is_in_sample and given.held_out is None and result.is_in_sample
+    split = torch.cat([result.outcome, result.held_out.outcome]).sort()[0]
+    torch.testing.assert_close(split, given.outcome.sort()[0])
+    rerun = result.run(clean[:3], corrupt[:3])
+    torch.testing.assert_close(rerun.outcome, given.outcome[:3])
+    assert rerun.retained == result.retained and rerun.effects == result.effects and rerun.arrows
+    other = result.run(clean[:3], corrupt[:3], metric=lambda x_1_3: 2 * read(x_1_3))
+    torch.testing.assert_close(other.outcome, 2 * rerun.outcome)
+    full = bt.circuit(clean, corrupt, metric=read, edges="* -> *")
+    assert full.edges == full.candidates and full.distance == pytest.approx(0)
+    assert math.isnan(given.to_dataframe()["effect"][0]) and given.to_dataframe()["kept"].sum() == given.edges
+    assert f"{result.held_out.faithfulness:.3f} on 3 held-out pairs" in repr(result)
+
+
+def test_held_out_sentences_are_evaluated_and_not_searched(pairs):
+    clean, corrupt = pairs
+    result = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%", held_out=(clean[4:6], corrupt[4:6]))
+    expected = bt.circuit(clean[4:6], corrupt[4:6], metric=read, edges=result.retained)
+    torch.testing.assert_close(result.held_out.outcome, expected.outcome)
+    same = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="5%")
+    assert same.retained == result.retained and same.held_out is None
+    assert (same | result).held_out is None
+    torch.testing.assert_close((result | same).held_out.outcome, expected.outcome)
+
+
+def test_set_operations_of_circuits(pairs):
+    clean, corrupt = pairs
+    first, second = (bt.circuit(clean[:2], corrupt[:2], metric=read, edges=e) for e in ("* -> v_*", "token_* -> *"))
+    every = bt.circuit(clean[:2], corrupt[:2], metric=read, edges="* -> *")
+    assert set((first | second).retained) == set(first.retained) | set(second.retained)
+    assert (first & second).edges == 0 and (every - first).edges == every.edges - first.edges
+    assert set((every & first).retained) == set(first.retained)
+    torch.testing.assert_close((first | every).outcome, every.clean)
+    torch.testing.assert_close((first - first).outcome, every.corrupt)
+    coarse = bt.circuit(clean[:2], corrupt[:2], metric=read, edges="* -> *", over=["slice"])
+    with pytest.raises(bt.BNetError, match="two circuits over"):
+        first | coarse
+    other = make_net()
+    s, t = other.sentence("the cat sat on"), other.sentence("the dog sat on")
+    with pytest.raises(bt.BNetError, match="one net"):
+        first & bt.circuit(s, t, metric=read, edges="* -> *")
+    with pytest.raises(bt.BNetError, match="of the net of the circuit"):
+        first.run(s, t)
+
+
+def test_the_second_branch_of_a_real_net_is_found_by_both_directions():
+    """x_1 adds two heads, and the metric saturates: each head suffices."""
+    net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True, vocabulary=["p", "q", "r"]).to(D)
+    s, t = net.sentence("p r"), net.sentence("q r")
+    start = bt.circuit(s, t, metric=lambda a_0_0_1: a_0_0_1[:, 0], edges="* -> *")
+    other = bt.circuit(s, t, metric=lambda a_0_1_1: a_0_1_1[:, 0], edges="* -> *")
+    ends = [(float(c.corrupt[0]), float(c.clean[0])) for c in (start, other)]
+
+    def either(a_0_0_1, a_0_1_1):
+        shares = [(v[:, 0] - low) / (high - low) for v, (low, high) in zip((a_0_0_1, a_0_1_1), ends, strict=True)]
+        return torch.maximum(*shares).clamp(0, 1)
+
+    retained = {}
+    for direction in ("noise", "denoise", "both"):
+        result = bt.circuit(s, t, metric=either, threshold="50%", direction=direction, candidates=["v -> a", "x -> v"])
+        retained[direction] = {name for name in result.retained if name.startswith("v")}
+        assert result.direction == direction
+    branches = {"v_0_0_0 -> a_0_0_1", "v_0_1_0 -> a_0_1_1"}
+    assert len(retained["noise"]) == 1 and retained["denoise"] == retained["both"] == branches
+
+
+def test_names_of_mib():
+    names = [
+        "x_0 -> q_0_1",
+        "x_0 -> f_0",
+        "a_0_11 -> k_3_2",
+        "a_0_1 -> v_1_0",
+        "f_2 -> y",
+        "a_11_3 -> f_11",
+        "x_0 -> y",
+    ]
+    expected = ["input->a0.h1<q>", "input->m0", "a0.h11->a3.h2<k>", "a0.h1->a1.h0<v>", "m2->logits", "a11.h3->m11"]
+    assert [to_mib_name(name) for name in names] == [*expected, "input->logits"]
+    assert [from_mib_name(to_mib_name(name)) for name in names] == names
+    for name in ("v_0_0_1 -> a_0_0_3", "q_0_1 -> x_0", "a_0_1 -> a_1_0"):
+        with pytest.raises(bt.BNetError, match="between writers and readers"):
+            to_mib_name(name)
+    with pytest.raises(bt.BNetError, match="edge of the file"):
+        from_mib_name("m0->a1.h0")
+
+
+def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
+    clean, corrupt = pairs
+    result = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
+    with pytest.raises(bt.BNetError, match="between writers and readers"):
+        result.to_json(tmp_path / "words.json")
+    names = ("x_0 -> q_0_0", "x_0 -> f_0", "a_0_1 -> f_0", "f_0 -> y", "x_0 -> y")
+    result = replace(result, edge_names=names, retained=names[:1] + names[3:4], effects={names[0]: -0.5, names[1]: 2.0})
+    result.to_json(tmp_path / "net.json")
+    content = json.loads((tmp_path / "net.json").read_text())
+    assert content["cfg"] == {"n_layers": 1, "n_heads": 2, "parallel_attn_mlp": False, "d_model": 8}
+    assert content["edges"]["input->a0.h0<q>"] == {"score": -0.5, "in_graph": True}
+    in_graph = {name for name, row in content["nodes"].items() if row["in_graph"]}
+    assert in_graph == {"input", "a0.h0", "m0", "logits"} and list(content["nodes"])[1:3] == ["a0.h0", "a0.h1"]
+    nodes = {end: {"role": "", "part": "between"} for name in names for end in name.split(" -> ")}
+    marks = replace(result, nodes=nodes, arrows=names).marks()
+    assert {"a_0_1_*", "q_0_0_*", "a_0_1_* -> f_0_*"} <= set(marks)
+    stored = read_json(tmp_path / "net.json")
+    assert stored.edges == result.retained and stored.scores == {name: result.effects.get(name, 0.0) for name in names}
+    for text in ("{}", "[", '{"edges": {"m0->logits": {}}}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(bt.BNetError, match=r"bad\.json"):
+            read_json(tmp_path / "bad.json")
+
+
+def test_total_effects_near_zero_warn(pairs):
+    clean, corrupt = pairs
+    with pytest.warns(FaithfulnessWarning, match="cancel"):
+        result = bt.circuit([clean[0], corrupt[0]], [corrupt[0], clean[0]], metric=read, edges="* -> *")
+    assert math.isnan(result.faithfulness) and "undefined" in repr(result) and "cancel" in result._repr_html_()
+    with pytest.warns(FaithfulnessWarning, match="standard error"):
+        bt.circuit(
+            clean[:3] + corrupt[2:5], corrupt[:3] + clean[2:5], metric=lambda x_1_3: read(x_1_3) ** 2, edges="* -> *"
+        )
+
+
+def test_invalid_calls(pairs):
+    clean, corrupt = pairs[0][:2], pairs[1][:2]
+    for options, term in [
+        ({}, "threshold= for a search"),
+        ({"threshold": 1, "edges": "* -> *"}, "both of them"),
+        ({"threshold": "5"}, 'such as "5%"'),
+        ({"threshold": "x%"}, 'such as "5%"'),
+        ({"threshold": 1, "direction": "up"}, "direction"),
+        ({"threshold": 1, "held_out": 2}, "held_out"),
+        ({"edges": ["v_0_0_1 -> a_0_0_9"]}, "near matches are v_0_0_"),
+        ({"edges": ["q_0 -> "]}, "edge"),
+        ({"edges": "* -> *", "held_out": 0.5}, "without a search"),
+        ({"threshold": "5%", "metric": lambda x_1_3: 0 * x_1_3[:, 0]}, "a total effect of 0"),
+    ]:
+        with pytest.raises(bt.BNetError, match=term):
+            bt.circuit(clean, corrupt, **{"metric": read, **options})
+    idle = bt.circuit(clean, corrupt, metric=read, edges=["token_2 -> embed_2"])
+    assert idle.edges == 1 and idle.distance == pytest.approx(float((idle.corrupt - idle.clean).abs().mean()))
+
+
+def mib_areas(f, shares):
+    """CPR and CMD as the loop of MIB's `evaluate_area_under_curve` adds them."""
+    under = from_one = 0.0
+    for k in range(len(f) - 1):
+        width = shares[k + 1] - shares[k]
+        under += width * (f[k] + f[k + 1]) / 2
+        from_one += width * (abs(1 - f[k]) + abs(1 - f[k + 1])) / 2
+    return under, from_one
+
+
+class WeightedRuns(LogicRuns):
+    """1,000 edges with weights: the metric of a pair is the sum of its weights of the retained edges."""
+
+    def __init__(self, weights):
+        super().__init__(None, len(weights))
+        self.weights = weights  # [edge, example]
+
+    def evaluate(self, retained):
+        return retained.to(D) @ self.weights
+
+
+@pytest.fixture(scope="module")
+def weighted():
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(1000, 1, generator=generator, dtype=D) + 0.3 * torch.randn(
+        1000, 20, generator=generator, dtype=D
+    )
+    return WeightedRuns(weights + 0.2)
+
+
+ABOUT = {"confidence": 0.95, "resamples": 400, "seed": 0}
+
+
+def test_curves_equal_the_formulas_of_mib(weighted):
+    mean = weighted.weights.mean(1)
+    scores = dict(zip(weighted.edge_names, mean.tolist(), strict=True))
+    curves = measure_curves(weighted, {"true": scores, "none": dict.fromkeys(scores, 0.0)}, MIB_SHARES, 3, **ABOUT)
+    assert curves.counts == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) and curves.methods == ("true", "none", "random")
+    for ranking, order in (
+        ("signed", mean.argsort(descending=True)),
+        ("absolute", mean.abs().argsort(descending=True)),
+    ):
+        expected = [float(mean[order[:count]].sum() / mean.sum()) for count in curves.counts]
+        assert curves.faithfulness("true", ranking=ranking).tolist() == pytest.approx(expected)
+        under, from_one = mib_areas(expected, MIB_SHARES)
+        assert (curves.cpr["true"] if ranking == "signed" else curves.cmd["true"]) == pytest.approx(
+            under if ranking == "signed" else from_one
+        )
+    logs = [math.log(k) for k in MIB_SHARES]
+    f = curves.faithfulness("true").tolist()
+    assert curves.log_area["true"] * math.log(1000) == pytest.approx(mib_areas(f, logs)[0])
+    assert curves.cpr["true"] > curves.cpr["random"]
+    by_pair = weighted.weights[mean.argsort(descending=True)[:20]].sum(0) / weighted.weights.sum(0)
+    torch.testing.assert_close(curves.by_pair("true")[4], by_pair)
+    frame, summary = curves.to_dataframe(), curves.summary()
+    assert len(frame) == 30 and frame["median"][4] == pytest.approx(float(by_pair.quantile(0.5)))
+    assert (summary["CPR low"] < summary["CPR"]).all() and (summary["CPR"] < summary["CPR high"]).all()
+    assert "CPR" in repr(curves) and curves._repr_html_().count("<tr") == 4
+
+
+def test_a_perfect_ranking_has_area_999():
+    runs = WeightedRuns(torch.eye(1000, 1, dtype=D))
+    curves = measure_curves(runs, {"true": {"a_0 -> y": 1.0}}, MIB_SHARES, 0, **ABOUT)
+    assert curves.cpr["true"] == pytest.approx(0.999) and curves.cmd["true"] == pytest.approx(0, abs=1e-12)
+    assert curves.log_area["true"] == pytest.approx(1) and math.isnan(curves.summary()["CPR low"][0])
+    with pytest.raises(bt.BNetError, match="at least 2 pairs"):
+        curves.interval("true")
+
+
+def test_intervals_resample_both_sides_of_the_ratio():
+    """The ratio of pairs with proportional effects has no variance, for any differences of the total effects."""
+    scales = torch.linspace(0.1, 5, 12, dtype=D)
+    runs = WeightedRuns(torch.rand(40, 1, generator=torch.Generator().manual_seed(0), dtype=D) * scales)
+    scores = dict(zip(runs.edge_names, runs.weights[:, 0].tolist(), strict=True))
+    curves = measure_curves(runs, scores, (0.1, 0.5, 1.0), 0, **ABOUT)
+    low, high = curves.interval("scores")
+    torch.testing.assert_close(low, high)
+    torch.testing.assert_close(low, curves.faithfulness("scores"))
+    one = torch.ones(40, 12, dtype=D)
+    one[0] += torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=D) * 30
+    low, high = measure_curves(WeightedRuns(one), scores, (0.1, 0.5, 1.0), 0, **ABOUT).interval("scores")
+    assert (high[:2] > low[:2]).all() and float(high[2]) == pytest.approx(1) == float(low[2])
+
+
+def test_curves_of_a_real_net_from_a_sweep_a_circuit_and_numbers(pairs):
+    clean, corrupt = pairs
+    result = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="1%")
+    sweep = bt.sweep(clean[:4], corrupt[:4], at="v -> a", metric=read)
+    cells = dict(zip(sweep.names.values(), sweep._get_cell_values(sweep.values).tolist(), strict=True))
+    curves = bt.faithfulness_curves(
+        clean[4:],
+        corrupt[4:],
+        metric=read,
+        scores={"search": result, "sweep": sweep, "cells": cells},
+        shares=(0.05, 0.2, 1),
+    )
+    assert torch.equal(curves.outcomes["sweep"], curves.outcomes["cells"]) and curves.examples == 8
+    for name in curves.methods:
+        torch.testing.assert_close(curves.outcomes[name][:, -1], curves.clean.expand(len(curves.outcomes[name]), -1))
+    best = sorted(result.effects, key=lambda name: -result.effects[name])[: curves.counts[1]]
+    given = bt.circuit(clean[4:], corrupt[4:], metric=read, edges=best)
+    torch.testing.assert_close(given.outcome, curves.outcomes["search"][0, 1])
+    assert curves.edges == given.candidates
+    nodes = bt.sweep(clean[:2], corrupt[:2], at="v", metric=read)
+    for options, term in [
+        ({"scores": nodes}, "edge"),
+        ({"scores": {"a": {"v_0_0_1 -> a_0_0_9": 1.0}}}, "near matches"),
+        ({"scores": {"a": {"token_2 -> embed_2": 1.0}}}, "transmit a difference"),
+        ({"scores": {"random": result}}, "other than 'random'"),
+        ({"scores": {"v_0_0_0 -> a_0_0_1": math.nan}}, "a finite number"),
+        ({"scores": result, "shares": (0.5, 0.1)}, "increasing shares"),
+        ({"scores": result, "baselines": ("best",)}, "baseline"),
+        ({"scores": result, "metric": lambda x_1_3: 0 * x_1_3[:, 0]}, "total effect of 0"),
+    ]:
+        with pytest.raises(bt.BNetError, match=term):
+            bt.faithfulness_curves(clean[4:6], corrupt[4:6], **{"metric": read, **options})

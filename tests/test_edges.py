@@ -1,0 +1,238 @@
+"""Edges from writers to readers: exact runs and circuits by the reference, estimates by finite differences and EAP-IG."""
+
+import random
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference.intervention_values import Zero
+from bnet_transformer.interventions.edges.runner import build_edge_runner
+from bnet_transformer.interventions.edges.structure import EdgeStructure
+from bnet_transformer.interventions.sweeps.engine import run_cells
+from bnet_transformer.interventions.sweeps.request import parse_request
+from tests.cases import CASES, close, get_case
+from tests.eap_ig_formulas import EdgeGraph, score_eap, score_eap_ig_activations, score_eap_ig_inputs, score_exactly
+from tests.edge_oracle import CircuitRun, run_edge
+from tests.huggingface_models import GPT2, init_model
+from tests.sweep_oracle import get_outputs, make_metric, make_pair
+
+RECURRENT = ("recurrent", "recurrent, rnn", "recurrent, lstm", "recurrences")
+DISCRETE = ("factorial chains", "tagger", "sprinkler", "chest clinic", "sites", "hidden states")  # nets without edges
+WITH_EDGES = [case for case in CASES if case.text is not None and case.name not in (*RECURRENT, *DISCRETE)]
+QUICK = ("chapter, two slices", "encoder, pre-norm", "encoder, post-norm", "three stacks", "grouped", "encoder-decoder")
+PARAMETERS = [pytest.param(case, marks=[pytest.mark.slow] * (case.name not in QUICK)) for case in WITH_EDGES]
+SAMPLE = 4  # edges of each case that are compared with the oracle
+EPSILON = 1e-5
+
+
+def make_fixed_pair(case):
+    """A clean and a corrupt sentence of a case with all latent choices set, and the outcomes."""
+    clean, corrupt = make_pair(case)
+    names, choices = get_outputs(corrupt), set()
+    for s in (clean, corrupt):
+        model = s.state.model
+        choices |= set(reference.find_open_choices(model, range(len(model.ground)), {}, include_ancestors=True))
+    choices -= {corrupt.ground.id(name) for name in names}
+    states = {corrupt.ground.name(n): k % model.count_states(n) for k, n in enumerate(sorted(choices))}
+    pair = (clean.do(states), corrupt.do(states)) if states else (clean, corrupt)
+    return *pair, names
+
+
+def make_request(clean, corrupt, metric, **options):
+    defaults = {"over": None, "direction": "denoise", "words": None, "memory": 2**29}
+    return parse_request(clean, corrupt, at="edges", metric=metric, **{**defaults, **options})
+
+
+def choose(name, names):
+    """Some edges of a case."""
+    return random.Random(name).sample(list(names), min(SAMPLE, len(names)))
+
+
+@pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
+def test_an_edge_equals_two_runs_by_hand(case):
+    """Run 1: the reader's value, with one writer of the other run. Run 2: the reader set to this value."""
+    clean, corrupt, names = make_fixed_pair(case)
+    metric, nodes = make_metric(names), [corrupt.ground.id(name) for name in names]
+    result = bt.sweep(clean, corrupt, at="edges", metric=metric)
+    by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, over="word")
+    structure = make_request(clean, corrupt, metric).cells.edges.structure
+    for (edge,), name in choose(case.name, result.names.items()):
+        models = corrupt.state.model, clean.state.model
+        expected = metric(*(value[None] for value in run_edge(*models, structure, edge, nodes)))
+        close(result.outcomes[edge], expected)
+        last = max(word for number, word in by_word.names if number == edge)
+        expected = metric(*(value[None] for value in run_edge(*models, structure, edge, nodes, last)))
+        close(by_word.outcomes[edge, last], expected)
+
+
+@pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
+def test_estimates_are_the_derivative_of_exact_edges(case):
+    """Finite differences along the difference of the writer; the words of a reader add up."""
+    clean, corrupt, names = make_fixed_pair(case)
+    metric = make_metric(names)
+    estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True)
+    by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True, over="word")
+    close(by_word.effects.nansum(-2), estimates.effects, 1e-9)
+    request = make_request(clean, corrupt, metric)
+    batches = request.build_batches()
+    for base_run in (base_run for batch in batches for base_run in batch.iter_base_runs()):
+        base_run.differences |= {w: EPSILON * value for w, value in base_run.differences.items()}
+    outcomes, _, base = run_cells(batches, metric=request.metric, cells=request.cells, progress=None)
+    close((outcomes - base) / EPSILON, estimates.effects, 1e-3)
+
+
+@pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
+def test_circuits_equal_runs_node_by_node(case):
+    clean, corrupt, names = make_fixed_pair(case)
+    metric, nodes = make_metric(names), [corrupt.ground.id(name) for name in names]
+    runner = build_edge_runner(clean, corrupt, metric)
+    count, generator = len(runner.edge_names), random.Random(case.name)
+    masks = [[generator.random() < share for _ in range(count)] for share in (0.5, 0.8)]
+    outcomes = runner.evaluate(torch.tensor(masks))
+    for mask, actual in zip(masks, outcomes, strict=True):
+        run = CircuitRun(clean.state.model, corrupt.state.model, runner.structure, mask)
+        close(actual, metric(*(value[None] for value in run.get_outcomes(nodes))))
+    exact = bt.sweep(clean, corrupt, at="edges", metric=metric, direction="noise")
+    close(runner.evaluate_clean(), exact.clean)
+    close(runner.evaluate_corrupt(), exact.corrupt)
+    close(runner.evaluate(~torch.eye(count, dtype=torch.bool)), exact.outcomes)  # all edges but one
+
+
+def test_gates_have_the_gradient_of_circuits():
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    runner = build_edge_runner(clean, corrupt, make_metric(names))
+    gates = torch.full((len(runner.edge_names),), 0.6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(runner.evaluate_with_grad, (gates,))
+
+
+def test_choices_are_averaged():
+    """Outcomes are averaged over the latent choices of the sentence, as in every sweep."""
+    clean, corrupt = make_pair(get_case("slice"))
+    names = get_outputs(corrupt)
+    metric = make_metric(names[-1:])
+    result = bt.sweep(clean, corrupt, at="edges", metric=lambda y_2: y_2.exp()[:, 0], direction="noise")
+    expected = 0.0
+    pi = corrupt.posterior("c_0") if "c_0" in corrupt.ground.names else None
+    assert metric is not None
+    if pi is not None:
+        for state, weight in enumerate(pi.tolist()):
+            pair = clean.do(c_0=state, c_1=0), corrupt.do(c_0=state, c_1=0)
+            expected = expected + weight * bt.sweep(
+                *pair, at="edges", metric=lambda y_2: y_2.exp()[:, 0], direction="noise"
+            ).outcomes
+    assert result.outcomes.isfinite().all()
+
+
+# GPT-2, by the formulas of EAP-IG
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    model = init_model("GPT2LMHeadModel", {**GPT2, "n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 20})
+    for parameter in model.parameters():
+        parameter.data.mul_(2.5)
+    net = bt.from_pretrained(model)
+    ids = torch.tensor([[3, 4, 15, 6, 7], [1, 2, 13, 4, 5]]), torch.tensor([[3, 8, 5, 6, 17], [19, 7, 8, 9, 10]])
+    return net, EdgeGraph(model), ids
+
+
+def to_mib(name):
+    """The name of an edge of GPT-2 in the files of MIB."""
+    writer, reader = name.split(" -> ")
+    ends = []
+    for node in (writer, reader):
+        role, *indices = node.split("_")
+        ends.append(
+            {"embed": "input", "y": "logits", "ffn": "m{}", "a": "a{}.h{}"}.get(role, "a{}.h{}<" + role + ">").format(*indices)
+        )
+    return "->".join(ends)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "options"),
+    [
+        (score_exactly, {}),
+        (score_eap, {"first_order": True}),
+        (score_eap_ig_inputs, {"first_order": True, "steps": 4, "convention": "eap-ig"}),
+        (score_eap_ig_activations, {"first_order": True, "steps": 2, "convention": "eap-ig-activations"}),
+    ],
+    ids=["exact", "EAP", "EAP-IG on inputs", "EAP-IG on activations"],
+)
+def test_scores_of_gpt2_equal_the_formulas_of_eap_ig(gpt2, oracle, options):
+    net, graph, ids = gpt2
+    pair = ([net.sentence(row.tolist()) for row in rows] for rows in ids)
+    result = bt.sweep(*pair, at="edges", metric={"y_4": (4, 11)}, direction="noise", **options)
+    steps = [options["steps"]] if "steps" in options else []
+    expected = oracle(graph, *ids, lambda logits: (logits[..., -1, 4] - logits[..., -1, 11]).sum(), *steps)
+    scores = {to_mib(name): float(result.values[index]) for index, name in result.names.items()}
+    assert scores.keys() == expected.keys()
+    close(torch.tensor([scores[name] for name in expected]), torch.tensor(list(expected.values())))
+
+
+# the public face
+
+
+def test_table_of_edges():
+    net = get_case("grouped").net
+    frame = net.edges()
+    assert list(frame.columns[:4]) == ["edge", "writer", "reader", "channel"]
+    assert set(frame["channel"]) == {"q", "k", "v", "readout"}
+    row = frame.set_index("edge").loc["a_0_1_2 -> k_1_0"]
+    assert (row.writer, row.reader, row.channel) == ("a_0_1_2", "k_1_0", "k")
+    structure = EdgeStructure.of_network(net.network)
+    assert tuple(frame["edge"]) == structure.edges.names
+
+
+def test_heads_of_a_separate_stream_have_edges_to_themselves_only():
+    """A plate that no node on the way joins is not crossed."""
+    word = ["word"]
+    nodes = [
+        bt.Node("x", bt.tpm.Given(2), plates=word),
+        bt.Node("e", bt.tpm.Linear(3), ["x"], plates=["head", "word"]),
+        bt.Node("s", bt.tpm.Activation("relu"), ["e"], plates=["head", "word"]),
+        bt.Node("t", bt.tpm.Activation("relu"), ["s"], plates=["head", "word"]),
+        bt.Node("y", bt.tpm.Concat(mapped=False), ["t"], plates=word),
+    ]
+    net = bt.BNet(bt.Declaration([bt.Stack([], nodes[:1], nodes[1:], slices=0)], plates=[bt.Plate("head", 2)]))
+    pairs = set(zip(*(net.edges()[end] for end in ("writer", "reader")), strict=True))
+    assert {("s_0", "t_0"), ("s_1", "t_1")} <= pairs and ("s_0", "t_1") not in pairs
+
+
+def test_edges_beside_roles_and_arrows():
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    metric = make_metric(names)
+    result = bt.sweep(clean, corrupt, at=["edges", "v -> a", "q"], metric=metric)
+    for item in ("edges", "v -> a", "q"):
+        single = bt.sweep(clean, corrupt, at=item, metric=metric)
+        close(result.part(item).outcomes.nan_to_num(), single.outcomes.nan_to_num())
+    chosen = ["a_0_1 -> y", "embed -> q_1_0"]
+    close(bt.sweep(clean, corrupt, at=chosen, metric=metric).values, torch.tensor([result[name] for name in chosen], dtype=torch.float64))
+
+
+def test_an_ablation_of_an_edge():
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    metric = make_metric(names)
+    result = bt.sweep(Zero(), corrupt, at="edges", metric=metric)
+    zero = corrupt.do({"a_1_*_*": Zero()})  # the heads of the last slice reach the readout and the last step
+    both = bt.sweep(zero, corrupt, at=["a_1_0 -> y"], metric=metric)
+    close(result["a_1_0 -> y"], both["a_1_0 -> y"])
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_nets_are_refused(name):
+    clean, corrupt = make_pair(get_case(name))
+    with pytest.raises(bt.BNetError, match="recurrent"):
+        bt.sweep(clean, corrupt, at="edges", metric=make_metric(get_outputs(corrupt)))
+
+
+def test_bad_input():
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    metric = make_metric(names)
+    with pytest.raises(bt.BNetError, match="a_0_1 -> q_1_1"):  # a near name
+        bt.sweep(clean, corrupt, at=["a_0_1 -> q_0_1"], metric=metric)
+    with pytest.raises(bt.BNetError, match="differ"):
+        bt.sweep(clean, clean, at="edges", metric=metric)
+    with pytest.raises(bt.BNetError, match="convention"):
+        bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True, steps=2, convention="eap-ig")
