@@ -1,6 +1,6 @@
 """Do methods that score edges recover the known circuits of compiled programs?
 
-    python -m benchmarks.known_circuits [--programs histogram,backup] [--pairs 64]
+    python -m benchmarks.known_circuits [histogram backup ...] [--pairs 64]
 
 Writes docs/benchmarks/known_circuits.md. A method scores every edge: the score is an estimate of the decrease of the
 metric when this edge reads the corrupt run, so an edge that supports the metric has a positive score. The truth is the
@@ -384,10 +384,10 @@ def format_page(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure programs, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.known_circuits", description=__doc__)
-    parser.add_argument("--programs", help="names separated by commas; default: all")
+    parser.add_argument("programs", nargs="*", help="names of programs; default: all")
     parser.add_argument("--pairs", type=int, default=64, help="pairs of the search, at most 64")
     args = parser.parse_args(argv)
-    names = args.programs.split(",") if args.programs else list_programs()
+    names = args.programs or list_programs()
     page = format_page({name: measure_problem(create_problem(name, args.pairs)) for name in names})
     PAGE.write_text(page, encoding="utf-8")
     print(page)

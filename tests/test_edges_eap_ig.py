@@ -5,10 +5,18 @@ import torch
 
 import bnet_transformer as bt
 from benchmarks.edges import convert_name
+from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.pretrained import from_pretrained
-from tests.eap_ig_formulas import EdgeGraph, score_eap, score_eap_ig_activations, score_eap_ig_inputs, score_exactly
+from tests.eap_ig_formulas import (
+    EdgeGraph,
+    EdgeRuns,
+    score_eap,
+    score_eap_ig_activations,
+    score_eap_ig_inputs,
+    score_exactly,
+)
 from tests.huggingface_models import GPT2, init_model
-from tests.test_eap_ig_formulas import CLEAN, CORRUPT, FIRST, SECOND, metric
+from tests.test_eap_ig_formulas import CLEAN, CORRUPT, FIRST, SECOND, difference, metric
 
 STEPS = 3
 
@@ -68,3 +76,22 @@ def test_lists_of_sentences_are_the_mean_of_single_ones(graph, net):
     actual = sweep(net, first_order=True)
     assert max(abs(actual[edge] - (expected[0][edge] + expected[1][edge]) / 2) for edge in actual) < 1e-9
     assert torch.tensor(list(actual.values())).isfinite().all()
+
+
+def test_circuits_are_those_of_the_explicit_graph(graph, net):
+    clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
+    runner, runs = (
+        build_edge_runner(clean, corrupt, {"y_4": (FIRST, SECOND)}),
+        EdgeRuns(graph, CLEAN, CORRUPT, difference),
+    )
+    order = [runs.edge_names.index(convert_name(name).replace("->", " -> ")) for name in runner.edge_names]
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(8, len(order), generator=generator) < torch.linspace(0, 1, 8)[:, None]
+    expected = runs.evaluate(masks)
+    torch.testing.assert_close(runner.evaluate(masks[:, order]), expected, rtol=0, atol=1e-9)
+    assert float((expected - runs.evaluate_clean()).abs().max()) > 0.1
+    gates = torch.rand(len(order), generator=generator, dtype=torch.float64).requires_grad_()
+    values = runner.evaluate_with_grad(gates[order]).sum(), runs.evaluate_with_grad(gates).sum()
+    gradients = [torch.autograd.grad(value, gates)[0] for value in values]
+    torch.testing.assert_close(*values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
