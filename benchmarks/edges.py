@@ -84,7 +84,7 @@ def list_edges(slices: int, heads: int) -> list[tuple[str, str]]:
     return [*result, *((writer, "logits") for writer in writers)]
 
 
-# ---------------------------------------------------------------- the package; completed when `at="edges"` is available
+# ---------------------------------------------------------------- the package
 
 
 def run_package_edges(nets: Nets, *, first_order: bool) -> Any:
@@ -113,8 +113,9 @@ def convert_name(name: str) -> str:
 
 
 def list_package_scores(result: Any) -> dict[str, float]:
-    """Return the mean score of each edge over the prompts, by its name in MIB."""
-    raise NotImplementedError(f"the table of a sweep over edges: {type(result).__name__}")
+    """Return the mean effect of each edge over the prompts, by its name in MIB."""
+    values = result.values
+    return {convert_name(name): float(values[index]) for index, name in result.names.items()}
 
 
 # ---------------------------------------------------------------- plain torch

@@ -1,6 +1,6 @@
 """Do methods that score edges recover the known circuits of compiled programs?
 
-    python -m benchmarks.known_circuits [--programs histogram,backup] [--pairs 64]
+    python -m benchmarks.known_circuits [histogram backup ...] [--pairs 64]
 
 Writes docs/benchmarks/known_circuits.md. A method scores every edge: the score is an estimate of the decrease of the
 metric when this edge reads the corrupt run, so an edge that supports the metric has a positive score. The truth is the
@@ -8,7 +8,8 @@ set of edges with an effect on some pair of sentences of the program.
 
 Fixed before any result: the pairs (seed 0 for the search, seed 1 for the curves), the options of the methods (`STEPS`,
 `TAUS`, `PENALTY`), and the rule that turns scores into a circuit: the edges whose size is at least `SHARE` of the
-largest (one half for probabilities). Average precision and AUC rank the edges by the size of their score; ties count as in scikit-learn.
+largest (one half for probabilities). Average precision and AUC rank the edges by the size of their score; ties count
+as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from typing import Any
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
+
+import bnet_transformer as bt
+from benchmarks.report import describe_conditions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "known_circuits.md"
 SHARE = 0.01  # of the largest size of a score: the circuit of a method
@@ -42,8 +46,8 @@ class CountedRuns:
     """Runs of circuits (`edge_names`, `evaluate`, `evaluate_clean`, `evaluate_corrupt`, `swap`), and their number.
 
     `evaluate(retained)` returns the metric, `[circuit, example]`, of runs in which the edges of a mask read this run
-    and all other edges the corrupt run. `evaluate_soft(shares)` does so for one circuit with a differentiable share of
-    each edge, `[edge]`, where 1 is this run.
+    and all other edges the corrupt run. `evaluate_with_grad(shares)` does so for one circuit with a differentiable
+    share of each edge, `[edge]`, where 1 is this run.
     """
 
     runs: Any
@@ -58,10 +62,10 @@ class CountedRuns:
         self.count += len(retained)
         return self.runs.evaluate(retained).double().mean(1)
 
-    def evaluate_soft(self, shares: Tensor) -> Tensor:
+    def evaluate_with_grad(self, shares: Tensor) -> Tensor:
         """Return the mean metric of a circuit with shares of edges; a forward and a backward run."""
         self.count += 2
-        return self.runs.evaluate_soft(shares).double().mean()
+        return self.runs.evaluate_with_grad(shares).double().mean()
 
     def evaluate_ends(self) -> tuple[float, float]:
         """Return the mean metric of the clean and of the corrupt run."""
@@ -77,33 +81,96 @@ class CountedRuns:
 class Problem:
     """A program with its true edges, runs on the pairs of the search and on other pairs, and estimates of the package.
 
-    `estimate(method)` returns the scores of `"eap"`, `"eap-ig inputs"` or `"eap-ig activations"`. `writer_sizes` and
-    `reader_sizes` are the mean norms of outputs of writers and the norms of the weights of readers.
+    `estimate(method)` returns the scores of `"eap"`, `"eap-ig inputs"` or `"eap-ig activations"`, and the number of its
+    runs of all pairs, forward or backward. `writer_sizes` and `reader_sizes` are the mean norms of outputs of writers
+    and the norms of the weights of readers.
     """
 
     name: str
     truth: frozenset[str]
     runs: Any
     held_out: Any
-    estimate: Callable[[str], Scores]
+    estimate: Callable[[str], tuple[Scores, int]]
     writer_sizes: Mapping[str, float] = field(default_factory=dict)
     reader_sizes: Mapping[str, float] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------- the package; completed at the merge of its branches
+# ---------------------------------------------------------------- the package
 
 
-def create_problem(name: str, pairs: int) -> Problem:
-    """Return the problem of a program of the corpus (`bnet_transformer.programs.corpus`).
-
-    To do at the merge: runs of edges for the pairs of seed 0 and of seed 1, the metric log P(output of the clean
-    sentence) - log P(output of the corrupt sentence) at the words where they differ, and `bt.sweep(at="edges",
-    first_order=True, direction="noise")` with `steps=` and `convention="eap-ig"` for the estimates.
-    """
+def create_problem(name: str, count: int) -> Problem:
+    """Return the problem of a program of the corpus, with `count` pairs of sentences for the search."""
     from bnet_transformer.programs.corpus import get_program
 
+    from bnet_transformer.interventions.edges.runner import build_edge_runner
+
     known = get_program(name)
-    raise NotImplementedError(f"runs of edges of {known.name!r} on {pairs} pairs")
+    compiled, pairs = known.compiled, known.list_pairs(count, seed=0)
+    other_pairs = [pair for pair in known.list_pairs(count, seed=1) if pair not in pairs] or pairs
+
+    def encode(pairs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        clean, corrupt = (
+            [compiled.net.sentence(compiled.encode(w)) for w in side] for side in zip(*pairs, strict=True)
+        )
+        return clean, corrupt
+
+    def estimate(method: str) -> tuple[Scores, int]:
+        options: dict[str, Any] = {"metric": create_metric(compiled, pairs), "first_order": True, "direction": "noise"}
+        if method != "eap":
+            options |= {"steps": STEPS, "convention": method.replace(" inputs", "").replace(" ", "-")}
+        result = bt.sweep(*encode(pairs), at="edges", **options)
+        groups = 1 + 2 * count_slices(compiled.net) if method == "eap-ig activations" else 1
+        count = 3 if method == "eap" else 2 + 2 * STEPS * groups
+        return {name: -float(result.values[index]) for index, name in result.names.items()}, count
+
+    runs, held_out = (build_edge_runner(*encode(item), create_metric(compiled, item)) for item in (pairs, other_pairs))
+    # The state x_0 is the sum of the writer `embed` and the positions, which are equal in both runs.
+    truth = frozenset(edge.replace("x_0 -> ", "embed -> ") for edge in known.truth.edges)
+    assert truth <= set(runs.edge_names), f"unknown edges: {sorted(truth - set(runs.edge_names))}"
+    return Problem(name, truth, runs, held_out, estimate, *measure_sizes(compiled, pairs))
+
+
+def create_metric(compiled: Any, pairs: Sequence[Any]) -> Callable[..., Tensor]:
+    """Return log P(output of the clean sentence) - log P(output of the corrupt one), summed over words.
+
+    For a numeric output it is the inner product of the outputs and the difference of the outputs of the two sentences.
+    """
+    first = int(compiled.has_bos)
+    clean, corrupt = ([compiled.run(pair[side]) for pair in pairs] for side in (0, 1))
+    if not compiled.output_values:
+        change = torch.tensor(clean, dtype=torch.float64) - torch.tensor(corrupt, dtype=torch.float64)
+        return lambda y: (y[:, first:].flatten(1) * change).sum(1)
+    index = {value: k for k, value in enumerate(compiled.output_values)}
+    ids, other_ids = (torch.tensor([[index[value] for value in row] for row in rows]) for rows in (clean, corrupt))
+
+    def compare(y: Tensor) -> Tensor:
+        logs = y[:, first:]
+        return (logs.gather(2, ids[:, :, None]) - logs.gather(2, other_ids[:, :, None])).sum((1, 2))
+
+    return compare
+
+
+def count_slices(net: bt.BNet) -> int:
+    """Return the number of slices of a compiled program."""
+    return sum(name.startswith("W_q_") for name in net.parameters)
+
+
+def measure_sizes(compiled: Any, pairs: Sequence[Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the mean norm of the output of each writer in the clean run, and the norm of each reader's weights."""
+    parameters, slices = compiled.net.parameters, count_slices(compiled.net)
+    outputs = ["embed", *(f"{role}_{t}" for t in range(slices) for role in ("a", "ffn"))]
+    with torch.no_grad():
+        values = compiled.module(compiled.to_ids([pair[0] for pair in pairs]), want=outputs)
+    writers = {name: values[name] for name in outputs if not name.startswith("a_")}
+    readers = {"y": parameters["y.weight"], **{f"ffn_{t}": parameters[f"ffn_{t}.weight_in"] for t in range(slices)}}
+    for t in range(slices):
+        maps = parameters[f"W_o_{t}.value"]
+        for h, weight in enumerate(maps):
+            writers[f"a_{t}_{h}"] = values[f"a_{t}"][:, h] @ weight.T
+            readers |= {f"{role}_{t}_{h}": parameters[f"W_{role}_{t}.value"][h] for role in "qkv"}
+    return {w: float(v.norm(dim=-1).mean()) for w, v in writers.items()}, {
+        r: float(v.norm()) for r, v in readers.items()
+    }
 
 
 def list_programs() -> list[str]:
@@ -191,7 +258,7 @@ def score_by_learned_mask(problem: Problem, runs: CountedRuns) -> Scores:
     for _ in range(UPDATES):
         u = torch.rand(logits.shape, generator=generator, dtype=logits.dtype).clamp(1e-6, 1 - 1e-6)
         gates = (((u.logit() + logits) / beta).sigmoid() * (high - low) + low).clamp(0, 1)
-        error = (runs.evaluate_soft(gates) - clean) / (clean - corrupt)
+        error = (runs.evaluate_with_grad(gates) - clean) / (clean - corrupt)
         loss = error.square() + PENALTY * (logits - shift).sigmoid().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -200,12 +267,13 @@ def score_by_learned_mask(problem: Problem, runs: CountedRuns) -> Scores:
     return dict(zip(runs.edge_names, probabilities.tolist(), strict=True))
 
 
-def create_estimate(method: str, count: int) -> Callable[[Problem, CountedRuns], Scores]:
-    """Return a method of the package that estimates all edges by gradients, with its number of runs."""
+def create_estimate(method: str) -> Callable[[Problem, CountedRuns], Scores]:
+    """Return a method of the package that estimates all edges by gradients."""
 
     def score(problem: Problem, runs: CountedRuns) -> Scores:
+        scores, count = problem.estimate(method)
         runs.count += count
-        return problem.estimate(method)
+        return scores
 
     return score
 
@@ -213,9 +281,9 @@ def create_estimate(method: str, count: int) -> Callable[[Problem, CountedRuns],
 METHODS: dict[str, Callable[[Problem, CountedRuns], Scores]] = {
     "random": score_randomly,
     "activation x weight": score_by_size,
-    "EAP": create_estimate("eap", 3),
-    f"EAP-IG, inputs, {STEPS} steps": create_estimate("eap-ig inputs", 2 + 2 * STEPS),
-    f"EAP-IG, activations, {STEPS} steps": create_estimate("eap-ig activations", 2 + 2 * STEPS),  # for each layer group
+    "EAP": create_estimate("eap"),
+    f"EAP-IG, inputs, {STEPS} steps": create_estimate("eap-ig inputs"),
+    f"EAP-IG, activations, {STEPS} steps": create_estimate("eap-ig activations"),
     "exact, noising": score_by_noising,
     "exact, denoising": score_by_denoising,
     "exact, both": score_by_both,
@@ -240,14 +308,15 @@ def select_edges(scores: Scores, share: float = SHARE) -> frozenset[str]:
 def compute_curve(runs: CountedRuns, scores: Scores, *, by_size: bool) -> list[float]:
     """Return f(k) = (m(C_k) - m(corrupt)) / (m(clean) - m(corrupt)) for the shares k of the edges in `FRACTIONS`.
 
-    C_k has the first int(k E) edges by score, or by its size. Ties are in the order of the edges.
+    C_k has the first int(k E) edges by score (in the direction of m(clean) - m(corrupt)), or by its size. Ties are in
+    the order of the edges.
     """
+    clean, corrupt = runs.evaluate_ends()
     values = torch.tensor([scores[name] for name in runs.edge_names], dtype=torch.float64)
-    order = (values.abs() if by_size else values).argsort(descending=True, stable=True)
+    order = (values.abs() if by_size else values * (1 if clean > corrupt else -1)).argsort(descending=True, stable=True)
     retained = torch.zeros(len(FRACTIONS), len(order), dtype=torch.bool)
     for row, share in enumerate(FRACTIONS):
         retained[row, order[: int(share * len(order))]] = True
-    clean, corrupt = runs.evaluate_ends()
     return ((runs.evaluate(retained) - corrupt) / (clean - corrupt)).tolist()
 
 
@@ -284,11 +353,8 @@ def measure_problem(problem: Problem) -> dict[str, dict[str, float]]:
     for method, score in METHODS.items():
         runs, start = CountedRuns(problem.runs), time.perf_counter()
         scores = score(problem, runs)
-        seconds = time.perf_counter() - start
-        table[method] = measure_scores(problem, scores, SHARES.get(method, SHARE)) | {
-            "runs": runs.count,
-            "seconds": seconds,
-        }
+        cost = {"runs": runs.count, "seconds": time.perf_counter() - start}
+        table[method] = measure_scores(problem, scores, SHARES.get(method, SHARE)) | cost
     return table
 
 
@@ -298,7 +364,8 @@ def measure_problem(problem: Problem) -> dict[str, dict[str, float]]:
 def format_page(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """Return the page: the mean of each measure over the programs, then average precision by program."""
     columns = list(next(iter(next(iter(tables.values())).values())))
-    lines = ["# Benchmarks: known circuits", "", *(__doc__ or "").strip().splitlines()[4:], ""]
+    measured = "; ".join(f"{subject}: {value}" for subject, value in describe_conditions().items())
+    lines = ["# Benchmarks: known circuits", "", *(__doc__ or "").splitlines(), "", f"Measured on {measured}.", ""]
     lines += [f"Means over {len(tables)} programs:", "", f"| method | {' | '.join(columns)} |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for method in METHODS:
@@ -317,10 +384,10 @@ def format_page(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure programs, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.known_circuits", description=__doc__)
-    parser.add_argument("--programs", help="names separated by commas; default: all")
+    parser.add_argument("programs", nargs="*", help="names of programs; default: all")
     parser.add_argument("--pairs", type=int, default=64, help="pairs of the search, at most 64")
     args = parser.parse_args(argv)
-    names = args.programs.split(",") if args.programs else list_programs()
+    names = args.programs or list_programs()
     page = format_page({name: measure_problem(create_problem(name, args.pairs)) for name in names})
     PAGE.write_text(page, encoding="utf-8")
     print(page)

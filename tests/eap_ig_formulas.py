@@ -208,9 +208,9 @@ class EdgeRuns:
     def evaluate(self, retained: Tensor) -> Tensor:
         """The metric of circuits with the masks `retained`, `[circuit, edge]`: `[circuit, example]`."""
         with torch.no_grad():
-            return torch.stack([self.evaluate_soft(row.to(self.graph.model.dtype)) for row in retained])
+            return torch.stack([self.evaluate_with_grad(row.to(self.graph.model.dtype)) for row in retained])
 
-    def evaluate_soft(self, shares: Tensor) -> Tensor:
+    def evaluate_with_grad(self, shares: Tensor) -> Tensor:
         """The metric if each edge reads this share of this run and the remainder of the corrupt run, `[edge]`."""
         with torch.no_grad():
             other = self.graph.run(self.corrupt)

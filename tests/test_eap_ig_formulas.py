@@ -180,7 +180,7 @@ def test_eap_is_the_derivative_of_exact_patching(graph):
 def test_eap_is_the_gradient_of_shares_of_the_corrupt_run(graph):
     runs = EdgeRuns(graph, CLEAN, CORRUPT, difference)
     shares = torch.ones(len(graph.edges), dtype=D, requires_grad=True)
-    (gradient,) = torch.autograd.grad(runs.evaluate_soft(shares).mean(), shares)
+    (gradient,) = torch.autograd.grad(runs.evaluate_with_grad(shares).mean(), shares)
     assert_equal(
         score_eap(graph, CLEAN, CORRUPT, metric), dict(zip(graph.edges, (-gradient).tolist(), strict=True)), 1e-10
     )

@@ -29,9 +29,8 @@ def test_eap_is_that_of_hooks_of_transformer_lens_and_of_its_attribution_patchin
     expected = score_eap(EdgeGraph(nets.model), nets.clean, nets.corrupt, metric)
     assert_equal(peers.score_plainly(nets), expected)
     assert_equal(peers.score_by_hooks(nets), expected)
-    at_corrupt = score_eap(
-        EdgeGraph(nets.model), nets.corrupt, nets.clean, metric
-    )  # its direction is from corrupt to clean
+    # Its gradient is that of the corrupt run, and its direction is from corrupt to clean.
+    at_corrupt = score_eap(EdgeGraph(nets.model), nets.corrupt, nets.clean, metric)
     assert_equal(peers.score_by_attribution_patch(nets), at_corrupt)
 
 

@@ -28,17 +28,17 @@ class FormulaRuns:
     is_swapped: bool = False
     edge_names: tuple[str, ...] = EDGES
 
-    def evaluate_soft(self, shares):
+    def evaluate_with_grad(self, shares):
         return self.formula(1 - shares if self.is_swapped else shares)[None] * torch.tensor([1.0, 3.0])
 
     def evaluate(self, retained):
-        return torch.stack([self.evaluate_soft(row.double()) for row in retained])
+        return torch.stack([self.evaluate_with_grad(row.double()) for row in retained])
 
     def evaluate_clean(self):
-        return self.evaluate_soft(torch.ones(len(EDGES), dtype=torch.float64))
+        return self.evaluate_with_grad(torch.ones(len(EDGES), dtype=torch.float64))
 
     def evaluate_corrupt(self):
-        return self.evaluate_soft(torch.zeros(len(EDGES), dtype=torch.float64))
+        return self.evaluate_with_grad(torch.zeros(len(EDGES), dtype=torch.float64))
 
     def swap(self):
         return FormulaRuns(self.formula, not self.is_swapped)
@@ -57,7 +57,7 @@ def create_problem(name):
     gradient = torch.autograd.functional.jacobian(lambda s: 2 * formula(s), ones)
     sizes = {end: 1.0 for edge in EDGES for end in edge.split(" -> ")}
     scores = dict(zip(EDGES, gradient.tolist(), strict=True))
-    return Problem(name, frozenset(EDGES[k] for k in true), runs, runs, lambda method: scores, sizes, sizes)
+    return Problem(name, frozenset(EDGES[k] for k in true), runs, runs, lambda method: (scores, 3), sizes, sizes)
 
 
 @pytest.fixture(scope="module")
