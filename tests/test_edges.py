@@ -123,6 +123,37 @@ def test_outcomes_are_averaged_over_choices():
     close(result.outcomes, total.log())
 
 
+def test_edges_are_pruned_where_the_subspaces_do_not_meet():
+    """Each head writes to entries of the state that some readers do not read; no other edge is pruned."""
+    word, heads = ["word"], ["head", "word"]
+    tpm = bt.tpm
+    nodes = [
+        *(bt.Node(f"W_{r}", tpm.Weight((2, 4)), plates=["head"]) for r in "qkv"),
+        *(bt.Node(r, tpm.Linear(), [f"W_{r}", "x"], plates=heads) for r in "qkv"),
+        bt.Node("a", tpm.Attention(), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")], plates=heads),
+        bt.Node("W_o", tpm.Weight((4, 2)), plates=["head"]),
+        bt.Node("x", tpm.Concat(residual=True), ["W_o", "a", "x"], plates=word),
+    ]
+    stack = bt.Stack(
+        nodes, [bt.Node("x", tpm.Given(4), plates=word)], [bt.Node("y", tpm.Normal(1.0), ["x"], word)], slices=2
+    )
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(torch.float64)
+    parameters = {name: value.clone() for name, value in net.parameters.items()}
+    parameters["W_o_0.value"][0, 2:], parameters["W_o_0.value"][1, :2] = 0, 0  # head 0 writes 0 and 1, head 1 2 and 3
+    parameters["W_q_1.value"][0, :, 2:], parameters["W_k_1.value"][1, :, :2] = 0, 0  # entries that are not read
+    net = net.replace(parameters)
+    runner = build_edge_runner(net.sentence("a b c"), net.sentence("d e f"), lambda y_2: y_2[:, 0])
+    blocked = {name for name, flag in zip(runner.edge_names, runner.blocked, strict=True) if flag}
+    assert blocked == {"a_0_1 -> q_1_0", "a_0_0 -> k_1_1"}
+    result = bt.sweep(net.sentence("a b c"), net.sentence("d e f"), at="edges", metric=lambda y_2: y_2[:, 0])
+    assert all(result[name] == 0 for name in blocked)
+
+
+def test_nothing_is_pruned_behind_a_norm():
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    assert not build_edge_runner(clean, corrupt, make_metric(names)).blocked.any()
+
+
 # the public face
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.checks import check_int
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState
@@ -26,6 +27,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.interventions.circuits.arrow_runs import run_with_cells
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
+from bnet_transformer.interventions.edges.pruning import find_blocked_edges
 from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup, is_wordwise_path
 from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
@@ -37,6 +39,7 @@ from bnet_transformer.interventions.sweeps.examples import (
     parse_example_pair,
     parse_metric,
 )
+from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.routing import find_run_obstacle
 from bnet_transformer.interventions.sweeps.sparse_update import (
     NeededPositions,
@@ -81,6 +84,16 @@ class EdgeRunner(CircuitRuns):
         """The same edges with the clean and the corrupt run exchanged."""
         return replace(self, clean=self.corrupt, corrupt=self.clean)
 
+    @cached_property
+    def blocked(self) -> BoolArray:
+        """The edges that cannot transmit anything, by proof, `[edge]`."""
+        groups = frozenset(writer.spec.group.index for writer in self.structure.writer_groups)
+        blocked = np.ones(len(self.edge_names), dtype=bool)
+        for states in self.choices:  # weights under a choice differ between its states
+            example = next(self.clean.with_choices(states).split(1))
+            blocked &= find_blocked_edges(PatchedRun(example, self.needed, groups), self.structure)
+        return blocked
+
     @property
     def edge_groups(self) -> tuple[tuple[int, ...], ...]:
         """The edges of each group of readers."""
@@ -88,7 +101,7 @@ class EdgeRunner(CircuitRuns):
         return tuple(tuple(np.flatnonzero(readers == r).tolist()) for r in np.unique(readers))
 
     def find_connected(self, retained: Tensor) -> Tensor:
-        """The mask of the edges whose reader leads to the metric along the retained ones, `[edge]`."""
+        """The mask of the edges that can transmit a difference, and whose reader leads to the metric, `[edge]`."""
         table, structure = self.structure.edges, self.structure
         active = {(r, u): structure.reader_groups[r].is_readout for r, u in structure.reader_units}
         needed: set[tuple[int, int]] = set()  # the writers that lead to the metric
@@ -107,7 +120,7 @@ class EdgeRunner(CircuitRuns):
                             strict=True,
                         )
                     )
-        return torch.from_numpy(connected)
+        return torch.from_numpy(connected & ~self.blocked)
 
     @cached_property
     def runs(self) -> list[MaskedRun]:

@@ -91,7 +91,11 @@ class PatchCells:
     @property
     def grid(self) -> CellGrid:
         """The axes, the positions, the labels and the names, as the result has them."""
-        names = {tuple(map(int, np.unravel_index(k, self.shape))): name for k, name in self.names.items()}
+        index = (
+            np.stack(np.unravel_index(np.array([*self.names], dtype=np.int64), self.shape), -1) if self.axes else None
+        )
+        positions = [()] * len(self.names) if index is None else [tuple(row) for row in index.tolist()]
+        names = dict(zip(positions, self.names.values(), strict=True))
         return CellGrid(self.at, self.axes, self.labels, self.positions, names)
 
     def to_result_fields(self) -> dict[str, Any]:

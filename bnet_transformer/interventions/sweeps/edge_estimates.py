@@ -147,7 +147,7 @@ class TangentPass:
             else:
                 mapped.append(parent)
         if mapped:
-            blocks.append(self._map(spec, mapped))
+            blocks.append(self.map_group(spec, mapped))
         if index in self.run.base.patched and blocks:
             is_set = self.run.base.patched[index][1]
             blocks = [(cells, block * ~self._align_mask(is_set, index, block)) for cells, block in blocks]
@@ -186,12 +186,14 @@ class TangentPass:
         block.movedim(0, axis + 1)[(*position[:-1], *steps)] = source[position]
         return block
 
-    def _map(self, spec: NodeSpec, parents: Sequence[int]) -> tuple[list[int], Tensor]:
+    def map_group(self, spec: NodeSpec, parents: Sequence[int]) -> tuple[list[int], Tensor]:
         """The tangents of a group, from those of parents that it maps: by its linear map, or the derivative of a norm."""
         axis = self.run.base.layout.word_dim
         joined = {parent: self.join(parent) for parent in parents}
         cells = sorted({cell for part, _ in joined.values() for cell in part})
-        rows = RowIndex.from_mask(np.tile(self.words[spec.group.index], (len(cells), 1)))
+        index = spec.group.index
+        words = self.words[index] if index in self.words else self.run.needed.ancestor_words[index]
+        rows = RowIndex.from_mask(np.tile(words, (len(cells), 1)))
         updates = {}
         for parent, (part, tangent) in joined.items():
             local = np.zeros((len(cells), len(self.words[parent])), dtype=bool)
