@@ -333,7 +333,7 @@ def test_curves_of_a_real_net_from_a_sweep_a_circuit_and_numbers(pairs):
     clean, corrupt = pairs
     result = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="1%")
     sweep = bt.sweep(clean[:4], corrupt[:4], at="v -> a", metric=read)
-    cells = dict(zip(sweep.names.values(), sweep._get_cell_values(sweep.values).tolist(), strict=True))
+    cells = {name: sweep[name] for name in sweep.names.values()}
     curves = bt.faithfulness_curves(
         clean[4:],
         corrupt[4:],

@@ -101,17 +101,17 @@ def run_tests(
     distances = []
     for masks in (torch.cat([mask[None], random_sets]), ~torch.cat([mask[None], outer_sets])):
         distances.append((evaluate(masks) - clean).abs().mean(-1))
-    near, far = distances
+    with_only, without = distances
     changes, other_changes = ((evaluate(flip(edges)) - outcome).abs().mean(-1) for edges in (members, added))
     names = [runs.edge_names[edge] for edge in members.tolist()]
     minimality = [compute_p_value(other_changes >= change) for change in changes]
     return CircuitTests(
-        sufficiency=compute_p_value(near[1:] <= near[0]),
-        necessity=compute_p_value(far[1:] >= far[0]),
+        sufficiency=compute_p_value(with_only[1:] <= with_only[0]),
+        necessity=compute_p_value(without[1:] >= without[0]),
         minimality=dict(zip(names, minimality, strict=True)),
         changes=dict(zip(names, changes.tolist(), strict=True)),
-        distance=float(near[0]),
-        removed_distance=float(far[0]),
+        distance=float(with_only[0]),
+        removed_distance=float(without[0]),
         draws=draws,
         examples=len(index),
         is_in_sample=is_in_sample,
