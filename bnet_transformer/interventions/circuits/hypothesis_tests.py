@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
+from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE, evaluate_changes
 from bnet_transformer.interventions.circuits.runs import CircuitRuns, build_mask
 
 if TYPE_CHECKING:
@@ -92,17 +92,15 @@ def run_tests(
     def evaluate(masks: Tensor) -> Tensor:
         return torch.cat([runs.evaluate(part)[:, index] for part in masks.split(MAX_BATCH_SIZE)])
 
-    def flip(edges: Tensor) -> Tensor:  # the circuit with each of these edges added or removed
-        masks = mask.repeat(len(edges), 1)
-        masks[torch.arange(len(edges)), edges] ^= True
-        return masks
-
     clean, outcome = runs.evaluate_clean()[index], evaluate(mask[None])
     distances = []
     for masks in (torch.cat([mask[None], random_sets]), ~torch.cat([mask[None], outer_sets])):
         distances.append((evaluate(masks) - clean).abs().mean(-1))
     with_only, without = distances
-    changes, other_changes = ((evaluate(flip(edges)) - outcome).abs().mean(-1) for edges in (members, added))
+    changes, other_changes = (
+        (evaluate_changes(runs, mask, edges[:, None].tolist())[:, index] - outcome).abs().mean(-1)
+        for edges in (members, added)
+    )
     names = [runs.edge_names[edge] for edge in members.tolist()]
     minimality = [compute_p_value(other_changes >= change) for change in changes]
     return CircuitTests(
