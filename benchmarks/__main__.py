@@ -80,6 +80,7 @@ ROWS = (
     Row("edges-exact", "edges", edges.exact_edges),
     Row("induction-by-hand", "circuits", induction.planted_by_hand, ACCURACY),
     Row("induction-trained", "circuits", induction.planted_by_training, ACCURACY),
+    Row("circuit-search", "circuits", induction.search_of_4_slices, SEARCHES),
     Row("gated-runs", "heads", heads.gated_runs),
     Row("inclusion-memory", "heads", heads.memory_of_inclusion, MEMORY),
     Row("inclusion-growth", "heads", heads.growth_with_heads),

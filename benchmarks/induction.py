@@ -17,6 +17,7 @@ values of B would not differ; if only B, the keys. The metric is log P(B) - log 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, measure_peak
-from bnet_transformer.interventions.circuits import Circuit
+from benchmarks.harness import Figure, figure, measure_peak, time_calls
+from bnet_transformer.interventions.circuits import Circuit, FaithfulnessWarning
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 VOCABULARY, WORDS, START = 16, 12, 0
@@ -149,7 +150,7 @@ def find_circuit(net: bt.BNet, prompts: Prompts, fraction: float = FRACTION) -> 
     threshold = fraction * float(
         (compute_metric(net, prompts.clean, prompts) - compute_metric(net, prompts.corrupt, prompts)).mean()
     )
-    return bt.circuit(clean, corrupt, metric=prompts.metric, threshold=threshold)
+    return bt.circuit(clean, corrupt, metric=prompts.metric, threshold=threshold, held_out=0)
 
 
 @torch.no_grad()
@@ -227,9 +228,41 @@ def measure_areas(
             ("edges kept, of all roles", circuit.edges),
             ("edges tested", circuit.candidates),
             ("faithfulness", circuit.faithfulness),
+            ("faithfulness on 8 other sentences", run_on_other_sentences(net, circuit, p).faithfulness),
         ):
             result.setdefault(subject, []).append(value)
     return result
+
+
+def run_on_other_sentences(net: bt.BNet, circuit: Circuit, position: int) -> Circuit:
+    """Return the same edges on 8 sentences that the search did not use."""
+    prompts = Prompts.sample(position, 8, seed=1)
+    return circuit.run(*prompts.sentences(net), metric=prompts.metric)
+
+
+def search_of_4_slices() -> list[Figure]:
+    """`bt.circuit` over all arrows of a random decoder (4 slices, 4 heads, 32 wide, 10 words, 32 pairs that differ in
+    every word; threshold 1% of the mean of |clean - corrupt|), and over arrows joined along the words; the seconds
+    include both base runs. The target is at most 10 s."""
+    net = bt.decoder(32, heads=4, slices=4, hidden=64, vocabulary=[f"w{k}" for k in range(40)], seed=0)
+    generator = torch.Generator().manual_seed(0)
+    clean, corrupt = (
+        [net.sentence(ids) for ids in torch.randint(0, 40, (32, 10), generator=generator).tolist()] for _ in range(2)
+    )
+
+    def search(**options: object) -> Circuit:
+        return bt.circuit(clean, corrupt, metric={"y_9": (1, 2)}, threshold="1%", **options)  # type: ignore[arg-type]
+
+    calls = {"all arrows": search, "arrows joined along words": lambda: search(over=["slice", "head"])}
+    both = {"all arrows, both directions": lambda: search(direction="both")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FaithfulnessWarning)  # the total effect of a random net is near 0
+        spent = time_calls({**calls, **both}, runs=3)
+        result = search()
+    seconds = [
+        figure(f"search of {name}", times, "s", 10.0 if name in calls else None) for name, times in spent.items()
+    ]
+    return [*seconds, figure("edges tested, all arrows", result.candidates, ""), figure("edges kept", result.edges, "")]
 
 
 def planted_by_hand() -> list[Figure]:

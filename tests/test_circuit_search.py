@@ -13,6 +13,7 @@ import bnet_transformer as bt
 from bnet_transformer.interventions.circuits import FaithfulnessWarning, read_json
 from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
 from bnet_transformer.interventions.circuits.greedy import search_circuit
+from bnet_transformer.interventions.circuits.hypothesis_tests import run_tests
 from bnet_transformer.interventions.circuits.mib import from_mib_name, to_mib_name
 from bnet_transformer.interventions.circuits.runs import CircuitRuns, match_edges
 
@@ -332,7 +333,7 @@ def test_curves_of_a_real_net_from_a_sweep_a_circuit_and_numbers(pairs):
     clean, corrupt = pairs
     result = bt.circuit(clean[:4], corrupt[:4], metric=read, threshold="1%")
     sweep = bt.sweep(clean[:4], corrupt[:4], at="v -> a", metric=read)
-    cells = dict(zip(sweep.names.values(), sweep._get_cell_values(sweep.values).tolist(), strict=True))
+    cells = {name: sweep[name] for name in sweep.names.values()}
     curves = bt.faithfulness_curves(
         clean[4:],
         corrupt[4:],
@@ -360,3 +361,48 @@ def test_curves_of_a_real_net_from_a_sweep_a_circuit_and_numbers(pairs):
     ]:
         with pytest.raises(bt.BNetError, match=term):
             bt.faithfulness_curves(clean[4:6], corrupt[4:6], **{"metric": read, **options})
+
+
+def test_hypotheses_of_sufficiency_necessity_and_minimality():
+    """Edges 0 to 2 have the whole effect; edge 3 of the circuit has none; outside there are small effects."""
+    weights = torch.full((40, 6), 0.01, dtype=D)
+    weights[:3], weights[3] = 1.0, 0.0
+    runs = WeightedRuns(weights)
+    tests = run_tests(runs, runs.edge_names[:4], [0, 1], 199, 0, is_in_sample=True)
+    assert tests.sufficiency == tests.necessity == 1 / 200 and tests.examples == 2
+    assert tests.distance == pytest.approx(0.36) and tests.removed_distance == pytest.approx(3.0)
+    assert list(tests.minimality.values()) == [1 / 37] * 3 + [1.0]
+    assert list(tests.changes.values()) == pytest.approx([1.0, 1.0, 1.0, 0.0])
+    poor = run_tests(runs, runs.edge_names[10:14], [0], 199, 0, is_in_sample=False)
+    assert poor.sufficiency > 0.3 and poor.necessity > 0.2
+    assert "for 0 of 4 edges" in repr(poor) and poor._repr_html_().count("<tr") == 5
+    with pytest.raises(bt.BNetError, match="some of the edges"):
+        run_tests(runs, [], [0], 9, 0, is_in_sample=True)
+
+
+def test_a_circuit_is_tested_on_held_out_pairs(pairs):
+    result = bt.circuit(*pairs, metric=read, threshold="5%", over=["slice", "head"])
+    tests = result.test(draws=20)
+    assert tests.examples == 3 and not tests.is_in_sample and set(tests.minimality) <= set(result.retained)
+    assert tests.distance == pytest.approx(result.held_out.distance)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_plot_has_the_curves_and_the_areas(weighted, theme):
+    scores = dict(zip(weighted.edge_names, weighted.weights.mean(1).tolist(), strict=True))
+    curves = measure_curves(weighted, {"a $b_1$ <i>": scores}, MIB_SHARES, 2, **ABOUT)
+    figure = bt.plot(curves, theme=theme)
+    for ax, ranking in zip(figure.axes, ("signed", "absolute"), strict=True):
+        for line, name in zip(ax.get_lines()[:2], curves.methods, strict=True):
+            np.testing.assert_allclose(line.get_ydata(), curves.faithfulness(name, ranking=ranking))
+        area = curves.cpr["random"] if ranking == "signed" else curves.cmd["random"]
+        assert f"{area:.2f}" in ax.get_legend().get_texts()[1].get_text() and ax.get_xscale() == "log"
+        assert len(ax.collections) == 2
+        figure.draw_without_rendering()
+        assert ax.get_legend().get_window_extent().y1 < ax.get_window_extent().y0  # below the curves
+    one = bt.plot(curves, ranking="absolute", methods=["random"], intervals=False)
+    assert len(one.axes) == 1 and not one.axes[0].collections
+    with pytest.raises(bt.BNetError, match="method"):
+        bt.plot(curves, methods=["other"])
+    with pytest.raises(bt.BNetError, match="ranking"):
+        bt.plot(curves, ranking="best")

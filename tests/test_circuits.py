@@ -302,6 +302,27 @@ def test_the_circuit_as_a_graph():
         assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(SHOWN)]
+)
+def test_any_masks_in_one_batch_are_the_circuits_of_the_reference(name):
+    clean, corrupt, nodes = examples(name)
+    runs = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), None, None, 2**29).build_runs()
+    ground, oracles = clean[0].ground, [CircuitOracle(*pair) for pair in zip(clean, corrupt, strict=True)]
+    shares = torch.tensor([0.3, 0.8, 0.95, 0.99])[:, None]
+    masks = torch.rand(4, len(runs.edge_names), generator=torch.Generator().manual_seed(0)) < shares
+    for side, swapped in ((runs, False), (runs.swap(), True)):
+        if swapped:
+            oracles = [CircuitOracle(*pair) for pair in zip(corrupt, clean, strict=True)]
+        for mask, actual in zip(masks, side.evaluate(masks), strict=True):
+            cut = [name for name, retained in zip(runs.edge_names, mask.tolist(), strict=True) if not retained]
+            removed = {tuple(map(ground.id, edge.split(" -> "))) for edge in cut}
+            outputs = [oracle.get_outputs(removed, nodes) for oracle in oracles]
+            close(actual, nonlinear(*(torch.stack(values) for values in zip(*outputs, strict=True))))
+        limited = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), None, None, 1).build_runs()
+        close((limited.swap() if swapped else limited).evaluate(masks), side.evaluate(masks))
+
+
 def net_picture(s, result):
     return s.net.picture(highlight=result)
 

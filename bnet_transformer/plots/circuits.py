@@ -40,7 +40,9 @@ def plot_faithfulness_curves(
     check_choice("intervals", intervals, (True, False))
     names = result.methods if methods is None else check_sequence("methods", methods, str)
     if not names:
-        raise BNetError("methods", expected="at least one of the methods", actual=methods, allowed=result.methods)
+        raise BNetError(
+            "methods", expected="at least one of the methods", actual=methods, allowed=", ".join(result.methods)
+        )
     rankings = RANKINGS if ranking is None and canvas.user_axes is None else (ranking or "signed",)
     height = 2.4 + LEGEND_LINE * len(names)
     panels = canvas.add_panels(1, len(rankings), 3.3 * len(rankings) + 0.2, height, sharey=True)
@@ -102,10 +104,10 @@ def _draw_curves(
     ends = [low - margin, high + margin]
     if intervals:
         for name, style in styles.items():
-            band = [to_numpy(end) for end in result.interval(name, ranking=ranking)]
-            ax.fill_between(shares, *band, color=style["color"], alpha=0.15, linewidth=0, zorder=2)
+            lower, upper = (to_numpy(end) for end in result.interval(name, ranking=ranking))
+            ax.fill_between(shares, lower, upper, color=style["color"], alpha=0.15, linewidth=0, zorder=2)
             limit = OVERFLOW * (high - low)
-            ends = [max(min(ends[0], band[0].min()), low - limit), min(max(ends[1], band[1].max()), high + limit)]
+            ends = [max(min(ends[0], lower.min()), low - limit), min(max(ends[1], upper.max()), high + limit)]
     for level in (0, 1):
         ax.axhline(level, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
     canvas.style_curve_axes(ax, "", "", 6)

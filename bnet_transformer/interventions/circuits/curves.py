@@ -387,7 +387,7 @@ def _parse_scores(scores: Any, runs: CircuitRuns) -> dict[str, FloatArray]:
 def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
     """The scores of one method, `[edge]`: of a sweep, a circuit or a mapping."""
     if isinstance(scores, Sweep):
-        scores = dict(zip(scores.names.values(), scores._get_cell_values(scores.values).tolist(), strict=True))
+        scores = {name: scores.values[index] for index, name in scores.names.items()}
     elif isinstance(scores, Circuit):
         scores = scores.effects
     if not isinstance(scores, Mapping):

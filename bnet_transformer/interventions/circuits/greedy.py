@@ -19,6 +19,7 @@ from bnet_transformer.interventions.circuits.runs import CircuitRuns
 
 INITIAL_BATCH_SIZE = 4  # tests in the first batch; doubled after each batch that was predicted correctly
 MAX_BATCH_SIZE = 512  # masks in one call; the runs divide them further by their memory
+MAX_MASK_BYTES = 2**26  # of all masks in one call
 TIE_DECIMALS = 9  # effects that agree to this number of decimals are ties, tested in the order of the graph
 DIRECTIONS = ("noise", "denoise", "both")
 
@@ -89,6 +90,19 @@ def search_circuit(runs: CircuitRuns, examples: IntArray, threshold: float, dire
     return SearchResult(effects, tuple(edge for edge in effects if edge in retained), threshold)
 
 
+def evaluate_changes(runs: CircuitRuns, retained: Tensor, changes: Sequence[Sequence[int]]) -> Tensor:
+    """The metric of a circuit after each of these sets of edges was removed, or added, `[set, example]`."""
+    size = max(1, min(MAX_BATCH_SIZE, MAX_MASK_BYTES // max(1, len(retained))))
+    parts = []
+    for start in range(0, len(changes), size):
+        sets = changes[start : start + size]
+        masks = retained.repeat(len(sets), 1)
+        for mask, edges in zip(masks, sets, strict=True):
+            mask[list(edges)] ^= True
+        parts.append(runs.evaluate(masks))
+    return torch.cat(parts)
+
+
 def search_edges(runs: CircuitRuns, examples: IntArray, threshold: float) -> SearchResult:
     """Test all edges, from the outcomes to the inputs.
 
@@ -102,11 +116,11 @@ def search_edges(runs: CircuitRuns, examples: IntArray, threshold: float) -> Sea
     """
     clean, columns = runs.evaluate_clean()[examples], torch.from_numpy(examples)
 
-    def measure_distances(masks: Tensor) -> Tensor:
-        parts = [runs.evaluate(part)[:, columns] for part in masks.split(MAX_BATCH_SIZE)]
-        return (torch.cat(parts) - clean).abs().mean(-1)
-
     retained = torch.ones(len(runs.edge_names), dtype=torch.bool)
+
+    def measure_distances(removed: Sequence[Sequence[int]]) -> Tensor:  # D without each of these sets of edges
+        return (evaluate_changes(runs, retained, removed)[:, columns] - clean).abs().mean(-1)
+
     effects: dict[int, float] = {}
     distance = 0.0
     for group in reversed(runs.edge_groups):
@@ -121,7 +135,7 @@ def search_edges(runs: CircuitRuns, examples: IntArray, threshold: float) -> Sea
 
 
 def _test_edges(
-    measure_distances: Callable[[Tensor], Tensor],
+    measure: Callable[[Sequence[Sequence[int]]], Tensor],
     edges: Sequence[int],
     retained: Tensor,
     distance: float,
@@ -130,16 +144,8 @@ def _test_edges(
 ) -> float:
     """Test the edges of one group, in the order of their single effects; update `retained` and `effects`.
 
-    Returns:
-        `D` of the circuit after the tests.
+    `measure` returns `D` of the retained edges without each of some sets. The result is `D` after the tests.
     """
-
-    def measure(removed: Sequence[Sequence[int]]) -> Tensor:  # D without each of these sets of edges
-        masks = retained.repeat(len(removed), 1)
-        for row, subset in enumerate(removed):
-            masks[row, list(subset)] = False
-        return measure_distances(masks)
-
     single_effects = measure([[edge] for edge in edges]) - distance
     order = sorted(range(len(edges)), key=lambda k: round(float(single_effects[k]), TIE_DECIMALS))
     # The tests are sequential: each depends on the edges that were removed before. To evaluate several in one batch,

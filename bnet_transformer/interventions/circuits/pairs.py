@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -97,9 +96,3 @@ def _explain_missing_edges(incoming: object) -> str:
     if incoming:
         return "none of the candidates transmits a difference between clean and corrupt to the metric"
     return "the clean and the corrupt sentence do not differ in any ancestor of the metric"
-
-
-def name_examples(count: int, positions: Sequence[int] | None = None) -> str:
-    """A count of pairs, as text."""
-    number = count if positions is None else len(positions)
-    return f"{number} pair{'s' * (number != 1)}"

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int, check_seed
 from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
 from bnet_transformer.interventions.circuits.mib import write_mib
 from bnet_transformer.interventions.circuits.pairs import CircuitPairs
 from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
@@ -149,6 +151,35 @@ class Circuit:
         """The same edges on other pairs of the same net."""
         result = evaluate_circuit(pairs, pairs.build_runs(), self.retained, effects=self.effects, is_in_sample=False)
         return replace(result, threshold=self.threshold, direction=self.direction)
+
+    def test(self, *, draws: int = 200, seed: int = 0) -> CircuitTests:
+        """Compare the circuit with random sets of as many edges: sufficiency, necessity and minimality.
+
+        The pairs are the held-out ones, or those of the circuit if there are none. A random set has edges of the same
+        kind, drawn uniformly. Random ground arrows rarely form a path, so that a small p value of sufficiency says
+        little for them; it says more with `over=("slice", "head")`.
+
+        Args:
+            draws: The number of random sets.
+            seed: The seed of the random sets.
+
+        Returns:
+            The p values.
+
+        Raises:
+            BNetError: The circuit has no edge, or all edges.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)
+        >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+        >>> found = bt.circuit(clean, corrupt, metric=lambda x_1_2: x_1_2[:, 0], threshold="5%")
+        >>> sorted(found.test().minimality) == sorted(found.retained)
+        True
+        """
+        positions = self.pairs.held_out or tuple(self.pairs.in_sample.tolist())
+        runs, is_in_sample = self.pairs.build_runs(), self.is_in_sample and not self.pairs.held_out
+        count, seed = check_int("draws", draws), check_seed(seed)
+        return run_tests(runs, self.retained, positions, count, seed, is_in_sample=is_in_sample)
 
     def to_json(self, path: object, *, convention: str = "mib") -> None:
         """Write the edges and their effects in the format of MIB's circuit track (`Graph.to_json` of EAP-IG).
