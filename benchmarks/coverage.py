@@ -101,9 +101,7 @@ def measure(seed: int, method: Method) -> Measurement:
 
 def measure_all(key: str, seeds: range, processes: int, path: Path | None) -> list[Measurement]:
     """Measure a method in each replication, and read those that are in the file `path`."""
-    saved = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path and path.exists() else []
-    )
+    saved = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path and path.exists() else []
     results = {row["seed"]: tuple(row["result"]) for row in saved if row["method"] == repr(METHODS[key][1])}
     with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         jobs = {pool.submit(measure, seed, METHODS[key][1]): seed for seed in seeds if seed not in results}

@@ -42,7 +42,7 @@ def test_a_part_of_a_list_is_the_sweep_of_its_item(name):
 
 
 def test_over_joins_the_items_with_its_axes():
-    """Arrows without heads keep their slices; an arrow of patterns is a joined arrow; rows beside values."""
+    """Arrows without heads keep their slices; an arrow of patterns is a joined arrow; rows and values."""
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 2)
     query = {"metric": make_metric(["y_0", "y_2"])}
     items = ["v -> a", "x -> x", "j", "a", "v_1_0_* -> a_1_0_*", "q -> a -> x"]
@@ -145,8 +145,8 @@ def test_words_take_values_of_other_words(is_sequential, monkeypatch):
             close(part.outcomes[slice_, part.positions["word"].index(word)], make_metric(["y_2", "x_1_0"])(*values))
         arrow = result.part("v -> a")
         assert {index[3] for index in arrow.names} == set(keys)
-        together = base.do({f"x_1_{word}": source[f"x_1_{peer}"] for word, peer in pairs.items()})
-        expected = make_metric(["y_2", "x_1_0"])(together.tpm("y_2").logits[None], together["x_1_0"][None])
+        joint = base.do({f"x_1_{word}": source[f"x_1_{peer}"] for word, peer in pairs.items()})
+        expected = make_metric(["y_2", "x_1_0"])(joint.tpm("y_2").logits[None], joint["x_1_0"][None])
         close(result.part("x_1_*").outcomes[0], expected)
     source_metric = make_metric(["y_2", "x_1_0"])(longer.tpm("y_3").logits[None], longer["x_1_1"][None])
     close(bt.sweep(longer, base, metric=make_metric(["y_2", "x_1_0"]), words={0: 1, 2: 3}).clean, source_metric)

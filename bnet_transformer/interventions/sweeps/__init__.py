@@ -22,7 +22,7 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.routing import Route
-from bnet_transformer.interventions.sweeps.calibration import Calibration
+from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
 from bnet_transformer.interventions.sweeps.engine import run_cells
@@ -31,7 +31,7 @@ from bnet_transformer.interventions.sweeps.first_order import estimate_cells
 from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest, parse_request
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 
-__all__ = ["Calibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
+__all__ = ["EstimateCalibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
 
 @translate_memory_errors("sweep")
@@ -126,13 +126,13 @@ def sweep(
     )
 
 
-def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> Calibration:
+def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> EstimateCalibration:
     """Run some randomly chosen cells, and compare with the estimated effects, `[*axes, example]`."""
     chosen = request.choose_cells()
     outcomes, _, base = run_cells(chosen.build_batches(), chosen.metric, chosen.cells, progress)
     cell_ids = torch.from_numpy(chosen.cells.cell_ids)
     estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, outcomes - base))
-    return Calibration(tuple(chosen.cells.names[int(cell)] for cell in cell_ids), estimates, exact)
+    return EstimateCalibration(tuple(chosen.cells.names[int(cell)] for cell in cell_ids), estimates, exact)
 
 
 @translate_memory_errors("explain_sweep")

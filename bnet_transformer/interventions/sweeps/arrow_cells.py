@@ -108,9 +108,9 @@ def _get_arrow_axes(model: GroundModel, arrows: RoleArrows) -> tuple[str, ...]:
         sliced = (SLICE,) if child.slice is not None else ()
         word = (WORD,) if child.word_stack is not None else ()
         axes_by_pair.append((*sliced, *plates, *word, *((READ,) if reads else ())))
-    widest = max(axes_by_pair, key=len)
-    if all(axes in (widest, tuple(axis for axis in widest if axis != READ)) for axes in axes_by_pair):
-        return widest  # an arrow from the same word reads this word
+    union = max(axes_by_pair, key=len)
+    if all(axes in (union, tuple(axis for axis in union if axis != READ)) for axes in axes_by_pair):
+        return union  # the source of an arrow from the same word is this word
     if len(set(axes_by_pair)) > 1:
         actual = " and ".join(map(str, dict.fromkeys(axes_by_pair)))
         raise BNetError("at", expected="arrows with the same axes in all slices", actual=actual)

@@ -102,7 +102,7 @@ class CellResult:
             raise unknown_name_error("part", item, self.parts)
         grid = self.parts[item]
         shape = tuple(len(grid.positions[axis]) for axis in grid.axes)
-        outcomes = {}
+        outcomes: dict[str, Any] = {}
         for name in self._outcome_names:
             table: Tensor = getattr(self, name)
             outcomes[name] = table.new_full((*shape, table.shape[-1]), torch.nan)

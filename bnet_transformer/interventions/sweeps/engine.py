@@ -154,10 +154,10 @@ class ExampleBatch:
         assert self.source is not None
         choices = enumerate_choices(None, self.base, touched, self.outcome_nodes, names)
         aligned = [source for node in touched if (source := self.alignment.align_node(node)) is not None]
-        others = enumerate_choices(None, self.source, aligned, self.source_outcome_nodes or (), names)
+        source_choices = enumerate_choices(None, self.source, aligned, self.source_outcome_nodes or (), names)
         open_choices = [
             model.ground.name(n)
-            for c, model in ((choices, self.base.model), (others, self.source.model))
+            for c, model in ((choices, self.base.model), (source_choices, self.source.model))
             for n in c.nodes
         ]
         if open_choices:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.calibration import Calibration
+from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 
 BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
@@ -44,13 +44,13 @@ class Sweep(CellResult):
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
         steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
-        calibration: Exact effects of some cells beside their estimates, with `check=`; else None.
+        calibration: Estimated and exact effects of some cells, with `check=`; else None.
     """
 
     outcomes: Tensor
     first_order: bool = False
     steps: int = 0
-    calibration: Calibration | None = None
+    calibration: EstimateCalibration | None = None
 
     @property
     def effects(self) -> Tensor:
