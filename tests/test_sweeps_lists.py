@@ -225,6 +225,8 @@ def test_a_metric_of_a_role_receives_all_its_nodes():
     assert float(estimate.effects.abs().max()) > 0
     mediation = bt.mediation(clean, corrupt, through="a", metric=lambda y: y[:, -1, 0])
     close(mediation.indirect, bt.sweep(clean, corrupt, at="a", metric={"y_2": 0}).values)
+    circuit = bt.circuit(clean, corrupt, metric=lambda y: y[:, -1, 0], threshold=10.0)
+    close(circuit.clean, mediation.clean)
     assert "qq" in get_refusal(bt.sweep, clean, corrupt, metric=lambda qq: qq[:, 0])
 
 

@@ -112,12 +112,12 @@ def sweep(
         route_cells(batches, cells).warn_if_slow()
     compute = estimate_cells if first_order else run_cells
     outcomes, source, base = compute(batches, request.metric, cells, progress)
-    names = request.options.side_names
-    runs = dict(zip(names, (source, base), strict=True))
+    clean_run, corrupt_run = (base, source) if request.options.is_noise else (source, base)
     calibration = _calibrate(request, outcomes - base, progress) if check else None
     return Sweep(
         **cells.to_result_fields(),
-        **runs,
+        clean=clean_run,
+        corrupt=corrupt_run,
         outcomes=outcomes,
         direction=direction,
         first_order=first_order,

@@ -158,10 +158,12 @@ def match_arrows(model: GroundModel, text: str) -> list[tuple[int, ...]]:
     """The ground arrows between the nodes of two patterns, `"v_0_1_* -> a_0_1_*"`."""
     parents, children = (match_nodes(model.ground, pattern) for pattern in split_path(text))
     allowed = set(parents)
-    arrows = [(parent, child) for child in children for parent in model.ground.parents(child) if parent in allowed]
+    arrows: list[tuple[int, ...]] = [
+        (parent, child) for child in children for parent in model.ground.parents(child) if parent in allowed
+    ]
     if not arrows:
         raise BNetError(f"path {text!r}", expected="arrows of the bnet", actual="no arrow between nodes of these names")
-    for child in {child for _, child in arrows}:
+    for child in {arrow[-1] for arrow in arrows}:
         check_path_node(model, child)
     return arrows
 

@@ -75,8 +75,8 @@ class CellResult:
         """The total effect, `clean - corrupt`, `[example]`, in both directions."""
         if self.clean is None or self.corrupt is None:
             missing = "clean" if self.clean is None else "corrupt"
-            reason = f"no {missing} run has this metric (an ablation, or a word that is not in words=)"
-            raise BNetError(f"total: {reason}, hence no total effect", hint="Use values or effects")
+            reason = "for a total effect (an ablation, or a word of the metric that is not in words=)"
+            raise BNetError(f"total: there is no {missing} run {reason}", hint="Use values or effects")
         return self.clean - self.corrupt
 
     def part(self, item: str) -> Self:

@@ -307,7 +307,8 @@ def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: Sequence[int], shape: tu
     """The outcomes `[example, *shape]` of one node, or of all nodes of a role, `[example, *axes, *shape]`."""
     if not shape:
         return outcomes[nodes[0]]
-    return torch.stack([outcomes[node] for node in nodes], 1).unflatten(1, shape)
+    stacked = torch.stack([outcomes[node] for node in nodes], 1)
+    return stacked.reshape(len(stacked), *shape, *stacked.shape[2:])
 
 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:

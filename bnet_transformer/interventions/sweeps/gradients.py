@@ -6,7 +6,7 @@ paths (`first_order`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +58,8 @@ def iter_gradient_runs(batches: Sequence[ExampleBatch], metric: Metric, steps: i
         raise BNetError(
             "clean, corrupt", expected=expected, actual="no such difference that leads to the metric", hint=hint
         )
-    fractions = [(k + 0.5) / steps for k in range(steps)] or [None]
-    for fraction in fractions:
+    fractions: list[float | None] = [(k + 0.5) / steps for k in range(steps)]
+    for fraction in fractions or [None]:
         cached = [list(_iter_runs(batch, fraction)) if batch.should_cache else None for batch in batches]
         runs = [part or _iter_runs(batch, fraction) for part, batch in zip(cached, batches, strict=True)]
         outcome_gradients = _compute_outcome_gradients(batches, runs, metric)
@@ -82,7 +82,7 @@ def _iter_runs(batch: ExampleBatch, fraction: float | None) -> Iterator[tuple[Ba
 
 
 def _compute_outcome_gradients(
-    batches: Sequence[ExampleBatch], runs: Sequence[Iterator[tuple[BaseRun, PatchedRun]]], metric: Metric
+    batches: Sequence[ExampleBatch], runs: Sequence[Iterable[tuple[BaseRun, PatchedRun]]], metric: Metric
 ) -> list[list[Outcomes]]:
     """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices."""
     leaves = [
