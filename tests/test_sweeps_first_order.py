@@ -6,6 +6,9 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Noise, Zero
+from bnet_transformer.interventions.sweeps.engine import SweepOptions
+from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric
+from bnet_transformer.interventions.sweeps.gradients import build_gradient_batches, iter_gradient_runs
 from tests.cases import get_case
 from tests.sweep_oracle import D, get_outputs, make_metric, make_pair, nonlinear
 from tests.test_sweeps import (
@@ -158,7 +161,9 @@ def test_parameters_are_as_they_were():
 RECURRENT_ARROWS = {("recurrent", "x -> h")}  # the arrow ends in a group that is computed word by word
 
 
-@pytest.mark.parametrize("name", ARROWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(ARROWS)]
+)
 def test_a_small_change_along_an_arrow_has_the_first_order_effect(name):
     """The derivative along the arrows only, with all other parents of the nodes of the run."""
     _, corrupt = make_pair(get_case(name))
@@ -283,6 +288,24 @@ def test_interpolation_of_several_examples_with_set_nodes_and_aligned_words():
     mean = bt.sweep(*pair, **query | {"at": "x", "metric": lambda x_2_2: x_2_2[:, 0]})
     weights = pair[1].posterior("c")
     close(mean.effects, weights[0] * states[0].effects + weights[1] * states[1].effects)
+
+
+@pytest.mark.parametrize("memory", [1, 2**29])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_gradients_at_groups_are_a_reading_of_their_own(steps, memory):
+    """The gradient at a group times the difference of its values is the estimate of a sweep."""
+    net = make_net(observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_examples(net, 2)
+    source, base = parse_example_pair(clean, corrupt)
+    metric, options = parse_metric(base, {"y_2": (0, 1)}), SweepOptions(memory, first_order=True, steps=steps)
+    index = net.network.graph.by_name["x_1"].index
+    batches, total = build_gradient_batches(source, base, metric, [index], options), torch.zeros(2, 3, dtype=D)
+    for item in iter_gradient_runs(batches, metric, steps):
+        difference = item.base_run.source.values[index] - item.base_run.run.base.values[index]
+        effect = (item.gradients[index] * difference).sum(-1).flatten(1) / max(1, steps)
+        total[item.batch.first_example : item.batch.first_example + len(effect)] += effect.detach()
+    query = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True, "steps": steps}
+    close(total.T, bt.sweep(clean, corrupt, **query).effects[1])
 
 
 def test_steps_and_checks_need_first_order_and_two_runs():

@@ -55,7 +55,7 @@ def test_over_joins_the_items_with_its_axes():
         close(result.part(item).outcomes, bt.sweep(clean, corrupt, at=item, over=over, **query).outcomes)
     close(result.part("v_1_0_* -> a_1_0_*").outcomes[0], result.part("v -> a").outcomes[1, 0])
     close(result.part("q -> a -> x").outcomes, bt.sweep(clean, corrupt, at="q -> a -> x", **query).outcomes)
-    close(bt.sweep(clean, corrupt, at=items, over=("slice", "head"), memory=1, **query).outcomes, result.outcomes)
+    close(bt.sweep(clean, corrupt, at=items, over=("slice", "head"), memory=2**16, **query).outcomes, result.outcomes)
     single = bt.sweep(clean, corrupt, at=[*result.names.values()][:1], **query)
     close(single.outcomes[0], result.outcomes[0])
     mediation = bt.mediation(clean, corrupt, through=["x", "a"], **query)

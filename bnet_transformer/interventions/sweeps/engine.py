@@ -101,6 +101,7 @@ class ExampleBatch:
         ablation: The values that replace those of a source.
         first_example: The number of the first example in the sweep.
         should_cache: Whether the runs of all batches fit in memory, so that they are computed once.
+        groups: Further groups whose values both runs contain and, with `first_order`, at which there are gradients.
     """
 
     source: Examples | None
@@ -112,6 +113,7 @@ class ExampleBatch:
     ablation: Ablation | None = None
     first_example: int = 0
     should_cache: bool = True
+    groups: frozenset[int] = frozenset()
     source_outcome_nodes: tuple[int, ...] | None = field(init=False)  # None if the source has no metric
     choices: EnumeratedChoices = field(init=False)
     needed: NeededPositions = field(init=False)
@@ -212,10 +214,11 @@ class ExampleBatch:
         sources = frozenset(
             find_source_groups(base.model, cells) - {sites.group for sites in cells.sites if sites.is_attention}
         )
+        sources |= self.groups
         if self.options.steps:
             models = [base.model, *([] if self.source is None else [self.source.model])]
             sources |= find_interpolation_groups(models, self.needed)
-        gradient_groups = frozenset(find_set_groups(base.model, cells)) if first_order else frozenset()
+        gradient_groups = self.groups.union(find_set_groups(base.model, cells)) if first_order else frozenset()
         run = PatchedRun(base, self.needed, sources, gradient_groups=gradient_groups)
         patches: dict[int, list[GroupPatch]] = {}
         if self.ablation is not None:

@@ -1,21 +1,24 @@
 """Gradients of the metric at node groups, in the base run or in runs between the base and the source run.
 
 `iter_gradient_runs` is the common part of all first-order estimates: of nodes, of rows of attention, and of arrows and
-paths (`first_order`).
+paths (`first_order`). Other estimates use it with batches of `build_gradient_batches`, which name the groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes
-from bnet_transformer.interventions.sweeps.examples import Metric
+from bnet_transformer.interventions.sweeps.alignment import parse_words
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells
+from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes, SweepOptions
+from bnet_transformer.interventions.sweeps.examples import Examples, Metric
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
+from bnet_transformer.interventions.sweeps.request import SweepRequest
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,33 @@ class GradientRun:
     base_run: BaseRun
     run: PatchedRun
     gradients: dict[int, Tensor]
+
+
+def build_gradient_batches(
+    source: Examples, base: Examples, metric: Metric, groups: Collection[int], options: SweepOptions
+) -> list[ExampleBatch]:
+    """Build batches without cells, for the gradients of a metric at some groups.
+
+    Args:
+        source: The sentences of the source run.
+        base: The sentences of the base run, as many and of the same length.
+        metric: The metric.
+        groups: The groups at which gradients are computed; both runs contain their values.
+        options: The memory, and the number of steps; `first_order` must be true.
+
+    Returns:
+        The batches for `iter_gradient_runs`, whose runs fit in half of the memory.
+
+    Raises:
+        BNetError: A group that leads to the metric has no shared run, such as a recurrent group.
+    """
+    alignment = parse_words(base.model, source.model, None)
+    cells = PatchCells("groups", (), {}, {}, {})
+    request = SweepRequest(source, base, alignment, cells, metric, options, groups=frozenset(groups))
+    batches = request.build_batches()
+    if not batches[0].has_shared_run:
+        raise BNetError("gradients", expected="a metric of nodes that one run computes", actual="separate runs")
+    return batches
 
 
 def iter_gradient_runs(batches: Sequence[ExampleBatch], metric: Metric, steps: int = 0) -> Iterator[GradientRun]:

@@ -43,6 +43,7 @@ class SweepRequest:
         check: The number of cells that are also run, to check estimates.
         seed: The seed of the choice of these cells.
         ablation: The values of an ablation.
+        groups: Further groups whose values both runs contain.
     """
 
     source: Examples | None
@@ -54,6 +55,7 @@ class SweepRequest:
     check: int = 0
     seed: int = 0
     ablation: Ablation | None = field(default=None, repr=False)
+    groups: frozenset[int] = frozenset()
 
     def build_batches(self) -> list[ExampleBatch]:
         """The batches of examples whose runs fit in half of the memory."""
@@ -64,18 +66,9 @@ class SweepRequest:
         fits = size >= len(self.base)
         bases = list(self.base.split(size))
         sources = [None] * len(bases) if self.source is None else self.source.split(size)
+        shared = self.alignment, self.cells, nodes, self.options, self.ablation
         return [
-            ExampleBatch(
-                source,
-                base,
-                self.alignment,
-                self.cells,
-                nodes,
-                self.options,
-                self.ablation,
-                k * size,
-                should_cache=fits,
-            )
+            ExampleBatch(source, base, *shared, k * size, should_cache=fits, groups=self.groups)
             for k, (source, base) in enumerate(zip(sources, bases, strict=True))
         ]
 
