@@ -207,10 +207,10 @@ def sweep_of_all_arrows() -> list[Figure]:
         clean, corrupt = ([net.sentence(text) for text in side] for side in texts)
         return bt.sweep(clean, corrupt, **options, **more)
 
-    def sweep_at_once() -> Any:
+    def sweep_in_one_call() -> Any:
         return sweep(at="arrows", over=("slice", "head"))
 
-    result = sweep_at_once()
+    result = sweep_in_one_call()
     names = list(result.names.values())
 
     def sweep_separately() -> Any:
@@ -219,7 +219,7 @@ def sweep_of_all_arrows() -> list[Figure]:
     for name, outcomes in zip(names, sweep_separately(), strict=True):
         assert float((outcomes - result.outcomes[result.index_of(name)]).abs().max()) < 1e-5
     jobs = {
-        "one call": sweep_at_once,
+        "one call": sweep_in_one_call,
         f"{len(names)} calls": sweep_separately,
         "one call, to first order": lambda: sweep(at="arrows", over=("slice", "head"), first_order=True),
     }
@@ -227,7 +227,7 @@ def sweep_of_all_arrows() -> list[Figure]:
     rows = [figure(f"{len(names)} cells: {name}", times, "s") for name, times in spent.items()]
     ratio = ratios(spent["one call"], spent[f"{len(names)} calls"])
     rows.append(figure(f"{len(names)} cells: ratio of one call", ratio, "", target=0.2))
-    return [*rows, *measure_limit(sweep_at_once, spent["one call"])]
+    return [*rows, *measure_limit(sweep_in_one_call, spent["one call"])]
 
 
 def trace_of_all_nodes() -> list[Figure]:

@@ -1,4 +1,4 @@
-"""Sweeps of small pretrained nets: many arrows in one call, first order by autograd of transformers, integrated sums."""
+"""Sweeps of small pretrained nets: all arrows in one call, and estimates that equal autograd of transformers."""
 
 import pytest
 import torch

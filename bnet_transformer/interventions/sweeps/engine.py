@@ -21,7 +21,7 @@ from bnet_transformer.inference.obstacles import Obstacle
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment
-from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites, group_paths
 from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
 from bnet_transformer.interventions.sweeps.examples import Examples, Metric
 from bnet_transformer.interventions.sweeps.interpolation import (
@@ -29,7 +29,7 @@ from bnet_transformer.interventions.sweeps.interpolation import (
     find_input_difference,
     find_interpolation_groups,
 )
-from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, build_patch, group_paths, select_cells
+from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, build_patch, select_cells
 from bnet_transformer.interventions.sweeps.routing import (
     find_obstacles,
     find_set_groups,
