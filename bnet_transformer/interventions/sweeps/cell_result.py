@@ -75,8 +75,9 @@ class CellResult:
         """The total effect, `clean - corrupt`, `[example]`, in both directions."""
         if self.clean is None or self.corrupt is None:
             missing = "clean" if self.clean is None else "corrupt"
-            reason = "for a total effect (an ablation, or a word of the metric that is not in words=)"
-            raise BNetError(f"total: there is no {missing} run {reason}", hint="Use values or effects")
+            fault = f"total: there is no {missing} run for a total effect, as in an ablation"
+            hint = "Use values or effects; with words=, map the words of the metric"
+            raise BNetError(fault, hint=hint)
         return self.clean - self.corrupt
 
     def part(self, item: str) -> Self:
