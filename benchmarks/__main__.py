@@ -70,6 +70,7 @@ ROWS = (
     Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
     Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),
+    Row("sweep-arrows", "sweeps", sweeps.sweep_of_all_arrows),
     Row("ablations", "sweeps", sweeps.ablations),
     Row("attribution", "sweeps", sweeps.attribution),
     Row("trace", "sweeps", sweeps.trace_of_all_nodes),

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import bnet_transformer as bt
 from bnet_transformer._core import files as tensors, memory
-from bnet_transformer.interventions.sweeps.cell_spec import PATH_BYTES
+from bnet_transformer.interventions.sweeps.arrow_cells import PATH_BYTES
 from bnet_transformer.learning import training
 from bnet_transformer.tpm import Categorical
 from tests.file_helpers import rewrite

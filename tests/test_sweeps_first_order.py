@@ -1,5 +1,6 @@
 """First-order sweeps: the gradient of the metric, for every role; nodes without a gradient raise errors."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +8,18 @@ import bnet_transformer as bt
 from bnet_transformer.interventions import Noise, Zero
 from tests.cases import get_case
 from tests.sweep_oracle import D, get_outputs, make_metric, make_pair, nonlinear
-from tests.test_sweeps import READERS, REFUSED, ROLES, close, find_roles, make_examples, make_net, make_sentences
+from tests.test_sweeps import (
+    CASES_WITH_WORDS,
+    READERS,
+    REFUSED,
+    ROLES,
+    close,
+    find_roles,
+    make_examples,
+    make_net,
+    make_sentences,
+)
+from tests.test_sweeps_paths import ARROWS, PATHS, make_linear_net
 
 NOISE_SCALE = 1e-6
 # Roles computed word after word, or whose values decide a choice: a sweep runs their cells one at a time.
@@ -103,8 +115,7 @@ def test_cells_of_names_and_of_an_ablation():
 def test_what_has_no_slope_is_refused():
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
-    query = {"metric": {"y_2": (0, 1)}, "first_order": True}
-    for function in (lambda y_2: y_2.detach()[:, 0], lambda y_2: y_2.argmax(-1).double()):
+    for function in (lambda y_2: y_2.detach()[:, 0], lambda y_2: y_2.argmax(-1).double(), lambda y_2: torch.ones(1)):
         with pytest.raises(bt.BNetError, match="metric: expected a metric with a gradient"):
             bt.sweep(clean, corrupt, metric=function, first_order=True)
     with pytest.raises(bt.BNetError, match=r"metric: expected a metric with a finite gradient .* got NaN or infinity"):
@@ -140,3 +151,194 @@ def test_parameters_are_as_they_were():
     bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: nonlinear(x_2_0, y_2), first_order=True)
     assert {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()} == before
     assert net.network.dtype == D
+
+
+# arrows and paths
+
+RECURRENT_ARROWS = {("recurrent", "x -> h")}  # the arrow ends in a group that is computed word by word
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(ARROWS)]
+)
+def test_a_small_change_along_an_arrow_has_the_first_order_effect(name):
+    """The derivative along the arrows only, with all other parents of the nodes of the run."""
+    _, corrupt = make_pair(get_case(name))
+    query, largest = {"metric": make_metric(get_outputs(corrupt))}, 0.0
+    for item in (*ARROWS[name], *PATHS.get(name, ())):
+        clean = add_noise(corrupt, [item.split(" -> ")[0]])
+        if item.startswith("token") or (name, item) in RECURRENT_ARROWS:
+            with pytest.raises(bt.BNetError, match="first_order"):
+                bt.sweep(clean, corrupt, at=item, first_order=True, **query)
+            continue
+        result = bt.sweep(clean, corrupt, at=item, **query)
+        largest = max(largest, check_effects(bt.sweep(clean, corrupt, at=item, first_order=True, **query), result))
+    assert largest > NOISE_SCALE / 1000
+
+
+def test_joined_arrows_and_a_list_add_their_first_order_effects():
+    clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 3)
+    query = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    single = bt.sweep(clean, corrupt, at="v -> a", **query)
+    result = bt.sweep(clean, corrupt, at=["v -> a", "x", "j", "x -> q -> a"], over=("slice", "head"), **query)
+    close(result.part("v -> a").effects, single.effects.sum((2, 3)))
+    close(result.part("j").effects, bt.sweep(clean, corrupt, at="j", **query).effects.sum(2))
+    close(result.part("x -> q -> a").effects, bt.sweep(clean, corrupt, at="x -> q -> a", **query).effects)
+    close(bt.sweep(clean, corrupt, at="v -> a", memory=1, **query).effects, single.effects)
+    children = bt.sweep(clean, corrupt, at=["x -> v", "x -> k", "x -> q", "x -> x"], over=("slice",), **query)
+    nodes = bt.sweep(clean, corrupt, at="x", over=("slice",), **query)
+    close(sum(children.part(item).effects for item in children.parts)[:2], nodes.effects[:2])
+
+
+# directions and integrated gradients
+
+
+def differentiate(run, names, delta, at, query, step=1e-4):
+    """The derivative of the metric when some nodes of a run move by `delta`, by central differences of exact sweeps."""
+    sides = [run.do({name: run[name] + t * delta[name] for name in names}) for t in (step, -step)]
+    up, down = (bt.sweep(side, run, at=[at], **query).effects[0, 0] for side in sides)
+    return (up - down) / (2 * step)
+
+
+INPUTS = {"concat": "x_0", "vanilla decoder, causal": "embed", "gated": "x_0"}  # the nodes that are interpolated
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_gradients_are_those_of_the_base_run_or_of_interpolated_runs(name, direction):
+    """With `direction="noise"` the gradient at the clean run times corrupt - clean, as EAP defines it."""
+    clean, corrupt = make_pair(get_case(name))
+    base, source = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
+    query = {"metric": make_metric(get_outputs(corrupt))}
+    role = "a"
+    nodes = [corrupt.ground.name(n) for n in corrupt.ground.select_nodes(corrupt.ground.template.by_stem[role][0])]
+    arrow = next(item for item in ("v -> a", "x -> a") if name != "gated" or item == "v -> a")
+    arrows = [*bt.sweep(clean, corrupt, at=arrow, **query).names.values()]
+    for steps in (0, 3):
+        options = {"first_order": True, "steps": steps, "direction": direction}
+        result = bt.sweep(clean, corrupt, at=[nodes[-1], arrows[-1]], **options, **query)
+        fractions = [(k + 0.5) / steps for k in range(steps)] or [0.0]
+        inputs = [n for n in corrupt.ground.names if n.rpartition("_")[0] == INPUTS[name]]
+        for cell in (nodes[-1], arrows[-1]):
+            first, slopes = cell.split(" -> ")[0], []
+            for fraction in fractions:
+                run = base.do({n: base[n] + fraction * (source[n] - base[n]) for n in inputs}) if steps else base
+                slopes.append(differentiate(run, [first], {first: source[first] - base[first]}, cell, query))
+            expected = sum(slopes) / len(slopes)
+            assert abs(float(result[cell] - expected)) < 1e-6 * max(1.0, abs(float(expected)))
+        close(result.base, result.clean if direction == "noise" else result.corrupt)
+
+
+def find_interpolated(s):
+    """The nodes with real values at which differences of the inputs begin."""
+    specs, names = s.net.network.specs, []
+    for spec in specs:
+        if spec.tpm.kind != "input":
+            continue
+        children = {edge.child for edge in s.ground.template.out_edges[spec.group.index]}
+        groups = [specs[index] for index in children] if spec.tpm.is_index_valued else [spec]
+        for member in groups:
+            if member.tpm.kind in ("input", "deterministic") and not member.tpm.is_index_valued:
+                names += [s.ground.name(node) for node in s.ground.select_nodes(member.group).tolist()]
+    return list(dict.fromkeys(names))
+
+
+# Latent choices that depend on values, or that no difference of an input reaches.
+WITHOUT_RUNS = {"word", "marginal", "hidden Markov", "windowed selectors", "backward chain", "experts", "tagger"}
+WITHOUT_RUNS |= {"word, codebook", "word, two slices", "codebook, two slices", "factorial chains"}
+INTEGRATED = [case.name for case in CASES_WITH_WORDS if case.name not in WITHOUT_RUNS]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 6 > 0)) for k, name in enumerate(INTEGRATED)]
+)
+def test_integrated_gradients_of_the_inputs_sum_to_the_total_effect(name):
+    """Completeness, up to the error of the midpoint rule."""
+    clean, corrupt = make_pair(get_case(name))
+    query = {"at": find_interpolated(corrupt), "metric": make_metric(get_outputs(corrupt)), "first_order": True}
+    result = bt.sweep(clean, corrupt, steps=64, **query)
+    scale = max(float(result.total.abs().max()), float(result.effects.abs().max()))
+    assert float((result.effects.sum(0) - result.total).abs().max()) < 0.05 * scale
+
+
+def test_interpolation_of_several_examples_with_set_nodes_and_aligned_words():
+    net = make_net(observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_examples(net, 3)
+    query = {"at": "a", "metric": {"y_2": (0, 1)}, "first_order": True, "steps": 4}
+    result = bt.sweep(clean, corrupt, **query)
+    close(bt.sweep(clean, corrupt, memory=1, **query).effects, result.effects)
+    per_example = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
+    close(torch.cat([one.effects for one in per_example], -1), result.effects)
+    one = corrupt[0]
+    treated = one.do(x_1_1=one["x_1_1"] + 1)  # the difference begins at x_1_1
+    effect = bt.sweep(treated, one, **query | {"at": ["x_1_1"], "steps": 32})
+    close(effect.effects[0], effect.total, 1e-3)
+    both = [s.do(x_0_0=torch.ones(4, dtype=D)) for s in (clean[0], one)]
+    assert float(bt.sweep(*both, **query | {"at": ["x_0_0"]}).effects.abs().max()) == 0
+    aligned = bt.sweep(one, one, words={0: 2, 2: 0}, **query)
+    assert float(aligned.effects.nan_to_num().abs().max()) > 0 and aligned.positions == result.positions
+    select = make_net(combine="select", observe=bt.tpm.Categorical(3))
+    pair = make_sentences(select)
+    states = [
+        bt.sweep(*(s.do(c=c) for s in pair), **query | {"at": "x", "metric": lambda x_2_2: x_2_2[:, 0]}) for c in (0, 1)
+    ]
+    mean = bt.sweep(*pair, **query | {"at": "x", "metric": lambda x_2_2: x_2_2[:, 0]})
+    weights = pair[1].posterior("c")
+    close(mean.effects, weights[0] * states[0].effects + weights[1] * states[1].effects)
+
+
+def test_steps_and_checks_need_first_order_and_two_runs():
+    net = make_net(observe=bt.tpm.Categorical(3))
+    clean, corrupt = make_sentences(net)
+    for options, match in [
+        ({"steps": 2}, "steps: expected 0"),
+        ({"check": 2}, "check: expected 0"),
+        ({"steps": -1, "first_order": True}, "steps"),
+        ({"direction": "both"}, "'denoise', 'noise'"),
+    ]:
+        with pytest.raises(bt.BNetError, match=match):
+            bt.sweep(clean, corrupt, metric={"y_2": 1}, **options)
+    with pytest.raises(bt.BNetError, match="steps: expected sentences on both sides"):
+        bt.sweep(Zero(), corrupt, at="a", metric={"y_2": 1}, first_order=True, steps=2)
+    states = make_net(combine="select", observe=bt.tpm.Categorical(3)).sentence("the cat sat")
+    with pytest.raises(bt.BNetError, match="differ in an input"):
+        bt.sweep(clean.do(y_0=1), clean.do(y_0=0), at="a", metric={"y_2": 1}, first_order=True, steps=2)
+    assert states is not None
+
+
+# calibration
+
+
+def test_a_check_runs_some_cells():
+    clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 4)
+    query = {"at": ["a", "v -> a"], "metric": {"y_2": (0, 1)}}
+    exact = bt.sweep(clean, corrupt, **query)
+    result = bt.sweep(clean, corrupt, first_order=True, check=9, **query)
+    check = result.calibration
+    assert len({*check.names}) == 9 and {*check.names} <= {*result.names.values()}
+    for k, name in enumerate(check.names):
+        close(check.exact[k], exact.effects[exact.index_of(name)])
+        close(check.estimates[k], result.effects[result.index_of(name)])
+    frame = check.to_dataframe()
+    line = np.polyfit(frame["estimate"], frame["exact"], 1)
+    assert check.slope == pytest.approx(line[0]) and check.largest_error == pytest.approx(frame["error"].abs().max())
+    assert check.correlation == pytest.approx(frame["estimate"].corr(frame["exact"]))
+    assert check.sign_agreement == (np.sign(frame["estimate"]) == np.sign(frame["exact"])).mean()
+    again, other = (bt.sweep(clean, corrupt, first_order=True, check=9, seed=k, **query).calibration for k in (0, 1))
+    assert again.names == check.names != other.names
+    assert "checked 9 cells" in repr(result) and "checked 9 cells" in result._repr_html_() and "slope" in repr(check)
+    complete = bt.sweep(clean, corrupt, at="a", metric={"y_2": 1}, first_order=True, check=10**6)
+    assert len(complete.calibration.names) == len(complete.names)
+
+
+def test_estimates_of_a_linear_net_are_exact():
+    """With a metric that is linear too; one cell has no slope and no correlation."""
+    clean, corrupt = make_examples(make_linear_net())
+    weights = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
+    query = {"metric": lambda pool: pool @ weights, "first_order": True, "check": 20}
+    for options in ({}, {"steps": 3}, {"direction": "noise"}):
+        check = bt.sweep(clean, corrupt, at=["x", "v -> a", "x -> v -> a"], **options, **query).calibration
+        assert check.slope == pytest.approx(1) and check.correlation == pytest.approx(1)
+        assert check.largest_error < 1e-10 and check.sign_agreement == 1
+    single = bt.sweep(clean, corrupt, at=["x_0_0"], **query).calibration
+    assert single.slope is None and single.correlation is None and "slope" not in repr(single)

@@ -14,7 +14,6 @@ from tests.sweep_oracle import (
     Oracle,
     by_index,
     get_arrows,
-    get_cells,
     get_outputs,
     get_refusal,
     make_metric,

@@ -288,7 +288,7 @@ def sweep(
     states = states if isinstance(states, tuple) else (states,)
     difference = " - ".join(f"log P({node} = {_format_state(corrupt[0], node, state)})" for state in states)
     baseline = "" if result.clean is None else f"{float(result.clean.mean()):.3f} clean, "
-    header = f"{difference}: {baseline}{float(result.corrupt.mean()):.3f} corrupt; effects are changes from corrupt"
+    header = f"{difference}: {baseline}{float(result.base.mean()):.3f} corrupt; effects are changes from corrupt"
     lines = [repr(result), header, *output.format_rows(rows, by="effect")]
     plotter = make_plotter(result, restored=restored, theme=theme)
     document["table"] = table

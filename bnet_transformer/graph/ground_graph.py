@@ -348,17 +348,16 @@ class GroundGraph:
         Returns:
             The number.
         """
-        stems = [group.stem for group in self.template.groups]
-        edges = self._selected_edges(selection)
-        counted = (edge for edge in edges if roles in (None, (stems[edge.parent], stems[edge.child])))
-        return sum(self._count_arrows_of_edge(edge, selection) for edge in counted)
+        return sum(self._count_arrows_of_edge(edge, selection) for edge in self._selected_edges(selection, roles))
 
-    def _selected_edges(self, selection: NodeSelection) -> Iterator[EdgeTemplate]:
-        """The edge templates between selected groups."""
+    def _selected_edges(self, selection: NodeSelection, roles: tuple[str, str] | None = None) -> Iterator[EdgeTemplate]:
+        """The edge templates between selected groups, or those of them between two roles."""
         groups = self.template.groups
         is_selected = [self.is_selected(group, selection) for group in groups]
         all_slices = selection.slices is None
         for edge in self.template.edges:
+            if roles is not None and roles != (groups[edge.parent].stem, groups[edge.child].stem):
+                continue
             if is_selected[edge.parent] and is_selected[edge.child]:
                 child, parent = groups[edge.child], groups[edge.parent]
                 if all_slices or _is_in_slices(child, parent, set(selection.slices or ()), self.template.slices):
@@ -444,16 +443,19 @@ class GroundGraph:
         pairs = [reach.matrix(n, self.word_counts[parent.word_stack]) for reach in edge.reaches]
         return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
 
-    def arrows(self, selection: NodeSelection = ALL_NODES) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
+    def arrows(
+        self, selection: NodeSelection = ALL_NODES, roles: tuple[str, str] | None = None
+    ) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
         """The arrows between selected nodes.
 
         Args:
             selection: The selection. Default: all nodes.
+            roles: The roles of parent and child, with the prefix of a stack if it has a name. None (default) for all.
 
         Returns:
             For each edge template, the template, the ids of the parents and the ids of the children, `[arrow]` each.
         """
-        for edge in self._selected_edges(selection):
+        for edge in self._selected_edges(selection, roles):
             child_idx, parent_idx = (
                 self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent)
             )

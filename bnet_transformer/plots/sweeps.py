@@ -74,8 +74,7 @@ def plot_sweep(
         matrices = list(np.moveaxis(values * unit, by, 0))
         names = [f"{axis} {label}" for label in result.labels[axis]]
         _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4)
-    order = ", to first order" if result.first_order else ""
-    canvas.set_title(f"{result.at}, {'ablated' if result.clean is None else 'clean patched into corrupt'}{order}")
+    canvas.set_title(f"{result.at}, {_describe_patches(result)}")
     canvas.add_note("Blank: the cell does not exist." if len(result.names) < values.size else "")
     if has_intervals:
         canvas.add_note(_interval_note(result, confidence))
@@ -122,6 +121,14 @@ def plot_mediation(
         canvas.add_note(_interval_note(parts["direct"], confidence) if has_intervals else "")
     canvas.set_title(f"Effects through {result.at}", is_above_legend=True)
     canvas.add_note(f"Total effect: {total} = direct + indirect + interaction.")
+
+
+def _describe_patches(result: Sweep) -> str:
+    """What the cells set, and how the effects were computed, for the title."""
+    names = ("corrupt", "clean") if result.direction == "noise" else ("clean", "corrupt")
+    is_ablation = result.clean is None or result.corrupt is None
+    patches = "ablated" if is_ablation else f"{names[0]} patched into {names[1]}"
+    return patches + result.format_order()
 
 
 def _should_draw_intervals(result: Sweep, intervals: bool | None, restored: bool) -> bool:

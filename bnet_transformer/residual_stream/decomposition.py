@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.gather import gather_parents
-from bnet_transformer.declare import NodeSpec
 from bnet_transformer.compiler.linear_groups import (
     AffineFunction,
     find_linear_groups,
@@ -23,6 +22,7 @@ from bnet_transformer.compiler.linear_groups import (
     get_linear_positions,
     is_aligned,
 )
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, Kind, LinearRun
 from bnet_transformer.residual_stream.writers import Writer, format_norm, list_writers
 

@@ -21,12 +21,6 @@ from torch import Tensor
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
 from bnet_transformer.compiler.gather import gather_parents, get_known_value
-from bnet_transformer.compiler.plan import unset_parent_error
-from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.errors import UnsupportedError
-from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.node_evaluator import NodeEvaluator
-from bnet_transformer.reference import GroundModel
 from bnet_transformer.compiler.linear_groups import (
     AffineFunction,
     find_linear_groups,
@@ -34,6 +28,12 @@ from bnet_transformer.compiler.linear_groups import (
     get_linear_positions,
     is_aligned,
 )
+from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.errors import UnsupportedError
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.node_evaluator import NodeEvaluator
+from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm import Attention, EvalContext
 
 Kind = str  # "input", "attention", "feed-forward" or "bias"

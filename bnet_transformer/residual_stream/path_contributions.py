@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bnet_transformer.compiler.linear_groups import find_linear_groups, get_linear_positions
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.residual_stream.decomposition import GroupParts, decompose
-from bnet_transformer.compiler.linear_groups import find_linear_groups, get_linear_positions
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun, Step
 from bnet_transformer.residual_stream.readout import Readout, make_run, seed_readout
 from bnet_transformer.residual_stream.results import PathContributions

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import SLICE, WORD, join_name, split_name
 from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.compiler.linear_groups import is_aligned
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedError
 from bnet_transformer.inference import SentenceState
@@ -22,7 +23,6 @@ from bnet_transformer.inference.intervention_values import Zero
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.residual_stream.decomposition import decompose
-from bnet_transformer.compiler.linear_groups import is_aligned
 from bnet_transformer.residual_stream.linear_paths import LinearRun
 from bnet_transformer.residual_stream.readout import name_attention_row
 from bnet_transformer.residual_stream.results import ScoreContributions

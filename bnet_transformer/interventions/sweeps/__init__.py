@@ -22,7 +22,7 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.routing import Route
-from bnet_transformer.interventions.sweeps.calibration import Calibration
+from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
 from bnet_transformer.interventions.sweeps.engine import run_cells
@@ -31,7 +31,7 @@ from bnet_transformer.interventions.sweeps.first_order import estimate_cells
 from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest, parse_request
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 
-__all__ = ["Calibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
+__all__ = ["EstimateCalibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
 
 @translate_memory_errors("sweep")
@@ -118,12 +118,12 @@ def sweep(
         route_cells(batches, cells).warn_if_slow()
     compute = estimate_cells if first_order else run_cells
     outcomes, source, base = compute(batches, request.metric, cells, progress)
-    names = request.options.side_names
-    runs = dict(zip(names, (source, base), strict=True))
+    clean_run, corrupt_run = (base, source) if request.options.is_noise else (source, base)
     calibration = _calibrate(request, outcomes - base, progress) if check else None
     return Sweep(
         **cells.to_result_fields(),
-        **runs,
+        clean=clean_run,
+        corrupt=corrupt_run,
         outcomes=outcomes,
         direction=direction,
         first_order=first_order,
@@ -132,13 +132,13 @@ def sweep(
     )
 
 
-def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> Calibration:
+def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> EstimateCalibration:
     """Run some randomly chosen cells, and compare with the estimated effects, `[*axes, example]`."""
     chosen = request.choose_cells()
     outcomes, _, base = run_cells(chosen.build_batches(), chosen.metric, chosen.cells, progress)
     cell_ids = torch.from_numpy(chosen.cells.cell_ids)
     estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, outcomes - base))
-    return Calibration(tuple(chosen.cells.names[int(cell)] for cell in cell_ids), estimates, exact)
+    return EstimateCalibration(tuple(chosen.cells.names[int(cell)] for cell in cell_ids), estimates, exact)
 
 
 @translate_memory_errors("explain_sweep")

@@ -133,13 +133,13 @@ def parse_words(base: GroundModel, source: GroundModel, words: object) -> WordAl
 
 def _parse_word_map(words: object, count: int, source_count: int) -> IntArray:
     """The source word of each base word, `[word]`, from a mapping or from pairs; -1 for a word that is not in it."""
-    pairs = list(words.items()) if isinstance(words, Mapping) else words
+    pairs: Any = list(words.items()) if isinstance(words, Mapping) else words
     is_valid = isinstance(pairs, Sequence) and not isinstance(pairs, str) and len(pairs) > 0
-    is_valid = is_valid and all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs)  # type: ignore[union-attr]
-    if not is_valid or not all(type(word) is int for pair in pairs for word in pair):  # type: ignore[union-attr]
+    is_valid = is_valid and all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs)
+    if not is_valid or not all(isinstance(word, int | np.integer) for pair in pairs for word in pair):
         raise BNetError("words", expected=WORDS_FORM, actual=words)
     table = np.full(count, -1)
-    for word, source in pairs:  # type: ignore[union-attr]
+    for word, source in pairs:
         if not (0 <= word < count and 0 <= source < source_count):
             expected = f"words from 0 to {count - 1} mapped to words from 0 to {source_count - 1}"
             raise BNetError("words", expected=expected, actual=f"{word}: {source}")

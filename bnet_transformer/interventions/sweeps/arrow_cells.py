@@ -80,9 +80,9 @@ def _find_role_arrows(model: GroundModel, parent_role: str, child_role: str, at:
     """The ground arrows from one role to another, by pair of node groups."""
     groups = model.network.graph.groups
     arrows: RoleArrows = []
-    for edge, sources, targets in model.ground.arrows():
+    for edge, sources, targets in model.ground.arrows(roles=(parent_role, child_role)):
         parent, child = groups[edge.parent], groups[edge.child]
-        if (parent.stem, child.stem) == (parent_role, child_role) and len(sources):
+        if len(sources):
             check_patchable(model, model.network.specs[parent.index])
             check_path_node(model, int(targets[0]))
             arrows.append((parent, child, sources.astype(np.int64), targets.astype(np.int64)))
@@ -108,6 +108,9 @@ def _get_arrow_axes(model: GroundModel, arrows: RoleArrows) -> tuple[str, ...]:
         sliced = (SLICE,) if child.slice is not None else ()
         word = (WORD,) if child.word_stack is not None else ()
         axes_by_pair.append((*sliced, *plates, *word, *((READ,) if reads else ())))
+    union = max(axes_by_pair, key=len)
+    if all(axes in (union, tuple(axis for axis in union if axis != READ)) for axes in axes_by_pair):
+        return union  # the source of an arrow from the same word is this word
     if len(set(axes_by_pair)) > 1:
         actual = " and ".join(map(str, dict.fromkeys(axes_by_pair)))
         raise BNetError("at", expected="arrows with the same axes in all slices", actual=actual)
@@ -155,10 +158,12 @@ def match_arrows(model: GroundModel, text: str) -> list[tuple[int, ...]]:
     """The ground arrows between the nodes of two patterns, `"v_0_1_* -> a_0_1_*"`."""
     parents, children = (match_nodes(model.ground, pattern) for pattern in split_path(text))
     allowed = set(parents)
-    arrows = [(parent, child) for child in children for parent in model.ground.parents(child) if parent in allowed]
+    arrows: list[tuple[int, ...]] = [
+        (parent, child) for child in children for parent in model.ground.parents(child) if parent in allowed
+    ]
     if not arrows:
         raise BNetError(f"path {text!r}", expected="arrows of the bnet", actual="no arrow between nodes of these names")
-    for child in {child for _, child in arrows}:
+    for child in {arrow[-1] for arrow in arrows}:
         check_path_node(model, child)
     return arrows
 
@@ -169,18 +174,20 @@ def find_arrow_roles(model: GroundModel, *, is_real: bool = False) -> list[str]:
     The child is a function of its parents, and the parent has a value in both runs. With `is_real`, the nodes also have
     real values, which have gradients.
     """
-    specs, arrows = model.network.specs, dict[str, bool]()
-    for edge, sources, targets in model.ground.arrows():
+    specs, ground, arrows = model.network.specs, model.ground, dict[tuple[str, str], bool]()
+    with_rows = {ground.group_of(node).index for node in model.attention_rows}
+    for edge in ground.template.edges:
         parent, child = specs[edge.parent], specs[edge.child]
-        if not len(sources):
-            continue
-        nodes = model.ground.select_nodes(parent.group).tolist()
-        has_value = not parent.tpm.is_random or all(node in model.do for node in nodes)
-        has_value &= not child.tpm.is_random and not model.attention_rows.keys() & set(targets.tolist())
+        has_value = not parent.tpm.is_random or set(ground.select_nodes(parent.group).tolist()) <= model.do.keys()
+        has_value &= not child.tpm.is_random and edge.child not in with_rows
         has_value &= not (is_real and (is_index_valued(parent) or is_index_valued(child)))
-        name = f"{parent.group.stem} {ARROW} {child.group.stem}"
-        arrows[name] = arrows.get(name, True) and has_value
-    return [name for name, has_value in arrows.items() if has_value]
+        roles = parent.group.stem, child.group.stem
+        arrows[roles] = arrows.get(roles, True) and has_value
+    return [
+        f" {ARROW} ".join(roles)
+        for roles, has_value in arrows.items()
+        if has_value and ground.count_arrows(roles=roles)
+    ]
 
 
 def split_path(text: str) -> list[str]:

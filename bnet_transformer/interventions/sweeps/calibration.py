@@ -1,4 +1,4 @@
-"""Calibration of estimated effects: exact effects of some cells beside their estimates."""
+"""Calibration of estimated effects: estimated and exact effects of some cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Calibration:
+class EstimateCalibration:
     """Estimated and exact effects of randomly chosen cells, the result of `bt.sweep(..., first_order=True, check=n)`.
 
     Attributes:
@@ -91,4 +91,4 @@ class Calibration:
         return f"checked {count:,} cell{'s' * (count != 1)}: {', '.join(numbers)}"
 
     def __repr__(self) -> str:
-        return f"Calibration({self.format_line()})"
+        return f"EstimateCalibration({self.format_line()})"

@@ -75,8 +75,9 @@ class CellResult:
         """The total effect, `clean - corrupt`, `[example]`, in both directions."""
         if self.clean is None or self.corrupt is None:
             missing = "clean" if self.clean is None else "corrupt"
-            reason = f"no {missing} run has this metric (an ablation, or a word that is not in words=)"
-            raise BNetError(f"total: {reason}, hence no total effect", hint="Use values or effects")
+            fault = f"total: there is no {missing} run for a total effect, as in an ablation"
+            hint = "Use values or effects; with words=, map the words of the metric"
+            raise BNetError(fault, hint=hint)
         return self.clean - self.corrupt
 
     def part(self, item: str) -> Self:
@@ -102,7 +103,7 @@ class CellResult:
             raise unknown_name_error("part", item, self.parts)
         grid = self.parts[item]
         shape = tuple(len(grid.positions[axis]) for axis in grid.axes)
-        outcomes = {}
+        outcomes: dict[str, Any] = {}
         for name in self._outcome_names:
             table: Tensor = getattr(self, name)
             outcomes[name] = table.new_full((*shape, table.shape[-1]), torch.nan)

@@ -57,6 +57,19 @@ class NodePath:
 
 
 @dataclass(frozen=True)
+class PathsToEnd:
+    """The paths of one cell with the same last node."""
+
+    cell: int
+    paths: tuple[tuple[int, ...], ...]
+
+    @property
+    def length(self) -> int:
+        """The number of nodes of each path."""
+        return len(self.paths[0])
+
+
+@dataclass(frozen=True)
 class PatchCells:
     """The cells of a sweep: the axes of the result, their positions and labels, and the nodes that each cell sets.
 
@@ -125,6 +138,14 @@ class PatchCells:
     def cell_ids(self) -> IntArray:
         """The indices of the cells that exist; an arrow that a mask excludes is not a cell."""
         return np.array(sorted(self.names), dtype=np.int64)
+
+
+def group_paths(paths: Sequence[NodePath]) -> list[PathsToEnd]:
+    """Group paths by cell and last node."""
+    ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for path in paths:
+        ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
+    return [PathsToEnd(cell, tuple(nodes)) for (cell, _), nodes in ends.items()]
 
 
 def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
+from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.interventions.edges.structure import (
     EdgeCells,
@@ -36,7 +37,6 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     get_layout_index,
     get_layout_shape,
 )
-from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.tpm import TPM
 
 

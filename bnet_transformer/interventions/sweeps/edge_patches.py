@@ -7,7 +7,7 @@ a reader is then a patch of its node (`GroupPatch`), and the rest of the net run
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 

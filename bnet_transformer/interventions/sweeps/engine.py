@@ -22,7 +22,7 @@ from bnet_transformer.interventions.edges.structure import EdgeCells
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment
-from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites, group_paths
 from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
 from bnet_transformer.interventions.sweeps.edge_patches import (
     compute_edge_patches,
@@ -36,7 +36,7 @@ from bnet_transformer.interventions.sweeps.interpolation import (
     find_input_difference,
     find_interpolation_groups,
 )
-from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, build_patch, group_paths, select_cells
+from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, build_patch, select_cells
 from bnet_transformer.interventions.sweeps.routing import (
     find_obstacles,
     find_set_groups,
@@ -184,10 +184,10 @@ class ExampleBatch:
         assert self.source is not None
         choices = enumerate_choices(None, self.base, touched, self.outcome_nodes, names)
         aligned = [source for node in touched if (source := self.alignment.align_node(node)) is not None]
-        others = enumerate_choices(None, self.source, aligned, self.source_outcome_nodes or (), names)
+        source_choices = enumerate_choices(None, self.source, aligned, self.source_outcome_nodes or (), names)
         open_choices = [
             model.ground.name(n)
-            for c, model in ((choices, self.base.model), (others, self.source.model))
+            for c, model in ((choices, self.base.model), (source_choices, self.source.model))
             for n in c.nodes
         ]
         if open_choices:

@@ -192,8 +192,9 @@ def has_difference(first: Examples, second: Examples) -> bool:
     """True if the inputs, the set values or the set rows of attention differ in some pair of examples."""
     for one, other in zip(first.models, second.models, strict=True):
         for name in ("inputs", "do", "attention_rows"):
-            values, others = getattr(one, name), getattr(other, name)
-            if values.keys() != others.keys() or any(not torch.equal(values[key], others[key]) for key in values):
+            values, peer_values = getattr(one, name), getattr(other, name)
+            is_same = values.keys() == peer_values.keys()
+            if not is_same or any(not torch.equal(values[key], peer_values[key]) for key in values):
                 return True
     return False
 
@@ -294,8 +295,8 @@ def _find_metric_nodes(model: GroundModel, name: str) -> tuple[list[int], tuple[
     groups = (template.by_name[name],) if name in template.by_name else template.by_stem.get(name, ())
     if not groups:
         return [ground.id(name)], ()  # raises the error for an unknown name
-    (shape, *others) = {(ground.shapes[group.index], ground.axes(group)) for group in groups}
-    if others:
+    (shape, *different) = {(ground.shapes[group.index], ground.axes(group)) for group in groups}
+    if different:
         expected = "a role whose nodes have the same axes in all slices"
         raise BNetError(f"metric of {name}", expected=expected, actual="groups with different axes")
     nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
@@ -306,7 +307,8 @@ def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: Sequence[int], shape: tu
     """The outcomes `[example, *shape]` of one node, or of all nodes of a role, `[example, *axes, *shape]`."""
     if not shape:
         return outcomes[nodes[0]]
-    return torch.stack([outcomes[node] for node in nodes], 1).unflatten(1, shape)
+    stacked = torch.stack([outcomes[node] for node in nodes], 1)
+    return stacked.reshape(len(stacked), *shape, *stacked.shape[2:])
 
 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:

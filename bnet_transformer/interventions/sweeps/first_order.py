@@ -23,12 +23,12 @@ from tqdm import tqdm
 
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites
+from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites, PathsToEnd, group_paths
 from bnet_transformer.interventions.sweeps.edge_estimates import add_edge_effects
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, evaluate_base_runs
 from bnet_transformer.interventions.sweeps.examples import Metric
 from bnet_transformer.interventions.sweeps.gradients import GradientRun, iter_gradient_runs, list_points
-from bnet_transformer.interventions.sweeps.patched_run import PathsToEnd, build_patch, gather_nodes, group_paths
+from bnet_transformer.interventions.sweeps.patched_run import build_patch, gather_nodes
 from bnet_transformer.interventions.sweeps.sparse_update import (
     GroupPatch,
     compute_attention_weights,

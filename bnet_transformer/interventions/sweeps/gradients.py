@@ -1,12 +1,12 @@
 """Gradients of the metric at node groups, in the base run or in runs between the base and the source run.
 
 `iter_gradient_runs` is the common part of all first-order estimates: of nodes, of rows of attention, and of arrows and
-paths (`first_order`).
+paths (`first_order`), and of edges (`edge_estimates`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,7 +139,7 @@ def _drop_plates(values: Tensor, num_axes: int, event_dims: int) -> Tensor:
 
 
 def _compute_outcome_gradients(
-    batches: Sequence[ExampleBatch], runs: Sequence[Iterator[tuple[BaseRun, PatchedRun]]], metric: Metric
+    batches: Sequence[ExampleBatch], runs: Sequence[Iterable[tuple[BaseRun, PatchedRun]]], metric: Metric
 ) -> list[list[Outcomes]]:
     """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices."""
     leaves = [

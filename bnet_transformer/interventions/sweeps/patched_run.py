@@ -14,7 +14,7 @@ from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment
-from bnet_transformer.interventions.sweeps.cell_spec import NodePath, PatchSites
+from bnet_transformer.interventions.sweeps.cell_spec import PatchSites, PathsToEnd
 from bnet_transformer.interventions.sweeps.examples import Examples, Overrides
 from bnet_transformer.interventions.sweeps.sparse_update import (
     GroupPatch,
@@ -30,19 +30,6 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     is_wordwise,
 )
 from bnet_transformer.tpm.base import broadcast_shapes
-
-
-@dataclass(frozen=True)
-class PathsToEnd:
-    """The paths of one cell with the same last node."""
-
-    cell: int
-    paths: tuple[tuple[int, ...], ...]
-
-    @property
-    def length(self) -> int:
-        """The number of nodes of each path."""
-        return len(self.paths[0])
 
 
 @dataclass
@@ -407,11 +394,3 @@ def build_patch(
     value, rank = source.values[sites.group], source.layout.rank
     full = value.expand(value.shape[0], *get_layout_shape(source, spec), *value.shape[rank:])
     return GroupPatch(cell, node, full.movedim(0, rank - 1)[aligned].transpose(0, 1), is_per_node=True)
-
-
-def group_paths(paths: Sequence[NodePath]) -> list[PathsToEnd]:
-    """Group paths by cell and last node."""
-    ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-    for path in paths:
-        ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
-    return [PathsToEnd(cell, tuple(nodes)) for (cell, _), nodes in ends.items()]

@@ -67,18 +67,9 @@ class SweepRequest:
         fits = size >= len(self.base)
         bases = list(self.base.split(size))
         sources = [None] * len(bases) if self.source is None else self.source.split(size)
+        shared = self.alignment, self.cells, nodes, self.options, self.ablation
         return [
-            ExampleBatch(
-                source,
-                base,
-                self.alignment,
-                self.cells,
-                nodes,
-                self.options,
-                self.ablation,
-                k * size,
-                should_cache=fits,
-            )
+            ExampleBatch(source, base, *shared, k * size, should_cache=fits)
             for k, (source, base) in enumerate(zip(sources, bases, strict=True))
         ]
 

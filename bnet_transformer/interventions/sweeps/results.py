@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.calibration import Calibration
+from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 
 BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
@@ -44,13 +44,13 @@ class Sweep(CellResult):
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
         steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
-        calibration: Exact effects of some cells beside their estimates, with `check=`; else None.
+        calibration: Estimated and exact effects of some cells, with `check=`; else None.
     """
 
     outcomes: Tensor
     first_order: bool = False
     steps: int = 0
-    calibration: Calibration | None = None
+    calibration: EstimateCalibration | None = None
 
     @property
     def effects(self) -> Tensor:
@@ -141,18 +141,32 @@ class Sweep(CellResult):
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
         check = f"; {self.calibration.format_line()}" if self.calibration is not None else ""
-        return f"Sweep({self.at!r}, {self._format_shape()}{self.format_method()}{best}{check})"
+        return f"Sweep({self.at!r}, {self._format_shape()}{self._format_method()}{best}{check})"
 
-    def format_method(self) -> str:
-        """The direction and the order of the effects, as text after a comma; empty for an exact sweep by denoising."""
-        direction = ", corrupt into clean" if self.direction == "noise" else ""
+    def format_order(self) -> str:
+        """Whether effects are estimated, as text.
+
+        Returns:
+            `", to first order"`, with the number of steps of integrated gradients; an empty string for exact effects.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"])
+        >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+        >>> found = bt.sweep(clean, corrupt, at="a", metric={"y_2": ("cat", "dog")}, first_order=True, steps=8)
+        >>> found.format_order()
+        ', to first order over 8 steps'
+        """
         order = ", to first order" if self.first_order else ""
-        return direction + order + (f" over {self.steps} steps" if self.steps else "")
+        return order + (f" over {self.steps} steps" if self.steps else "")
+
+    def _format_method(self) -> str:
+        """The direction and the order of the effects, as text after a comma; empty for an exact sweep by denoising."""
+        return (", corrupt into clean" if self.direction == "noise" else "") + self.format_order()
 
     def _repr_html_(self) -> str:
         runs = {"clean": self.clean, "corrupt": self.corrupt}
         means = [f"{name} {float(run.mean()):.3g}" for name, run in runs.items() if run is not None]
-        summary = f"{self.at}: {self._format_shape()}{self.format_method()}; "
+        summary = f"{self.at}: {self._format_shape()}{self._format_method()}; "
         summary += ", ".join(means if len(means) == 2 else ["an ablation", *means])
         summary += f"; {self.calibration.format_line()}" if self.calibration is not None else ""
         return _render_html(self, summary, {"effect": self.values, "standard error": self.error})
@@ -174,6 +188,8 @@ class Mediation(CellResult):
         names: The name of each cell, by its index along the axes.
         clean: The metric of the clean run, `[example]`.
         corrupt: The metric of the corrupt run, `[example]`.
+        parts: The axes and the cells of each item of `through`, if it is a list.
+        direction: `"denoise"`; the direct effects are computed by noising.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """

@@ -163,7 +163,8 @@ class SequentialSweep:
         model = self.base.models[n]
         parents = [p for p in reference.parents(model, child) if not locate_node(model, p)[0].tpm.is_random]
         values = {p: self._get_single_value(False, n, p) for p in parents if p not in parent_values}
-        return NodeEvaluator(self.base.module, model.surgery({**values, **parent_values}), {}).value(child)
+        evaluator = NodeEvaluator(self.base.module, model.surgery({**values, **parent_values}), {})
+        return self._check_single_value(child, evaluator.value(child))
 
     def _get_evaluator(self, is_source: bool, n: int) -> NodeEvaluator:
         """The cached evaluator of example `n` of the source or the base sentences."""
@@ -187,7 +188,10 @@ class SequentialSweep:
 
     def _get_single_value(self, is_source: bool, n: int, node: int) -> Tensor:
         """The value of a node, `[*shape]`; an error if it depends on latent choices."""
-        value = self._get_value(is_source, n, node)
+        return self._check_single_value(node, self._get_value(is_source, n, node))
+
+    def _check_single_value(self, node: int, value: Tensor) -> Tensor:
+        """The value of a node, `[*shape]`; an error if it has more dims, for the states of latent choices."""
         if value.is_floating_point() and tuple(value.shape) != locate_node(self.base.model, node)[0].shape:
             name = self.base.model.ground.name(node)
             hint = "Set the choices on which it depends in both runs, by do"
