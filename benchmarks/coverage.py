@@ -1,6 +1,6 @@
 """Coverage of 90% intervals of `A`, `OV`, `pi` and predictions, by each method with a posterior.
 
-    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--first 0] [--processes 1] [--resume FILE]
+    python -m benchmarks.coverage [--replications 40] [--methods laplace,nuts] [--processes 1] [--resume FILE]
 
 Writes docs/benchmarks/coverage.md; rows of methods that are not measured stay as they are. With `--resume` each
 replication is saved in a file when it ends, and replications in the file are not run again. The model: two heads of

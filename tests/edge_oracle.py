@@ -80,7 +80,7 @@ def _read(run, node):
 
 
 class CircuitRun(reference.ReferenceRun):
-    """The run of a circuit: along an edge of `retained` a reader sees the writer in this run, else in the corrupt run."""
+    """The run of a circuit: along a retained edge a reader sees the writer in this run, else in the corrupt run."""
 
     def __init__(self, clean_model, corrupt_model, structure, retained):
         super().__init__(clean_model, {})

@@ -2,7 +2,7 @@
 
 Where no norm lies between a writer and a reader, the map is linear and does not depend on the words: the product of the
 matrices on the way. It is computed for each basis vector of the writer. Exact zeros are structural: the writer writes
-to entries of the state that the reader does not read. Spans that meet only in zero do not suffice, as their product is
+to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their product is
 zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is proven.
 """
 
@@ -64,7 +64,7 @@ def _get_slots(structure: EdgeStructure, r: int) -> tuple[int, ...]:
 
 
 def _is_free_of_norms(structure: EdgeStructure, r: int, w: int) -> bool:
-    """Whether no norm lies on a path from a group of writers to a group of readers."""
+    """Whether no norm is on a path from a group of writers to a group of readers."""
     specs, reader = structure.network.specs, structure.reader_groups[r]
     writer = structure.writer_groups[w].spec.group.index
     reaches = {writer}  # the linear groups after the writer

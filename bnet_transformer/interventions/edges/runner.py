@@ -1,9 +1,9 @@
-"""Runs of circuits: each reader sees the writers of its retained edges in this run, and the others in the corrupt run.
+"""Runs of circuits: a reader sees the writers of its retained edges in this run, and the others in the corrupt run.
 
-Groups are computed in topological order. What a reader sees is `corrupt + D`, with the deviation D from the corrupt run:
-a sum over its retained writers, mapped by the linear groups on the way. The map of a writer is computed once for all
-readers; a norm is computed for each reader. Readers of one group that see different states (one for each head) are cells
-of their own: a deviation is `[circuit * unit, example, *plates, word, *shape]`.
+Groups are computed in topological order. What a reader sees is `corrupt + D`, with the deviation D from the corrupt
+run: a sum over its retained writers, mapped by the linear groups on the way. The map of a writer is computed once for
+all readers; a norm is computed for each reader. Readers of one group that see different states (one for each head) are
+separate cells: a deviation is `[circuit * unit, example, *plates, word, *shape]`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class EdgeRunner(CircuitRuns):
         return torch.cat([self._evaluate_metric(retained[k : k + size]) for k in range(0, len(retained), size)])
 
     def evaluate_with_grad(self, gates: Tensor) -> Tensor:
-        """The metric of a circuit in which edges are retained in part, by factors from 0 to 1, `[edge]`: `[example]`."""
+        """The metric, `[example]`, of a circuit in which edges are retained in part: factors from 0 to 1, `[edge]`."""
         outcomes = [run.compute_outcomes(gates[None]) for run in self.runs]
         return self.metric.evaluate_with_grad(self._marginalize(outcomes))
 
@@ -276,14 +276,9 @@ class MaskedRun:
                 spec = self.corrupt.network.specs[index]
                 if not self.structure.get_linear_positions(spec):
                     continue
-                norms[index] = spec.tpm.norm_scale(*self._gather(self.corrupt, spec)) is not None
+                context, parents = gather_parents(self.corrupt, spec)
+                norms[index] = spec.tpm.norm_scale(context, *parents) is not None
         return norms
-
-    @staticmethod
-    def _gather(state: ExecutionState, spec: NodeSpec) -> tuple[object, ...]:
-        """The context and the parents of a TPM."""
-        context, parents = gather_parents(state, spec)
-        return context, *parents
 
     def compute_outcomes(self, retained: Tensor) -> Outcomes:
         """The outcome of each outcome node, `[circuit, example, *shape]`.
@@ -435,7 +430,7 @@ class CircuitValues:
         axes = [1 + layout.axis(plate) for plate in plates]
         moved = value.movedim(axes, list(range(2, 2 + len(axes)))).flatten(2, 1 + len(axes))
         steps = torch.arange(units, device=value.device)
-        diagonal = moved[:, steps, steps].unflatten(1, [sizes[plate] for plate in plates])
+        diagonal: Tensor = moved[:, steps, steps].unflatten(1, [sizes[plate] for plate in plates])
         return diagonal.movedim(list(range(1, 1 + len(axes))), [axis - 1 for axis in axes])
 
     def get_change(self, w: int, units: int) -> Tensor:
@@ -573,11 +568,13 @@ class ReaderView:
                 return None
             mapped = self._narrow(self.circuit.get_mapped_change(w, spec), 1)  # [circuit or 1, writer, example, ...]
             flat = mapped.flatten(2)
+            product: Tensor
             if len(mapped) == 1:
                 product = mask.flatten(0, 1) @ flat[0]
             else:
                 product = torch.bmm(mask, flat).flatten(0, 1)
-            return product.unflatten(1, mapped.shape[2:])
+            result: Tensor = product.unflatten(1, mapped.shape[2:])
+            return result
         deviation = self.compute_deviation(parent)
         return None if deviation is None else self.circuit.map_linear(spec, {parent: deviation}, self.word)
 

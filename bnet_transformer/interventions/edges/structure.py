@@ -3,7 +3,7 @@
 A *writer* is a node (without its word) whose value enters a chain of sums, linear maps and norms: an embedding, the mix
 of a head, a feed-forward step. A *reader* is where such a chain ends: in a nonlinear slot of a node, or in the readout.
 An *edge* leads from a writer to a reader along all chains between them (Conmy et al. 2023). Which parents continue a
-chain is declared by each TPM (`TPM.linear_parents`), so no architecture has a case of its own.
+chain is declared by each TPM (`TPM.linear_parents`), so no architecture is a special case.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class EdgeStructure:
         return ReaderGroup(target, slots, channel, has_channel, frozen, chain, is_readout)
 
     def _step(self, spec: NodeSpec, slot: int, aligned: AlignedPlates) -> tuple[int, AlignedPlates]:
-        """The parent in a slot, and the plates in which a node and its parent have the same index on the path so far."""
+        """The parent in a slot, and the plates in which all nodes on the path so far have the same index."""
         parent = spec.parents[slot]
         changed = {*parent.over, *dict(parent.pick)}
         plates = self.network.specs[parent.index].group.plates
@@ -255,7 +255,8 @@ class EdgeStructure:
                 targets, writers = self.get_reader_names(r), self.get_writer_names(w)
                 names += [f"{writers[v]}{ARROW}{targets[u]}" for u, v in units.tolist()]
         table = np.concatenate(columns, 1) if columns else np.zeros((4, 0), dtype=np.int64)
-        return EdgeTable(*table, tuple(names))
+        readers, reader_units, writers, writer_units = table
+        return EdgeTable(readers, reader_units, writers, writer_units, tuple(names))
 
     @cached_property
     def reader_units(self) -> list[tuple[int, int]]:
@@ -398,7 +399,7 @@ class EdgeCells:
     @cached_property
     def reader_groups(self) -> list[int]:
         """The numbers of the groups of readers."""
-        return np.unique(self.structure.edges.readers[self.edges]).tolist()
+        return [int(r) for r in np.unique(self.structure.edges.readers[self.edges])]
 
     @cached_property
     def writer_units(self) -> list[WriterUnit]:

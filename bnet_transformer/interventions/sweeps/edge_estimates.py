@@ -53,8 +53,8 @@ def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> No
         index: tuple[Tensor, ...] = (reader_units, torch.from_numpy(column))
         if edges.words is not None:
             index = (*index, torch.from_numpy(edges.words[inside]))
-        values = estimates[(slice(None), *index)].double().cpu()  # [example, edge]
-        effects.index_add_(0, torch.from_numpy(edges.cells[inside]), values.T)
+        values = estimates.movedim(0, -1)[index].double().cpu()  # [edge, example]
+        effects.index_add_(0, torch.from_numpy(edges.cells[inside]), values)
 
 
 def _find_target_gradients(item: GradientRun) -> dict[int, Tensor]:
@@ -187,7 +187,7 @@ class TangentPass:
         return block
 
     def map_group(self, spec: NodeSpec, parents: Sequence[int]) -> tuple[list[int], Tensor]:
-        """The tangents of a group, from those of parents that it maps: by its linear map, or the derivative of a norm."""
+        """The tangents of a group, from those of parents that it maps: by its linear map, or its derivative."""
         axis = self.run.base.layout.word_dim
         joined = {parent: self.join(parent) for parent in parents}
         cells = sorted({cell for part, _ in joined.values() for cell in part})
@@ -376,7 +376,7 @@ def _pull_back(
 
 
 def _can_expand_units(run: PatchedRun, reader: ReaderGroup, path: ReaderPath) -> bool:
-    """Whether the units of a reader can be copies along its plates: no group on its path has, or joins, these plates."""
+    """Whether the units of a reader can be copies along its plates: no group on its path has or joins them."""
     plates, specs = {*reader.target.group.plates}, run.specs
     groups = [specs[index] for index in (*path.ends, *path.groups)]
     slots = [reader.target.parents[k] for k in reader.slots]

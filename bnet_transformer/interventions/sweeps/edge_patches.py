@@ -147,7 +147,7 @@ class WriterPass:
         return rows, value
 
     def evaluate_target(self, reader: ReaderGroup, update: SparseUpdate, rows: RowIndex) -> Tensor:
-        """The rows of a target of which only the reader sees the updated groups; `log P` or the mean of a random outcome."""
+        """The rows of a target: its reader sees the updated groups. Of a random outcome `log P`, or the mean."""
         spec = reader.target
         has_other_slots = bool(self.structure.get_reading_positions(spec)) or len(reader.slots) < len(
             self.structure.get_linear_positions(spec)
