@@ -261,7 +261,7 @@ def sweep(
             state; the word 7 is "7", in double quotes.
         answer: The metric of the readout of the last word, as the clean and the corrupt answer: cat,dog.
         over: The axes of the result, such as slice,head.
-        ablate: Patch in zeros, or the mean over the words, instead of values of another sentence.
+        ablate: Patch in zeros, or the mean over the words; the sentences are then no pairs, and all are patched.
         memory: The approximate memory in MB.
         restored: Show shares of the total effect in images.
         theme: The colours of images.
