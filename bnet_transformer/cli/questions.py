@@ -232,7 +232,9 @@ def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
     cls=SignatureCommand,
     short_help="Patch clean values into a corrupt run.",
     formats=(*IMAGES, *TABLES),
-    options=[ApiOptions("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
+    options=[
+        ApiOptions("interventions/sweeps/__init__.py", ("sweep",), ("direction", "first_order", "steps", "check"))
+    ],
 )
 def sweep(
     query: SentenceQuery,
@@ -259,7 +261,7 @@ def sweep(
             state; the word 7 is "7", in double quotes.
         answer: The metric of the readout of the last word, as the clean and the corrupt answer: cat,dog.
         over: The axes of the result, such as slice,head.
-        ablate: Patch in zeros, or the mean over the words, instead of clean values; all sentences are then corrupt.
+        ablate: Patch in zeros, or the mean over the words; the sentences are then no pairs, and all are patched.
         memory: The approximate memory in MB.
         restored: Show shares of the total effect in images.
         theme: The colours of images.
@@ -278,8 +280,12 @@ def sweep(
     options["over"] = None if over is None else inputs.parse_names("--over", over)
     if memory is not None:
         options["memory"] = memory * 2**20
-    ablations: dict[str | None, Any] = {None: clean, "zero": Zero(), "mean": Mean()}
-    result = sweeps.sweep(ablations[ablate], corrupt, at=_parse_cells(at), metric=target, **options)
+    is_noise = options.get("direction") == "noise"
+    sides: tuple[Any, Any] = clean, corrupt
+    if ablate is not None:  # all sentences are patched
+        ablation = Zero() if ablate == "zero" else Mean()
+        sides = (corrupt, ablation) if is_noise else (ablation, corrupt)
+    result = sweeps.sweep(*sides, at=_parse_cells(at), metric=target, **options)
     table = result.to_dataframe()
     document = {"at": result.at, "first_order": result.first_order, "metric": target, "sentences": texts}
     document |= {name: getattr(result, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
@@ -287,8 +293,9 @@ def sweep(
     ((node, states),) = target.items()
     states = states if isinstance(states, tuple) else (states,)
     difference = " - ".join(f"log P({node} = {_format_state(corrupt[0], node, state)})" for state in states)
-    baseline = "" if result.clean is None else f"{float(result.clean.mean()):.3f} clean, "
-    header = f"{difference}: {baseline}{float(result.base.mean()):.3f} corrupt; effects are changes from corrupt"
+    runs = {"clean": result.clean, "corrupt": result.corrupt}
+    baseline = ", ".join(f"{float(run.mean()):.3f} {name}" for name, run in runs.items() if run is not None)
+    header = f"{difference}: {baseline}; effects are changes from {'clean' if is_noise else 'corrupt'}"
     lines = [repr(result), header, *output.format_rows(rows, by="effect")]
     plotter = make_plotter(result, restored=restored, theme=theme)
     document["table"] = table

@@ -54,7 +54,9 @@ def plot_sweep(
     has_intervals = _should_draw_intervals(result, intervals, restored)
     values = to_float_array("effects", result.restored if restored else result.values)
     errors = None if restored or result.examples == 1 else to_float_array("errors", result.error)
-    value_label = "share of the total" if restored else "effect" if result.examples == 1 else "mean effect"
+    value_label = "effect" if result.examples == 1 else "mean effect"
+    if restored:
+        value_label = "from corrupt, 0, to clean, 1" if result.direction == "noise" else "share of the total"
     unit, unit_text = _choose_unit(values)
     value_label += unit_text
     bounds = _scale_interval(result, confidence, unit) if has_intervals else None
