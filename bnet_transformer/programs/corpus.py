@@ -48,7 +48,6 @@ class KnownProgram:
         norm: The norm of the net, or None.
         rule: The rule for pairs: `"resample"`, two independent sentences, or `"replace"`, a sentence and the same one
             with one word replaced. The outputs of a pair differ.
-        required: Tokens that the first sentence of a pair contains.
     """
 
     name: str
@@ -59,7 +58,6 @@ class KnownProgram:
     causal: bool = False
     norm: str | None = None
     rule: str = "resample"
-    required: str = ""
 
     @cached_property
     def compiled(self) -> Compiled:
@@ -93,12 +91,13 @@ class KnownProgram:
             raise BNetError("count", expected="at most 64 pairs", actual=count)
         generator = random.Random(check_seed(seed))
         pairs: dict[Pair, None] = {}
+        outputs: dict[Words, Words | None] = {}  # None where the program is not defined
         for _ in range(MAX_DRAWS):
             clean = self._draw(generator)
             corrupt = self._replace_word(clean, generator) if self.rule == "replace" else self._draw(generator)
-            if not all(is_defined(self.compiled, words) for words in (clean, corrupt)):
-                continue
-            if set(self.required) <= set(clean) and self.compiled.run(clean) != self.compiled.run(corrupt):
+            for words in {clean, corrupt} - outputs.keys():
+                outputs[words] = self.compiled.run(words) if is_defined(self.compiled, words) else None
+            if None not in (outputs[clean], outputs[corrupt]) and outputs[clean] != outputs[corrupt]:
                 pairs[clean, corrupt] = None
             if len(pairs) == count:
                 break
@@ -133,14 +132,14 @@ def _shifted(offset: int) -> Selector:
     return select(indices, indices, lambda j, i: j == i - offset)
 
 
-def _is_token(token: Value) -> SOp:
+def _is_token(token: Value, name: str) -> SOp:
     """1 where a word is this token; numeric."""
-    return map(lambda t: t == token, tokens, encoding="numeric", name=f"is_{ord(token)}")
+    return map(lambda t: t == token, tokens, encoding="numeric", name=name)
 
 
-def _share(token: Value, name: str) -> SOp:
-    """The share of a token among the words up to each word."""
-    return aggregate(select(indices, indices, operator.le), _is_token(token), name=name)
+def _average(values: SOp, name: str) -> SOp:
+    """The mean over the words up to each word."""
+    return aggregate(select(indices, indices, operator.le), values, name=name)
 
 
 def shift() -> SOp:
@@ -178,7 +177,7 @@ def double_histogram() -> SOp:
 
 def fraction() -> SOp:
     """The fraction of "x" among the words up to each word (Weiss et al. 2021)."""
-    return _share("x", "fraction")
+    return _average(_is_token("x", "is_x"), "fraction")
 
 
 def sort() -> SOp:
@@ -195,7 +194,8 @@ def first_occurrence() -> SOp:
 
 def balance() -> SOp:
     """The fraction of "(" minus that of ")" among the words up to each word (Weiss et al. 2021)."""
-    return linear_map(_share("(", "opened"), _share(")", "closed"), 1, -1, name="balance")
+    opened, closed = _average(_is_token("(", "is_open"), "opened"), _average(_is_token(")", "is_close"), "closed")
+    return linear_map(opened, closed, 1, -1, name="balance")
 
 
 def dyck() -> SOp:
@@ -243,9 +243,8 @@ def redundant() -> SOp:
 
 def cancelling() -> SOp:
     """1 where the word is "x", plus the fraction of "x" by one head, minus the same fraction by another head."""
-    is_x = _is_token("x")
-    earlier = select(indices, indices, operator.le)
-    one, two = (aggregate(earlier, is_x, name=f"fraction{k}") for k in (1, 2))
+    is_x = _is_token("x", "is_x")
+    one, two = (_average(is_x, f"fraction{k}") for k in (1, 2))
     return linear_map(is_x, linear_map(one, two, 1, -1, name="difference"), name="total")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from bnet_transformer._core.checks import check_int, check_mapping, check_names
+from bnet_transformer._core.naming import find_role_fault
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.language import (
     TOLERANCE,
@@ -29,9 +29,11 @@ from bnet_transformer.programs.language import (
 if TYPE_CHECKING:
     import networkx as nx
 
+    from bnet_transformer.bnet import BNet
+
 BOS = "BOS"
 MAX_VALUES = 2000  # values of one variable
-NAME = re.compile(r"[A-Za-z]\w*")
+TOKEN_ROLE = "token"  # the role of the words in the bnet of a program
 
 
 class Program:
@@ -137,6 +139,23 @@ class Program:
             A value for each word. A missing value is None.
         """
         return self.evaluate(sentence, do)[self.names[self.output]]
+
+    @cached_property
+    def net(self) -> BNet:
+        """The program as a bnet, in float64: a node for each variable and word, without BOS.
+
+        The value of a node is a one-hot vector over `list_values`, or a number; a missing value is zero.
+
+        >>> from bnet_transformer import programs
+        >>> before = programs.select(programs.indices, programs.indices, lambda j, i: j == i - 1)
+        >>> program = Program(programs.aggregate(before, programs.tokens, name="previous"), "ab", 3)
+        >>> s = program.net.sentence(["a", "b", "a"])
+        >>> s["previous_1"], s.do(tokens_0=[0.0, 1.0])["previous_1"]
+        (tensor([1., 0.], dtype=torch.float64), tensor([0., 1.], dtype=torch.float64))
+        """
+        from bnet_transformer.programs.variables import program_to_bnet
+
+        return program_to_bnet(self)
 
     # the graph
 
@@ -329,8 +348,9 @@ def _name_variables(output: SOp) -> dict[str, SOp]:
         if name is None:
             numbers = (f"{sop.kind}{k}" for k in range(1, len(order) + 1))
             name = next(number for number in numbers if number not in given and number not in variables)
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise BNetError("name", expected="a name of letters, digits and underscores", actual=name)
+        fault = f"{TOKEN_ROLE!r}, the role of the words" if name == TOKEN_ROLE else find_role_fault(name)
+        if fault:
+            raise BNetError("name", expected="a name that can be the role of a node", actual=fault)
         if name in variables:
             raise BNetError("name", expected="variables with different names", actual=f"two with the name {name}")
         variables[name] = sop
