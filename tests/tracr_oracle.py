@@ -23,7 +23,7 @@ def double_histogram():
     return rasp.SelectorWidth(rasp.Select(count, count, rasp.Comparison.EQ))
 
 
-def most_frequent():
+def is_mode():
     count = lib.make_hist()
     return rasp.Map(lambda n: n == 0, rasp.SelectorWidth(rasp.Select(count, count, rasp.Comparison.GT)))
 
@@ -45,7 +45,7 @@ PROGRAMS = {
     "fraction": lambda: lib.make_frac_prevs(rasp.tokens == "x"),
     "sort": lambda: lib.make_sort_unique(rasp.tokens, rasp.tokens),
     "balance": lambda: lib.make_pair_balance(rasp.tokens, "(", ")"),
-    "most frequent": most_frequent,
+    "mode": is_mode,
     "lookup": lookup,
     "either": either,
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -45,11 +45,12 @@ from bnet_transformer.tpm import (
 
 if TYPE_CHECKING:
     from bnet_transformer.compiler import CompiledModule
+    from bnet_transformer.programs.truth import TrueEdges
 
 WORD, HEADS = ["word"], ["head", "word"]
 SHARPNESS = 100.0  # the other words have the weight exp(-50) or less
-# With a constant coordinate c, the norm divides by sqrt((c^2 + r) / dim), where r is the squared length of the rest. The
-# relative error of a constant gain is r / (2 c^2), about 5e-8 for r = 10.
+# With a constant coordinate c, the norm divides by sqrt((c^2 + r) / dim), where r is the squared length of the rest.
+# The relative error of a constant gain is r / (2 c^2), about 5e-8 for r = 10.
 NORM_CONSTANT = 1e4
 LOGIT = 10.0  # of the value of the output; a missing value has half of it
 SIGMA = 0.1  # the standard deviation of a numeric readout
@@ -95,7 +96,7 @@ class Compiled:
             sentence: A list of tokens, or a text.
 
         Returns:
-            The words as strings, with BOS at the start if the net has it.
+            The words as strings, after BOS if `has_bos` is true.
 
         Raises:
             BNetError: A token is unknown, or the sentence is empty or too long.
@@ -105,7 +106,7 @@ class Compiled:
         >>> same = programs.select(programs.tokens, programs.tokens, operator.eq)
         >>> count = programs.compile(programs.selector_width(same), vocabulary="ab", max_words=3)
         >>> count.encode("aba"), count.net.sentence(count.encode("aba")).tpm("y_1").probs.argmax().item()
-        (['BOS', 'a', 'b', 'a'], 1)
+        (['BOS', 'a', 'b', 'a'], 2)
         """
         return [BOS] * self.has_bos + [str(token) for token in self.program.parse(sentence)]
 
@@ -146,6 +147,26 @@ class Compiled:
             results |= dict(zip(rows, self.decode(values), strict=True))
         return [results[k] for k in range(len(parsed))]
 
+    def true_edges(self, sentences: Sequence[object] | None = None, **options: Any) -> TrueEdges:
+        """The true circuit of the program, by effect and by structure.
+
+        Args:
+            sentences: The sentences from which pairs are formed, as in `programs.true_edges`. Default None.
+            **options: The options of `programs.true_edges`.
+
+        Returns:
+            The edges with their effects.
+
+        >>> from bnet_transformer import programs
+        >>> previous = programs.select(programs.indices, programs.indices, lambda j, i: j == i - 1)
+        >>> compiled = programs.compile(programs.aggregate(previous, programs.tokens), vocabulary="ab", max_words=3)
+        >>> compiled.true_edges(["aba", "bba", "bab"]).num_pairs
+        6
+        """
+        from bnet_transformer.programs.truth import true_edges
+
+        return true_edges(self, sentences, **options)
+
     def to_ids(self, sentences: Sequence[Sequence[Value]]) -> Tensor:
         """The input of the module for sentences of one length.
 
@@ -159,7 +180,7 @@ class Compiled:
         return torch.tensor([[0] * self.has_bos + [index[token] for token in words] for words in sentences])
 
     def decode(self, readouts: Tensor) -> list[tuple[Value, ...]]:
-        """The outputs that readouts of the module stand for.
+        """The outputs of readouts of the module.
 
         Args:
             readouts: The logits of `y`, `[sentence, word, state]`, or its mean, `[sentence, word, 1]`.

@@ -22,7 +22,7 @@ from bnet_transformer.programs.language import (
     aggregate,
     fallback,
     indices,
-    linear_map,
+    linear_sequence_map,
     map,
     select,
     selector_width,
@@ -83,9 +83,9 @@ class KnownProgram:
         Raises:
             BNetError: The count is not between 1 and 64.
 
-        >>> from bnet_transformer.programs.corpus import get_program
-        >>> get_program("shift").list_pairs(2)
-        [(('b', 'b', 'a', 'b', 'c'), ('b', 'b', 'b', 'b', 'b')), (('b', 'a', 'b', 'b', 'a'), ('c', 'c', 'a', 'b', 'b'))]
+        >>> from bnet_transformer import programs
+        >>> programs.get_program("shift").list_pairs(1)
+        [(('b', 'b', 'a', 'b', 'c'), ('b', 'b', 'b', 'b', 'b'))]
         """
         if check_int("count", count) > 64:
             raise BNetError("count", expected="at most 64 pairs", actual=count)
@@ -123,8 +123,8 @@ class KnownProgram:
     def _replace_word(self, words: Words, generator: random.Random) -> Words:
         """A sentence with one word replaced by another one."""
         i = generator.randrange(len(words))
-        others = [token for token in self.vocabulary if token != words[i]]
-        return (*words[:i], generator.choice(others), *words[i + 1 :])
+        candidates = [token for token in self.vocabulary if token != words[i]]
+        return (*words[:i], generator.choice(candidates), *words[i + 1 :])
 
 
 def _shifted(offset: int) -> Selector:
@@ -195,7 +195,7 @@ def first_occurrence() -> SOp:
 def balance() -> SOp:
     """The fraction of "(" minus that of ")" among the words up to each word (Weiss et al. 2021)."""
     opened, closed = _average(_is_token("(", "is_open"), "opened"), _average(_is_token(")", "is_close"), "closed")
-    return linear_map(opened, closed, 1, -1, name="balance")
+    return linear_sequence_map(opened, closed, 1, -1, name="balance")
 
 
 def dyck() -> SOp:
@@ -210,7 +210,7 @@ def dyck() -> SOp:
     return sequence_map(lambda zero, negative: zero and not negative, ends_at_zero, has_negative, name="is_balanced")
 
 
-def most_frequent() -> SOp:
+def is_mode() -> SOp:
     """Whether no other token is more frequent than that of the word."""
     count = histogram()
     more_frequent = selector_width(select(count, count, operator.gt), name="num_more")
@@ -245,7 +245,7 @@ def cancelling() -> SOp:
     """1 where the word is "x", plus the fraction of "x" by one head, minus the same fraction by another head."""
     is_x = _is_token("x", "is_x")
     one, two = (_average(is_x, f"fraction{k}") for k in (1, 2))
-    return linear_map(is_x, linear_map(one, two, 1, -1, name="difference"), name="total")
+    return linear_sequence_map(is_x, linear_sequence_map(one, two, 1, -1, name="difference"), name="total")
 
 
 def prefix_majority() -> SOp:
@@ -264,7 +264,7 @@ CORPUS: tuple[KnownProgram, ...] = (
     KnownProgram("first occurrence", "whether no earlier token is equal", first_occurrence, "abc", 5),
     KnownProgram("balance", 'the fraction of "(" minus that of ")" so far', balance, "()a", 5),
     KnownProgram("dyck", "whether the parentheses are balanced", dyck, "()", 6, rule="replace"),
-    KnownProgram("most frequent", "whether no token is more frequent", most_frequent, "abc", 5),
+    KnownProgram("mode", "whether no token is more frequent", is_mode, "abc", 5),
     KnownProgram("lookup", "the token at the position that the token names", lookup, (0, 1, 2, 3), 4),
     KnownProgram("either", 'whether one of the two previous words is "x"', either, "xab", 5, causal=True),
     KnownProgram("backup", 'the token after "#", else the first token', backup, "ab#", 5),
@@ -286,8 +286,8 @@ def get_program(name: str) -> KnownProgram:
     Raises:
         UnknownNameError: The corpus has no program of this name.
 
-    >>> from bnet_transformer.programs.corpus import get_program
-    >>> get_program("histogram").compiled.run("abca")
+    >>> from bnet_transformer import programs
+    >>> programs.get_program("histogram").compiled.run("abca")
     (2, 1, 1, 2)
     """
     by_name = {known.name: known for known in CORPUS}

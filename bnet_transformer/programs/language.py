@@ -104,7 +104,7 @@ class _Encoded(SOp):
         try:
             result = self.function(*values)
         except Exception as error:
-            arguments = ", ".join(map(repr, values))
+            arguments = ", ".join(repr(value) for value in values)
             raise BNetError(f"{self.kind} {self.name}: the function failed at ({arguments}): {error}") from error
         return check_float(f"value of {self.kind} {self.name}", result * 1.0) if self.is_numeric else result
 
@@ -144,14 +144,14 @@ class SequenceMap(_Encoded):
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearMap(SOp):
+class LinearSequenceMap(SOp):
     """The sum `a x + b y` of two numeric s-ops; numeric."""
 
     x: SOp
     y: SOp
     a: float
     b: float
-    kind: ClassVar[str] = "linear_map"
+    kind: ClassVar[str] = "linear_sequence_map"
 
     @property
     def parents(self) -> tuple[SOp, ...]:
@@ -403,7 +403,7 @@ def sequence_map(
     Args:
         function: The function of a value of x and a value of y.
         x: The first s-op.
-        y: The second s-op. At most one of the two is numeric; `linear_map` adds two numeric s-ops.
+        y: The second s-op. At most one of the two is numeric; `linear_sequence_map` adds two numeric s-ops.
         encoding: `"categorical"` (default) or `"numeric"`.
         name: The name of the variable. None (default) for a name that the compiler chooses.
 
@@ -419,12 +419,12 @@ def sequence_map(
     ('a0', 'b1', 'a2')
     """
     if _check_sop("x", x).is_numeric and _check_sop("y", y).is_numeric:
-        hint = "Use linear_map, or map one of them to a categorical s-op"
+        hint = "Use linear_sequence_map, or map one of them to a categorical s-op"
         raise BNetError("sequence_map", expected="at most one numeric s-op", actual="two", hint=hint)
     return SequenceMap(name, function, encoding, x, _check_sop("y", y))
 
 
-def linear_map(x: SOp, y: SOp, a: float = 1.0, b: float = 1.0, *, name: str | None = None) -> SOp:
+def linear_sequence_map(x: SOp, y: SOp, a: float = 1.0, b: float = 1.0, *, name: str | None = None) -> SOp:
     """The sum `a x + b y` of two numeric s-ops, word by word: hidden units of the feed-forward step.
 
     Args:
@@ -442,11 +442,11 @@ def linear_map(x: SOp, y: SOp, a: float = 1.0, b: float = 1.0, *, name: str | No
 
     >>> from bnet_transformer import programs
     >>> one, two = (programs.map(lambda t, k=k: k * (t == "a"), programs.tokens, encoding="numeric") for k in (1, 2))
-    >>> programs.compile(programs.linear_map(one, two, 1, -1), vocabulary="ab", max_words=3).run("aba")
+    >>> programs.compile(programs.linear_sequence_map(one, two, 1, -1), vocabulary="ab", max_words=3).run("aba")
     (-1.0, 0.0, -1.0)
     """
     _check_sop("x", x, numeric=True), _check_sop("y", y, numeric=True)
-    return LinearMap(name, x, y, check_float("a", a), check_float("b", b))
+    return LinearSequenceMap(name, x, y, check_float("a", a), check_float("b", b))
 
 
 def fallback(x: SOp, y: SOp, *, name: str | None = None) -> SOp:

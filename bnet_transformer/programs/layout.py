@@ -8,6 +8,7 @@ the word BOS only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.language import Aggregate, Indices, SelectedShare, SOp, Tokens, Value
@@ -63,7 +64,7 @@ class Layout:
         return {self.columns[sop]: value} if sop.is_numeric else {self.get_column(sop, value): 1.0}
 
 
-def is_head(sop: SOp) -> bool:
+def is_head(sop: SOp) -> TypeGuard[Aggregate | SelectedShare]:
     """Whether a variable is computed by a head."""
     return isinstance(sop, Aggregate | SelectedShare)
 

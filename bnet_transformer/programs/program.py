@@ -15,7 +15,7 @@ from bnet_transformer.programs.language import (
     Column,
     Fallback,
     Indices,
-    LinearMap,
+    LinearSequenceMap,
     Map,
     SelectedShare,
     Selector,
@@ -184,7 +184,7 @@ class Program:
                 graph.add_edges_from((self.names[parent], name) for parent in sop.parents)
             return graph
         values = self.evaluate(sentence)
-        columns = {self.variables[name]: column for name, column in values.items()}
+        columns: dict[SOp, Column] = {self.variables[name]: column for name, column in values.items()}
         for name, sop in self.variables.items():
             for i, value in enumerate(values[name]):
                 graph.add_node(f"{name}_{i}", kind=sop.kind, is_numeric=sop.is_numeric, value=value)
@@ -242,7 +242,7 @@ class Program:
                 return self._sort(sop, [sop.apply(*pair) for pair in pairs])
             case Fallback(x=x, y=y):
                 return self._sort(sop, [*self.list_values(x), *self.list_values(y)])
-            case LinearMap(x=x, y=y, a=a, b=b):
+            case LinearSequenceMap(x=x, y=y, a=a, b=b):
                 return self._sort(sop, [a * v + b * w for v in self.list_values(x) for w in self.list_values(y)])
             case SelectedShare():
                 return self._sort(sop, [1 / (1 + count) for count in range(self.max_words + 1)])
@@ -255,11 +255,11 @@ class Program:
     def _sort(self, sop: SOp, values: Sequence[Value]) -> tuple[Value, ...]:
         """Different values in increasing order, without None; numbers that agree up to rounding are one value."""
         if sop.is_numeric:
-            lists = [parent for parent in sop.parents if not parent.is_numeric and self.can_be_missing(parent)]
-            ordered = sorted([*values, 0.0] if lists and not isinstance(sop, Aggregate) else values)
+            has_zero = isinstance(sop, Map | SequenceMap) and any(map(self.can_be_missing, sop.parents))
+            ordered = sorted([*values, 0.0] if has_zero else values)
             return tuple(v for k, v in enumerate(ordered) if k == 0 or v - ordered[k - 1] > TOLERANCE)
         states = dict.fromkeys(value for value in values if value is not None)
-        return tuple(sorted(states, key=lambda value: (not isinstance(value, bool | int | float), str(type(value)), value)))
+        return tuple(sorted(states, key=lambda value: (str(type(value)), value)))
 
     def _list_means(self, sop: Aggregate, values: Sequence[float]) -> list[float]:
         """The means of up to `max_words` values, and 0 for no selected word."""
@@ -270,7 +270,9 @@ class Program:
             if len(means) > 20 * MAX_VALUES:
                 hint = "Map the values to fewer numbers"
                 expected = "numbers with a small number of different means"
-                raise BNetError(f"aggregate {self.names[sop]}", expected=expected, actual=f"{len(values)} values", hint=hint)
+                raise BNetError(
+                    f"aggregate {self.names[sop]}", expected=expected, actual=f"{len(values)} values", hint=hint
+                )
         return [*means]
 
     def can_be_missing(self, sop: SOp) -> bool:
@@ -317,7 +319,7 @@ class Program:
 
 
 def _selects_itself(program: Program, term: Term) -> bool:
-    """Whether each word satisfies the condition for itself."""
+    """Whether each word satisfies the condition with respect to the same word."""
     keys, queries = term.keys, term.queries
     pairs = [(v, w) for v in program.list_values(keys) for w in program.list_values(queries)]
     return all(term.holds(v, w) for v, w in pairs if keys is not queries or v == w)

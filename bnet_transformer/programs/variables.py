@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.language import Aggregate, Fallback, LinearMap, SelectedShare, SOp, Value
+from bnet_transformer.programs.language import Aggregate, Fallback, LinearSequenceMap, SelectedShare, SOp, Value
 from bnet_transformer.programs.program import TOKEN_ROLE, Program
 from bnet_transformer.tpm import TPM, Embed, EvalContext, Given, Parameter, Parent, Positions, Product
 
@@ -77,7 +77,8 @@ def _state_weights(x: Tensor, grid: tuple[float, ...] | None) -> Tensor:
 def _contract(weights: Tensor, value: Tensor, *, first: bool) -> Tensor:
     """The sum over the states of a parent of its weights and the rows of a table."""
     if first:
-        return torch.tensordot(weights, value, dims=1)
+        product: Tensor = torch.tensordot(weights, value, dims=1)
+        return product
     return torch.einsum("...s,...so->...o", weights, value)
 
 
@@ -200,7 +201,7 @@ def _make_node(program: Program, name: str, sop: SOp) -> Node:
             for term in sop.selector.terms
         )
         return Node(name, SelectedMean(conditions, isinstance(sop, Aggregate)), arrows, WORD)
-    if isinstance(sop, LinearMap):
+    if isinstance(sop, LinearSequenceMap):
         return Node(name, WeightedSum((sop.a, sop.b)), [roles[sop.x], roles[sop.y]], WORD)
     if sop.kind == "tokens":
         return Node(name, Embed(len(program.vocabulary)), [TOKEN_ROLE], WORD)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.language import (
     Aggregate,
     Fallback,
-    LinearMap,
+    LinearSequenceMap,
     Map,
     SelectedShare,
     SequenceMap,
@@ -28,6 +29,7 @@ from bnet_transformer.programs.language import (
 from bnet_transformer.programs.layout import Layout
 
 Coordinates = Mapping[int, float]
+MIN_GAP = 1e-5  # between numbers with different results, so that the error of a norm is no step
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def list_units(layout: Layout, sop: SOp) -> list[HiddenUnit]:
             return units + [
                 HiddenUnit(_add(layout.encode(y, v), present), 0.0, layout.encode(sop, v)) for v in layout.values(y)
             ]
-        case LinearMap(x=x, y=y, a=a, b=b):
+        case LinearSequenceMap(x=x, y=y, a=a, b=b):
             terms = [(source, sign, factor) for source, factor in ((x, a), (y, b)) for sign in (1.0, -1.0)]
             column = layout.columns[sop]
             return [HiddenUnit({layout.columns[s]: sign}, 0.0, {column: sign * factor}) for s, sign, factor in terms]
@@ -101,6 +103,10 @@ def _step_units(
     for low, high in itertools.pairwise(numbers):
         if outputs[low] == outputs[high]:
             continue
+        if high - low < MIN_GAP:
+            hint = "Map it to other numbers, or aggregate fewer words"
+            expected = f"numbers with different results that differ by at least {MIN_GAP}"
+            raise BNetError("map of a numeric s-op", expected=expected, actual=(low, high), hint=hint)
         slope, threshold = 2 / (high - low), (low + high) / 2
         # |slope (x - threshold)| + 1/2 is at most this, so a switch of 0 turns the unit off.
         bound = slope * (largest + abs(threshold)) + 1
