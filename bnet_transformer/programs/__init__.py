@@ -1,6 +1,6 @@
 """Known programs: from a program in the language RASP to a net that computes it, with the circuit that is true of it.
 
-`language` (s-ops and selectors) -> `program` (variables, values, evaluation in Python) -> `layout` (directions of the
+`language` builds `sops` (s-ops and selectors) -> `program` (variables, values, evaluation in Python) -> `layout` (directions of the
 residual stream, slices) -> `weights` (heads, hidden units) -> `compiled` (the net). `truth` computes the circuit, and
 `corpus` is a list of programs. `variables` is a program as a bnet of its variables, without weights.
 """
@@ -8,8 +8,6 @@ residual stream, slices) -> `weights` (heads, hidden units) -> `compiled` (the n
 from bnet_transformer.programs.compiled import Compiled, compile
 from bnet_transformer.programs.corpus import CORPUS, KnownProgram, get_program
 from bnet_transformer.programs.language import (
-    Selector,
-    SOp,
     aggregate,
     fallback,
     indices,
@@ -21,6 +19,7 @@ from bnet_transformer.programs.language import (
     tokens,
 )
 from bnet_transformer.programs.program import Program
+from bnet_transformer.programs.sops import Selector, SOp
 from bnet_transformer.programs.truth import TrueEdges, true_edges
 
 __all__ = [

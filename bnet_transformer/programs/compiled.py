@@ -23,9 +23,9 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.language import SOp, Value
 from bnet_transformer.programs.layout import Layout, make_layout
 from bnet_transformer.programs.program import BOS, Program
+from bnet_transformer.programs.sops import SOp, Value
 from bnet_transformer.programs.weights import Head, HiddenUnit, build_head, list_units, stack_heads, stack_units
 from bnet_transformer.tpm import (
     Add,

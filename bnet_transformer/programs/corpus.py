@@ -16,9 +16,6 @@ from bnet_transformer._core.checks import check_int, check_names, check_seed
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.compiled import Compiled, compile
 from bnet_transformer.programs.language import (
-    Selector,
-    SOp,
-    Value,
     aggregate,
     fallback,
     indices,
@@ -29,6 +26,7 @@ from bnet_transformer.programs.language import (
     sequence_map,
     tokens,
 )
+from bnet_transformer.programs.sops import Selector, SOp, Value
 from bnet_transformer.programs.truth import Pair, TrueEdges, Words, is_defined, list_sentences, true_edges
 
 MAX_DRAWS = 10_000

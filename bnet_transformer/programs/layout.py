@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.language import Aggregate, Indices, SelectedShare, SOp, Tokens, Value
 from bnet_transformer.programs.program import Program
+from bnet_transformer.programs.sops import Aggregate, Indices, SelectedShare, SOp, Tokens, Value
 
 
 @dataclass(frozen=True)

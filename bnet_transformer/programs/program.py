@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bnet_transformer._core.checks import check_int, check_mapping, check_names
 from bnet_transformer._core.naming import find_role_fault
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.language import (
+from bnet_transformer.programs.sops import (
     TOLERANCE,
     Aggregate,
     Column,

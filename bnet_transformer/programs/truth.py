@@ -25,7 +25,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_float, check_int, check_seed
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.compiled import Compiled
-from bnet_transformer.programs.language import Aggregate, SelectedShare, SOp, Value
+from bnet_transformer.programs.sops import Aggregate, SelectedShare, SOp, Value
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,8 +17,8 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.language import Aggregate, Fallback, LinearSequenceMap, SelectedShare, SOp, Value
 from bnet_transformer.programs.program import TOKEN_ROLE, Program
+from bnet_transformer.programs.sops import Aggregate, Fallback, LinearSequenceMap, SelectedShare, SOp, Value
 from bnet_transformer.tpm import TPM, Embed, EvalContext, Given, Parameter, Parent, Positions, Product
 
 WORD = ["word"]
@@ -115,8 +115,8 @@ class WeightedSum(TPM):
 class SelectedMean(TPM):
     """The mean of values over the words that satisfy all conditions, or `1 / (1 + n)` for n such words; deterministic.
 
-    Parents: for each condition the query `q`, `[nq]`, and the keys `k.`, `[nk]` for each word, one-hot vectors; then the
-    values `v.`, `[d]`. The value has shape `[d]`, and is zero if no word satisfies all. Without values it has shape
+    Parents: for each condition the query `q`, `[nq]`, and the keys `k.`, `[nk]` for each word, one-hot vectors; then
+    the values `v.`, `[d]`. The value has shape `[d]`, and is zero if no word satisfies all. Without values it has shape
     `[1]`.
 
     Args:

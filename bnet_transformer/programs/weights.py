@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.language import (
+from bnet_transformer.programs.layout import Layout
+from bnet_transformer.programs.sops import (
     Aggregate,
     Fallback,
     LinearSequenceMap,
@@ -26,7 +27,6 @@ from bnet_transformer.programs.language import (
     SOp,
     Value,
 )
-from bnet_transformer.programs.layout import Layout
 
 Coordinates = Mapping[int, float]
 MIN_GAP = 1e-5  # between numbers with different results, so that the error of a norm is no step
