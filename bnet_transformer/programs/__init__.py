@@ -1,8 +1,8 @@
 """Known programs: from a program in the language RASP to a net that computes it, with the circuit that is true of it.
 
-`language` builds `sops` (s-ops and selectors) -> `program` (variables, values, evaluation in Python) -> `layout` (directions of the
-residual stream, slices) -> `weights` (heads, hidden units) -> `compiled` (the net). `truth` computes the circuit, and
-`corpus` is a list of programs. `variables` is a program as a bnet of its variables, without weights.
+`language` builds `sops` (s-ops and selectors) -> `program` (variables, values, evaluation in Python) -> `layout`
+(directions of the residual stream, slices) -> `weights` (heads, hidden units) -> `compiled` (the net). `truth` computes
+the circuit, and `corpus` is a list of programs. `variables` is a program as a bnet of its variables, without weights.
 """
 
 from bnet_transformer.programs.compiled import Compiled, compile

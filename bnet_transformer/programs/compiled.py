@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 WORD, HEADS = ["word"], ["head", "word"]
 SHARPNESS = 100.0  # the other words have the weight exp(-50) or less
 # With a constant coordinate c, the norm divides by sqrt((c^2 + r) / dim), where r is the squared length of the rest.
-# The relative error of a constant gain is r / (2 c^2), about 5e-8 for r = 10.
-NORM_CONSTANT = 1e4
+# The relative error of a constant gain is r / (2 c^2), about 5e-8 for r = 10 and c = 10,000.
+CONSTANT = 1e4
 LOGIT = 10.0  # of the value of the output; a missing value has half of it
 SIGMA = 0.1  # the standard deviation of a numeric readout
 MISSING = "None"
@@ -207,6 +207,7 @@ def compile(
     norm: str | None = None,
     bos: bool | None = None,
     sharpness: float = SHARPNESS,
+    constant: float = CONSTANT,
 ) -> Compiled:
     """The net that computes a program (Lindner et al. 2023), with known nodes for its variables.
 
@@ -218,13 +219,16 @@ def compile(
         vocabulary: The tokens: different strings or integers. A string is the list of its characters.
         max_words: The maximum number of words of a sentence, without BOS.
         causal: Whether word i attends only to words up to i. Default False.
-        norm: `"rms"` for an RMS norm before each sublayer and before the readout. A large constant coordinate of the
-            stream keeps its scale nearly constant, so that values are right up to a relative error of about 1e-7. None
-            (default) for no norm.
+        norm: `"rms"` for an RMS norm before each sublayer and before the readout. Its gain restores the length of the
+            stream; see `constant`. None (default) for no norm.
         bos: Whether sentences begin with the word BOS, to which a head attends if it selects no word. None (default):
             if an aggregate needs it.
         sharpness: The score of a selected word, at least 20. Other words have the weight `exp(-sharpness / 2)` or less.
             Default 100.
+        constant: With a norm, the coordinate c of the stream that is constant. The relative error of values is about
+            `r / (2 c^2)`, where r, the number of variables or less, is the squared length of the other coordinates.
+            Default 10,000: an error of about 1e-7. With a c below 10 the norm depends on the values; the most probable
+            outputs of a program of states whose selectors select one word are still right.
 
     Returns:
         The compiled program.
@@ -245,7 +249,7 @@ def compile(
     check_choice("bos", bos, (None, True, False))
     checked = Program(program, vocabulary, max_words, causal=causal)
     layout = make_layout(checked, bos)
-    one = 1.0 if norm is None else NORM_CONSTANT
+    one = 1.0 if norm is None else check_float("constant", constant, minimum=1)
     sharpness = check_float("sharpness", sharpness, minimum=20)
     heads = [[build_head(layout, sop, sharpness, one) for sop in sops] for sops in layout.heads]
     units = [[unit for sop in sops for unit in list_units(layout, sop) if unit.outputs] for sops in layout.steps]
@@ -337,11 +341,14 @@ def _embedding_parameters(layout: Layout, one: float) -> dict[str, Tensor]:
 def _readout_parameters(layout: Layout) -> dict[str, Tensor]:
     """The map of the readout."""
     program, output = layout.program, layout.program.output
-    columns, is_optional = layout.list_columns(output), program.can_be_missing(output)
-    weight = torch.zeros(len(columns) + is_optional, layout.dim, dtype=torch.float64)
-    scale = 1.0 if output.is_numeric else LOGIT
-    for k, column in enumerate(columns):
-        weight[k, column] = scale
+    is_optional = program.can_be_missing(output)
+    weight = torch.zeros(len(layout.values(output)) + is_optional, layout.dim, dtype=torch.float64)
+    if output.is_numeric:
+        for column, factor in layout.read_number(output).items():
+            weight[0, column] = factor
+    else:
+        for k, column in enumerate(layout.list_columns(output)):
+            weight[k, column] = LOGIT
     bias = torch.zeros(len(weight), dtype=torch.float64)
     if is_optional:
         bias[-1] = LOGIT / 2

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from bnet_transformer._core.checks import check_int, check_names, check_seed
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.compiled import Compiled, compile
+from bnet_transformer.programs.compiled import CONSTANT, Compiled, compile
 from bnet_transformer.programs.language import (
     aggregate,
     fallback,
@@ -44,6 +44,7 @@ class KnownProgram:
         max_words: The number of words of its sentences.
         causal: Whether the net is causal.
         norm: The norm of the net, or None.
+        constant: The constant coordinate with a norm.
         rule: The rule for pairs: `"resample"`, two independent sentences, or `"replace"`, a sentence and the same one
             with one word replaced. The outputs of a pair differ.
     """
@@ -55,13 +56,20 @@ class KnownProgram:
     max_words: int
     causal: bool = False
     norm: str | None = None
+    constant: float = CONSTANT
     rule: str = "resample"
 
     @cached_property
     def compiled(self) -> Compiled:
         """The compiled program."""
-        options = {"vocabulary": self.vocabulary, "max_words": self.max_words}
-        return compile(self.build(), **options, causal=self.causal, norm=self.norm)  # type: ignore[arg-type]
+        return compile(
+            self.build(),
+            vocabulary=self.vocabulary,
+            max_words=self.max_words,
+            causal=self.causal,
+            norm=self.norm,
+            constant=self.constant,
+        )
 
     @cached_property
     def truth(self) -> TrueEdges:
@@ -268,6 +276,16 @@ CORPUS: tuple[KnownProgram, ...] = (
     KnownProgram("backup", 'the token after "#", else the first token', backup, "ab#", 5),
     KnownProgram("redundant", "the previous token, by two heads", redundant, "abc", 5),
     KnownProgram("cancelling", 'whether the word is "x", with two heads that cancel', cancelling, "xab", 5),
+    KnownProgram(
+        "induction, norm",
+        "the token after an earlier equal token",
+        induction,
+        "abcd",
+        5,
+        True,
+        norm="rms",
+        constant=3.0,
+    ),
     KnownProgram("majority, norm", 'whether most words so far are "x"', prefix_majority, "xab", 6, norm="rms"),
 )
 

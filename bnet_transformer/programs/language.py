@@ -166,7 +166,7 @@ def sequence_map(
 
 
 def linear_sequence_map(x: SOp, y: SOp, a: float = 1.0, b: float = 1.0, *, name: str | None = None) -> SOp:
-    """The sum `a x + b y` of two numeric s-ops, word by word: hidden units of the feed-forward step.
+    """The sum `a x + b y` of two numeric s-ops, word by word: its readers read x and y with these factors.
 
     Args:
         x: The first numeric s-op.

@@ -1,18 +1,19 @@
 """The residual stream of a compiled program: orthogonal directions for the values of variables, and the order of steps.
 
 Each value of a categorical variable has a direction, and a numeric variable has one direction, whose coordinate is the
-number (the bases of tracr, Lindner et al. 2023). Two more directions are constants: `one` at every word, and `BOS` at
-the word BOS only.
+number (the bases of tracr, Lindner et al. 2023). A linear sequence map has no direction: its readers read those of its
+parents with its factors. Two more directions are constants: `one` at every word, and `BOS` at the word BOS only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.program import Program
-from bnet_transformer.programs.sops import Aggregate, Indices, SelectedShare, SOp, Tokens, Value
+from bnet_transformer.programs.sops import Aggregate, Indices, LinearSequenceMap, SelectedShare, SOp, Tokens, Value
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Layout:
     Args:
         program: The program.
         has_bos: Whether sentences begin with BOS.
-        columns: The first column of each variable.
+        columns: The first column of each variable, except linear sequence maps.
         dim: The width of the stream.
         heads: The aggregates of each slice, in the order of its heads.
         steps: The maps of each slice.
@@ -30,7 +31,7 @@ class Layout:
 
     program: Program
     has_bos: bool
-    columns: dict[SOp, int] = field(repr=False)
+    columns: Mapping[SOp, int] = field(repr=False)
     dim: int
     heads: tuple[tuple[SOp, ...], ...] = field(repr=False)
     steps: tuple[tuple[SOp, ...], ...] = field(repr=False)
@@ -53,6 +54,13 @@ class Layout:
         """The columns of a variable."""
         return range(self.columns[sop], self.columns[sop] + len(self.values(sop)))
 
+    def read_number(self, sop: SOp) -> dict[int, float]:
+        """The linear function of the stream that is a numeric variable."""
+        reads: dict[int, float] = {}
+        for source, factor in list_sources(sop):
+            reads[self.columns[source]] = reads.get(self.columns[source], 0.0) + factor
+        return reads
+
     def get_column(self, sop: SOp, value: Value) -> int:
         """The column of a value of a categorical variable."""
         return self.columns[sop] + self.values(sop).index(value)
@@ -62,6 +70,14 @@ class Layout:
         if value is None or (sop.is_numeric and value == 0):
             return {}
         return {self.columns[sop]: value} if sop.is_numeric else {self.get_column(sop, value): 1.0}
+
+
+def list_sources(sop: SOp) -> list[tuple[SOp, float]]:
+    """The variables in the stream from which a variable is read, with their factors: itself, or those of a sum."""
+    if not isinstance(sop, LinearSequenceMap):
+        return [(sop, 1.0)]
+    terms = ((sop.x, sop.a), (sop.y, sop.b))
+    return [(source, factor * inner) for parent, factor in terms for source, inner in list_sources(parent)]
 
 
 def is_head(sop: SOp) -> TypeGuard[Aggregate | SelectedShare]:
@@ -81,16 +97,20 @@ def make_layout(program: Program, bos: bool | None) -> Layout:
         _check_without_bos(program)
     # The sublayers are numbered: attention of slice t is 2 t, its feed-forward step 2 t + 1.
     sublayers: dict[SOp, int] = {}
-    columns, dim = {}, 1 + has_bos
+    columns: dict[SOp, int] = {}
+    dim = 1 + has_bos
     for sop in program.variables.values():
-        earliest = max((sublayers[parent] + 1 for parent in sop.parents), default=-1)
+        latest = max((sublayers[parent] for parent in sop.parents), default=-1)
+        if isinstance(sop, LinearSequenceMap):
+            sublayers[sop] = latest
+            continue
         is_input = isinstance(sop, Tokens | Indices)
-        sublayers[sop] = -1 if is_input else earliest + (earliest % 2 == is_head(sop))
+        sublayers[sop] = -1 if is_input else latest + 1 + ((latest + 1) % 2 == is_head(sop))
         columns[sop] = dim
         dim += 1 if sop.is_numeric else len(program.list_values(sop))
     slices = max(max(sublayers.values()) // 2 + 1, 1)
     heads, steps = (
-        tuple(tuple(sop for sop, k in sublayers.items() if k == 2 * t + offset) for t in range(slices))
+        tuple(tuple(sop for sop in columns if sublayers[sop] == 2 * t + offset) for t in range(slices))
         for offset in (0, 1)
     )
     return Layout(program, has_bos, columns, dim, heads, steps)

@@ -1,8 +1,8 @@
 """The variables of programs: s-ops, which give each word a value, and selectors, which give each word a set of words.
 
 Each class computes its values word by word, which is the reference semantics. A *missing* value is None: a categorical
-aggregate of no word, and what depends on it. Numeric s-ops are never missing: the mean of no word, and a numeric map of a
-missing value, are 0.
+aggregate of no word, and what depends on it. Numeric s-ops are never missing: the mean of no word, and a numeric map of
+a missing value, are 0.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_float, check_int, check_seed
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.compiled import Compiled
+from bnet_transformer.programs.layout import list_sources
 from bnet_transformer.programs.sops import Aggregate, SelectedShare, SOp, Value
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def true_edges(
             `max_words` words for which the program is defined; from more than 5000, a sample.
         max_pairs: The number of pairs. If there are more ordered pairs, this number is drawn, half of them with one
             word replaced. Default 1024.
-        tolerance: The change of a logit or of a mean of `y` that counts as a change of the output. Default 0.001.
+        tolerance: The change of a numeric output that counts as a change; for states, another most probable value
+            does. Default 0.001.
         seed: The seed of the drawn pairs. Default 0.
 
     Returns:
@@ -164,8 +166,9 @@ def structural_edges(compiled: Compiled) -> frozenset[str]:
         for sop in steps:
             writes[sop] = f"ffn_{t}"
             reads.append((f"ffn_{t}", sop.parents))
-    pairs = {(writes.get(sop, "x_0"), reader) for reader, sops in reads for sop in sops}
-    # Maps of one step are in different slices if one reads the other.
+    pairs = {
+        (writes.get(source, "x_0"), reader) for reader, sops in reads for sop in sops for source, _ in list_sources(sop)
+    }
     return frozenset(f"{writer} -> {reader}" for writer, reader in pairs)
 
 
@@ -237,9 +240,11 @@ class _PairRuns:
         return replaced
 
     def _differs(self, readouts: Tensor, base: Tensor) -> Tensor:
-        """The pairs in which a readout of a word differs, `[pair]`; that of BOS is no output."""
-        difference = (readouts - base)[:, int(self.compiled.has_bos) :]
-        return (difference.abs() > self.tolerance).flatten(1).any(1)
+        """The pairs in which the output of a word differs, `[pair]`; the readout of BOS is no output."""
+        readouts, base = (values[:, int(self.compiled.has_bos) :] for values in (readouts, base))
+        if self.compiled.output_values:
+            return (readouts.argmax(-1) != base.argmax(-1)).any(1)
+        return ((readouts - base).abs() > self.tolerance).flatten(1).any(1)
 
     @torch.no_grad()
     def _run(self, ids: Tensor, *, want: list[str], do: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -17,16 +17,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.layout import Layout
-from bnet_transformer.programs.sops import (
-    Aggregate,
-    Fallback,
-    LinearSequenceMap,
-    Map,
-    SelectedShare,
-    SequenceMap,
-    SOp,
-    Value,
-)
+from bnet_transformer.programs.sops import Aggregate, Fallback, Map, SelectedShare, SequenceMap, SOp, Value
 
 Coordinates = Mapping[int, float]
 MIN_GAP = 1e-5  # between numbers with different results, so that the error of a norm is no step
@@ -47,7 +38,7 @@ def list_units(layout: Layout, sop: SOp) -> list[HiddenUnit]:
         case Map(x=x) if x.is_numeric:
             outputs = {value: layout.encode(sop, sop.apply(value)) for value in layout.program.list_values(x)}
             # BOS turns the units off, so that BOS has no value.
-            return [*_step_units(layout.columns[x], outputs, {layout.bos: -1.0} if layout.has_bos else {}, 1.0)]
+            return [*_step_units(layout.read_number(x), outputs, {layout.bos: -1.0} if layout.has_bos else {}, 1.0)]
         case Map(x=x):
             states = layout.program.list_values(x)
             return [HiddenUnit(layout.encode(x, v), 0.0, layout.encode(sop, sop.apply(v))) for v in states]
@@ -62,10 +53,6 @@ def list_units(layout: Layout, sop: SOp) -> list[HiddenUnit]:
             return units + [
                 HiddenUnit(_add(layout.encode(y, v), present), 0.0, layout.encode(sop, v)) for v in layout.values(y)
             ]
-        case LinearSequenceMap(x=x, y=y, a=a, b=b):
-            terms = [(source, sign, factor) for source, factor in ((x, a), (y, b)) for sign in (1.0, -1.0)]
-            column = layout.columns[sop]
-            return [HiddenUnit({layout.columns[s]: sign}, 0.0, {column: sign * factor}) for s, sign, factor in terms]
     raise AssertionError(sop)
 
 
@@ -83,16 +70,16 @@ def _mixed_units(layout: Layout, sop: SequenceMap) -> Iterator[HiddenUnit]:
         for number in layout.program.list_values(number_sop):
             arguments = (number, state) if sop.x.is_numeric else (state, number)
             outputs[number] = layout.encode(sop, sop.apply(*arguments))
-        yield from _step_units(layout.columns[number_sop], outputs, layout.encode(state_sop, state), 0.0)
+        yield from _step_units(layout.read_number(number_sop), outputs, layout.encode(state_sop, state), 0.0)
 
 
 def _step_units(
-    column: int, outputs: Mapping[float, Coordinates], switch: Coordinates, switch_bias: float
+    number: Coordinates, outputs: Mapping[float, Coordinates], switch: Coordinates, switch_bias: float
 ) -> Iterator[HiddenUnit]:
     """The units of a piecewise constant function of a number; they are on if `switch . x + switch_bias` is 1, not 0.
 
     Args:
-        column: The column of the number.
+        number: The linear function of the stream that is the number.
         outputs: The output at each number, in increasing order of the numbers.
         switch: The inputs of the switch.
         switch_bias: The bias of the switch.
@@ -112,7 +99,7 @@ def _step_units(
         bound = slope * (largest + abs(threshold)) + 1
         change = _add(outputs[high], {k: -v for k, v in outputs[low].items()})
         for shift in (0.5, -0.5):
-            inputs = _add({column: slope}, {k: bound * v for k, v in switch.items()})
+            inputs = _add({k: slope * v for k, v in number.items()}, {k: bound * v for k, v in switch.items()})
             bias = -slope * threshold + shift + bound * (switch_bias - 1)
             yield HiddenUnit(inputs, bias, change if shift > 0 else {k: -v for k, v in change.items()})
 
@@ -154,11 +141,18 @@ def build_head(layout: Layout, sop: SOp, sharpness: float, one: float) -> Head:
         # A share selects BOS together with the words, an aggregate only if there is no word.
         score = len(terms) - (0.5 if isinstance(sop, Aggregate) else 0.0)
         W_q[-1, layout.one], W_k[-1, layout.bos] = sharpness * score / one, 1.0
-    sources = layout.list_columns(sop.values) if isinstance(sop, Aggregate) else [layout.bos]
-    W_v = torch.zeros(len(sources), layout.dim, dtype=torch.float64)
-    W_o = torch.zeros(layout.dim, len(sources), dtype=torch.float64)
-    for row, (source, target) in enumerate(zip(sources, layout.list_columns(sop), strict=True)):
-        W_v[row, source] = W_o[target, row] = 1.0
+    if isinstance(sop, SelectedShare):
+        reads: list[Coordinates] = [{layout.bos: 1.0}]
+    elif sop.is_numeric:
+        reads = [layout.read_number(sop.values)]
+    else:
+        reads = [{column: 1.0} for column in layout.list_columns(sop.values)]
+    W_v = torch.zeros(len(reads), layout.dim, dtype=torch.float64)
+    W_o = torch.zeros(layout.dim, len(reads), dtype=torch.float64)
+    for row, (source, target) in enumerate(zip(reads, layout.list_columns(sop), strict=True)):
+        W_o[target, row] = 1.0
+        for column, factor in source.items():
+            W_v[row, column] = factor
     return Head(W_q, W_k, W_v, W_o)
 
 
