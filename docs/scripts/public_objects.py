@@ -95,7 +95,7 @@ def iter_public_objects() -> Iterator[tuple[str, Any]]:
             add(f"{name}.{key}", member)
 
     for name, obj in collect_exports().items():
-        if not inspect.ismodule(obj):
+        if inspect.isclass(obj) or inspect.isfunction(obj):
             add(name, obj)
     classes = collect_classes()
     for name in [name for obj in objects.values() for name in _find_returned(obj)]:
