@@ -45,7 +45,6 @@ class StateFunction(TPM):
     table: Any  # nested tuples of floats
     grids: tuple[tuple[float, ...] | None, ...]
     slots: ClassVar[tuple[str, ...]] = ("*x",)
-    elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> tuple[int, ...]:
         (*states, out) = torch.tensor(self.table).shape
@@ -57,6 +56,10 @@ class StateFunction(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return {"table": Parameter(tuple(torch.tensor(self.table).shape), fill=self.table, learnable=False)}
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        sizes = tuple(torch.tensor(self.table).shape)
+        return tuple(Product(parents[: k + 1], sizes[k:], has_parameter=True) for k in range(len(parents)))
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         value = context["table"]
@@ -147,14 +150,15 @@ class SelectedMean(TPM):
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         pairs = self._pairs(parents)
-        products = [Product((q, k), (*q.shape, *k.shape), over=(k,), has_parameter=True) for q, k in pairs]
+        products = [Product((q,), (*q.shape, *k.shape), has_parameter=True) for q, k in pairs]
+        products += [Product((q, k), k.shape, over=(k,)) for q, k in pairs]
         return (*products, *((Product(parents, parents[-1].shape, over=(parents[-1],)),) if self.has_values else ()))
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         selected = context.mask["k."].to(parents[0].dtype)
         for k, (query, keys) in enumerate(self._pairs(parents)):
-            scores = torch.einsum("...q,qk,...mk->...m", query, context[f"condition{k}"].to(query.dtype), keys)
-            selected = selected * scores
+            row = query @ context[f"condition{k}"]
+            selected = selected * torch.einsum("...k,...mk->...m", row, keys)
         count = selected.sum(-1, keepdim=True)
         if not self.has_values:
             return 1 / (1 + count)
