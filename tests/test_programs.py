@@ -395,4 +395,5 @@ def test_a_program_without_heads():
     compiled = programs.compile(programs.map(str.upper, programs.tokens), vocabulary="ab", max_words=3)
     assert compiled.predict(["ab"]) == [("A", "B")] and compiled.true_edges().edges == {"x_0 -> ffn_0", "ffn_0 -> y"}
     identity = programs.compile(programs.tokens, vocabulary=["one", "two"], max_words=3)
+    close(identity.program.net.sentence("two")["tokens_0"], torch.tensor([0.0, 1.0], dtype=torch.float64))
     assert identity.predict(["one two", ["two"]]) == [("one", "two"), ("two",)]

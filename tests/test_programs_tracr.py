@@ -17,7 +17,7 @@ NAMES = [
     *("shift", "reverse", "histogram", "double histogram", "fraction", "sort", "balance", "mode", "lookup"),
     "either",
 ]
-NUM_SENTENCES = 8
+NUM_SENTENCES = 4
 
 
 @pytest.fixture(scope="module")

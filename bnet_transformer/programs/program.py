@@ -78,7 +78,8 @@ class Program:
         """The tokens of a sentence.
 
         Args:
-            sentence: A list of tokens; or a text, which is split at spaces, or into characters if it has no space.
+            sentence: A list of tokens; or a text, which is split at spaces, or into characters if it has no space and
+                all tokens are single characters.
 
         Returns:
             The tokens.
@@ -88,7 +89,8 @@ class Program:
         """
         if isinstance(sentence, str):
             known = {str(token): token for token in self.vocabulary}
-            parts = sentence.split() if " " in sentence or sentence in known else list(sentence)
+            is_split = " " not in sentence and all(len(token) == 1 for token in known)
+            parts = list(sentence) if is_split else sentence.split()
             sentence = [known.get(part, part) for part in parts]
         if not isinstance(sentence, Sequence):
             raise BNetError("sentence", expected="a list of tokens, or a text", actual=sentence)

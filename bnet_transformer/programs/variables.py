@@ -8,20 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError
 from bnet_transformer.programs.program import TOKEN_ROLE, Program
 from bnet_transformer.programs.sops import Aggregate, Fallback, LinearSequenceMap, SelectedShare, SOp, Value
-from bnet_transformer.tpm import TPM, Embed, EvalContext, Given, Parameter, Parent, Positions, Product
+from bnet_transformer.tpm import TPM, EvalContext, Given, Parameter, Parent, Product
+from bnet_transformer.tpm.field_checks import choice
 
 WORD = ["word"]
+
+
+@final
+@dataclass(frozen=True)
+class OneHot(TPM):
+    """The indicator of a state, `[n]`: that of a discrete parent, or the index of the word; deterministic.
+
+    Parent: the discrete node `token`, if `of="token"`.
+
+    Args:
+        n: The number of states.
+        of: `"token"` for the state of the parent, `"word"` for the index of the word, from 0.
+
+    >>> OneHot(3, "word").value(EvalContext(word=torch.tensor(1)))
+    tensor([0., 1., 0.])
+    """
+
+    n: Annotated[int, check_int]
+    of: Annotated[str, choice("token", "word")]
+    elementwise: ClassVar[bool] = True
+
+    def get_slots(self) -> tuple[str, ...]:
+        return ("token",) if self.of == "token" else ()
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return (self.n,)
+
+    @property
+    def max_words(self) -> int | None:
+        return self.n if self.of == "word" else None
+
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        state = parents[0] if parents else context.word
+        return torch.nn.functional.one_hot(state, self.n).to(context.dtype)
 
 
 @final
@@ -175,9 +211,7 @@ def program_to_bnet(program: Program) -> BNet:
     nodes += [_make_node(program, name, sop) for name, sop in program.variables.items()]
     words = tuple(str(token) for token in program.vocabulary)
     stack = Stack([], nodes, vocabulary=words)
-    net = BNet(Declaration([stack], name=f"program {program.names[program.output]}")).to(torch.float64)
-    tables = {name: net.parameters[name] for name in net.parameters if name in ("tokens.table", "indices.table")}
-    return net.replace({name: torch.eye(len(table), dtype=torch.float64) for name, table in tables.items()})
+    return BNet(Declaration([stack], name=f"program {program.names[program.output]}")).to(torch.float64)
 
 
 def encode_value(program: Program, sop: SOp, value: Value) -> Tensor:
@@ -208,9 +242,9 @@ def _make_node(program: Program, name: str, sop: SOp) -> Node:
     if isinstance(sop, LinearSequenceMap):
         return Node(name, WeightedSum((sop.a, sop.b)), [roles[sop.x], roles[sop.y]], WORD)
     if sop.kind == "tokens":
-        return Node(name, Embed(len(program.vocabulary)), [TOKEN_ROLE], WORD)
+        return Node(name, OneHot(len(program.vocabulary), "token"), [TOKEN_ROLE], WORD)
     if sop.kind == "indices":
-        return Node(name, Positions(program.max_words, program.max_words), plates=WORD)
+        return Node(name, OneHot(program.max_words, "word"), plates=WORD)
     sources = [sop.x, sop.y] if hasattr(sop, "y") else [sop.x]  # type: ignore[attr-defined]
     grids = tuple(program.list_values(source) if source.is_numeric else None for source in sources)
     return Node(name, StateFunction(_make_table(program, sop, sources), grids), [roles[s] for s in sources], WORD)
