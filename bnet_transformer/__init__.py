@@ -16,8 +16,8 @@ The packages, in the order in which data flows. A TPM is the conditional distrib
 - `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `residual_stream` (the lens),
   `learning` (fits, training);
 - `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes figures to files;
-- `sentence` and `bnet`: the classes `Sentence` and `BNet`; `models` and `pretrained` create nets; `cli` is the command
-  line.
+- `sentence` and `bnet`: the classes `Sentence` and `BNet`; `models`, `programs` and `pretrained` create nets; `cli` is
+  the command line.
 
 Large dependencies are imported on first use; `import bnet_transformer` does not import torch.
 """
@@ -28,7 +28,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bnet_transformer import models as models, tpm as tpm
+    from bnet_transformer import models as models, programs as programs, tpm as tpm
     from bnet_transformer._core.naming import Reach as Reach
     from bnet_transformer.attention.heads import inclusion as inclusion, roles as roles
     from bnet_transformer.bnet import BNet as BNet, from_pgmpy as from_pgmpy, load as load, read_bif as read_bif
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS = {  # the public names of each module
-    "": "models tpm",
+    "": "models programs tpm",
     "_core.naming": "Reach",
     "attention.heads": "inclusion roles",
     "bnet": "BNet from_pgmpy load read_bif",

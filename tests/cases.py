@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer import tpm
+from bnet_transformer import programs, tpm
 from bnet_transformer.inference import Evidence
 from tests.custom_tpms import AdditiveAttention, Gate, Recurrent
 
@@ -663,6 +663,7 @@ CASES: tuple[Case, ...] = (
     Case("sites", sites, None, {"y_1": (0.3, -0.4)}),
     Case("hidden states", hidden_states, None, {"y_0": 1, "y_2": 2}),
     Case("no slices", no_slices, evidence={"y_1": 1}),
+    Case("program", lambda: programs.get_program("backup").compiled.program.net, "a b a"),
 )
 
 TPMS = tuple(

@@ -14,6 +14,7 @@ from bnet_transformer.residual_stream.linear_paths import LinearRun
 from tests.cases import CASES, VOCABULARY, close, get_case, jitter
 
 UNDEFINED = {  # the cases without parts, with a term of the message
+    "program": "a sum or a linear map",
     "recurrent": "recurrent",
     "recurrent, rnn": "recurrent",
     "recurrent, lstm": "recurrent",

