@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +13,9 @@ from bnet_transformer.interventions.circuits import FaithfulnessWarning, read_js
 from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
 from bnet_transformer.interventions.circuits.greedy import search_circuit
 from bnet_transformer.interventions.circuits.hypothesis_tests import run_tests
-from bnet_transformer.interventions.circuits.mib import from_mib_name, to_mib_name
 from bnet_transformer.interventions.circuits.runs import CircuitRuns, match_edges
+from tests.cases import get_case
+from tests.sweep_oracle import make_pair
 
 D = torch.float64
 
@@ -170,48 +170,48 @@ def test_the_second_branch_of_a_real_net_is_found_by_both_directions():
     assert len(retained["noise"]) == 1 and retained["denoise"] == retained["both"] == branches
 
 
-def test_names_of_mib():
-    names = [
-        "x_0 -> q_0_1",
-        "x_0 -> f_0",
-        "a_0_11 -> k_3_2",
-        "a_0_1 -> v_1_0",
-        "f_2 -> y",
-        "a_11_3 -> f_11",
-        "x_0 -> y",
-    ]
-    expected = ["input->a0.h1<q>", "input->m0", "a0.h11->a3.h2<k>", "a0.h1->a1.h0<v>", "m2->logits", "a11.h3->m11"]
-    assert [to_mib_name(name) for name in names] == [*expected, "input->logits"]
-    assert [from_mib_name(to_mib_name(name)) for name in names] == names
-    for name in ("v_0_0_1 -> a_0_0_3", "q_0_1 -> x_0", "a_0_1 -> a_1_0"):
-        with pytest.raises(bt.BNetError, match="between writers and readers"):
-            to_mib_name(name)
-    with pytest.raises(bt.BNetError, match="edge of the file"):
-        from_mib_name("m0->a1.h0")
-
-
 def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
+    """The names follow from the kinds of writers and readers; the format is that of the package EAP-IG."""
     clean, corrupt = pairs
-    result = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
-    with pytest.raises(bt.BNetError, match="between writers and readers"):
-        result.to_json(tmp_path / "words.json")
-    names = ("x_0 -> q_0_0", "x_0 -> f_0", "a_0_1 -> f_0", "f_0 -> y", "x_0 -> y")
-    result = replace(result, edge_names=names, retained=names[:1] + names[3:4], effects={names[0]: -0.5, names[1]: 2.0})
+    words = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
+    with pytest.raises(bt.BNetError, match="convention='mib'"):
+        words.to_json(tmp_path / "words.json")
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"], seed=1)
+    pair = net.sentence("the cat sat"), net.sentence("the dog sat")
+    options = {"metric": {"y_2": ("cat", "dog")}, "over": "edges"}
+    result = bt.circuit(*pair, **options, threshold="5%")
     result.to_json(tmp_path / "net.json")
     content = json.loads((tmp_path / "net.json").read_text())
-    assert content["cfg"] == {"n_layers": 1, "n_heads": 2, "parallel_attn_mlp": False, "d_model": 8}
-    assert content["edges"]["input->a0.h0<q>"] == {"score": -0.5, "in_graph": True}
-    in_graph = {name for name, row in content["nodes"].items() if row["in_graph"]}
-    assert in_graph == {"input", "a0.h0", "m0", "logits"} and list(content["nodes"])[1:3] == ["a0.h0", "a0.h1"]
-    nodes = {end: {"role": "", "part": "between"} for name in names for end in name.split(" -> ")}
-    marks = replace(result, nodes=nodes, arrows=names).marks()
-    assert {"a_0_1_*", "q_0_0_*", "a_0_1_* -> f_0_*"} <= set(marks)
-    stored = read_json(tmp_path / "net.json")
-    assert stored.edges == result.retained and stored.scores == {name: result.effects.get(name, 0.0) for name in names}
-    for text in ("{}", "[", '{"edges": {"m0->logits": {}}}'):
+    assert content["cfg"] == {"n_layers": 2, "n_heads": 2, "parallel_attn_mlp": False, "d_model": 8}
+    names = {"embed -> q_0_1": "input->a0.h1<q>", "a_0_1 -> v_1_0": "a0.h1->a1.h0<v>", "ffn_0 -> ffn_1": "m0->m1"}
+    for name, counterpart in {**names, "a_1_0 -> y": "a1.h0->logits", "embed -> ffn_0": "input->m0"}.items():
+        assert content["edges"][counterpart] == {"score": result.effects[name], "in_graph": name in result}
+    assert len(content["edges"]) == len(net.edges()) and list(content["nodes"])[:4] == ["input", "a0.h0", "a0.h1", "m0"]
+    stored = read_json(tmp_path / "net.json", net)
+    assert set(stored.edges) == set(result.retained)
+    assert stored.scores == {name: result.effects[name] for name in net.edges()["edge"]}
+    assert bt.circuit(*pair, **options, edges=stored.edges).faithfulness == pytest.approx(result.faithfulness)
+    for text in (
+        "{}",
+        "[",
+        '{"edges": {"m0->logits": {}}}',
+        '{"edges": {"m7->logits": {"score": 1, "in_graph": true}}}',
+    ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(bt.BNetError, match=r"bad\.json"):
-            read_json(tmp_path / "bad.json")
+            read_json(tmp_path / "bad.json", net)
+
+
+def test_grouped_keys_are_written_for_each_head(tmp_path):
+    net = get_case("grouped").net
+    pair = make_pair(get_case("grouped"))
+    result = bt.circuit(*pair, metric=lambda y_1: y_1[:, 0], over="edges", edges="a_0_1_2 -> k_1_1")
+    with pytest.raises(bt.BNetError, match="ungroup=True"):
+        result.to_json(tmp_path / "grouped.json")
+    result.to_json(tmp_path / "grouped.json", ungroup=True)
+    edges = json.loads((tmp_path / "grouped.json").read_text())["edges"]
+    assert {name for name, row in edges.items() if row["in_graph"]} == {f"a0.h5->a1.h{h}<k>" for h in (3, 4, 5)}
+    assert read_json(tmp_path / "grouped.json", net).edges == result.retained
 
 
 def test_total_effects_near_zero_warn(pairs):

@@ -2,74 +2,120 @@
 
 The format is that of `Graph.to_json` of the package EAP-IG: `{"cfg": ..., "nodes": {name: {"in_graph": bool}}, "edges":
 {"a0.h1->m2": {"score": float, "in_graph": bool}}}`. Its writers are `input`, `a{slice}.h{head}` and `m{slice}`; its
-readers are `a{slice}.h{head}<q>` (also `<k>` and `<v>`), `m{slice}` and `logits`.
+readers are `a{slice}.h{head}<q>` (also `<k>` and `<v>`), `m{slice}` and `logits`. The names follow from the kinds of
+writers and the channels of readers, so the roles of a net may have any names. Edges are per query head in the format;
+with `ungroup`, the keys and values of grouped heads are written for each head that reads them.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.files import as_path, atomic_write
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.declare.network import as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.circuits.runs import join_names, split_name
-from bnet_transformer.reference import GroundModel
+from bnet_transformer.interventions.edges.structure import READOUT, EdgeStructure
 
 CONVENTIONS = ("mib",)
-# Names here and their counterparts there. Rows of one side have distinct patterns, so that both directions are unique.
-WRITERS = (
-    (re.compile(r"x_0"), "input", re.compile(r"input"), "x_0"),
-    (re.compile(r"a_(\d+)_(\d+)"), r"a\1.h\2", re.compile(r"a(\d+)\.h(\d+)"), r"a_\1_\2"),
-    (re.compile(r"f_(\d+)"), r"m\1", re.compile(r"m(\d+)"), r"f_\1"),
-)
-READERS = (
-    (re.compile(r"([qkv])_(\d+)_(\d+)"), r"a\2.h\3<\1>", re.compile(r"a(\d+)\.h(\d+)<([qkv])>"), r"\3_\1_\2"),
-    (re.compile(r"f_(\d+)"), r"m\1", re.compile(r"m(\d+)"), r"f_\1"),
-    (re.compile(r"y"), "logits", re.compile(r"logits"), "y"),
-)
 MIB_SEPARATOR = "->"
+CHANNELS = ("q", "k", "v")
 
 
 class StoredCircuit(NamedTuple):
     """A circuit that was read from a file.
 
     Attributes:
-        edges: The names of the edges of the circuit, for `bt.circuit(edges=)`.
-        scores: The score of each edge, for `bt.faithfulness_curves(scores=)`.
+        edges: The names of the edges of the circuit, for `bt.circuit(edges=, over="edges")`.
+        scores: The score of each edge, for `bt.faithfulness_curves(scores=, over="edges")`.
     """
 
     edges: tuple[str, ...]
     scores: Mapping[str, float]
 
 
-def to_mib_name(name: str) -> str:
-    """The name of an edge in MIB's format.
+@dataclass(frozen=True)
+class MibNames:
+    """The names of the edges of a net in MIB's format.
 
-    >>> to_mib_name("a_0_1 -> q_2_3"), to_mib_name("x_0 -> f_1"), to_mib_name("f_3 -> y")
-    ('a0.h1->a2.h3<q>', 'input->m1', 'm3->logits')
+    Args:
+        of_edge: For each edge its name there; several for the keys and values of grouped heads.
+        shape: The entries of `cfg`: the numbers of slices and heads, and the width of a state.
     """
-    source, target = split_name(name)
-    ends = [_translate(end, table, 0) for end, table in ((source, WRITERS), (target, READERS))]
-    if None in ends:
-        hint = "The format has edges from a writer to a reader, such as 'a_0_1 -> q_2_3', of all words together"
-        raise BNetError("convention='mib'", expected="edges between writers and readers", actual=name, hint=hint)
-    return MIB_SEPARATOR.join(str(end) for end in ends)
+
+    of_edge: Mapping[str, tuple[str, ...]]
+    shape: Mapping[str, Any]
+
+    @classmethod
+    def of_network(cls, network: Network) -> MibNames:
+        """The names for a net.
+
+        Raises:
+            BNetError: The net has nodes without a counterpart, such as a second stack.
+        """
+        structure = EdgeStructure.of_network(network)
+        writers = [_name_writers(structure, w) for w in range(len(structure.writer_groups))]
+        if len({name for names in writers for name in names}) < sum(map(len, writers)):
+            expected = "a net of one stack with one embedding, and one attention and one step for each slice"
+            raise BNetError("convention='mib'", expected=expected, actual="several writers of the same kind and slice")
+        readers = [_name_readers(structure, r) for r in range(len(structure.reader_groups))]
+        table, names = structure.edges, {}
+        columns = (table.readers, table.reader_units, table.writers, table.writer_units)
+        for edge, r, u, w, v in zip(table.names, *(column.tolist() for column in columns), strict=True):
+            names[edge] = tuple(f"{writers[w][v]}{MIB_SEPARATOR}{reader}" for reader in readers[r][u])
+        heads = [part for part in structure.writer_groups if part.kind == "attention"]
+        sources = [part.spec for part in structure.writer_groups if part.kind == "input"]
+        slices = [part.spec.group.slice for part in structure.writer_groups if part.spec.group.slice is not None]
+        shape = {
+            "n_layers": 1 + max(slices, default=-1),
+            "n_heads": max((len(structure.list_units(part.spec)) for part in heads), default=0),
+            "parallel_attn_mlp": False,
+            "d_model": math.prod(sources[0].shape) if sources else 0,
+        }
+        return cls(names, shape)
 
 
-def from_mib_name(name: str) -> str:
-    """The name of an edge of MIB's format.
+def _fault(spec: NodeSpec) -> BNetError:
+    """The error for a group without a counterpart in the format."""
+    expected = "embeddings, heads, feed-forward steps and one readout, each of a slice"
+    return BNetError("convention='mib'", expected=expected, actual=f"{spec.group.name}, which the format does not have")
 
-    >>> from_mib_name("input->a0.h2<v>")
-    'x_0 -> v_0_2'
-    """
-    ends = name.split(MIB_SEPARATOR)
-    names = [_translate(end, table, 2) for end, table in zip(ends, (WRITERS, READERS), strict=False)]
-    if len(ends) != 2 or None in names:
-        raise BNetError("edge of the file", expected="a name such as 'a0.h1->a2.h3<q>'", actual=name)
-    return join_names([str(end) for end in names])
+
+def _name_writers(structure: EdgeStructure, w: int) -> list[str]:
+    """The names of the writers of a group."""
+    writer = structure.writer_groups[w]
+    count, position = len(structure.list_units(writer.spec)), writer.spec.group.slice
+    if writer.kind == "input" and count == 1:
+        return ["input"]
+    if writer.kind == "attention" and position is not None:
+        return [f"a{position}.h{head}" for head in range(count)]
+    if writer.kind == "feed-forward" and position is not None and count == 1:
+        return [f"m{position}"]
+    raise _fault(writer.spec)
+
+
+def _name_readers(structure: EdgeStructure, r: int) -> list[list[str]]:
+    """The names of each reader of a group; several for the keys and values of grouped heads."""
+    reader = structure.reader_groups[r]
+    units, position = structure.list_units(reader.target), reader.target.group.slice
+    if reader.channel == READOUT and len(units) == 1:
+        return [["logits"]]
+    fed = [structure.find_fed_writers(r, u) for u in range(len(units))]
+    kinds = {structure.writer_groups[w].kind for writers in fed for w, _ in writers}
+    if position is None or len(kinds) != 1:
+        raise _fault(reader.target)
+    if kinds == {"feed-forward"}:
+        return [[f"m{position}"]]
+    if reader.channel not in CHANNELS or kinds != {"attention"}:
+        raise _fault(reader.target)
+    return [[f"a{position}.h{head}<{reader.channel}>" for _, head in sorted(writers)] for writers in fed]
 
 
 def write_mib(
@@ -78,45 +124,57 @@ def write_mib(
     edge_names: Iterable[str],
     retained: Iterable[str],
     scores: Mapping[str, float],
-    model: GroundModel,
+    network: Network,
+    *,
+    ungroup: bool,
 ) -> None:
     """Write all edges, with their scores (0 without one) and whether they are in the circuit."""
     check_choice("convention", convention, CONVENTIONS)
-    included = set(retained)
-    edges = {
-        to_mib_name(name): {"score": float(scores.get(name, 0.0)), "in_graph": name in included}
-        for name in dict.fromkeys([*edge_names, *included])
-    }
-    ends = [part.split(MIB_SEPARATOR) for part in edges]
-    in_graph = {
-        end.split("<")[0] for pair, row in zip(ends, edges.values(), strict=True) if row["in_graph"] for end in pair
-    }
-    nodes = {end.split("<")[0]: None for pair in ends for end in pair} | {"input": None, "logits": None}
-    config = _describe_shape(list(nodes), model)
-    table = {name: {"in_graph": name in in_graph or name in ("input", "logits")} for name in _list_nodes(config)}
+    check_choice("ungroup", ungroup, (True, False))
+    names, included, edges = MibNames.of_network(network), set(retained), {}
+    for name in dict.fromkeys([*edge_names, *included]):
+        if name not in names.of_edge:
+            hint = 'Use bt.circuit(over="edges"): the format has edges from a writer to a reader, of all words together'
+            raise BNetError("convention='mib'", expected="edges between writers and readers", actual=name, hint=hint)
+        counterparts = names.of_edge[name]
+        if len(counterparts) > 1 and not ungroup:
+            expected = "edges of one query head; keys and values are grouped here"
+            hint = "Use ungroup=True, which writes the edge for each head of the group"
+            raise BNetError("convention='mib'", expected=expected, actual=name, hint=hint)
+        row = {"score": float(scores.get(name, 0.0)), "in_graph": name in included}
+        edges |= {counterpart: dict(row) for counterpart in counterparts}
+    in_graph = {"input", "logits"}
+    for name, row in edges.items():
+        in_graph |= {end.split("<")[0] for end in name.split(MIB_SEPARATOR)} if row["in_graph"] else set()
+    nodes = {name: {"in_graph": name in in_graph} for name in _list_nodes(names.shape)}
     with atomic_write(as_path(path)) as target:
-        target.write_text(json.dumps({"cfg": config, "nodes": table, "edges": edges}), encoding="utf-8")
+        target.write_text(json.dumps({"cfg": names.shape, "nodes": nodes, "edges": edges}), encoding="utf-8")
 
 
-def read_json(path: object, *, convention: str = "mib") -> StoredCircuit:
+def read_json(path: object, net: object, *, convention: str = "mib") -> StoredCircuit:
     """Read the edges and scores of a circuit in the format of MIB's circuit track.
 
     Args:
         path: The path of the file.
+        net: The net whose edges the file has.
         convention: The format: `"mib"`.
 
     Returns:
-        The names of the edges in the circuit, and the score of each edge.
+        The names of the edges in the circuit, and the score of each edge. An edge of grouped keys or values has the
+        mean score of its heads, and is in the circuit if one of them is.
 
     Raises:
-        BNetError: The file is not in this format.
+        BNetError: The file is not in this format, or has an edge that the net lacks.
 
     >>> import json, pathlib, tempfile
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions.circuits import read_json
+    >>> net = bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat"])
     >>> edges = {"input->m0": {"score": 0.5, "in_graph": True}, "m0->logits": {"score": 0.1, "in_graph": False}}
     >>> path = pathlib.Path(tempfile.mkdtemp(), "circuit.json")
     >>> _ = path.write_text(json.dumps({"cfg": {}, "nodes": {}, "edges": edges}))
-    >>> read_json(path)
-    StoredCircuit(edges=('x_0 -> f_0',), scores={'x_0 -> f_0': 0.5, 'f_0 -> y': 0.1})
+    >>> read_json(path, net)
+    StoredCircuit(edges=('embed -> ffn_0',), scores={'embed -> ffn_0': 0.5, 'ffn_0 -> y': 0.1})
     """
     check_choice("convention", convention, CONVENTIONS)
     file = as_path(path)
@@ -126,37 +184,17 @@ def read_json(path: object, *, convention: str = "mib") -> StoredCircuit:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         expected = "a file with edges, each with score and in_graph"
         raise BNetError(f"{file}", expected=expected, actual=f"{type(error).__name__}: {error}") from error
-    scores = {from_mib_name(name): score for name, (score, _) in rows.items()}
-    return StoredCircuit(tuple(from_mib_name(name) for name, (_, is_in) in rows.items() if is_in), scores)
+    names = MibNames.of_network(as_network(net)).of_edge
+    unknown = rows.keys() - {name for counterparts in names.values() for name in counterparts}
+    if unknown:
+        raise BNetError(f"{file}", expected="edges of the net", actual=min(unknown))
+    members = {edge: [rows[name] for name in parts if name in rows] for edge, parts in names.items()}
+    scores = {edge: float(np.mean([score for score, _ in part])) for edge, part in members.items() if part}
+    return StoredCircuit(tuple(edge for edge, part in members.items() if any(flag for _, flag in part)), scores)
 
 
-def _translate(
-    name: str, table: Sequence[tuple[re.Pattern[str], str, re.Pattern[str], str]], column: int
-) -> str | None:
-    """The counterpart of the name of a node; None without one."""
-    for row in table:
-        pattern, template = (row[0], row[1]) if column == 0 else (row[2], row[3])
-        if match := pattern.fullmatch(name):
-            return match.expand(template)
-    return None
-
-
-def _describe_shape(nodes: Sequence[str], model: GroundModel) -> dict[str, Any]:
-    """The entries of `cfg`: the numbers of slices and heads, and the width of a state."""
-    heads = [tuple(map(int, match.groups())) for node in nodes if (match := re.fullmatch(r"a(\d+)\.h(\d+)", node))]
-    steps = [int(node[1:]) for node in nodes if re.fullmatch(r"m\d+", node)]
-    group = model.network.graph.by_name.get("x_0")
-    width = 0 if group is None else int(model.network.specs[group.index].shape[-1])
-    return {
-        "n_layers": 1 + max([layer for layer, _ in heads] + steps, default=-1),
-        "n_heads": 1 + max((head for _, head in heads), default=-1),
-        "parallel_attn_mlp": False,
-        "d_model": width,
-    }
-
-
-def _list_nodes(config: Mapping[str, Any]) -> list[str]:
+def _list_nodes(shape: Mapping[str, Any]) -> list[str]:
     """All nodes of a net of this shape, in MIB's order."""
-    layers, heads = range(config["n_layers"]), range(config["n_heads"])
+    layers, heads = range(shape["n_layers"]), range(shape["n_heads"])
     inner = [name for t in layers for name in (*(f"a{t}.h{h}" for h in heads), f"m{t}")]
     return ["input", *inner, "logits"]

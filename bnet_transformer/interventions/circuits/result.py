@@ -181,7 +181,7 @@ class Circuit:
         count, seed = check_int("draws", draws), check_seed(seed)
         return run_tests(runs, self.retained, positions, count, seed, is_in_sample=is_in_sample)
 
-    def to_json(self, path: object, *, convention: str = "mib") -> None:
+    def to_json(self, path: object, *, convention: str = "mib", ungroup: bool = False) -> None:
         """Write the edges and their effects in the format of MIB's circuit track (`Graph.to_json` of EAP-IG).
 
         The format has edges from a writer (embedding, head, feed-forward step) to a reader. `read_json` reads it.
@@ -189,11 +189,14 @@ class Circuit:
         Args:
             path: The path of the file.
             convention: The format: `"mib"`.
+            ungroup: Whether to write the keys and values of grouped heads for each head that reads them, as the format
+                has edges per query head.
 
         Raises:
             BNetError: An edge has no counterpart in the format, such as one between words.
         """
-        write_mib(path, convention, self.edge_names, self.retained, self.effects, self.pairs.clean.model)
+        network = self.pairs.clean.model.network
+        write_mib(path, convention, self.edge_names, self.retained, self.effects, network, ungroup=ungroup)
 
     def marks(self) -> dict[str, str]:
         """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`.
