@@ -12,11 +12,11 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.arrow_runs import build_arrow_runs, check_ancestors_fixed
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
+from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.examples import Examples, parse_example_pair, parse_metric
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
 HELD_OUT_SHARE = 0.25
-EDGES = "edges"  # the edges from writers to readers of `net.edges()`
 
 
 @dataclass(frozen=True)

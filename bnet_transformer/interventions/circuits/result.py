@@ -18,6 +18,9 @@ from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTest
 from bnet_transformer.interventions.circuits.mib import write_mib
 from bnet_transformer.interventions.circuits.pairs import CircuitPairs
 from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
+from bnet_transformer.interventions.edges.structure import EDGES, iter_chain_arrows
+from bnet_transformer.interventions.sweeps.edge_cells import build_structure
+from bnet_transformer.interventions.sweeps.examples import parse_metric
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -198,15 +201,25 @@ class Circuit:
         network = self.pairs.clean.model.network
         write_mib(path, convention, self.edge_names, self.retained, self.effects, network, ungroup=ungroup)
 
-    def marks(self) -> dict[str, str]:
-        """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`.
+    @cached_property
+    def _ground_graph(self) -> nx.DiGraph:
+        """The graph of ground nodes that figures mark: for an edge to a reader, all chains from its writer."""
+        if self.over != (EDGES,):
+            return self.graph
+        import networkx as nx
 
-        A node of an edge of all words, such as `a_0_1`, is the pattern of its words, `a_0_1_*`.
-        """
-        names = {name: self._find_pattern(name) for name in self.nodes}
-        parts = {names[name]: INPUT if about["part"] == INPUT else MARKED for name, about in self.nodes.items()}
-        arrows = (join_names([names[end] for end in split_name(arrow)]) for arrow in self.arrows)
-        return parts | dict.fromkeys(arrows, MARKED)
+        clean, ground = self.pairs.clean, self.pairs.clean.model.ground
+        structure = build_structure(clean, self.pairs.corrupt, parse_metric(clean, self.pairs.metric).nodes)
+        graph = nx.DiGraph()
+        arrows = iter_chain_arrows(structure, ground, set(self.arrows))
+        graph.add_edges_from((ground.name(source), ground.name(target)) for source, target in arrows)
+        return graph
+
+    def marks(self) -> dict[str, str]:
+        """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`."""
+        graph = self._ground_graph
+        parts = {name: INPUT if about.get("part") == INPUT else MARKED for name, about in graph.nodes.items()}
+        return parts | dict.fromkeys((join_names(arrow) for arrow in graph.edges), MARKED)
 
     def project_marks(self, names: Collection[str]) -> dict[str, str]:
         """The marks of the circuit in a view that draws other nodes: node groups, or the states of words.
@@ -220,8 +233,8 @@ class Circuit:
         Returns:
             The label of each marked node and arrow.
         """
-        known, ends = set(names), {}
-        for name in self.nodes:
+        known, ends, graph = set(names), {}, self._ground_graph
+        for name in graph:
             parts = name.split("_")
             prefixes = ("_".join(parts[:count]) for count in range(len(parts), 0, -1))
             ends[name] = next((prefix for prefix in prefixes if prefix in known), None)
@@ -229,23 +242,15 @@ class Circuit:
         for start in (name for name, end in ends.items() if end is not None):
             reached, pending = {start}, [start]
             while pending:  # nodes without a counterpart in the view are contracted
-                for target in self.graph.successors(pending.pop()):
+                for target in graph.successors(pending.pop()):
                     if ends[target] is not None:
                         arrows.add(join_names([str(ends[start]), str(ends[target])]))
                     elif target not in reached:
                         reached.add(target)
                         pending.append(target)
-        inputs = {ends[name] for name, about in self.nodes.items() if about["part"] == INPUT}
+        inputs = {ends[name] for name, about in graph.nodes.items() if about.get("part") == INPUT}
         nodes = {end: INPUT if end in inputs else MARKED for end in ends.values() if end is not None}
         return nodes | dict.fromkeys(sorted(arrows), MARKED)
-
-    def _find_pattern(self, name: str) -> str:
-        """The name of a ground node, or the pattern of the words of a node that is named without its word."""
-        try:
-            self.pairs.clean.model.ground.id(name)
-        except BNetError:
-            return f"{name}_*"
-        return name
 
     def __or__(self, other: object) -> Circuit:
         """The union of the edges, evaluated on the pairs of the first circuit."""

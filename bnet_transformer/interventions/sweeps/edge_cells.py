@@ -9,12 +9,11 @@ import numpy as np
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.interventions.edges.structure import EdgeCells, EdgeStructure, has_words
+from bnet_transformer.interventions.edges.structure import EDGES, EdgeCells, EdgeStructure, has_words
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, label_positions, select_axes
 from bnet_transformer.interventions.sweeps.examples import Examples
 
 EDGE = "edge"
-ALL_EDGES = "edges"
 
 
 def build_structure(base: Examples, source: Examples | None, outcome_nodes: Sequence[int]) -> EdgeStructure:
@@ -58,7 +57,7 @@ def build_edge_cells(
         if name not in known:
             raise unknown_name_error("edge", name, known)
     edges = np.arange(len(table)) if names is None else np.array([known[name] for name in names])
-    at = ALL_EDGES if names is None or len(names) > 1 else names[0]
+    at = EDGES if names is None or len(names) > 1 else names[0]
     axes = (EDGE, *select_axes(over, (), (WORD,), is_strict=is_strict))
     labels = {EDGE: tuple(table.names[k] for k in edges.tolist())}
     positions = {EDGE: tuple(range(len(edges)))}

@@ -14,7 +14,7 @@ import numpy as np
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.intervention_values import match_nodes
-from bnet_transformer.interventions.edges.structure import EdgeCells, EdgeStructure, join_edge_cells
+from bnet_transformer.interventions.edges.structure import EDGES, EdgeCells, EdgeStructure, join_edge_cells
 from bnet_transformer.interventions.sweeps.arrow_cells import (
     build_arrow_cells,
     find_arrow_roles,
@@ -31,7 +31,7 @@ from bnet_transformer.interventions.sweeps.cell_spec import (
     check_patchable,
     find_attention_groups,
 )
-from bnet_transformer.interventions.sweeps.edge_cells import ALL_EDGES, build_edge_cells
+from bnet_transformer.interventions.sweeps.edge_cells import build_edge_cells
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.role_cells import build_role_cells
 from bnet_transformer.reference import GroundModel
@@ -57,7 +57,7 @@ def parse_cells(
     """
     model = examples.model
     if isinstance(at, str) and not _is_keyword(model, at, ALL_ARROWS):
-        if _is_keyword(model, at, ALL_EDGES):
+        if _is_keyword(model, at, EDGES):
             return build_edge_cells(examples, find_edges(), None, over)
         if is_edge(model, at):
             return build_edge_cells(examples, find_edges(), [at], over)
@@ -111,7 +111,7 @@ def _build_list_cells(
     structure = find_edges() if any(_is_edge_item(model, item) for item in items) else None
     for item in items:
         if structure is not None and _is_edge_item(model, item):
-            chosen = None if _is_keyword(model, item, ALL_EDGES) else [item]
+            chosen = None if _is_keyword(model, item, EDGES) else [item]
             cells = build_edge_cells(examples, structure, chosen, over, is_strict=False)
         else:
             cells = _parse_item(examples, item, over)
@@ -136,7 +136,7 @@ def _build_list_cells(
 
 def _is_edge_item(model: GroundModel, item: str) -> bool:
     """True for `"edges"` and for the name of an edge."""
-    return _is_keyword(model, item, ALL_EDGES) or is_edge(model, item)
+    return _is_keyword(model, item, EDGES) or is_edge(model, item)
 
 
 def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
