@@ -178,7 +178,7 @@ def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
         words.to_json(tmp_path / "words.json")
     net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"], seed=1)
     pair = net.sentence("the cat sat"), net.sentence("the dog sat")
-    options = {"metric": {"y_2": ("cat", "dog")}, "over": "edges"}
+    options = {"metric": {"y_2": ("cat", "dog")}, "at": "edges"}
     result = bt.circuit(*pair, **options, threshold="5%")
     result.to_json(tmp_path / "net.json")
     content = json.loads((tmp_path / "net.json").read_text())
@@ -205,7 +205,7 @@ def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
 def test_grouped_keys_are_written_for_each_head(tmp_path):
     net = get_case("grouped").net
     pair = make_pair(get_case("grouped"))
-    result = bt.circuit(*pair, metric=lambda y_1: y_1[:, 0], over="edges", edges="a_0_1_2 -> k_1_1")
+    result = bt.circuit(*pair, metric=lambda y_1: y_1[:, 0], at="edges", edges="a_0_1_2 -> k_1_1")
     with pytest.raises(bt.BNetError, match="ungroup=True"):
         result.to_json(tmp_path / "grouped.json")
     result.to_json(tmp_path / "grouped.json", ungroup=True)

@@ -273,7 +273,7 @@ def test_surgery_counts():
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     clean, corrupt, nodes = examples(name)
-    runs = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), None, None, 2**29).build_runs()
+    runs = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), "arrows", None, None, 2**29).build_runs()
     close(runs.evaluate(torch.ones(1, len(runs.edge_names), dtype=torch.bool))[0], runs.evaluate_clean())
     close(runs.evaluate(torch.zeros(1, len(runs.edge_names), dtype=torch.bool))[0], runs.evaluate_corrupt())
 
@@ -307,7 +307,7 @@ def test_the_circuit_as_a_graph():
 )
 def test_any_masks_in_one_batch_are_the_circuits_of_the_reference(name):
     clean, corrupt, nodes = examples(name)
-    runs = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), None, None, 2**29).build_runs()
+    runs = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), "arrows", None, None, 2**29).build_runs()
     ground, oracles = clean[0].ground, [CircuitOracle(*pair) for pair in zip(clean, corrupt, strict=True)]
     shares = torch.tensor([0.3, 0.8, 0.95, 0.99])[:, None]
     masks = torch.rand(4, len(runs.edge_names), generator=torch.Generator().manual_seed(0)) < shares
@@ -319,7 +319,7 @@ def test_any_masks_in_one_batch_are_the_circuits_of_the_reference(name):
             removed = {tuple(map(ground.id, edge.split(" -> "))) for edge in cut}
             outputs = [oracle.get_outputs(removed, nodes) for oracle in oracles]
             close(actual, nonlinear(*(torch.stack(values) for values in zip(*outputs, strict=True))))
-        limited = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), None, None, 1).build_runs()
+        limited = CircuitPairs.parse(clean, corrupt, metric_of(clean[0], nodes), "arrows", None, None, 1).build_runs()
         close((limited.swap() if swapped else limited).evaluate(masks), side.evaluate(masks))
 
 

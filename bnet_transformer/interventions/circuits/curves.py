@@ -26,7 +26,7 @@ from bnet_transformer._core.checks import (
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
-from bnet_transformer.interventions.circuits.pairs import CircuitPairs
+from bnet_transformer.interventions.circuits.pairs import ARROWS, CircuitPairs
 from bnet_transformer.interventions.circuits.result import (
     RELATIVE_ZERO,
     Circuit,
@@ -255,6 +255,7 @@ def faithfulness_curves(
     shares: Sequence[float] = MIB_SHARES,
     baselines: Sequence[str] = (RANDOM,),
     random_draws: int = 5,
+    at: str = ARROWS,
     over: Sequence[str] | None = None,
     candidates: str | Sequence[str] | None = None,
     confidence: float = 0.95,
@@ -276,6 +277,7 @@ def faithfulness_curves(
         shares: The shares k of the edges, increasing; by default those of MIB.
         baselines: The baselines: `"random"`, or none.
         random_draws: The number of random rankings, whose curves are averaged.
+        at: The kind of edges: `"arrows"`, ground arrows, or `"edges"`, those of `net.edges()`.
         over: The axes along which arrows are separate edges, as for `bt.circuit`; the scores have the same names.
         candidates: The arrows that may be removed; by default all.
         confidence: The confidence level of the intervals.
@@ -298,7 +300,7 @@ def faithfulness_curves(
     >>> curves.methods, round(float(curves.faithfulness("search")[-1]), 3)
     (('search', 'random'), 1.0)
     """
-    pairs = CircuitPairs.parse(clean, corrupt, metric, over, candidates, memory)
+    pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
     ends = _parse_shares(shares)
     check_names("baseline", check_sequence("baselines", baselines, str), (RANDOM,))
     level, count, seed = check_fraction("confidence", confidence), check_int("resamples", resamples), check_seed(seed)
@@ -403,6 +405,6 @@ def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
         else:
             runs.check_edge(name)
     if not any(name in columns for name in scores):
-        hint = "Use the same over= and candidates= as for the scores"
+        hint = "Use the same at=, over= and candidates= as for the scores"
         raise BNetError(subject, expected="scores of edges that transmit a difference", actual="none", hint=hint)
     return values

@@ -33,8 +33,8 @@ class StoredCircuit(NamedTuple):
     """A circuit that was read from a file.
 
     Attributes:
-        edges: The names of the edges of the circuit, for `bt.circuit(edges=, over="edges")`.
-        scores: The score of each edge, for `bt.faithfulness_curves(scores=, over="edges")`.
+        edges: The names of the edges of the circuit, for `bt.circuit(edges=, at="edges")`.
+        scores: The score of each edge, for `bt.faithfulness_curves(scores=, at="edges")`.
     """
 
     edges: tuple[str, ...]
@@ -134,7 +134,7 @@ def write_mib(
     names, included, edges = MibNames.of_network(network), set(retained), {}
     for name in dict.fromkeys([*edge_names, *included]):
         if name not in names.of_edge:
-            hint = 'Use bt.circuit(over="edges"): the format has edges from a writer to a reader, of all words together'
+            hint = 'Use bt.circuit(at="edges"): the format has edges from a writer to a reader, of all words together'
             raise BNetError("convention='mib'", expected="edges between writers and readers", actual=name, hint=hint)
         counterparts = names.of_edge[name]
         if len(counterparts) > 1 and not ungroup:

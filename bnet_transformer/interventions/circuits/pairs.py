@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bnet_transformer._core.arrays import IntArray
-from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.arrow_runs import build_arrow_runs, check_ancestors_fixed
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
@@ -17,6 +17,7 @@ from bnet_transformer.interventions.sweeps.examples import Examples, parse_examp
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
 HELD_OUT_SHARE = 0.25
+ARROWS = "arrows"  # ground arrows, joined by `over`; the other kind of edges is `EDGES`
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class CircuitPairs:
         clean: The clean examples.
         corrupt: The corrupt examples.
         metric: The metric, as the user passed it.
-        over: The axes along which arrows are separate edges.
+        over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
         candidates: The arrows that may be removed, as the user passed them.
         memory: The number of bytes that are used at once.
         held_out: The positions of the examples that a search does not use.
@@ -43,13 +44,23 @@ class CircuitPairs:
 
     @classmethod
     def parse(
-        cls, clean: object, corrupt: object, metric: object, over: object, candidates: object, memory: object
+        cls,
+        clean: object,
+        corrupt: object,
+        metric: object,
+        at: object,
+        over: object,
+        candidates: object,
+        memory: object,
     ) -> CircuitPairs:
         """Validate the sentences and the options."""
+        check_choice("at", at, (ARROWS, EDGES))
         pairs = parse_example_pair(clean, corrupt)
-        axes = (EDGES,) if over == EDGES else parse_edge_axes(pairs[0].model.ground, over)
-        if over == EDGES and candidates is not None:
-            raise BNetError("candidates", expected='None for over="edges"', actual=candidates)
+        for name, value in (("over", over), ("candidates", candidates)):
+            if at == EDGES and value is not None:
+                expected = 'None for at="edges": an edge joins all words and paths from a writer to a reader'
+                raise BNetError(name, expected=expected, actual=value)
+        axes = (EDGES,) if at == EDGES else parse_edge_axes(pairs[0].model.ground, over)
         return cls(*pairs, metric, axes, candidates, check_int("memory", memory))
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from bnet_transformer._core.checks import check_choice, check_float, check_seed,
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import DIRECTIONS, parse_threshold, search_circuit
-from bnet_transformer.interventions.circuits.pairs import CircuitPairs
+from bnet_transformer.interventions.circuits.pairs import ARROWS, CircuitPairs
 from bnet_transformer.interventions.circuits.result import (
     Circuit,
     FaithfulnessWarning,
@@ -30,6 +30,7 @@ def circuit(
     threshold: float | str | None = None,
     edges: str | Sequence[str] | None = None,
     direction: str = "noise",
+    at: str = ARROWS,
     over: Sequence[str] | None = None,
     candidates: str | Sequence[str] | None = None,
     held_out: float | tuple[object, object] | None = None,
@@ -53,6 +54,7 @@ def circuit(
         direction: `"noise"` removes edges from the clean run; `"denoise"` restores edges in the corrupt run, and
             retains those whose restoration changes the metric by at least the threshold; `"both"` retains the edges of
             either search. Of two branches of which one suffices, only `"denoise"` and `"both"` find the second.
+        at: The kind of edges: `"arrows"`, ground arrows, or `"edges"`, those of `net.edges()`.
         over: The axes along which arrows are separate edges: `"slice"`, the plates of the net and `"word"`; by default
             all. With `("slice", "head")` the arrows between all words of two node groups are one edge.
         candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`; other arrows are retained. By
@@ -80,7 +82,7 @@ def circuit(
     if (threshold is None) == (edges is None):
         expected = "threshold= for a search, or edges= for a circuit without a search"
         raise BNetError("circuit", expected=expected, actual="none of them" if edges is None else "both of them")
-    pairs = CircuitPairs.parse(clean, corrupt, metric, over, candidates, memory)
+    pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
     other_pairs = pairs.with_sentences(*held_out, None) if isinstance(held_out, tuple) and len(held_out) == 2 else None
     if edges is not None:
         if held_out is not None:
