@@ -86,11 +86,22 @@ def is_edge(model: GroundModel, item: str) -> bool:
     names = split_path(item) if ARROW in item else []
     if len(names) != 2 or any("*" in name for name in names):
         return False
-    template, counts = model.network.graph, model.ground.word_counts
-    ends = [name.partition("<")[0] for name in names]
-    known = all(template.parse_name(f"{end}_0", counts) or template.parse_name(end, counts) for end in ends)
-    is_path = all(template.parse_name(name, counts) is not None for name in names)
-    return known and not is_path and not all(name in template.by_stem for name in names)
+    if all(name in model.network.graph.by_stem for name in names):
+        return False
+    return all(_is_edge_end(model, name) for name in names) and not all(_is_node(model, name) for name in names)
+
+
+def _is_edge_end(model: GroundModel, name: str) -> bool:
+    """True for the name of a writer or a reader: a node without its word, or a node that has none."""
+    end, _, channel = name.partition("<")
+    if _is_node(model, end):
+        return bool(channel) or model.ground.group_of(model.ground.id(end)).word_stack is None
+    return _is_node(model, f"{end}_0")
+
+
+def _is_node(model: GroundModel, name: str) -> bool:
+    """True for the full name of a node."""
+    return model.network.graph.parse_name(name, model.ground.word_counts) is not None
 
 
 def _is_role(model: GroundModel, item: str) -> bool:

@@ -109,15 +109,15 @@ def parse_request(
     options = SweepOptions(check_int("memory", memory), first_order, steps, is_noise, convention)
     source, base = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
     alignment = parse_words(base.model, base.model if source is None else source.model, words)
-    if source is not None and alignment.is_identity and not has_difference(source, base):
-        actual = "clean and corrupt sentences with the same values at every cell"
-        raise BNetError("corrupt", expected="a pair that differs", actual=actual)
     parsed_metric = parse_metric(base, metric)
 
     def find_edges() -> EdgeStructure:
         return build_structure(base, source, parsed_metric.nodes)
 
     cells = parse_cells(base, at, over, find_edges, is_real=first_order)
+    if source is not None and alignment.is_identity and not has_difference(source, base):
+        actual = "clean and corrupt sentences with the same values at every cell"
+        raise BNetError("corrupt", expected="a pair that differs", actual=actual)
     if first_order:
         _check_real_paths(base, cells)
     if source is None:
