@@ -406,3 +406,34 @@ def test_the_plot_has_the_curves_and_the_areas(weighted, theme):
         bt.plot(curves, methods=["other"])
     with pytest.raises(bt.BNetError, match="ranking"):
         bt.plot(curves, ranking="best")
+
+
+def test_curves_of_edges_from_sweeps(tmp_path):
+    """Scores of a sweep are contributions to the clean run in both directions; KL is that of the readout."""
+    net = bt.decoder(dim=16, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat", "ran"], seed=3).to(D)
+    clean = [net.sentence(text) for text in ("the cat sat", "a cat ran", "the cat ran")]
+    corrupt = [net.sentence(text) for text in ("the dog sat", "a dog ran", "the dog ran")]
+    total = float(bt.sweep(clean, corrupt, at="edges", metric={"y_2": ("ran", "sat")}).total.mean())
+    states = ("ran", "sat") if total > 0 else ("sat", "ran")
+    for metric, sign in (({"y_2": states}, 1.0), ({"y_2": states[::-1]}, -1.0)):
+        sweeps = {d: bt.sweep(clean, corrupt, at="edges", metric=metric, direction=d) for d in ("noise", "denoise")}
+        mine = {
+            d: {
+                name: (sign if d == "denoise" else -sign) * float(sweep.values[index])
+                for index, name in sweep.names.items()
+            }
+            for d, sweep in sweeps.items()
+        }
+        options = {"metric": metric, "at": "edges", "shares": (0.1, 0.5, 1.0), "baselines": (), "readout": "y_2"}
+        first = bt.faithfulness_curves(clean, corrupt, scores=sweeps, **options)
+        second = bt.faithfulness_curves(clean, corrupt, scores=mine, **options)
+        for name in sweeps:
+            torch.testing.assert_close(first.outcomes[name], second.outcomes[name])
+    best = sorted(mine["noise"], key=lambda name: -abs(mine["noise"][name]))[: first.counts[1]]
+    runs = {}
+    for k, state in enumerate(net.network.vocabularies[""]):
+        found = bt.circuit(clean, corrupt, metric={"y_2": state}, at="edges", edges=best, held_out=None)
+        runs[k] = found.clean, found.outcome
+    p, q = (torch.stack([run[side] for run in runs.values()]) for side in (0, 1))
+    assert float(first.kl["noise"][1]) == pytest.approx(float((p.exp() * (p - q)).sum(0).mean()), rel=1e-6)
+    assert abs(float(first.kl["noise"][-1])) < 1e-12

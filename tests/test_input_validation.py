@@ -89,7 +89,15 @@ SENTENCE_METHODS: dict[str, dict[str, Any]] = {
     **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "tpm": {"name": "c"}},
 }
 # Names without an argument to test: classes of results and errors, and functions with only `**options` or `*names`.
-EXCLUDED = {"Fit", "Sentence", "load_geometric", "models", "programs", "tpm", *(name for name in bt.__all__ if "Error" in name)}
+EXCLUDED = {
+    "Fit",
+    "Sentence",
+    "load_geometric",
+    "models",
+    "programs",
+    "tpm",
+    *(name for name in bt.__all__ if "Error" in name),
+}
 EXCLUDED |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
 EXCLUDED |= {"BNet.check", "BNet.edges", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
 EXCLUDED |= {

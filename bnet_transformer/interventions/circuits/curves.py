@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from bnet_transformer._core.checks import (
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
-from bnet_transformer.interventions.circuits.pairs import ARROWS, CircuitPairs
+from bnet_transformer.interventions.circuits.pairs import ARROWS, CircuitPairs, build_divergence_runs
 from bnet_transformer.interventions.circuits.result import (
     RELATIVE_ZERO,
     Circuit,
@@ -67,6 +67,8 @@ class FaithfulnessCurves:
         confidence: The confidence level of the intervals.
         resamples: The number of resamples of the pairs.
         seed: The seed of the resamples and of the random baseline.
+        kl: With `readout=`, for each method the mean over the pairs of `KL(P_clean || P_C)` of this node, in nats, for
+            the circuits of its ranking by absolute scores, `[share]`; for a random baseline the mean over its draws.
     """
 
     shares: tuple[float, ...]
@@ -79,6 +81,7 @@ class FaithfulnessCurves:
     confidence: float = 0.95
     resamples: int = 1000
     seed: int = 0
+    kl: Mapping[str, Tensor] | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -161,7 +164,7 @@ class FaithfulnessCurves:
         """A data frame with a row for each method and share.
 
         The columns are the method, the share and number of edges, f of the signed ranking with its interval and the
-        quartiles over pairs, and f of the ranking by absolute scores.
+        quartiles over pairs, f of the ranking by absolute scores and, with `readout=`, its KL divergence.
         """
         import pandas as pd
 
@@ -171,10 +174,11 @@ class FaithfulnessCurves:
             low, high = self.interval(name) if self.examples > 1 else (torch.full_like(f, torch.nan),) * 2
             quartiles = torch.quantile(self.by_pair(name), torch.tensor(QUARTILES, dtype=torch.float64), dim=-1)
             for k, (share, count) in enumerate(zip(self.shares, self.counts, strict=True)):
-                numbers = f, low, high, *quartiles[[1, 0, 2]], absolute
+                numbers = (f, low, high, *quartiles[[1, 0, 2]], absolute, *([] if self.kl is None else [self.kl[name]]))
                 rows.append((name, share, count, *(float(column[k]) for column in numbers)))
         columns = ["method", "share", "edges", "f", "low", "high", "median", "lower quartile", "upper quartile"]
-        return pd.DataFrame(rows, columns=[*columns, "f by size"])
+        columns += ["f by size", *([] if self.kl is None else ["KL by size"])]
+        return pd.DataFrame(rows, columns=columns)
 
     def summary(self) -> pd.DataFrame:
         """A data frame with a row for each method: CPR, CMD and log-k area, each with its interval."""
@@ -253,6 +257,7 @@ def faithfulness_curves(
     metric: object,
     scores: Any,
     shares: Sequence[float] = MIB_SHARES,
+    readout: str | None = None,
     baselines: Sequence[str] = (RANDOM,),
     random_draws: int = 5,
     at: str = ARROWS,
@@ -272,9 +277,11 @@ def faithfulness_curves(
         corrupt: The corrupt sentence or sentences.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
         scores: The scores of edges by method, `{"sweep": sweep, "mine": {"v_0_0_1 -> a_0_0_3": 0.2, ...}}`, or the
-            scores of one method. Scores are a mapping from names of edges, a `Sweep` of arrows, or a `Circuit` (its
-            effects). Edges without a score have the score 0.
+            scores of one method. Scores are a mapping from names of edges, a `Sweep`, whose effects get the sign of a
+            contribution to the clean run, or a `Circuit` (its effects). Edges without a score have the score 0.
         shares: The shares k of the edges, increasing; by default those of MIB.
+        readout: The name of a discrete node, such as the next word: the result then has the KL divergence from its
+            distribution in the clean run to that in each circuit.
         baselines: The baselines: `"random"`, or none.
         random_draws: The number of random rankings, whose curves are averaged.
         at: The kind of edges: `"arrows"`, ground arrows, or `"edges"`, those of `net.edges()`.
@@ -305,7 +312,12 @@ def faithfulness_curves(
     check_names("baseline", check_sequence("baselines", baselines, str), (RANDOM,))
     level, count, seed = check_fraction("confidence", confidence), check_int("resamples", resamples), check_seed(seed)
     draws = check_int("random_draws", random_draws) if baselines else 0
-    curves = measure_curves(pairs.build_runs(), scores, ends, draws, confidence=level, resamples=count, seed=seed)
+    options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
+    curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
+    if readout is not None:
+        divergences = measure_curves(build_divergence_runs(pairs, readout), scores, ends, draws, **options)
+        kl = {name: values.mean((0, -1)) for name, values in divergences.absolute_outcomes.items()}
+        curves = replace(curves, kl=kl)
     if note := explain_weak_total(curves.clean, curves.empty):
         warnings.warn(note, FaithfulnessWarning, stacklevel=3)
     return curves
@@ -366,6 +378,14 @@ def integrate(values: FloatArray, k: FloatArray) -> FloatArray:
     return areas
 
 
+def _orient_effects(sweep: Sweep) -> dict[str, float]:
+    """The effects of a sweep as contributions to the clean run: positive if the edge moves the metric towards it."""
+    sign = -1.0 if sweep.direction == "noise" else 1.0
+    if sweep.clean is not None and sweep.corrupt is not None and float(sweep.total.mean()) < 0:
+        sign = -sign
+    return {name: sign * float(sweep.values[index]) for index, name in sweep.names.items()}
+
+
 def _parse_shares(shares: object) -> tuple[float, ...]:
     """Validate the shares: increasing, above 0, at most 1."""
     values = np.array(check_sequence("shares", shares, float, convert=lambda share: check_float("shares", share)))
@@ -389,7 +409,7 @@ def _parse_scores(scores: Any, runs: CircuitRuns) -> dict[str, FloatArray]:
 def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
     """The scores of one method, `[edge]`: of a sweep, a circuit or a mapping."""
     if isinstance(scores, Sweep):
-        scores = {name: scores.values[index] for index, name in scores.names.items()}
+        scores = _orient_effects(scores)
     elif isinstance(scores, Circuit):
         scores = scores.effects
     if not isinstance(scores, Mapping):

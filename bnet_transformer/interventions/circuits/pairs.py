@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.checks import check_choice, check_int
@@ -14,6 +17,7 @@ from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, 
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
 from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.examples import Examples, parse_example_pair, parse_metric
+from bnet_transformer.reference.node_tables import check_discrete_node
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
 HELD_OUT_SHARE = 0.25
@@ -100,6 +104,28 @@ class CircuitPairs:
         if not arrows.edge_names:
             raise BNetError(f"corrupt: {_explain_missing_edges(arrows.incoming)}")
         return build_arrow_runs(self.clean, self.corrupt, arrows, metric, self.memory)
+
+
+def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
+    """The runs whose metric is the KL divergence from the distribution of a discrete node in the clean run, in nats."""
+    if not isinstance(readout, str):
+        raise BNetError("readout", expected="the name of a discrete node", actual=readout)
+    node = pairs.clean.model.ground.id(readout)
+    check_discrete_node(pairs.clean.model, node)
+    clean: list[Tensor] = []
+
+    def record(**outcomes: Tensor) -> Tensor:
+        clean.append(outcomes[readout])
+        return clean[-1].new_zeros(len(clean[-1]))
+
+    def diverge(**outcomes: Tensor) -> Tensor:
+        return torch.nn.functional.kl_div(outcomes[readout], clean[0], log_target=True, reduction="none").sum(-1)
+
+    for function in (record, diverge):
+        parameter = inspect.Parameter(readout, inspect.Parameter.KEYWORD_ONLY)
+        function.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    replace(pairs, metric=record).build_runs().evaluate_clean()
+    return replace(pairs, metric=diverge).build_runs()
 
 
 def _explain_missing_edges(incoming: object) -> str:
