@@ -336,10 +336,13 @@ class BNet(StructureQueries):
             A row for each edge: `edge` (its name), `writer`, `reader`, `channel` (`"q"`, `"k"`, `"v"`, the slot of
             another node, or `"readout"`), `kind` of the writer, `writer_slice` and `reader_slice`.
 
+        Raises:
+            BNetError: A recurrent node depends on the words, so that it is no sum of writers.
+
         >>> import bnet_transformer as bt
         >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
         >>> net.edges()["edge"].head(2).tolist()
-        ['x_0 -> q_0_0', 'x_0 -> q_0_1']
+        ['embed -> q_0_0', 'embed -> q_0_1']
         """
         from bnet_transformer.interventions.edges.structure import EdgeStructure
 

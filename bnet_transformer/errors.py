@@ -197,7 +197,9 @@ def _safe_repr(value: object) -> str:
         return f"a value of type {type(value).__name__}, which cannot be shown"
 
 
-def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> UnknownNameError:
+def unknown_name_error(
+    subject: str, name: object, names: Iterable[str], *, hint: str | None = None
+) -> UnknownNameError:
     """The error for a `name` that is not in `names`, with the near matches.
 
     >>> print(unknown_name_error("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
@@ -211,8 +213,9 @@ def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> Unkn
         allowed = "near matches are " + ", ".join(matches)
     else:
         allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
+    allowed = allowed or "no name exists"
     return UnknownNameError(
-        subject, expected="a known name", actual=format_value(_safe_repr(name)), allowed=allowed or "no name exists"
+        subject, expected="a known name", actual=format_value(_safe_repr(name)), allowed=allowed, hint=hint
     )
 
 

@@ -175,7 +175,7 @@ def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
     clean, corrupt = pairs
     words = bt.circuit(clean[:1], corrupt[:1], metric=read, edges="* -> *")
     with pytest.raises(bt.BNetError, match="convention='mib'"):
-        words.to_json(tmp_path / "words.json")
+        words.to_json(tmp_path / "words.json", scores={})
     net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"], seed=1)
     pair = net.sentence("the cat sat"), net.sentence("the dog sat")
     options = {"metric": {"y_2": ("cat", "dog")}, "at": "edges"}
@@ -206,12 +206,19 @@ def test_grouped_keys_are_written_for_each_head(tmp_path):
     net = get_case("grouped").net
     pair = make_pair(get_case("grouped"))
     result = bt.circuit(*pair, metric=lambda y_1: y_1[:, 0], at="edges", edges="a_0_1_2 -> k_1_1")
-    with pytest.raises(bt.BNetError, match="ungroup=True"):
+    with pytest.raises(bt.BNetError, match="scores"):
         result.to_json(tmp_path / "grouped.json")
-    result.to_json(tmp_path / "grouped.json", ungroup=True)
+    scores = bt.sweep(*pair, metric=lambda y_1: y_1[:, 0], at="edges")
+    with pytest.raises(bt.BNetError, match="ungroup=True"):
+        result.to_json(tmp_path / "grouped.json", scores=scores)
+    result.to_json(tmp_path / "grouped.json", scores=scores, ungroup=True)
     edges = json.loads((tmp_path / "grouped.json").read_text())["edges"]
     assert {name for name, row in edges.items() if row["in_graph"]} == {f"a0.h5->a1.h{h}<k>" for h in (3, 4, 5)}
-    assert read_json(tmp_path / "grouped.json", net).edges == result.retained
+    stored = read_json(tmp_path / "grouped.json", net)
+    assert stored.edges == result.retained
+    assert stored.scores == pytest.approx({name: scores[name] for name in scores.names.values()})
+    again = bt.circuit(*pair, metric=lambda y_1: y_1[:, 0], at="edges", edges=stored)
+    assert again.retained == result.retained
 
 
 def test_total_effects_near_zero_warn(pairs):

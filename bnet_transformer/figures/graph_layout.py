@@ -99,6 +99,8 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     slices, depth = network.graph.slices, network.graph.depth
     names = list(graph)
     caption, last_groups = "", set[str]()
+    if options.slices is None and (marked := _find_marked_slices(network, options, names)):
+        options = replace(options, slices=marked)  # slices with different marks do not repeat each other
     if options.slices is not None:
         names = _groups_in_slices(network, parse_slices(options.slices, network))
         num_hidden = len(graph) - len(names)
@@ -128,6 +130,17 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     picture = replace(picture, texts=(*picture.texts, *dots))
     captions = [caption, "; ".join(_describe_reaches(network, names))]
     return finish_picture(picture, options, f"Folded graph of the net {network.declaration.name}", captions)
+
+
+def _find_marked_slices(network: Network, options: FigureOptions, names: Sequence[str]) -> list[int]:
+    """The slices with a mark of a result that is projected to the view; none if only slice 0 is marked."""
+    projected = project_highlight(options, names)
+    if projected is options:
+        return []
+    groups = [network.graph.by_name.get(name) for name in get_highlighted_names(projected.highlight)]
+    marked = {group.slice for group in groups if group is not None and group.slice is not None}
+    slices = sorted(position for position in marked if position < network.graph.depth)  # without the last states
+    return slices if any(slices) else []
 
 
 def _describe_reaches(network: Network, group_names: Sequence[str]) -> list[str]:

@@ -61,7 +61,8 @@ def plot_faithfulness_curves(
         canvas.add_legend(ax, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0.0)
     panels[0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))
     suffix = f", {RANKING_TITLES[rankings[0]]}" if len(panels) == 1 else ""
-    canvas.set_title(f"Faithfulness of the best of {result.edges:,} edges, {result.examples} pairs{suffix}")
+    pairs = f"{result.examples} pair{'s' * (result.examples != 1)}"
+    canvas.set_title(f"Faithfulness of the best of {result.edges:,} edges, {pairs}{suffix}")
     if intervals and result.examples > 1:
         canvas.add_note(
             f"Bands: {result.confidence:.0%} intervals, by resampling pairs. Dashed: the net, and the empty circuit."

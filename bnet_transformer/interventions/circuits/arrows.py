@@ -141,7 +141,8 @@ def check_edge_name(arrows: CircuitArrows, name: str) -> None:
         is_similar = name.startswith(groups[edge.parent].name) and f" -> {groups[edge.child].name}" in name
         if is_similar and name in _name_edges(arrows.ground, sources, targets, arrows.over):
             return
-    raise unknown_name_error("edge", name, arrows.edge_names)
+    hint = 'For the edges of net.edges(), such as "a_0_1 -> q_1_0", pass at="edges"'
+    raise unknown_name_error("edge", name, arrows.edge_names, hint=hint)
 
 
 def get_node_slice(ground: GroundGraph, index: int) -> slice:

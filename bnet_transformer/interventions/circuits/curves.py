@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import FloatArray, to_numpy
+from bnet_transformer._core.arrays import BoolArray, FloatArray, to_numpy
 from bnet_transformer._core.checks import (
     check_choice,
     check_float,
@@ -26,6 +26,7 @@ from bnet_transformer._core.checks import (
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
+from bnet_transformer.interventions.circuits.mib import StoredCircuit
 from bnet_transformer.interventions.circuits.pairs import ARROWS, CircuitPairs, build_divergence_runs
 from bnet_transformer.interventions.circuits.result import (
     RELATIVE_ZERO,
@@ -58,7 +59,7 @@ class FaithfulnessCurves:
     Attributes:
         shares: The shares k of the edges.
         counts: The number of edges of each circuit.
-        edges: The number E of edges.
+        edges: The number E of ranked edges.
         clean: The metric of the circuit of all edges, `[example]`.
         empty: The metric of the empty circuit, `[example]`.
         outcomes: For each method, the metric of the circuits of its signed ranking, `[draw, share, example]`; several
@@ -278,7 +279,8 @@ def faithfulness_curves(
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
         scores: The scores of edges by method, `{"sweep": sweep, "mine": {"v_0_0_1 -> a_0_0_3": 0.2, ...}}`, or the
             scores of one method. Scores are a mapping from names of edges, a `Sweep`, whose effects get the sign of a
-            contribution to the clean run, or a `Circuit` (its effects). Edges without a score have the score 0.
+            contribution to the clean run, a `Circuit` (its effects), or a `StoredCircuit`. Edges without a score have
+            the score 0; if all methods are sweeps, edges that none scores are in every circuit.
         shares: The shares k of the edges, increasing; by default those of MIB.
         readout: The name of a discrete node, such as the next word: the result then has the KL divergence from its
             distribution in the clean run to that in each circuit.
@@ -312,10 +314,11 @@ def faithfulness_curves(
     check_names("baseline", check_sequence("baselines", baselines, str), (RANDOM,))
     level, count, seed = check_fraction("confidence", confidence), check_int("resamples", resamples), check_seed(seed)
     draws = check_int("random_draws", random_draws) if baselines else 0
+    divergence_runs = None if readout is None else build_divergence_runs(pairs, readout)
     options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
-    if readout is not None:
-        divergences = measure_curves(build_divergence_runs(pairs, readout), scores, ends, draws, **options)
+    if divergence_runs is not None:
+        divergences = measure_curves(divergence_runs, scores, ends, draws, **options)
         kl = {name: values.mean((0, -1)) for name, values in divergences.absolute_outcomes.items()}
         curves = replace(curves, kl=kl)
     if note := explain_weak_total(curves.clean, curves.empty):
@@ -334,21 +337,27 @@ def measure_curves(
     seed: int,
 ) -> FaithfulnessCurves:
     """Run the circuits of all rankings; equal circuits are run once."""
-    methods = _parse_scores(scores, runs)
-    count = len(runs.edge_names)
+    methods, is_fixed = _parse_scores(scores, runs)
+    size, count = len(runs.edge_names), int((~is_fixed).sum())
     counts = tuple(int(share * count) for share in shares)
+
+    def build_masks(values: FloatArray) -> Any:  # [share, edge], with the edges that are not ranked
+        masks = np.broadcast_to(is_fixed, (len(counts), size)).copy()
+        masks[:, ~is_fixed] = rank_edges(values, counts)
+        return masks
+
     rankings = {
-        (name, ranking): rank_edges(values if ranking == "signed" else np.abs(values), counts)[None]
+        (name, ranking): build_masks(values if ranking == "signed" else np.abs(values))[None]
         for name, values in methods.items()
         for ranking in RANKINGS
     }
     if random_draws:
         generator = np.random.default_rng(seed)
-        masks = np.stack([rank_edges(generator.random(count), counts) for _ in range(random_draws)])
+        masks = np.stack([build_masks(generator.random(count)) for _ in range(random_draws)])
         rankings |= dict.fromkeys(((RANDOM, ranking) for ranking in RANKINGS), masks)
-    stacked = np.concatenate([np.zeros((1, count), dtype=bool), *(m.reshape(-1, count) for m in rankings.values())])
+    stacked = np.concatenate([is_fixed[None], *(m.reshape(-1, size) for m in rankings.values())])
     packed, inverse = np.unique(np.packbits(stacked, axis=-1), axis=0, return_inverse=True)
-    unique = torch.from_numpy(np.unpackbits(packed, axis=-1, count=count).astype(bool))
+    unique = torch.from_numpy(np.unpackbits(packed, axis=-1, count=size).astype(bool))
     computed = torch.cat([runs.evaluate(part) for part in unique.split(MAX_BATCH_SIZE)])
     outcomes = computed[torch.from_numpy(inverse.reshape(-1))]
     clean, empty = runs.evaluate_clean(), outcomes[0]
@@ -394,16 +403,25 @@ def _parse_shares(shares: object) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def _parse_scores(scores: Any, runs: CircuitRuns) -> dict[str, FloatArray]:
-    """The scores of each method, `[edge]`."""
-    is_one = isinstance(scores, Sweep | Circuit) or (
+def _parse_scores(scores: Any, runs: CircuitRuns) -> tuple[dict[str, FloatArray], BoolArray]:
+    """The scores of each method, of the ranked edges, `[edge]`; and the mask of the edges that are not ranked.
+
+    A sweep does not score some arrows, such as those into a random node or from an index. If every method is a sweep,
+    these arrows have no rank: all circuits retain them, so that the others can transmit a difference.
+    """
+    is_one = isinstance(scores, Sweep | Circuit | StoredCircuit) or (
         isinstance(scores, Mapping) and all(isinstance(value, int | float | Tensor) for value in scores.values())
     )
     methods = {"scores": scores} if is_one else scores
     if not isinstance(methods, Mapping) or not methods or RANDOM in methods:
         expected = "a mapping from methods other than 'random' to scores of edges"
         raise BNetError("scores", expected=expected, actual=scores)
-    return {str(name): _parse_method(f"scores of {name}", values, runs) for name, values in methods.items()}
+    values = {str(name): _parse_method(f"scores of {name}", part, runs) for name, part in methods.items()}
+    is_fixed = np.zeros(len(runs.edge_names), dtype=bool)
+    if all(isinstance(part, Sweep) for part in methods.values()):
+        scored = {name for sweep in methods.values() for name in sweep.names.values()}
+        is_fixed = np.array([name not in scored for name in runs.edge_names])
+    return {name: part[~is_fixed] for name, part in values.items()}, is_fixed
 
 
 def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
@@ -412,6 +430,8 @@ def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
         scores = _orient_effects(scores)
     elif isinstance(scores, Circuit):
         scores = scores.effects
+    elif isinstance(scores, StoredCircuit):
+        scores = scores.scores
     if not isinstance(scores, Mapping):
         raise BNetError(subject, expected="a mapping from edges, a Sweep or a Circuit", actual=scores)
     columns = {name: k for k, name in enumerate(runs.edge_names)}

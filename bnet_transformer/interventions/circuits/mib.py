@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,8 @@ MIB_SEPARATOR = "->"
 CHANNELS = ("q", "k", "v")
 
 
-class StoredCircuit(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class StoredCircuit:
     """A circuit that was read from a file.
 
     Attributes:
@@ -39,6 +40,9 @@ class StoredCircuit(NamedTuple):
 
     edges: tuple[str, ...]
     scores: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        return f"<StoredCircuit: {len(self.edges):,} of {len(self.scores):,} edges>"
 
 
 @dataclass(frozen=True)
@@ -173,16 +177,19 @@ def read_json(path: object, net: object, *, convention: str = "mib") -> StoredCi
     >>> edges = {"input->m0": {"score": 0.5, "in_graph": True}, "m0->logits": {"score": 0.1, "in_graph": False}}
     >>> path = pathlib.Path(tempfile.mkdtemp(), "circuit.json")
     >>> _ = path.write_text(json.dumps({"cfg": {}, "nodes": {}, "edges": edges}))
-    >>> read_json(path, net)
-    StoredCircuit(edges=('embed -> ffn_0',), scores={'embed -> ffn_0': 0.5, 'ffn_0 -> y': 0.1})
+    >>> stored = read_json(path, net)
+    >>> stored.edges, stored.scores
+    (('embed -> ffn_0',), {'embed -> ffn_0': 0.5, 'ffn_0 -> y': 0.1})
     """
     check_choice("convention", convention, CONVENTIONS)
     file = as_path(path)
+    if not file.is_file():
+        raise BNetError("path", expected="the JSON file of a circuit", actual=f"{file}, which does not exist")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        rows = {str(name): (float(row["score"]), bool(row["in_graph"])) for name, row in content["edges"].items()}
+        rows = {name: (float(row["score"]), bool(row.get("in_graph"))) for name, row in content["edges"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        expected = "a file with edges, each with score and in_graph"
+        expected = "a file with edges, each with a score"
         raise BNetError(f"{file}", expected=expected, actual=f"{type(error).__name__}: {error}") from error
     names = MibNames.of_network(as_network(net)).of_edge
     unknown = rows.keys() - {name for counterparts in names.values() for name in counterparts}

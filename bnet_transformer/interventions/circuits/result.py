@@ -21,6 +21,7 @@ from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, bui
 from bnet_transformer.interventions.edges.structure import EDGES, iter_chain_arrows
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
 from bnet_transformer.interventions.sweeps.examples import parse_metric
+from bnet_transformer.interventions.sweeps.results import Sweep
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -184,22 +185,28 @@ class Circuit:
         count, seed = check_int("draws", draws), check_seed(seed)
         return run_tests(runs, self.retained, positions, count, seed, is_in_sample=is_in_sample)
 
-    def to_json(self, path: object, *, convention: str = "mib", ungroup: bool = False) -> None:
+    def to_json(self, path: object, *, scores: object = None, convention: str = "mib", ungroup: bool = False) -> None:
         """Write the edges and their effects in the format of MIB's circuit track (`Graph.to_json` of EAP-IG).
 
         The format has edges from a writer (embedding, head, feed-forward step) to a reader. `read_json` reads it.
 
         Args:
             path: The path of the file.
+            scores: The scores of edges: a mapping from names, or a `Sweep`; by default the effects of the search.
             convention: The format: `"mib"`.
             ungroup: Whether to write the keys and values of grouped heads for each head that reads them, as the format
                 has edges per query head.
 
         Raises:
-            BNetError: An edge has no counterpart in the format, such as one between words.
+            BNetError: An edge has no counterpart in the format, such as one between words, or there are no scores.
         """
         network = self.pairs.clean.model.network
-        write_mib(path, convention, self.edge_names, self.retained, self.effects, network, ungroup=ungroup)
+        values: Any = {name: scores[name] for name in scores.names.values()} if isinstance(scores, Sweep) else scores
+        if values is None and not self.effects:
+            hint = "Pass the scores by which the edges were chosen, such as a sweep"
+            raise BNetError("scores", expected="scores, because this circuit has no search", actual=None, hint=hint)
+        values = self.effects if values is None else values
+        write_mib(path, convention, self.edge_names, self.retained, values, network, ungroup=ungroup)
 
     @cached_property
     def _ground_graph(self) -> nx.DiGraph:

@@ -10,6 +10,7 @@ from bnet_transformer._core.checks import check_choice, check_float, check_seed,
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import DIRECTIONS, parse_threshold, search_circuit
+from bnet_transformer.interventions.circuits.mib import StoredCircuit
 from bnet_transformer.interventions.circuits.pairs import ARROWS, CircuitPairs
 from bnet_transformer.interventions.circuits.result import (
     Circuit,
@@ -28,7 +29,7 @@ def circuit(
     *,
     metric: object,
     threshold: float | str | None = None,
-    edges: str | Sequence[str] | None = None,
+    edges: str | Sequence[str] | StoredCircuit | None = None,
     direction: str = "noise",
     at: str = ARROWS,
     over: Sequence[str] | None = None,
@@ -49,8 +50,8 @@ def circuit(
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
         threshold: The increase of the mean distance to the clean metric up to which an edge is removed: a number of at
             least 0, or a share of the mean of `|clean - corrupt|`, such as `"5%"`.
-        edges: The edges of a circuit that is evaluated instead of a search: names, and patterns such as
-            `"a_0_* -> *"`, in which a star is any text within a name.
+        edges: The edges of a circuit that is evaluated instead of a search: names, patterns such as `"a_0_* -> *"`, in
+            which a star is any text within a name, or a circuit of a file.
         direction: `"noise"` removes edges from the clean run; `"denoise"` restores edges in the corrupt run, and
             retains those whose restoration changes the metric by at least the threshold; `"both"` retains the edges of
             either search. Of two branches of which one suffices, only `"denoise"` and `"both"` find the second.
@@ -88,7 +89,8 @@ def circuit(
         if held_out is not None:
             raise BNetError("held_out: a circuit without a search uses no pairs", hint="Use run() for other pairs")
         runs = pairs.build_runs()
-        names = match_edges(check_sequence("edges", [edges] if isinstance(edges, str) else edges, str), runs)
+        listed = [edges] if isinstance(edges, str) else edges.edges if isinstance(edges, StoredCircuit) else edges
+        names = match_edges(check_sequence("edges", listed, str), runs)
         result = evaluate_circuit(pairs, runs, names, is_in_sample=False)
     else:
         pairs = pairs.hold_out(0.0 if other_pairs else _parse_share(held_out), check_seed(seed))

@@ -19,6 +19,7 @@ import numpy as np
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.tpm import Attention
 
@@ -107,7 +108,18 @@ class EdgeStructure:
         graph = network.graph
         dependent = find_word_dependent(network)
         ends = [i for i in sorted(dependent) if not any(edge.child in dependent for edge in graph.out_edges[i])]
-        return cls(network, tuple(ends))
+        structure = cls(network, tuple(ends))
+        structure.check_not_recurrent()
+        return structure
+
+    def check_not_recurrent(self) -> None:
+        """Raise an error for a recurrent group that depends on the words: its words are no sum of writers."""
+        recurrent = sorted((self.network.graph.recurrent & self.relevant) - self.leaves)
+        if recurrent:
+            name = self.network.graph.groups[recurrent[0]].name
+            expected = "a net whose nodes are sums of writers at all words"
+            hint = 'Use nodes or arrows, such as bt.sweep(at="x")'
+            raise BNetError("edges", expected=expected, actual=f"{name}, which is recurrent", hint=hint)
 
     @cached_property
     def word_dependent(self) -> frozenset[int]:

@@ -88,8 +88,9 @@ def sweep(
         convention: For `at="edges"` with `direction="noise"` and `steps`, the points at which the package EAP-IG
             (Hanna, Pezzelle and Belinkov 2024) averages gradients: `"eap-ig"`, a left Riemann sum over interpolated
             inputs, or `"eap-ig-activations"`, one group of writers after the other.
-        check: The number of randomly chosen cells that are also run, to check the estimates of `first_order`.
-        seed: The seed of this choice.
+        check: The number of cells that are also run, to check the estimates of `first_order`: half of them those with
+            the largest estimates, the others drawn at random.
+        seed: The seed of this draw.
         memory: The approximate number of bytes that are used at once.
         progress: Whether to show a progress bar; by default only in a terminal.
 
@@ -133,8 +134,8 @@ def sweep(
 
 
 def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> EstimateCalibration:
-    """Run some randomly chosen cells, and compare with the estimated effects, `[*axes, example]`."""
-    chosen = request.choose_cells()
+    """Run some cells, and compare with the estimated effects, `[*axes, example]`."""
+    chosen = request.choose_cells(effects.flatten(0, -2))
     outcomes, _, base = run_cells(chosen.build_batches(), chosen.metric, chosen.cells, progress)
     cell_ids = torch.from_numpy(chosen.cells.cell_ids)
     estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, outcomes - base))

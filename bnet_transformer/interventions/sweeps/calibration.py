@@ -16,7 +16,9 @@ RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EstimateCalibration:
-    """Estimated and exact effects of randomly chosen cells, the result of `bt.sweep(..., first_order=True, check=n)`.
+    """Estimated and exact effects of some cells, the result of `bt.sweep(..., first_order=True, check=n)`.
+
+    Half of the cells are those with the largest estimates, the others are drawn at random.
 
     Attributes:
         names: The names of the cells.

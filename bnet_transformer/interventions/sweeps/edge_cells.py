@@ -29,12 +29,7 @@ def build_structure(base: Examples, source: Examples | None, outcome_nodes: Sequ
         leaves |= {index for index, nodes in by_group.items() if len(nodes) == math.prod(shapes[index])}
     outcomes = sorted({model.ground.group_of(node).index for node in outcome_nodes})
     structure = EdgeStructure(model.network, tuple(outcomes), frozenset(leaves))
-    recurrent = sorted((model.network.graph.recurrent & structure.relevant) - leaves)
-    if recurrent:
-        name = model.network.graph.groups[recurrent[0]].name
-        expected = "a net whose nodes are sums of writers at all words"
-        hint = 'Use nodes or arrows, such as at="x"'
-        raise BNetError("edges", expected=expected, actual=f"{name}, which is recurrent", hint=hint)
+    structure.check_not_recurrent()
     if not len(structure.edges):
         raise BNetError("edges: no edge leads from a writer to the metric")
     return structure
@@ -55,7 +50,8 @@ def build_edge_cells(
     table, known = structure.edges, {name: k for k, name in enumerate(structure.edges.names)}
     for name in names or ():
         if name not in known:
-            raise unknown_name_error("edge", name, known)
+            hint = "An edge leads from a writer to a reader after it, such as 'a_0_1 -> q_1_0'; net.edges() lists them"
+            raise unknown_name_error("edge", name, known, hint=hint)
     edges = np.arange(len(table)) if names is None else np.array([known[name] for name in names])
     at = EDGES if names is None or len(names) > 1 else names[0]
     axes = (EDGE, *select_axes(over, (), (WORD,), is_strict=is_strict))

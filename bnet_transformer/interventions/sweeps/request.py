@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer.errors import BNetError
@@ -44,7 +46,7 @@ class SweepRequest:
         metric: The metric, of nodes of the base.
         options: How cells are computed.
         check: The number of cells that are also run, to check estimates.
-        seed: The seed of the choice of these cells.
+        seed: The seed of the random choice of half of these cells.
         ablation: The values of an ablation.
     """
 
@@ -73,11 +75,15 @@ class SweepRequest:
             for k, (source, base) in enumerate(zip(sources, bases, strict=True))
         ]
 
-    def choose_cells(self) -> SweepRequest:
-        """The exact sweep of `check` randomly chosen cells."""
+    def choose_cells(self, effects: Tensor) -> SweepRequest:
+        """The exact sweep of `check` cells: those with the largest estimates, `[cell, example]`, and random others."""
         cell_ids = self.cells.cell_ids
         count = min(self.check, len(cell_ids))
-        chosen = np.sort(np.random.default_rng(self.seed).choice(cell_ids, count, replace=False))
+        sizes = effects[torch.from_numpy(cell_ids)].mean(-1).abs().numpy()
+        largest = cell_ids[np.argsort(-sizes, kind="stable")[: count // 2]]
+        others = np.setdiff1d(cell_ids, largest)
+        drawn = np.random.default_rng(self.seed).choice(others, count - len(largest), replace=False)
+        chosen = np.sort(np.concatenate([largest, drawn]))
         options = replace(self.options, first_order=False, steps=0)
         return replace(self, cells=self.cells.select(chosen), options=options)
 

@@ -128,8 +128,12 @@ class Sweep(CellResult):
         return [(names[k], float(values[k])) for k in order.tolist() if magnitude[k] >= 0]
 
     def marks(self) -> Mapping[str, str]:
-        """The marks of the strongest cells, for `s.draw("cells.svg", highlight=sweep)`."""
-        return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
+        """The marks of the strongest cells, for `s.draw("cells.svg", highlight=sweep)`; of edges, of both ends."""
+        strongest = [(name, f"{effect:+.2g}") for name, effect in self.top() if effect != 0]
+        if "edge" not in self.axes:
+            return dict(strongest)
+        ends = [(end.split("<")[0], label) for name, label in strongest for end in name.split(" -> ")]
+        return {f"{end}_*": label for end, label in reversed(ends)}
 
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
