@@ -2,8 +2,8 @@
 
 Where no norm lies between a writer and a reader, the map is linear and does not depend on the words: the product of the
 matrices on the way. It is computed for each basis vector of the writer. Exact zeros are structural: the writer writes
-to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their product is
-zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is proven.
+to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their product
+is zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is proven.
 """
 
 from __future__ import annotations
