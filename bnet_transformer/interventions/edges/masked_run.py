@@ -61,7 +61,7 @@ class MaskedRun:
     @cached_property
     def first_columns(self) -> list[int]:
         """The number of the first writer of each group of writers, among all writers; then the number of writers."""
-        counts = [len(self.structure.list_units(writer.spec)) for writer in self.structure.writer_groups]
+        counts = [self.structure.count_units(writer.spec) for writer in self.structure.writer_groups]
         return [0, *np.cumsum(counts).tolist()]
 
     @cached_property
@@ -71,7 +71,7 @@ class MaskedRun:
         columns = np.array(self.first_columns)[table.writers] + table.writer_units
         for r, reader in enumerate(self.structure.reader_groups):
             edges = np.flatnonzero(table.readers == r)
-            grid = np.full((len(self.structure.list_units(reader.target)), self.first_columns[-1]), len(table))
+            grid = np.full((self.structure.count_units(reader.target), self.first_columns[-1]), len(table))
             grid[table.reader_units[edges], columns[edges]] = edges
             tables.append(torch.from_numpy(grid).to(self.corrupt.device))
         return tables
@@ -228,7 +228,7 @@ class CircuitValues:
         structure, index = self.structure, spec.group.index
         linear = structure.get_linear_positions(spec)
         is_part = index in structure.writer_index and bool(linear) and not is_outcome
-        units = len(structure.list_units(spec)) if readers and not self.run.has_copies[index] else 1
+        units = structure.count_units(spec) if readers and not self.run.has_copies[index] else 1
         word = self._find_single_word(spec, readers)
         state = replace(self.run.clean, values={**self.run.clean.values, **self._expand(spec, units)})
         context, parents = gather_parents(state, spec, word)

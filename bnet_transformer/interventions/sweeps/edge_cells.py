@@ -29,7 +29,8 @@ def build_structure(base: Examples, source: Examples | None, outcome_nodes: Sequ
         shapes = side.model.ground.shapes
         leaves |= {index for index, nodes in by_group.items() if len(nodes) == math.prod(shapes[index])}
     outcomes = sorted({model.ground.group_of(node).index for node in outcome_nodes})
-    structure = EdgeStructure(model.network, tuple(outcomes), frozenset(leaves))
+    key = "edges", tuple(outcomes), frozenset(leaves)
+    structure = base.module.memoize(key, lambda: EdgeStructure(model.network, tuple(outcomes), frozenset(leaves)))
     recurrent = sorted((model.network.graph.recurrent & structure.relevant) - leaves)
     if recurrent:
         name = model.network.graph.groups[recurrent[0]].name

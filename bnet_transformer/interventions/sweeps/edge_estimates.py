@@ -44,16 +44,20 @@ def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> No
     """Add the effects of edges to `effects[cell, example]`."""
     gradients = _find_target_gradients(item)
     table, by_word = edges.structure.edges, edges.words is not None
-    keys = np.stack([table.readers[edges.edges], table.writers[edges.edges]])
-    differences = item.base_run.differences
-    for r, w, units, estimates in estimate_edges(item.run, differences, edges, gradients, by_word=by_word):
-        inside = np.flatnonzero((keys[0] == r) & (keys[1] == w))
-        reader_units = torch.from_numpy(table.reader_units[edges.edges[inside]])
-        column = np.searchsorted(np.array(units), table.writer_units[edges.edges[inside]])
-        index: tuple[Tensor, ...] = (reader_units, torch.from_numpy(column))
+    order = np.argsort(table.readers[edges.edges], kind="stable")
+    readers = table.readers[edges.edges[order]]
+    number_of = {writer: k for k, writer in enumerate(edges.writer_units)}
+    pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
+    numbers = np.array([number_of[pair] for pair in pairs])
+    for r, writers, estimates in estimate_edges(item.run, item.base_run.differences, edges, gradients, by_word=by_word):
+        inside = order[slice(*np.searchsorted(readers, [r, r + 1]))]
+        columns = np.full(len(number_of), -1)
+        columns[writers] = np.arange(len(writers))
+        inside = inside[columns[numbers[inside]] >= 0]
+        index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(columns[numbers[inside]])]
         if edges.words is not None:
-            index = (*index, torch.from_numpy(edges.words[inside]))
-        values = estimates.movedim(0, -1)[index].double().cpu()  # [edge, example]
+            index.append(torch.from_numpy(edges.words[inside]))
+        values = estimates.movedim(0, -1)[tuple(index)].double().cpu()  # [edge, example]
         effects.index_add_(0, torch.from_numpy(edges.cells[inside]), values)
 
 
@@ -267,7 +271,7 @@ def estimate_edges(
     gradients: Mapping[int, Tensor],
     *,
     by_word: bool,
-) -> Iterator[tuple[int, int, list[int], Tensor]]:
+) -> Iterator[tuple[int, list[int], Tensor]]:
     """Estimate the effects of edges from the gradients at the targets of readers.
 
     Args:
@@ -278,41 +282,49 @@ def estimate_edges(
         by_word: Whether to return the effect of each word of the reader.
 
     Yields:
-        The number of a group of readers, of a group of writers, the units of writers, and the effects,
-        `[example, reader unit, writer unit]`; with `by_word` followed by a dim for the word of the reader.
+        The number of a group of readers, the numbers of writers among those of the edges, and the effects,
+        `[example, reader unit, writer]`; with `by_word` followed by a dim for the word of the reader.
     """
     structure = edges.structure
     readers = [r for r in edges.reader_groups if structure.reader_groups[r].target.group.index in gradients]
     paths = {r: find_reader_path(structure, structure.reader_groups[r]) for r in readers}
-    units = edges.writer_units
-    tangents = TangentPass(run, differences, structure, readers, units)
+    tangents = TangentPass(run, differences, structure, readers, edges.writer_units)
     tangents.compute({index for path in paths.values() for index in path.ends})
     dense: dict[int, tuple[list[int], Tensor]] = {}
     for r in readers:
         reader = structure.reader_groups[r]
         gradient = gradients[reader.target.group.index]
-        totals: dict[int, list[Tensor]] = {}
         words = _split_words(run, reader, paths[r], by_word=by_word)
+        writers, columns = list[int](), list[Tensor]()
         for word in words:
             adjoints = _pull_back(run, structure, reader, paths[r], gradient, word)
-            sums: dict[int, Tensor] = {}
             dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
-            for end, adjoint in adjoints.items():
-                cells, tangent = dense[end]
-                if not cells:
-                    continue
-                effects = _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None)
-                for column, cell in enumerate(cells):
-                    sums[cell] = sums[cell] + effects[:, :, column] if cell in sums else effects[:, :, column]
-            for cell, effects in sums.items():
-                totals.setdefault(cell, []).append(effects)
-        for w in reader.sources:
-            cells_of = [cell for cell in sorted(totals) if units[cell][0] == w]
-            if cells_of:
-                by_cell = [totals[c][0] if len(words) == 1 else torch.stack(totals[c], -1) for c in cells_of]
-                if by_word and by_cell[0].dim() == 2:
-                    by_cell = [value[..., None] for value in by_cell]
-                yield r, w, [units[cell][1] for cell in cells_of], torch.stack(by_cell, 2)
+            parts = [
+                (cells, _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None))
+                for end, adjoint in adjoints.items()
+                for cells, tangent in [dense[end]]
+                if cells
+            ]
+            if parts:  # the writers are the same for each word
+                writers, effects = _add_writers(parts)
+                columns.append(effects)
+        if columns:
+            has_words = words == [None]
+            yield r, writers, columns[0] if has_words else torch.stack(columns, -1)
+
+
+def _add_writers(parts: Sequence[tuple[list[int], Tensor]]) -> tuple[list[int], Tensor]:
+    """The sum of effects `[example, reader, writer, ...]` of several lists of writers."""
+    if len(parts) == 1:
+        return parts[0]
+    writers = sorted({writer for numbers, _ in parts for writer in numbers})
+    column = {writer: k for k, writer in enumerate(writers)}
+    shape = list(parts[0][1].shape)
+    shape[2] = len(writers)
+    total = parts[0][1].new_zeros(shape)
+    for numbers, effects in parts:
+        total.index_add_(2, torch.tensor([column[k] for k in numbers], device=total.device), effects)
+    return writers, total
 
 
 def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_word: bool) -> list[int | None]:
