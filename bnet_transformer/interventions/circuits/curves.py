@@ -387,7 +387,8 @@ def _parse_scores(scores: Any, runs: CircuitRuns) -> dict[str, FloatArray]:
 def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
     """The scores of one method, `[edge]`: of a sweep, a circuit or a mapping."""
     if isinstance(scores, Sweep):
-        scores = {name: scores.values[index] for index, name in scores.names.items()}
+        table = np.asarray(scores.values)
+        scores = {name: float(table[index]) for index, name in scores.names.items()}
     elif isinstance(scores, Circuit):
         scores = scores.effects
     if not isinstance(scores, Mapping):
