@@ -21,6 +21,7 @@ from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.declare import NodeSpec
+from bnet_transformer.interventions.edges.entry_maps import adds_units, map_units
 from bnet_transformer.interventions.edges.reader_view import ReaderView, WriterChanges, merge_changes, spread_units
 from bnet_transformer.interventions.edges.structure import EdgeStructure, is_wordwise_path
 from bnet_transformer.interventions.sweeps.examples import Examples
@@ -317,18 +318,28 @@ class CircuitValues:
     def get_mapped(self, parent: int, index: int) -> WriterChanges:
         """What each writer of a group adds to a linear group that maps it."""
         if (parent, index) not in self._mapped:
-            single = self._split_writers(self.structure.writer_index[parent])
-            spec = self.run.clean.network.specs[index]
-            mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
-            mapped = mapped.unflatten(0, single.values.shape[:2])
-            self._mapped[parent, index] = replace(single, values=mapped)
+            corrupt, w = self.run.corrupt, self.structure.writer_index[parent]
+            spec = corrupt.network.specs[index]
+            if adds_units(corrupt.network, spec, parent):
+                state = replace(corrupt, values={**corrupt.values, parent: self.changes[w]})
+                mapped = map_units(state, self.structure, spec, parent).movedim(0, 1)
+                changes = WriterChanges(self._get_columns(w), mapped)
+            else:
+                single = self._split_writers(w)
+                mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
+                changes = replace(single, values=mapped.unflatten(0, single.values.shape[:2]))
+            self._mapped[parent, index] = changes
         return self._mapped[parent, index]
+
+    def _get_columns(self, w: int) -> Tensor:
+        """The numbers of the writers of a group, `[writer]`."""
+        return torch.arange(*self.run.first_columns[w : w + 2], device=self.retained.device)
 
     def _split_writers(self, w: int) -> WriterChanges:
         """What each writer of a group writes minus the corrupt run; zero at the positions of the others."""
         spec, layout = self.structure.writer_groups[w].spec, self.run.clean.layout
         change, sizes = self.changes[w], self.run.clean.network.graph.plate_sizes
-        columns = torch.arange(*self.run.first_columns[w : w + 2], device=change.device)
+        columns = self._get_columns(w)
         if not spec.group.plates:
             return WriterChanges(columns, change[:, None])
         shape = list(change.shape)

@@ -18,6 +18,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.declare import NodeSpec
+from bnet_transformer.interventions.edges.entry_maps import adds_units, map_units
 from bnet_transformer.interventions.edges.structure import (
     EdgeCells,
     EdgeStructure,
@@ -36,6 +37,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     count_words,
     get_layout_index,
     get_layout_shape,
+    is_wordwise,
 )
 from bnet_transformer.tpm import TPM
 
@@ -148,6 +150,8 @@ class TangentPass:
                 factor = residuals[parent]
                 narrowed = [(cells, self._narrow(block, parent, index)) for cells, block in self.blocks[parent]]
                 blocks += narrowed if factor == 1 else [(cells, factor * block) for cells, block in narrowed]
+            elif self._is_split(spec, parent):
+                blocks.append(self._map_units(spec, parent))
             else:
                 mapped.append(parent)
         if mapped:
@@ -159,6 +163,26 @@ class TangentPass:
         if w is not None and (new := [cell for cell, (group, _) in enumerate(self.writers) if group == w]):
             blocks.append((new, self._write(spec, w, new)))
         return blocks
+
+    def _is_split(self, spec: NodeSpec, parent: int) -> bool:
+        """Whether a group adds one term for each writer of a parent group, which is no sum itself."""
+        network, parent_spec = self.structure.network, self.run.specs[parent]
+        is_writer = parent in self.structure.writer_index and not self.structure.get_linear_positions(parent_spec)
+        return is_writer and is_wordwise(network, spec) and adds_units(network, spec, parent)
+
+    def _map_units(self, spec: NodeSpec, parent: int) -> tuple[list[int], Tensor]:
+        """The tangents of a group along the writers of a parent, each by its own map."""
+        base, axis, index = self.run.base, self.run.base.layout.word_dim, spec.group.index
+        w, parent_spec = self.structure.writer_index[parent], self.run.specs[parent]
+        cells = [cell for cell, (group, _) in enumerate(self.writers) if group == w]
+        shape = (len(self.run.examples), *get_layout_shape(base, parent_spec), *parent_spec.shape)
+        words = torch.from_numpy(np.flatnonzero(self.words[parent])).to(base.device)
+        values = self.differences[w].expand(shape).index_select(axis, words)
+        updates = {parent: GroupUpdate(RowIndex.from_mask(self.words[parent][None]), values)}
+        rows = RowIndex.from_mask(self.words[index][None])
+        state = SparseUpdate(base, updates, self.run.compact_index).build_row_state(spec, rows)
+        units = torch.tensor([self.writers[cell][1] for cell in cells], device=base.device)
+        return cells, map_units(state, self.structure, spec, parent).index_select(0, units).movedim(0, axis)
 
     def _narrow(self, block: Tensor, parent: int, child: int) -> Tensor:
         """A block of a parent at the words that a child needs."""
