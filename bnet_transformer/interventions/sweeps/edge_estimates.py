@@ -321,7 +321,8 @@ def estimate_edges(
         words = _split_words(run, reader, paths[r], by_word=by_word)
         writers, columns = list[int](), list[Tensor]()
         for word in words:
-            adjoints = _pull_back(run, structure, reader, paths[r], gradient, word)
+            adjoints = _differentiate_run(run, structure, reader, paths[r], gradient) if word is None else None
+            adjoints = adjoints or _pull_back(run, structure, reader, paths[r], gradient, word)
             dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
             parts = [
                 (cells, _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None))
@@ -357,6 +358,28 @@ def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_w
     if not by_word or (stacks == {reader.target.group.word_stack} and is_wordwise_path(run.base.network, reader)):
         return [None]
     return list(range(count_words(run.examples.model, reader.target.group.index)))
+
+
+def _differentiate_run(
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor
+) -> dict[int, Tensor] | None:
+    """The gradient at the end of a path by the graph of the run itself, which saves a second evaluation of the target.
+
+    None if the graph has other paths to the target, or several units that need separate gradients.
+    """
+    values, target = run.base.values, reader.target.group.index
+    indices = [*path.ends, target]
+    if len(path.ends) != 1 or structure.count_units(reader.target) != 1 or _has_other_slots(structure, reader):
+        return None
+    if any(i not in values or not values[i].requires_grad or i in run.compact_index for i in indices):
+        return None
+    end = path.ends[0]
+    seed = gradient.expand_as(values[target]) if len(values[target]) == len(gradient) else None
+    if seed is None or len(values[end]) != len(gradient):
+        return None
+    (result,) = torch.autograd.grad(values[target], values[end], seed, retain_graph=True, allow_unused=True)
+    words = torch.from_numpy(np.flatnonzero(run.needed.ancestor_words[end])).to(gradient.device)
+    return None if result is None else {end: result.index_select(run.base.layout.word_dim, words)[None]}
 
 
 def _pull_back(
