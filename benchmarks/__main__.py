@@ -25,6 +25,7 @@ from benchmarks import (
     queries,
     recurrent,
     report,
+    smollm2_edges,
     structure,
     sweeps,
     vanilla,
@@ -42,6 +43,7 @@ RATIO = "the row compares queries with each other"
 RECURSIONS = "recursions along the words, without large products"
 SEARCHES = "the row measures searches, not a fixed amount of work"
 BACKWARD = "the forward pass dominates, which llama-forward compares with its limit"
+STUDY = "the row compares the parts of a study with a forward pass, which smollm2-forward-32 compares with its limit"
 SLOPES = "the row measures growth, not speed"
 
 ROWS = (
@@ -79,6 +81,7 @@ ROWS = (
     Row("lens", "lens", lens.lens_of_64_words),
     Row("edges-first-order", "edges", edges.all_edges_to_first_order),
     Row("edges-exact", "edges", edges.exact_edges),
+    Row("edges-smollm2", "edges", smollm2_edges.study_of_a_circuit, STUDY),
     Row("induction-by-hand", "circuits", induction.planted_by_hand, ACCURACY),
     Row("induction-trained", "circuits", induction.planted_by_training, ACCURACY),
     Row("circuit-search", "circuits", induction.search_of_4_slices, SEARCHES),

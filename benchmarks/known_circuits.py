@@ -100,9 +100,8 @@ class Problem:
 
 def create_problem(name: str, count: int) -> Problem:
     """Return the problem of a program of the corpus, with `count` pairs of sentences for the search."""
-    from bnet_transformer.programs.corpus import get_program
-
     from bnet_transformer.interventions.edges.runner import build_edge_runner
+    from bnet_transformer.programs.corpus import get_program
 
     known = get_program(name)
     compiled, pairs = known.compiled, known.list_pairs(count, seed=0)

@@ -447,6 +447,14 @@ class TPM(CheckedDataclass, abc.ABC):
         """
         return ()
 
+    @property
+    def adds_entries(self) -> bool:
+        """Whether the value is a constant plus a sum of one term for each entry of its collections; False by default.
+
+        Then collections of one entry give the term of this entry, such as what one head adds to the sum of all heads.
+        """
+        return False
+
     def norm_scale(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         """The factor by which a norm multiplies its input, which contributions hold fixed; None for other TPMs.
 

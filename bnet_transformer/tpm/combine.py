@@ -233,6 +233,10 @@ class Concat(TPM):
     def residual_parents(self, *parents: Parent) -> tuple[int, ...]:
         return (len(parents) - 1,) if self.residual else ()
 
+    @property
+    def adds_entries(self) -> bool:
+        return self.mapped
+
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         bias = context["bias"] if self.bias else None
         if self.mapped:

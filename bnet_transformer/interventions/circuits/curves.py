@@ -392,7 +392,8 @@ def _orient_effects(sweep: Sweep) -> dict[str, float]:
     sign = -1.0 if sweep.direction == "noise" else 1.0
     if sweep.clean is not None and sweep.corrupt is not None and float(sweep.total.mean()) < 0:
         sign = -sign
-    return {name: sign * float(sweep.values[index]) for index, name in sweep.names.items()}
+    table = np.asarray(sweep.values)
+    return {name: sign * float(table[index]) for index, name in sweep.names.items()}
 
 
 def _parse_shares(shares: object) -> tuple[float, ...]:

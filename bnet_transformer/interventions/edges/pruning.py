@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
-from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup, list_linear_groups
 from bnet_transformer.interventions.sweeps.edge_estimates import TangentPass
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.sparse_update import get_layout_shape
@@ -34,9 +35,7 @@ def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:
         The mask; false wherever nothing is proven.
     """
     table = structure.edges
-    is_linear = np.array(
-        [_is_free_of_norms(structure, r, w) for r, w in zip(table.readers, table.writers, strict=True)]
-    )
+    is_linear = _find_linear_edges(structure)
     blocked: BoolArray = is_linear.copy()
     writers = np.unique(table.writers[is_linear]).tolist()
     width = max((math.prod(structure.writer_groups[w].spec.shape) for w in writers), default=0)
@@ -63,17 +62,30 @@ def _get_slots(structure: EdgeStructure, r: int) -> tuple[int, ...]:
     return structure.reader_groups[r].slots
 
 
-def _is_free_of_norms(structure: EdgeStructure, r: int, w: int) -> bool:
-    """Whether no norm is on a path from a group of writers to a group of readers."""
-    specs, reader = structure.network.specs, structure.reader_groups[r]
-    writer = structure.writer_groups[w].spec.group.index
-    reaches = {writer}  # the linear groups after the writer
-    for index in reader.chain:
-        parents = {specs[index].parents[k].index for k in structure.get_linear_positions(specs[index])}
-        if parents & reaches:
-            reaches.add(index)
-    targets = [reader.target, *(specs[index] for index in reaches - {writer})]
-    return all(type(spec.tpm).norm_scale is TPM.norm_scale for spec in targets)
+def _find_linear_edges(structure: EdgeStructure) -> BoolArray:
+    """The edges without a norm between the writer and the reader, `[edge]`."""
+    specs, count = structure.network.specs, len(structure.writer_groups)
+    before, through = dict[int, BoolArray](), dict[int, BoolArray]()  # writers before a group, and those before a norm
+    none: BoolArray = np.zeros(count, dtype=bool)
+    for index in list_linear_groups(structure, range(len(structure.reader_groups))):
+        parents = [specs[index].parents[k].index for k in structure.get_linear_positions(specs[index])]
+        before[index] = np.logical_or.reduce([none, *(before[p] for p in parents)])
+        is_norm = _is_norm(specs[index])
+        through[index] = np.logical_or.reduce([none, *((before if is_norm else through)[p] for p in parents)])
+        if (w := structure.writer_index.get(index)) is not None:
+            before[index][w] = True
+    norms = np.zeros((len(structure.reader_groups), count), dtype=bool)
+    for r, reader in enumerate(structure.reader_groups):
+        for index in (reader.target.parents[k].index for k in reader.slots):
+            norms[r] |= _is_norm(reader.target) | through[index]
+    table = structure.edges
+    linear: BoolArray = ~norms[table.readers, table.writers]
+    return linear
+
+
+def _is_norm(spec: NodeSpec) -> bool:
+    """Whether a group may contain the scale of a norm."""
+    return type(spec.tpm).norm_scale is not TPM.norm_scale
 
 
 def _build_basis(run: PatchedRun, structure: EdgeStructure, w: int, entry: int) -> Tensor | None:

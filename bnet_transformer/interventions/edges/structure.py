@@ -9,6 +9,7 @@ chain is declared by each TPM (`TPM.linear_parents`), so no architecture is a sp
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -146,6 +147,18 @@ class EdgeStructure:
     def get_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
         """The slots through which chains to a group continue."""
         index = spec.group.index
+        if index not in self._linear_positions:
+            self._linear_positions[index] = self._find_linear_positions(spec)
+        return self._linear_positions[index]
+
+    @cached_property
+    def _linear_positions(self) -> dict[int, tuple[int, ...]]:
+        """The slots through which chains continue, by group."""
+        return {}
+
+    def _find_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
+        """The slots that a TPM declares as linear, with vectors as parents."""
+        index = spec.group.index
         if index in self.leaves or (spec.tpm.is_random and index not in self.outcomes):
             return ()
         linear = spec.tpm.linear_parents(*spec.tpm_parents)
@@ -261,13 +274,15 @@ class EdgeStructure:
         """All edges."""
         columns: list[IntArray] = []
         names: list[str] = []
+        writer_names = [self.get_writer_names(w) for w in range(len(self.writer_groups))]
         for r, reader in enumerate(self.reader_groups):
+            ends = [f"{ARROW}{name}" for name in self.get_reader_names(r)]
             for w, aligned in reader.sources.items():
                 mask = self._build_unit_mask(reader.target, self.writer_groups[w].spec, aligned)
-                units = np.argwhere(mask)
-                columns.append(np.stack([np.full(len(units), r), units[:, 0], np.full(len(units), w), units[:, 1]]))
-                targets, writers = self.get_reader_names(r), self.get_writer_names(w)
-                names += [f"{writers[v]}{ARROW}{targets[u]}" for u, v in units.tolist()]
+                u, v = mask.nonzero()
+                columns.append(np.stack([np.full(len(u), r), u, np.full(len(u), w), v]))
+                starts = writer_names[w]
+                names += [starts[j] + ends[i] for i, j in zip(u.tolist(), v.tolist(), strict=True)]
         table = np.concatenate(columns, 1) if columns else np.zeros((4, 0), dtype=np.int64)
         readers, reader_units, writers, writer_units = table
         return EdgeTable(readers, reader_units, writers, writer_units, tuple(names))
@@ -326,10 +341,13 @@ class EdgeStructure:
 
     def _build_unit_mask(self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]) -> BoolArray:
         """Whether a path leads from a unit of a writer to a unit of a reader, `[reader unit, writer unit]`."""
+        shape = self.count_units(target), self.count_units(writer)
+        if not all(aligned & {*writer.group.plates} for aligned in collections):
+            return np.ones(shape, dtype=bool)
         targets, writers = (
             np.array(self.list_units(spec)).reshape(len(self.list_units(spec)), -1) for spec in (target, writer)
         )
-        mask = np.zeros((len(targets), len(writers)), dtype=bool)
+        mask = np.zeros(shape, dtype=bool)
         for aligned in collections:
             plates = [plate for plate in sorted(aligned) if plate in writer.group.plates]
             first = targets[:, [target.group.plates.index(plate) for plate in plates]]
@@ -341,6 +359,10 @@ class EdgeStructure:
         """The index of each unit of a group along its plates."""
         sizes = self.network.graph.plate_sizes
         return list(itertools.product(*(range(sizes[plate]) for plate in spec.group.plates)))
+
+    def count_units(self, spec: NodeSpec) -> int:
+        """The number of units of a group."""
+        return math.prod(self.network.graph.plate_sizes[plate] for plate in spec.group.plates)
 
     def get_writer_names(self, writer: int) -> list[str]:
         """The names of the writers of a group."""

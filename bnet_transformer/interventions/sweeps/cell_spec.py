@@ -104,10 +104,8 @@ class PatchCells:
     @property
     def grid(self) -> CellGrid:
         """The axes, the positions, the labels and the names, as the result has them."""
-        index = (
-            np.stack(np.unravel_index(np.array([*self.names], dtype=np.int64), self.shape), -1) if self.axes else None
-        )
-        positions = [()] * len(self.names) if index is None else [tuple(row) for row in index.tolist()]
+        columns = np.unravel_index(np.array([*self.names], dtype=np.int64), self.shape) if self.axes else ()
+        positions = zip(*(column.tolist() for column in columns), strict=True) if columns else [()] * len(self.names)
         names = dict(zip(positions, self.names.values(), strict=True))
         return CellGrid(self.at, self.axes, self.labels, self.positions, names)
 

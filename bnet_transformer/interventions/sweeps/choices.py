@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,7 +95,7 @@ def enumerate_choices(
         for node in outcome_nodes:  # the outcome of a random node is a function of its parents
             is_random = locate_node(model, node)[0].tpm.is_random and node not in model.do
             queried += reference.parents(model, node) if is_random else [node]
-        groups = {model.ground.group_of(node).index for node in queried}
+        groups = {*np.unique(np.searchsorted(model.ground.offsets, queried, side="right") - 1).tolist()}
         has_discrete = any(model.network.specs[index].tpm.kind == "discrete" for index in groups)
         if not has_discrete and not has_ancestor_choices(model.network, groups):
             continue  # a fast test on groups, before the search over nodes

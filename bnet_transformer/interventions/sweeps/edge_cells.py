@@ -28,7 +28,8 @@ def build_structure(base: Examples, source: Examples | None, outcome_nodes: Sequ
         shapes = side.model.ground.shapes
         leaves |= {index for index, nodes in by_group.items() if len(nodes) == math.prod(shapes[index])}
     outcomes = sorted({model.ground.group_of(node).index for node in outcome_nodes})
-    structure = EdgeStructure(model.network, tuple(outcomes), frozenset(leaves))
+    key = "edges", tuple(outcomes), frozenset(leaves)
+    structure = base.module.memoize(key, lambda: EdgeStructure(model.network, tuple(outcomes), frozenset(leaves)))
     structure.check_not_recurrent()
     if not len(structure.edges):
         raise BNetError("edges: no edge leads from a writer to the metric")

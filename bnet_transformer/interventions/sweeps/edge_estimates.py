@@ -18,6 +18,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer.compiler.linear_groups import find_residuals
 from bnet_transformer.declare import NodeSpec
+from bnet_transformer.interventions.edges.entry_maps import adds_units, map_units
 from bnet_transformer.interventions.edges.structure import (
     EdgeCells,
     EdgeStructure,
@@ -36,6 +37,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     count_words,
     get_layout_index,
     get_layout_shape,
+    is_wordwise,
 )
 from bnet_transformer.tpm import TPM
 
@@ -44,16 +46,20 @@ def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> No
     """Add the effects of edges to `effects[cell, example]`."""
     gradients = _find_target_gradients(item)
     table, by_word = edges.structure.edges, edges.words is not None
-    keys = np.stack([table.readers[edges.edges], table.writers[edges.edges]])
-    differences = item.base_run.differences
-    for r, w, units, estimates in estimate_edges(item.run, differences, edges, gradients, by_word=by_word):
-        inside = np.flatnonzero((keys[0] == r) & (keys[1] == w))
-        reader_units = torch.from_numpy(table.reader_units[edges.edges[inside]])
-        column = np.searchsorted(np.array(units), table.writer_units[edges.edges[inside]])
-        index: tuple[Tensor, ...] = (reader_units, torch.from_numpy(column))
+    order = np.argsort(table.readers[edges.edges], kind="stable")
+    readers = table.readers[edges.edges[order]]
+    number_of = {writer: k for k, writer in enumerate(edges.writer_units)}
+    pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
+    numbers = np.array([number_of[pair] for pair in pairs])
+    for r, writers, estimates in estimate_edges(item.run, item.base_run.differences, edges, gradients, by_word=by_word):
+        inside = order[slice(*np.searchsorted(readers, [r, r + 1]))]
+        columns = np.full(len(number_of), -1)
+        columns[writers] = np.arange(len(writers))
+        inside = inside[columns[numbers[inside]] >= 0]
+        index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(columns[numbers[inside]])]
         if edges.words is not None:
-            index = (*index, torch.from_numpy(edges.words[inside]))
-        values = estimates.movedim(0, -1)[index].double().cpu()  # [edge, example]
+            index.append(torch.from_numpy(edges.words[inside]))
+        values = estimates.movedim(0, -1)[tuple(index)].double().cpu()  # [edge, example]
         effects.index_add_(0, torch.from_numpy(edges.cells[inside]), values)
 
 
@@ -144,6 +150,8 @@ class TangentPass:
                 factor = residuals[parent]
                 narrowed = [(cells, self._narrow(block, parent, index)) for cells, block in self.blocks[parent]]
                 blocks += narrowed if factor == 1 else [(cells, factor * block) for cells, block in narrowed]
+            elif self._is_split(spec, parent):
+                blocks.append(self._map_units(spec, parent))
             else:
                 mapped.append(parent)
         if mapped:
@@ -155,6 +163,26 @@ class TangentPass:
         if w is not None and (new := [cell for cell, (group, _) in enumerate(self.writers) if group == w]):
             blocks.append((new, self._write(spec, w, new)))
         return blocks
+
+    def _is_split(self, spec: NodeSpec, parent: int) -> bool:
+        """Whether a group adds one term for each writer of a parent group, which is no sum itself."""
+        network, parent_spec = self.structure.network, self.run.specs[parent]
+        is_writer = parent in self.structure.writer_index and not self.structure.get_linear_positions(parent_spec)
+        return is_writer and is_wordwise(network, spec) and adds_units(network, spec, parent)
+
+    def _map_units(self, spec: NodeSpec, parent: int) -> tuple[list[int], Tensor]:
+        """The tangents of a group along the writers of a parent, each by its own map."""
+        base, axis, index = self.run.base, self.run.base.layout.word_dim, spec.group.index
+        w, parent_spec = self.structure.writer_index[parent], self.run.specs[parent]
+        cells = [cell for cell, (group, _) in enumerate(self.writers) if group == w]
+        shape = (len(self.run.examples), *get_layout_shape(base, parent_spec), *parent_spec.shape)
+        words = torch.from_numpy(np.flatnonzero(self.words[parent])).to(base.device)
+        values = self.differences[w].expand(shape).index_select(axis, words)
+        updates = {parent: GroupUpdate(RowIndex.from_mask(self.words[parent][None]), values)}
+        rows = RowIndex.from_mask(self.words[index][None])
+        state = SparseUpdate(base, updates, self.run.compact_index).build_row_state(spec, rows)
+        units = torch.tensor([self.writers[cell][1] for cell in cells], device=base.device)
+        return cells, map_units(state, self.structure, spec, parent).index_select(0, units).movedim(0, axis)
 
     def _narrow(self, block: Tensor, parent: int, child: int) -> Tensor:
         """A block of a parent at the words that a child needs."""
@@ -267,7 +295,7 @@ def estimate_edges(
     gradients: Mapping[int, Tensor],
     *,
     by_word: bool,
-) -> Iterator[tuple[int, int, list[int], Tensor]]:
+) -> Iterator[tuple[int, list[int], Tensor]]:
     """Estimate the effects of edges from the gradients at the targets of readers.
 
     Args:
@@ -278,41 +306,50 @@ def estimate_edges(
         by_word: Whether to return the effect of each word of the reader.
 
     Yields:
-        The number of a group of readers, of a group of writers, the units of writers, and the effects,
-        `[example, reader unit, writer unit]`; with `by_word` followed by a dim for the word of the reader.
+        The number of a group of readers, the numbers of writers among those of the edges, and the effects,
+        `[example, reader unit, writer]`; with `by_word` followed by a dim for the word of the reader.
     """
     structure = edges.structure
     readers = [r for r in edges.reader_groups if structure.reader_groups[r].target.group.index in gradients]
     paths = {r: find_reader_path(structure, structure.reader_groups[r]) for r in readers}
-    units = edges.writer_units
-    tangents = TangentPass(run, differences, structure, readers, units)
+    tangents = TangentPass(run, differences, structure, readers, edges.writer_units)
     tangents.compute({index for path in paths.values() for index in path.ends})
     dense: dict[int, tuple[list[int], Tensor]] = {}
     for r in readers:
         reader = structure.reader_groups[r]
         gradient = gradients[reader.target.group.index]
-        totals: dict[int, list[Tensor]] = {}
         words = _split_words(run, reader, paths[r], by_word=by_word)
+        writers, columns = list[int](), list[Tensor]()
         for word in words:
-            adjoints = _pull_back(run, structure, reader, paths[r], gradient, word)
-            sums: dict[int, Tensor] = {}
+            adjoints = _differentiate_run(run, structure, reader, paths[r], gradient) if word is None else None
+            adjoints = adjoints or _pull_back(run, structure, reader, paths[r], gradient, word)
             dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
-            for end, adjoint in adjoints.items():
-                cells, tangent = dense[end]
-                if not cells:
-                    continue
-                effects = _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None)
-                for column, cell in enumerate(cells):
-                    sums[cell] = sums[cell] + effects[:, :, column] if cell in sums else effects[:, :, column]
-            for cell, effects in sums.items():
-                totals.setdefault(cell, []).append(effects)
-        for w in reader.sources:
-            cells_of = [cell for cell in sorted(totals) if units[cell][0] == w]
-            if cells_of:
-                by_cell = [totals[c][0] if len(words) == 1 else torch.stack(totals[c], -1) for c in cells_of]
-                if by_word and by_cell[0].dim() == 2:
-                    by_cell = [value[..., None] for value in by_cell]
-                yield r, w, [units[cell][1] for cell in cells_of], torch.stack(by_cell, 2)
+            parts = [
+                (cells, _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None))
+                for end, adjoint in adjoints.items()
+                for cells, tangent in [dense[end]]
+                if cells
+            ]
+            if parts:  # the writers are the same for each word
+                writers, effects = _add_writers(parts)
+                columns.append(effects)
+        if columns:
+            has_words = words == [None]
+            yield r, writers, columns[0] if has_words else torch.stack(columns, -1)
+
+
+def _add_writers(parts: Sequence[tuple[list[int], Tensor]]) -> tuple[list[int], Tensor]:
+    """The sum of effects `[example, reader, writer, ...]` of several lists of writers."""
+    if len(parts) == 1:
+        return parts[0]
+    writers = sorted({writer for numbers, _ in parts for writer in numbers})
+    column = {writer: k for k, writer in enumerate(writers)}
+    shape = list(parts[0][1].shape)
+    shape[2] = len(writers)
+    total = parts[0][1].new_zeros(shape)
+    for numbers, effects in parts:
+        total.index_add_(2, torch.tensor([column[k] for k in numbers], device=total.device), effects)
+    return writers, total
 
 
 def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_word: bool) -> list[int | None]:
@@ -321,6 +358,28 @@ def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_w
     if not by_word or (stacks == {reader.target.group.word_stack} and is_wordwise_path(run.base.network, reader)):
         return [None]
     return list(range(count_words(run.examples.model, reader.target.group.index)))
+
+
+def _differentiate_run(
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor
+) -> dict[int, Tensor] | None:
+    """The gradient at the end of a path by the graph of the run itself, which saves a second evaluation of the target.
+
+    None if the graph has other paths to the target, or several units that need separate gradients.
+    """
+    values, target = run.base.values, reader.target.group.index
+    indices = [*path.ends, target]
+    if len(path.ends) != 1 or structure.count_units(reader.target) != 1 or _has_other_slots(structure, reader):
+        return None
+    if any(i not in values or not values[i].requires_grad or i in run.compact_index for i in indices):
+        return None
+    end = path.ends[0]
+    seed = gradient.expand_as(values[target]) if len(values[target]) == len(gradient) else None
+    if seed is None or len(values[end]) != len(gradient):
+        return None
+    (result,) = torch.autograd.grad(values[target], values[end], seed, retain_graph=True, allow_unused=True)
+    words = torch.from_numpy(np.flatnonzero(run.needed.ancestor_words[end])).to(gradient.device)
+    return None if result is None else {end: result.index_select(run.base.layout.word_dim, words)[None]}
 
 
 def _pull_back(

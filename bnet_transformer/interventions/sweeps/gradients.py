@@ -99,7 +99,9 @@ def iter_gradient_runs(
         runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
         for batch, batch_runs, by_state in zip(batches, runs, outcome_gradients, strict=True):
             for (base_run, run), gradients in zip(batch_runs, by_state, strict=True):
-                yield GradientRun(batch, base_run, run, _backpropagate(run, gradients), gradients)
+                has_edges = batch.cells.edges is not None  # estimates of edges differentiate parts of the run again
+                by_group = _backpropagate(run, gradients, retain_graph=has_edges)
+                yield GradientRun(batch, base_run, run, by_group, gradients)
 
 
 def _iter_runs(batch: ExampleBatch, point: Point) -> Iterator[tuple[BaseRun, PatchedRun]]:
@@ -162,11 +164,13 @@ def _compute_outcome_gradients(
     return [[{node: next(gradients) for node in outcomes} for outcomes in states] for states in leaves]
 
 
-def _backpropagate(run: PatchedRun, outcome_gradients: Outcomes) -> dict[int, Tensor]:
+def _backpropagate(run: PatchedRun, outcome_gradients: Outcomes, *, retain_graph: bool) -> dict[int, Tensor]:
     """The gradient with respect to the values of each group, by the chain rule from the outcomes."""
     outcomes = {node: value for node, value in run.compute_base_outcomes().items() if value.requires_grad}
     if not outcomes or not run.perturbations:
         return {}
     ends, grad_outputs = list(outcomes.values()), [outcome_gradients[node] for node in outcomes]
-    gradients = torch.autograd.grad(ends, list(run.perturbations.values()), grad_outputs, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        ends, list(run.perturbations.values()), grad_outputs, retain_graph=retain_graph, materialize_grads=True
+    )
     return dict(zip(run.perturbations, gradients, strict=True))

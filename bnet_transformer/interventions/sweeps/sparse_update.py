@@ -124,13 +124,11 @@ class SparseUpdate:
         updated values; the other slots read the base run.
         """
         wordwise = is_wordwise(self.base.network, spec)
-        state, cells = (self._build_row_state(spec, rows), None) if wordwise else self._build_cell_state(spec, rows)
+        state, cells = (self.build_row_state(spec, rows), None) if wordwise else self._build_cell_state(spec, rows)
         context, parents = gather_parents(state, spec)
         if slots is not None:
             base_update = SparseUpdate(self.base, {}, self.compact_index)
-            base = (
-                base_update._build_row_state(spec, rows) if wordwise else base_update._build_cell_state(spec, rows)[0]
-            )
+            base = base_update.build_row_state(spec, rows) if wordwise else base_update._build_cell_state(spec, rows)[0]
             _, base_parents = gather_parents(base, spec)
             parents = [
                 new if k in slots else old for k, (new, old) in enumerate(zip(parents, base_parents, strict=True))
@@ -184,7 +182,7 @@ class SparseUpdate:
         """The layout with cells as its first dim."""
         return TensorLayout((CELL_AXIS,), self.base.layout.plates)
 
-    def _build_row_state(self, spec: NodeSpec, rows: RowIndex) -> ExecutionState:
+    def build_row_state(self, spec: NodeSpec, rows: RowIndex) -> ExecutionState:
         """A state in which the rows are the words of the group's stack."""
         stack = spec.group.word_stack
         words = dict(self.base.word_counts) if stack is None else {**self.base.word_counts, stack: len(rows)}
