@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,22 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.naming import format_label
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.interventions.circuits.arrow_runs import run_with_cells
-from bnet_transformer.interventions.circuits.runs import CircuitRuns
+from bnet_transformer.interventions.circuits.runs import (
+    BETWEEN,
+    INPUT,
+    OUTCOME,
+    CircuitParts,
+    CircuitRuns,
+    join_names,
+    split_name,
+)
 from bnet_transformer.interventions.edges.masked_run import MaskedRun, Outcomes
 from bnet_transformer.interventions.edges.pruning import find_blocked_edges
-from bnet_transformer.interventions.edges.structure import EdgeStructure
+from bnet_transformer.interventions.edges.structure import READOUT, EdgeStructure
 from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
 from bnet_transformer.interventions.sweeps.examples import (
@@ -103,6 +114,57 @@ class EdgeRunner(CircuitRuns):
                         )
                     )
         return torch.from_numpy(connected & ~self.blocked)
+
+    def trace(self, retained: Tensor) -> CircuitParts:
+        """The edges on a path from a writer that differs to the metric, and the arrows from readers to writers."""
+        table, structure, connected = self.structure.edges, self.structure, self.find_connected(retained) & retained
+        reached = {
+            (w, v)
+            for w, writer in enumerate(structure.writer_groups)
+            if writer.kind == "input"
+            for v in range(len(structure.list_units(writer.spec)))
+        }
+        edge_of: dict[str, str | None] = {}
+        nodes: dict[str, dict[str, Any]] = {}
+        needed = {
+            (int(w), int(v)) for w, v in zip(table.writers[connected], table.writer_units[connected], strict=True)
+        }
+        for k in np.flatnonzero(connected.numpy()).tolist():  # readers are in topological order
+            r, w = int(table.readers[k]), int(table.writers[k])
+            u, v = int(table.reader_units[k]), int(table.writer_units[k])
+            if (w, v) not in reached:
+                continue
+            writer_name, reader_name = split_name(table.names[k])
+            edge_of[table.names[k]] = table.names[k]
+            reader, kind = structure.reader_groups[r], structure.writer_groups[w].kind
+            nodes.setdefault(
+                writer_name, self._describe(structure.writer_groups[w].spec, v, INPUT if kind == "input" else BETWEEN)
+            )
+            part = OUTCOME if reader.is_readout and reader.channel == READOUT else BETWEEN
+            nodes.setdefault(reader_name, {**self._describe(reader.target, u, part), "channel": reader.channel})
+            for fed in structure.find_fed_writers(r, u) & needed:
+                reached.add(fed)
+                name = structure.get_writer_names(fed[0])[fed[1]]
+                nodes.setdefault(name, self._describe(structure.writer_groups[fed[0]].spec, fed[1], BETWEEN))
+                if name != reader_name:
+                    edge_of[join_names((reader_name, name))] = None
+        return CircuitParts(edge_of, nodes, 0)
+
+    def _describe(self, spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:
+        """The attributes of a node without its word."""
+        group, index = spec.group, self.structure.list_units(spec)[unit]
+        position = dict(zip(group.plates, index, strict=True))
+        label = format_label(group.role, stack=group.stack, slice=group.slice, plates=index, word=None, token=None)
+        attributes = {"stack": group.stack, "role": group.role, "slice": group.slice, "head": position.get("head")}
+        return {
+            **attributes,
+            "plates": group.plates,
+            "index": index,
+            "word": None,
+            "token": None,
+            "label": label,
+            "part": part,
+        }
 
     @cached_property
     def runs(self) -> list[MaskedRun]:
