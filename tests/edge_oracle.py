@@ -7,6 +7,7 @@ edge. The nodes of the reader are then set to the value computed from it, in a s
 import torch
 
 from bnet_transformer import reference
+from bnet_transformer.interventions.edges.structure import READOUT
 
 
 class ReaderView(reference.ReferenceRun):
@@ -67,10 +68,12 @@ def run_edge(base_model, other_model, structure, edge, nodes, word=None):
         if index[: len(unit)] != unit or not is_at_word or node in base_model.do:
             continue
         context, *arguments = view.arguments(spec, index, reader.slots)
-        if not spec.tpm.is_random:
+        if reader.channel != READOUT:
             final.values[node] = spec.tpm.value(context, *arguments)
-        elif node in nodes:
-            outcomes[node] = get_outcome(spec.tpm.distribution(context, *arguments))
+        elif node in nodes:  # only the metric sees it
+            is_random = spec.tpm.is_random
+            value = get_outcome(spec.tpm.distribution(context, *arguments)) if is_random else None
+            outcomes[node] = value if is_random else spec.tpm.value(context, *arguments)
     return [outcomes[node] if node in outcomes else _read(final, node) for node in nodes]
 
 

@@ -100,6 +100,16 @@ def test_circuits_equal_runs_node_by_node(case):
     close(runner.evaluate(~torch.eye(count, dtype=torch.bool)), exact.outcomes)  # all edges but one
 
 
+def test_a_readout_in_the_middle_of_the_net_is_seen_by_the_metric_only():
+    clean, corrupt, _ = make_fixed_pair(get_case("encoder, pre-norm"))
+    metrics = (lambda x_1_2, y_2: 0 * x_1_2[:, 0] + y_2[:, 0], lambda x_1_2, y_2: x_1_2[:, 0] + 0 * y_2[:, 0])
+    later, middle = (bt.sweep(clean, corrupt, at="edges", metric=metric) for metric in metrics)
+    assert later["embed -> x_1"] == 0 and middle["embed -> x_1"] != 0 and middle["embed -> y"] == 0
+    single = bt.sweep(clean, corrupt, at="edges", metric=lambda y_2: y_2[:, 0])
+    for name in single.names.values():
+        close(later[name], single[name])
+
+
 def test_gates_have_the_gradient_of_circuits():
     clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
     runner = build_edge_runner(clean, corrupt, make_metric(names))
@@ -195,6 +205,26 @@ def test_edges_beside_roles_and_arrows():
         bt.sweep(clean, corrupt, at=chosen, metric=metric).values,
         torch.tensor([result[name] for name in chosen], dtype=torch.float64),
     )
+
+
+def test_names_and_patterns_of_edges():
+    """A star is one index; roles with one node are also ends of edges."""
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    metric = make_metric(names)
+    full = bt.sweep(clean, corrupt, at="edges", metric=metric)
+    for at, count in (("embed -> y", 1), ("a_0_1->q_1_0", 1), (["a_0_* -> y"], 2), (["a_0_* -> q_1_*", "edges"], 46)):
+        result = bt.sweep(clean, corrupt, at=at, metric=metric)
+        assert len(result.names) == count
+        for index, name in result.names.items():
+            close(result.outcomes[index], full.outcomes[full.index_of(name)])
+    for options in ({"first_order": True}, {"first_order": True, "over": "word"}, {"first_order": True, "steps": 2}):
+        full = bt.sweep(clean, corrupt, at="edges", metric=metric, **options)
+        for name in (
+            choose("single", full.names.values()) if "over" not in options else ["embed -> q_1_0", "a_0_1 -> y"]
+        ):
+            single = bt.sweep(clean, corrupt, at=name, metric=metric, **options)
+            for index, cell in single.names.items():
+                close(single.outcomes[index], full.outcomes[full.index_of(cell)])
 
 
 def test_an_ablation_of_an_edge():

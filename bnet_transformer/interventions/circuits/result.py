@@ -295,10 +295,9 @@ class Circuit:
 
     def _combine(self, other: Circuit, names: Iterable[str]) -> Circuit:
         """The circuit of these edges on the pairs of this circuit, with the effects of both."""
-        is_in_sample = self.is_in_sample or other.is_in_sample
         runs = self.pairs.build_runs()
         effects = {**self.effects, **{name: e for name, e in other.effects.items() if name not in self.effects}}
-        result = evaluate_circuit(self.pairs, runs, tuple(names), effects=effects, is_in_sample=is_in_sample)
+        result = evaluate_circuit(self.pairs, runs, tuple(names), effects=effects, is_in_sample=self.is_in_sample)
         if self.held_out is not None and not self.pairs.held_out:
             result = replace(result, held_out=result._evaluate_on(self.held_out.pairs))
         return result

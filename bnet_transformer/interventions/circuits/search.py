@@ -34,7 +34,7 @@ def circuit(
     at: str = ARROWS,
     over: Sequence[str] | None = None,
     candidates: str | Sequence[str] | None = None,
-    held_out: float | tuple[object, object] | None = None,
+    held_out: float | tuple[object, ...] | None = None,
     seed: int = 0,
     memory: int = DEFAULT_MEMORY,
 ) -> Circuit:
@@ -61,7 +61,8 @@ def circuit(
         candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`; other arrows are retained. By
             default all arrows.
         held_out: The pairs that the search does not use, on which the circuit is evaluated: a share of the pairs,
-            chosen by `seed`, or other sentences, `(clean, corrupt)`; by default a quarter of 8 or more pairs.
+            chosen by `seed`, or other sentences, `(clean, corrupt)`, with another metric if that names states of each
+            example, `(clean, corrupt, metric)`; by default a quarter of 8 or more pairs.
         seed: The seed of the choice of held-out pairs.
         memory: The approximate number of bytes that are used at once.
 
@@ -84,7 +85,8 @@ def circuit(
         expected = "threshold= for a search, or edges= for a circuit without a search"
         raise BNetError("circuit", expected=expected, actual="none of them" if edges is None else "both of them")
     pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
-    other_pairs = pairs.with_sentences(*held_out, None) if isinstance(held_out, tuple) and len(held_out) == 2 else None
+    is_given = isinstance(held_out, tuple) and len(held_out) in (2, 3)
+    other_pairs = pairs.with_sentences(*(*held_out, None)[:3]) if is_given else None  # type: ignore[misc]
     if edges is not None:
         if held_out is not None:
             raise BNetError("held_out: a circuit without a search uses no pairs", hint="Use run() for other pairs")
@@ -114,7 +116,11 @@ def _parse_share(held_out: object) -> float | None:
     if held_out is None:
         return None
     if isinstance(held_out, tuple):
-        raise BNetError("held_out", expected="a share, or (clean, corrupt)", actual=f"a tuple of {len(held_out)}")
+        raise BNetError(
+            "held_out",
+            expected="a share, (clean, corrupt) or (clean, corrupt, metric)",
+            actual=f"a tuple of {len(held_out)}",
+        )
     share = check_float("held_out", held_out, minimum=0.0)
     if share >= 1:
         raise BNetError("held_out", expected="a share below 1, or (clean, corrupt)", actual=held_out)

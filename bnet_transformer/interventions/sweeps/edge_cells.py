@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -49,12 +50,10 @@ def build_edge_cells(
         is_strict: Whether other axes are an error.
     """
     table, known = structure.edges, {name: k for k, name in enumerate(structure.edges.names)}
-    for name in names or ():
-        if name not in known:
-            hint = "An edge leads from a writer to a reader after it, such as 'a_0_1 -> q_1_0'; net.edges() lists them"
-            raise unknown_name_error("edge", name, known, hint=hint)
-    edges = np.arange(len(table)) if names is None else np.array([known[name] for name in names])
     at = EDGES if names is None or len(names) > 1 else names[0]
+    edges = (
+        np.arange(len(table)) if names is None else np.array([k for name in names for k in _match_edges(name, known)])
+    )
     axes = (EDGE, *select_axes(over, (), (WORD,), is_strict=is_strict))
     labels = {EDGE: tuple(table.names[k] for k in edges.tolist())}
     positions = {EDGE: tuple(range(len(edges)))}
@@ -78,6 +77,24 @@ def build_edge_cells(
     }
     by_word = EdgeCells(structure, cells, edges[number], word)
     return PatchCells(at, axes, positions, labels, names_by_cell, edges=by_word)
+
+
+def _match_edges(pattern: str, known: Mapping[str, int]) -> list[int]:
+    """The edges of a name or a pattern, in which a star is one index: `"a_0_* -> y"`."""
+    ends = [end.strip() for end in pattern.split("->")]
+    name = " -> ".join(ends)
+    if name in known:
+        return [known[name]]
+    counts = [end.count("_") for end in ends]
+    matches = [
+        k
+        for edge, k in known.items()
+        if fnmatchcase(edge, name) and [end.count("_") for end in edge.split(" -> ")] == counts
+    ]
+    if not matches:
+        hint = "An edge leads from a writer to a reader after it, such as 'a_0_1 -> q_1_0'; net.edges() lists them"
+        raise unknown_name_error("edge", pattern, known, hint=hint)
+    return matches
 
 
 def _add_word(name: str, word: int) -> str:

@@ -21,6 +21,7 @@ from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.interventions.edges.structure import (
+    READOUT,
     EdgeCells,
     EdgeStructure,
     ReaderGroup,
@@ -195,8 +196,10 @@ def get_writer_values(structure: EdgeStructure, state: ExecutionState, w: int) -
 @torch.no_grad()
 def compute_edge_patches(
     run: PatchedRun, differences: Mapping[int, Tensor], edges: EdgeCells
-) -> dict[int, list[GroupPatch]]:
+) -> tuple[dict[int, list[GroupPatch]], dict[int, list[GroupPatch]]]:
     """The patches of the targets of some edges, by node group.
+
+    A readout is patched only as the metric sees it: another node that reads the same value is another reader.
 
     Args:
         run: The base run.
@@ -204,15 +207,17 @@ def compute_edge_patches(
         edges: The edges, with the cells that set them.
 
     Returns:
-        For each group of targets, the patches of its nodes.
+        For each group of targets the patches of its nodes, and for each readout the patches of its outcomes.
     """
-    table, patches = edges.structure.edges, dict[int, list[GroupPatch]]()
+    table = edges.structure.edges
+    node_patches, outcome_patches = dict[int, list[GroupPatch]](), dict[int, list[GroupPatch]]()
     changed = WriterPass(run, differences, edges.structure, edges.reader_groups, edges.writer_units)
     changed.compute_groups()
     for r in edges.reader_groups:
         rows, value = changed.compute_reader(r)
         part = edges.select(table.readers[edges.edges] == r)
-        spec = edges.structure.reader_groups[r].target
+        reader = edges.structure.reader_groups[r]
+        spec = reader.target
         num_words = count_words(run.examples.model, spec.group.index)
         cells = torch.tensor(
             [changed.cell_of[int(table.writers[k]), int(table.writer_units[k])] for k in part.edges.tolist()]
@@ -229,8 +234,9 @@ def compute_edge_patches(
         full = value.expand(len(run.examples), *get_layout_shape(run.base, spec)[:-1], value.shape[axis], *event)
         source = full.movedim(0, axis)[(*node[:-1], row[k, word])].transpose(0, 1)
         patch = GroupPatch(torch.from_numpy(part.cells)[k], node, source, is_per_node=True)
+        patches = outcome_patches if reader.channel == READOUT else node_patches
         patches.setdefault(spec.group.index, []).append(patch)
-    return patches
+    return node_patches, outcome_patches
 
 
 def find_effective_edges(run: PatchedRun, differences: Mapping[int, Tensor], edges: EdgeCells) -> IntArray:

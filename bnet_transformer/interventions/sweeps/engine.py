@@ -101,8 +101,10 @@ class BaseRun:
             numbers[cells[mask]] = np.flatnonzero(mask)
             inside = self.edges.select(np.isin(self.edges.cells, cells[mask])).renumber_cells(numbers)
             if len(inside.cells):
-                for group, sent in compute_edge_patches(self.run, self.differences, inside).items():
+                node_patches, outcome_patches = compute_edge_patches(self.run, self.differences, inside)
+                for group, sent in node_patches.items():
                     patches.setdefault(group, []).extend(sent)
+                return self.run.compute_outcomes(len(cells), patches, outcome_patches)
         return self.run.compute_outcomes(len(cells), patches)
 
 

@@ -82,13 +82,25 @@ def _is_keyword(model: GroundModel, item: str, keyword: str) -> bool:
 
 
 def is_edge(model: GroundModel, item: str) -> bool:
-    """True for the name of an edge, `"a_0_1 -> q_2_3"`: names of nodes without their word."""
+    """True for the name or a pattern of edges, `"a_0_1 -> q_2_3"` or `"a_0_* -> y"`: nodes without their word."""
     names = split_path(item) if ARROW in item else []
-    if len(names) != 2 or any("*" in name for name in names):
+    graph = model.network.graph
+    if len(names) != 2:
         return False
-    if all(name in model.network.graph.by_stem for name in names):
+    if any("*" in name for name in names):
+        return not all(_matches_nodes(model, name) for name in names)
+    if all(name in graph.by_stem for name in names):  # a role with one node may also be a writer or a reader
+        stems = ((graph.groups[edge.parent].stem, graph.groups[edge.child].stem) for edge in graph.edges)
+        return tuple(names) not in set(stems) and all(_is_edge_end(model, name) for name in names)
+    return any(_is_edge_end(model, name) for name in names) and not any(_is_word_node(model, name) for name in names)
+
+
+def _matches_nodes(model: GroundModel, pattern: str) -> bool:
+    """True if a name or a pattern has nodes, with their words."""
+    try:
+        return ("*" in pattern and bool(match_nodes(model.ground, pattern))) or _is_node(model, pattern)
+    except BNetError:
         return False
-    return all(_is_edge_end(model, name) for name in names) and not all(_is_node(model, name) for name in names)
 
 
 def _is_edge_end(model: GroundModel, name: str) -> bool:
@@ -97,6 +109,11 @@ def _is_edge_end(model: GroundModel, name: str) -> bool:
     if _is_node(model, end):
         return bool(channel) or model.ground.group_of(model.ground.id(end)).word_stack is None
     return _is_node(model, f"{end}_0")
+
+
+def _is_word_node(model: GroundModel, name: str) -> bool:
+    """True for the full name of a node at a word."""
+    return _is_node(model, name) and model.ground.group_of(model.ground.id(name)).word_stack is not None
 
 
 def _is_node(model: GroundModel, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -141,12 +142,18 @@ class PatchedRun:
             update = SparseUpdate(self.base, {}, self.compact_index)
             return {node: self._compute_outcome(update, node, 1) for node in self.needed.outcome_nodes}
 
-    def compute_outcomes(self, num_cells: int, patches: Mapping[int, Sequence[GroupPatch]]) -> dict[int, Tensor]:
+    def compute_outcomes(
+        self,
+        num_cells: int,
+        patches: Mapping[int, Sequence[GroupPatch]],
+        outcome_patches: Mapping[int, Sequence[GroupPatch]] = MappingProxyType({}),
+    ) -> dict[int, Tensor]:
         """Compute the outcomes of many cells in one pass.
 
         Args:
             num_cells: The number of cells.
             patches: The patches of the cells, by node group.
+            outcome_patches: The patches of outcomes that no node reads, by node group.
 
         Returns:
             The outcome of each outcome node, `[cell, example, *shape]`.
@@ -167,7 +174,17 @@ class PatchedRun:
                 update.by_group[index] = GroupUpdate(rows, value)
                 for released in self.last_uses.get(index, ()):
                     update.by_group.pop(released, None)
-            return {node: self._compute_outcome(update, node, num_cells) for node in self.needed.outcome_nodes}
+            outcomes = {node: self._compute_outcome(update, node, num_cells) for node in self.needed.outcome_nodes}
+        for node, value in outcomes.items():
+            group = model.ground.group_of(node).index
+            offset = np.array([node - int(model.ground.offsets[group])])
+            index = get_layout_index(self.base, self.specs[group], offset) if group in outcome_patches else ()
+            for patch in outcome_patches.get(group, ()):
+                inside = torch.stack([axis == i for axis, i in zip(patch.nodes, index, strict=True)]).all(0)
+                value = value.clone()
+                value[patch.cells[inside]] = patch.source[:, inside].transpose(0, 1).to(value)
+                outcomes[node] = value
+        return outcomes
 
     def patch_paths(
         self, ends: Sequence[PathsToEnd], build_first: Callable[[PatchSites], GroupPatch], memory: int
@@ -263,20 +280,14 @@ class PatchedRun:
             is_open = spec.tpm.is_random and index not in self.base.known
             result = update.compute(spec, subset, as_distribution=is_open)
             if subset is not rows:
-                result = self._replace_rows(self._get_base_rows(update, spec, rows), result, rows, subset)
+                result = self._replace_rows(update.gather(index, rows), result, rows, subset)
         else:
-            result = self._get_base_rows(update, spec, rows)
+            result = update.gather(index, rows)
         if index in self.base.patched and affected.any():
             result = self.apply_interventions(result, index, rows)
         for patch in values:
             result = self._apply_patch(result, spec, rows, patch)
         return result
-
-    def _get_base_rows(self, update: SparseUpdate, spec: NodeSpec, rows: RowIndex) -> Tensor:
-        """The values of some rows in the base run; `log P` or the mean of a random outcome, which an edge may set."""
-        if spec.group.index in self.base.values:
-            return update.gather(spec.group.index, rows)
-        return SparseUpdate(self.base, {}, self.compact_index).compute(spec, rows, as_distribution=True)
 
     def _replace_rows(self, base: Tensor, computed: Tensor, rows: RowIndex, computed_rows: RowIndex) -> Tensor:
         """Replace some rows of `base` by computed ones: `[example, *plates, row, *shape]`."""
