@@ -54,14 +54,16 @@ def build_edge_cells(
         over: The further axes along which cells are separate: None or `"word"`.
         is_strict: Whether other axes are an error.
     """
-    table, known = structure.edges, {name: k for k, name in enumerate(structure.edges.names)}
-    for name in names or ():
-        if name not in known:
-            raise unknown_name_error("edge", name, known)
-    edges = np.arange(len(table)) if names is None else np.array([known[name] for name in names])
+    table, edges, edge_labels = structure.edges, np.arange(len(structure.edges)), structure.edges.names
+    if names is not None:
+        known = {name: k for k, name in enumerate(table.names)}
+        for name in names:
+            if name not in known:
+                raise unknown_name_error("edge", name, known)
+        edges, edge_labels = np.array([known[name] for name in names]), tuple(names)
     at = ALL_EDGES if names is None or len(names) > 1 else names[0]
     axes = (EDGE, *select_axes(over, (), (WORD,), is_strict=is_strict))
-    labels = {EDGE: tuple(table.names[k] for k in edges.tolist())}
+    labels = {EDGE: edge_labels}
     positions = {EDGE: tuple(range(len(edges)))}
     if WORD not in axes:
         cells = np.arange(len(edges))
