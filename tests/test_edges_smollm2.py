@@ -1,4 +1,4 @@
-"""Edges of SmolLM2 from end to end: their number, the laws of circuits, edges into the readout by the readout itself."""
+"""Edges of SmolLM2 from end to end: their number, the laws of circuits, and edges into the readout by hand."""
 
 from collections import Counter
 
