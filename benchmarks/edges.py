@@ -341,10 +341,9 @@ def all_edges_to_first_order() -> list[Figure]:
     """All 32,491 edges of a net of the shape of GPT-2 small (12 slices, 12 heads, 768 wide, random weights, vocabulary
     1,000, float32, one prompt of 32 words) to first order: `bt.sweep(at="edges", first_order=True, direction="noise")`
     from new sentences, compared with the formulas of EAP-IG (commit 795f560) in plain torch (two forwards and one
-    backward, separate inputs of q, k and v, one product for each group of readers), with the same by hooks of
-    TransformerLens (three forwards and one backward, as EAP-IG computes them), and once with TransformerLens'
-    `attribution_patch(granularity="edge")`, which scores each edge at each word. Scores agree to 1e-3 of the largest.
-    The forward passes of `transformers` and of the compiled net show the scale."""
+    backward, separate inputs of q, k and v, one product for each group of readers), and with the same by hooks of
+    TransformerLens (three forwards and one backward, as EAP-IG computes them). Scores agree to 1e-3 of the largest. The
+    forward passes of `transformers` and of the compiled net show the scale."""
     if is_lens_missing():
         return []
     nets = Nets.create(slices=12, heads=12, dim=768, words=32, count=1)
@@ -360,7 +359,6 @@ def all_edges_to_first_order() -> list[Figure]:
         "forward, transformers": _without_gradients(lambda: nets.model(nets.clean)),
     }
     spent = time_calls(calls, runs=5)
-    spent |= time_calls({"attribution_patch": lambda: score_by_attribution_patch(nets)}, runs=1, warm=0)
     rows = [figure(name, seconds, "s") for name, seconds in spent.items()]
     peers = list(calls)[1:3]
     rows += [figure(f"ratio to {name}", ratios(spent["ours"], spent[name]), "") for name in peers]

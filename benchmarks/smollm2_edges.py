@@ -1,4 +1,4 @@
-"""Rows of edges in SmolLM2-135M: all of a study of a circuit, beside one forward pass."""
+"""Rows of edges in SmolLM2-135M: all parts of a study of a circuit, compared with one forward pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Study:
         """The faithfulness of circuits of ten sizes, by the signed and by the absolute ranking."""
         metric = self.options["metric"]
         scores = {"first order": self.scores}
-        return bt.faithfulness_curves(*self.pair, metric=metric, scores=scores, over="edges", baselines=())
+        return bt.faithfulness_curves(*self.pair, metric=metric, scores=scores, at="edges", baselines=())
 
     def run_circuits(self, count: int) -> torch.Tensor:
         """The metric of some random circuits with most of the edges."""
@@ -78,8 +78,7 @@ def study_of_a_circuit() -> list[Figure]:
     """SmolLM2-135M (30 slices, 9 heads, keys and values of 3 groups: 70,651 edges), one pair of sentences of 14 words,
     on one metric: all edges to first order; by integrated gradients with 4 steps; the exact effects of the strongest
     100 edges; the curve of faithfulness at the ten sizes of MIB, by the signed and by the absolute ranking (20
-    circuits); one circuit, and 8 in one batch. Beside them a forward pass of a new sentence. Nothing without the
-    weights."""
+    circuits); one circuit, and 8 in one batch. Compared with a forward pass of a new sentence."""
     if not is_installed("smollm2"):
         return []
     study = Study(bt.from_pretrained("smollm2"))

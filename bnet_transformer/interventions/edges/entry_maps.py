@@ -46,8 +46,10 @@ def map_units(state: ExecutionState, structure: EdgeStructure, spec: NodeSpec, p
                 inputs.append(zero)
                 continue
         entries = value[None]
-        if count:  # the units are a dim of their own, and collections have one entry
-            units = value.movedim(list(range(rank, rank + count)), list(range(count))).flatten(0, count - 1)
+        if count:  # the units are a separate dim, and collections have one entry
+            sizes = [structure.network.graph.plate_sizes[plate] for plate in slot.over]
+            full = value.expand(*value.shape[:rank], *sizes, *event)
+            units = full.movedim(list(range(rank, rank + count)), list(range(count))).flatten(0, count - 1)
             entries = units.reshape(*units.shape[: 1 + rank], *[1] * count, *event)
         inputs.append(entries)
         if k not in linear:

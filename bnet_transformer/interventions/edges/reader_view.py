@@ -22,7 +22,7 @@ from bnet_transformer.interventions.edges.structure import ReaderGroup
 if TYPE_CHECKING:
     from bnet_transformer.interventions.edges.masked_run import CircuitValues
 
-MERGED = 8  # so many tensors of the same level are joined, which copies each tensor once a level
+MERGED = 8  # the number of tensors of the same level that are joined; this copies each tensor once a level
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class ReaderView:
             product: Tensor
             product = (mask.flatten(0, 1) @ flat[0]).unflatten(0, mask.shape[:2]) if len(flat) == 1 else mask @ flat
             total = _add(total, product.unflatten(2, values.shape[2:]))
-        return None if total is None else self._place_readers(total)
+        return None if total is None else self._align_readers(total)
 
-    def _place_readers(self, value: Tensor) -> Tensor:
+    def _align_readers(self, value: Tensor) -> Tensor:
         """A value `[circuit, reader, example, *plates, word, *shape]` with the readers as copies, or as cells."""
         target, state = self.reader.target.group, self.circuit.run.clean
         if not self.circuit.run.has_copies[target.index]:
@@ -139,7 +139,7 @@ class ReaderView:
         spec, change = run.clean.network.specs[index], self._narrow(self.circuit.changes[w])
         mask = self.mask[:, :, slice(*run.first_columns[w : w + 2])]
         factors = spread_units(mask, spec, run.clean.layout, run.clean.network.graph.plate_sizes, change.dim())
-        return self._place_readers(factors * change[:, None])
+        return self._align_readers(factors * change[:, None])
 
     def _compute_deviation(self, index: int) -> Tensor | None:
         """The deviation of a group that is no sum of writers."""

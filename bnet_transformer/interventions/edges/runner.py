@@ -185,7 +185,7 @@ class EdgeRunner(CircuitRuns):
         Returns:
             The metric, `[circuit, example]`.
         """
-        size = max(1, self.memory // self._estimate_bytes())
+        size = max(1, self.memory // self._circuit_bytes)
         return torch.cat([self._evaluate_metric(retained[k : k + size]) for k in range(0, len(retained), size)])
 
     def evaluate_with_grad(self, gates: Tensor) -> Tensor:
@@ -214,19 +214,23 @@ class EdgeRunner(CircuitRuns):
             averaged[node] = self.choices.marginalize([values[node] for values in outcomes], is_discrete=is_discrete)
         return averaged
 
-    def _estimate_bytes(self) -> int:
-        """The memory of one circuit: the values of all groups, and the deviations of all readers of one group."""
-        state, structure, total, largest = self.runs[0].corrupt, self.structure, 0, 0
-        for index in structure.relevant:
-            spec = state.network.specs[index]
-            total += math.prod(get_layout_shape(state, spec)) * math.prod(spec.shape)
-        for reader in structure.reader_groups:
-            units = len(structure.list_units(reader.target))
-            sizes = [math.prod(get_layout_shape(state, state.network.specs[i])[:-1]) for i in reader.chain]
-            widths = [math.prod(state.network.specs[i].shape) for i in reader.chain]
-            words = max(state.word_counts.values(), default=1)
-            largest = max(largest, 4 * units * words * max(map(math.prod, zip(sizes, widths, strict=True)), default=1))
-        return max(1, len(self.clean) * state.dtype.itemsize * (3 * total + largest))
+    @cached_property
+    def _circuit_bytes(self) -> int:
+        """The memory of one circuit: the values of all groups, the changes of all writers, and what a reader sees."""
+        run, structure = self.runs[0], self.structure
+        sizes = {
+            index: math.prod(get_layout_shape(run.corrupt, spec)) * math.prod(spec.shape)
+            for index, spec in enumerate(run.corrupt.network.specs)
+            if index in structure.relevant
+        }
+        changes = run.first_columns[-1] * max((sizes[index] for index in run.sums), default=1)
+        visible = max(
+            structure.count_units(reader.target) * max((sizes[i] for i in reader.chain if i not in run.sums), default=1)
+            for reader in structure.reader_groups
+        )
+        # Changes are copied once when they are joined (`merge_changes`).
+        total = 3 * sum(sizes.values()) + 2 * changes + 4 * visible
+        return max(1, len(self.clean) * run.corrupt.dtype.itemsize * total)
 
 
 def build_edge_runner(clean: object, corrupt: object, metric: object, memory: int = DEFAULT_MEMORY) -> EdgeRunner:

@@ -49,13 +49,14 @@ def build_edge_cells(
         over: The further axes along which cells are separate: None or `"word"`.
         is_strict: Whether other axes are an error.
     """
-    table, known = structure.edges, {name: k for k, name in enumerate(structure.edges.names)}
+    table, edges, edge_labels = structure.edges, np.arange(len(structure.edges)), structure.edges.names
+    if names is not None:
+        known = {name: k for k, name in enumerate(table.names)}
+        edges = np.array([k for name in names for k in _match_edges(name, known)], dtype=np.int64)
+        edge_labels = tuple(table.names[k] for k in edges.tolist())
     at = EDGES if names is None or len(names) > 1 else names[0]
-    edges = (
-        np.arange(len(table)) if names is None else np.array([k for name in names for k in _match_edges(name, known)])
-    )
     axes = (EDGE, *select_axes(over, (), (WORD,), is_strict=is_strict))
-    labels = {EDGE: tuple(table.names[k] for k in edges.tolist())}
+    labels = {EDGE: edge_labels}
     positions = {EDGE: tuple(range(len(edges)))}
     if WORD not in axes:
         cells = np.arange(len(edges))

@@ -365,19 +365,20 @@ def _differentiate_run(
 ) -> dict[int, Tensor] | None:
     """The gradient at the end of a path by the graph of the run itself, which saves a second evaluation of the target.
 
-    None if the graph has other paths to the target, or several units that need separate gradients.
+    None if the graph has no such path or also others, or if several units need separate gradients.
     """
     values, target = run.base.values, reader.target.group.index
-    indices = [*path.ends, target]
-    if len(path.ends) != 1 or structure.count_units(reader.target) != 1 or _has_other_slots(structure, reader):
-        return None
-    if any(i not in values or not values[i].requires_grad or i in run.compact_index for i in indices):
+    has_one_path = len(path.ends) == 1 and not _has_other_slots(structure, reader)
+    if not has_one_path or structure.count_units(reader.target) != 1:
         return None
     end = path.ends[0]
-    seed = gradient.expand_as(values[target]) if len(values[target]) == len(gradient) else None
-    if seed is None or len(values[end]) != len(gradient):
+    if any(i in run.compact_index or i not in values or not values[i].requires_grad for i in (end, target)):
         return None
-    (result,) = torch.autograd.grad(values[target], values[end], seed, retain_graph=True, allow_unused=True)
+    if not len(values[end]) == len(values[target]) == len(gradient):  # a value that all examples share
+        return None
+    (result,) = torch.autograd.grad(
+        values[target], values[end], gradient.expand_as(values[target]), retain_graph=True, allow_unused=True
+    )
     words = torch.from_numpy(np.flatnonzero(run.needed.ancestor_words[end])).to(gradient.device)
     return None if result is None else {end: result.index_select(run.base.layout.word_dim, words)[None]}
 
