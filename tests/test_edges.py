@@ -110,6 +110,28 @@ def test_a_readout_in_the_middle_of_the_net_is_seen_by_the_metric_only():
         close(later[name], single[name])
 
 
+def test_interventions_in_circuits():
+    """Nodes that both runs set equally are set in every circuit; other differences inside the net are refused."""
+    clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
+    metric, vector = make_metric(names), torch.arange(4, dtype=torch.float64)
+    for setting in ({"x_1_1": vector}, {"a_0_1_1": vector[:2]}, {"W_o_1_0": torch.ones(4, 2, dtype=torch.float64)}):
+        pair = clean.do(setting), corrupt.do(setting)
+        runner, exact = build_edge_runner(*pair, metric), bt.sweep(*pair, at="edges", metric=metric, direction="noise")
+        close(runner.evaluate_clean(), exact.clean)
+        close(runner.evaluate_corrupt(), exact.corrupt)
+        close(runner.evaluate(~torch.eye(len(runner.edge_names), dtype=torch.bool)), exact.outcomes)
+        for differing in ((clean.do(setting), corrupt), (clean, corrupt.do(setting))):
+            with pytest.raises(bt.UnsupportedError, match="equal in both runs"):
+                build_edge_runner(*differing, metric)
+    inputs = clean.do(embed_1=vector), corrupt
+    exact = bt.sweep(*inputs, at="edges", metric=metric, direction="noise")
+    runner = build_edge_runner(*inputs, metric)
+    close(runner.evaluate_clean(), exact.clean)
+    close(runner.evaluate(~torch.eye(len(runner.edge_names), dtype=torch.bool)), exact.outcomes)
+    with pytest.raises(bt.BNetError, match="embed_1"):
+        build_edge_runner(clean, corrupt, lambda embed_1, y_2: embed_1[:, 0] + y_2[:, 0])
+
+
 def test_gates_have_the_gradient_of_circuits():
     clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
     runner = build_edge_runner(clean, corrupt, make_metric(names))

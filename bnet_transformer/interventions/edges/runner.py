@@ -43,7 +43,7 @@ from bnet_transformer.interventions.sweeps.examples import (
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.routing import find_run_obstacle
 from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, find_needed_positions, get_layout_shape
-from bnet_transformer.reference import locate_node
+from bnet_transformer.reference import GroundModel, locate_node
 
 
 @dataclass
@@ -80,8 +80,11 @@ class EdgeRunner(CircuitRuns):
     @cached_property
     def blocked(self) -> BoolArray:
         """The edges that cannot transmit anything, by proof, `[edge]`."""
-        groups = frozenset(writer.spec.group.index for writer in self.structure.writer_groups)
         blocked = np.ones(len(self.edge_names), dtype=bool)
+        set_groups = {model.ground.group_of(node).index for model in self.clean.models for node in model.do}
+        if set_groups - self.structure.word_dependent:  # weights that `do` sets may differ between the examples
+            return ~blocked
+        groups = frozenset(writer.spec.group.index for writer in self.structure.writer_groups)
         for states in self.choices:  # weights under a choice differ between its states
             example = next(self.clean.with_choices(states).split(1))
             blocked &= find_blocked_edges(PatchedRun(example, self.needed, groups), self.structure)
@@ -258,6 +261,8 @@ def build_runner(clean_examples: Examples, corrupt_examples: Examples, metric: o
     structure = build_structure(clean_examples, corrupt_examples, parsed.nodes)
     model = clean_examples.model
     specs, ground = model.network.specs, model.ground
+    _check_readouts(structure, model, parsed.nodes)
+    _check_interventions(structure, clean_examples, corrupt_examples)
     targets = {reader.target.group.index for reader in structure.reader_groups}
     touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]
     choices = enumerate_choices(corrupt_examples, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
@@ -270,3 +275,34 @@ def build_runner(clean_examples: Examples, corrupt_examples: Examples, metric: o
         if obstacle is not None:
             raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
     return EdgeRunner(clean_examples, corrupt_examples, structure, parsed, choices, needed, check_int("memory", memory))
+
+
+def _check_readouts(structure: EdgeStructure, model: GroundModel, nodes: Sequence[int]) -> None:
+    """Raise an error for a metric of a node that no edge enters, such as an embedding."""
+    inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
+    for node in nodes:
+        if model.ground.group_of(node).index in inputs:
+            expected = "nodes that an edge enters, for circuits of edges"
+            raise BNetError(f"metric of {model.ground.name(node)}", expected=expected, actual="a writer of the input")
+
+
+def _check_interventions(structure: EdgeStructure, clean: Examples, corrupt: Examples) -> None:
+    """Raise an error for nodes that the runs set to different values, unless they are inputs or whole node groups.
+
+    A circuit has one set of weights, and a node that is set inside the net would not be a sum of its writers in one of
+    the runs only.
+    """
+    ground = clean.model.ground
+    inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
+    for kind in ("do", "attention_rows"):
+        for one, other in zip(clean.models, corrupt.models, strict=True):
+            values, others = getattr(one, kind), getattr(other, kind)
+            for node in {*values, *others}:
+                value, counterpart = values.get(node), others.get(node)
+                is_same = value is not None and counterpart is not None and torch.equal(value, counterpart)
+                if is_same or (kind == "do" and ground.group_of(node).index in inputs):
+                    continue
+                name = ground.name(node)
+                expected = "interventions that are equal in both runs, except on inputs"
+                hint = f'Set {name} to the same value in clean and corrupt, or use ground arrows (at="arrows")'
+                raise UnsupportedError('at="edges"', expected=expected, actual=f"{name}, which differs", hint=hint)

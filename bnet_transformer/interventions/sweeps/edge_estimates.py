@@ -325,7 +325,7 @@ def estimate_edges(
             adjoints = adjoints or _pull_back(run, structure, reader, paths[r], gradient, word)
             dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
             parts = [
-                (cells, _join(adjoint, tangent, run, tangents.words[end], keep_words=by_word and word is None))
+                (cells, _join(adjoint, tangent, run, end, tangents.words[end], keep_words=by_word and word is None))
                 for end, adjoint in adjoints.items()
                 for cells, tangent in [dense[end]]
                 if cells
@@ -465,17 +465,23 @@ def _split_units(run: PatchedRun, spec: object, seed: Tensor) -> Tensor:
     return seed[None] * units.reshape(shape)
 
 
-def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, words: BoolArray, *, keep_words: bool) -> Tensor:
+def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, end: int, words: BoolArray, *, keep_words: bool) -> Tensor:
     """The products of gradients of readers and tangents of writers: `[example, reader, writer]`, or also `[..., word]`.
 
     Args:
         adjoint: The gradients at the needed words, `[reader, example, *plates, word, *shape]`.
         tangent: The tangents, `[example, *plates, writer, word, *shape]`.
         run: The run.
+        end: The group.
         words: The mask of the words of the group that have a tangent.
         keep_words: Whether to return the product of each word.
     """
     axis = run.base.layout.word_dim
+    needed = run.needed.ancestor_words[end]
+    common = needed & words
+    if not np.array_equal(needed, words):  # some readers of this group are not among the cells
+        adjoint = adjoint.index_select(1 + axis, torch.from_numpy(np.flatnonzero(common[needed])).to(adjoint.device))
+        tangent = tangent.index_select(1 + axis, torch.from_numpy(np.flatnonzero(common[words])).to(tangent.device))
     a = adjoint.movedim((1, 1 + axis), (0, 1))  # [example, word, reader, *plates, *shape]
     t = tangent.movedim((axis + 1, axis), (1, 2))  # [example, word, writer, *plates, *shape]
     a, t = a.flatten(3), t.flatten(3)
@@ -484,5 +490,5 @@ def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, words: BoolArray, *
         return a @ t.mT
     products = (a @ t.mT).movedim(1, -1)  # [example, reader, writer, needed word]
     full = products.new_zeros(*products.shape[:-1], len(words))
-    full[..., torch.from_numpy(np.flatnonzero(words)).to(full.device)] = products
+    full[..., torch.from_numpy(np.flatnonzero(common)).to(full.device)] = products
     return full
