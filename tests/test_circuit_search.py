@@ -424,7 +424,7 @@ def test_curves_of_edges_from_sweeps(tmp_path):
     states = ("ran", "sat") if total > 0 else ("sat", "ran")
     for metric, sign in (({"y_2": states}, 1.0), ({"y_2": states[::-1]}, -1.0)):
         sweeps = {d: bt.sweep(clean, corrupt, at="edges", metric=metric, direction=d) for d in ("noise", "denoise")}
-        mine = {
+        signed = {
             d: {
                 name: (sign if d == "denoise" else -sign) * float(sweep.values[index])
                 for index, name in sweep.names.items()
@@ -433,14 +433,14 @@ def test_curves_of_edges_from_sweeps(tmp_path):
         }
         options = {"metric": metric, "at": "edges", "shares": (0.1, 0.5, 1.0), "baselines": (), "readout": "y_2"}
         first = bt.faithfulness_curves(clean, corrupt, scores=sweeps, **options)
-        second = bt.faithfulness_curves(clean, corrupt, scores=mine, **options)
+        second = bt.faithfulness_curves(clean, corrupt, scores=signed, **options)
         for name in sweeps:
             torch.testing.assert_close(first.outcomes[name], second.outcomes[name])
-    best = sorted(mine["noise"], key=lambda name: -abs(mine["noise"][name]))[: first.counts[1]]
+    best = sorted(signed["noise"], key=lambda name: -abs(signed["noise"][name]))[: first.counts[1]]
     runs = {}
     for k, state in enumerate(net.network.vocabularies[""]):
-        found = bt.circuit(clean, corrupt, metric={"y_2": state}, at="edges", edges=best, held_out=None)
-        runs[k] = found.clean, found.outcome
+        result = bt.circuit(clean, corrupt, metric={"y_2": state}, at="edges", edges=best, held_out=None)
+        runs[k] = result.clean, result.outcome
     p, q = (torch.stack([run[side] for run in runs.values()]) for side in (0, 1))
     assert float(first.kl["noise"][1]) == pytest.approx(float((p.exp() * (p - q)).sum(0).mean()), rel=1e-6)
     assert abs(float(first.kl["noise"][-1])) < 1e-12

@@ -111,7 +111,7 @@ def test_a_readout_in_the_middle_of_the_net_is_seen_by_the_metric_only():
 
 
 def test_interventions_in_circuits():
-    """Nodes that both runs set equally are set in every circuit; other differences inside the net are refused."""
+    """Nodes that both runs set equally are set in every circuit; other differences inside the net are errors."""
     clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
     metric, vector = make_metric(names), torch.arange(4, dtype=torch.float64)
     for setting in ({"x_1_1": vector}, {"a_0_1_1": vector[:2]}, {"W_o_1_0": torch.ones(4, 2, dtype=torch.float64)}):
@@ -257,7 +257,7 @@ def test_an_ablation_of_an_edge():
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_nets_are_refused(name):
+def test_recurrent_nets_are_errors(name):
     clean, corrupt = make_pair(get_case(name))
     with pytest.raises(bt.BNetError, match="recurrent"):
         bt.sweep(clean, corrupt, at="edges", metric=make_metric(get_outputs(corrupt)))
@@ -270,5 +270,8 @@ def test_bad_input():
         bt.sweep(clean, corrupt, at=["a_0_1 -> q_0_1"], metric=metric)
     with pytest.raises(bt.BNetError, match="differ"):
         bt.sweep(clean, clean, at="edges", metric=metric)
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog"])
+    with pytest.raises(bt.BNetError, match="constant in each edge"):  # y_0 does not depend on word 1
+        bt.sweep(net.sentence("the cat"), net.sentence("the dog"), at="edges", metric={"y_0": 1})
     with pytest.raises(bt.BNetError, match="convention"):
         bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True, steps=2, convention="eap-ig")

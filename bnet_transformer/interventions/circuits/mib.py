@@ -135,7 +135,8 @@ def write_mib(
     """Write all edges, with their scores (0 without one) and whether they are in the circuit."""
     check_choice("convention", convention, CONVENTIONS)
     check_choice("ungroup", ungroup, (True, False))
-    names, included, edges = MibNames.of_network(network), set(retained), {}
+    names, included = MibNames.of_network(network), set(retained)
+    edges: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys([*edge_names, *included]):
         if name not in names.of_edge:
             hint = 'Use bt.circuit(at="edges"): the format has edges from a writer to a reader, of all words together'

@@ -18,7 +18,8 @@ from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTest
 from bnet_transformer.interventions.circuits.mib import write_mib
 from bnet_transformer.interventions.circuits.pairs import CircuitPairs
 from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
-from bnet_transformer.interventions.edges.structure import EDGES, iter_chain_arrows
+from bnet_transformer.interventions.edges.chain_arrows import iter_chain_arrows
+from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
 from bnet_transformer.interventions.sweeps.examples import parse_metric
 from bnet_transformer.interventions.sweeps.results import Sweep

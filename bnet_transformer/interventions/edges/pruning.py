@@ -18,7 +18,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.interventions.edges.structure import EdgeStructure, ReaderGroup, list_linear_groups
-from bnet_transformer.interventions.sweeps.edge_estimates import TangentPass
+from bnet_transformer.interventions.sweeps.edge_tangents import TangentPass
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.sparse_update import get_layout_shape
 from bnet_transformer.tpm import TPM

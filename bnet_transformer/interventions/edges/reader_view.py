@@ -127,11 +127,12 @@ class ReaderView:
         if not self.circuit.run.has_copies[target.index]:
             return value.flatten(0, 1)
         axes = [state.layout.axis(plate) for plate in target.plates]
-        copies = value.squeeze([1 + axis for axis in axes]) if axes else value.squeeze(1)
+        copies: Tensor = value.squeeze([1 + axis for axis in axes]) if axes else value.squeeze(1)
         if not axes:
             return copies
         copies = copies.unflatten(1, [state.network.graph.plate_sizes[plate] for plate in target.plates])
-        return copies.movedim(list(range(1, 1 + len(axes))), axes)
+        result: Tensor = copies.movedim(list(range(1, 1 + len(axes))), axes)
+        return result
 
     def _select_writers(self, index: int) -> Tensor:
         """The deviation of a group of writers without a sum: each unit is a writer."""

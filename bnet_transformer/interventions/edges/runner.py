@@ -296,9 +296,9 @@ def _check_interventions(structure: EdgeStructure, clean: Examples, corrupt: Exa
     inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
     for kind in ("do", "attention_rows"):
         for one, other in zip(clean.models, corrupt.models, strict=True):
-            values, others = getattr(one, kind), getattr(other, kind)
-            for node in {*values, *others}:
-                value, counterpart = values.get(node), others.get(node)
+            values, counterparts = getattr(one, kind), getattr(other, kind)
+            for node in {*values, *counterparts}:
+                value, counterpart = values.get(node), counterparts.get(node)
                 is_same = value is not None and counterpart is not None and torch.equal(value, counterpart)
                 if is_same or (kind == "do" and ground.group_of(node).index in inputs):
                     continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.graph import GroundGraph
 from bnet_transformer.tpm import Attention
 
 if TYPE_CHECKING:
@@ -408,134 +407,3 @@ def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
 def list_linear_groups(structure: EdgeStructure, readers: Sequence[int]) -> list[int]:
     """The writers and the linear groups before some readers, parents first."""
     return sorted({index for r in readers for index in structure.reader_groups[r].chain})
-
-
-@dataclass(frozen=True)
-class EdgeCells:
-    """The edges that cells set: cell `cells[k]` sets edge `edges[k]` of the structure, at a word of the reader.
-
-    `words` is the word of each reader; None for all words at once.
-    """
-
-    structure: EdgeStructure
-    cells: IntArray
-    edges: IntArray
-    words: IntArray | None = None
-
-    def select(self, mask: BoolArray) -> EdgeCells:
-        """The cells that a mask, `[k]`, marks."""
-        words = None if self.words is None else self.words[mask]
-        return EdgeCells(self.structure, self.cells[mask], self.edges[mask], words)
-
-    def renumber_cells(self, new_ids: IntArray) -> EdgeCells:
-        """The cells with a new id, `new_ids[cell]`; cells whose new id is -1 are dropped."""
-        selected = self.select(new_ids[self.cells] >= 0)
-        return replace(selected, cells=new_ids[selected.cells])
-
-    @cached_property
-    def reader_groups(self) -> list[int]:
-        """The numbers of the groups of readers."""
-        return [int(r) for r in np.unique(self.structure.edges.readers[self.edges])]
-
-    @cached_property
-    def writer_units(self) -> list[WriterUnit]:
-        """The writers, each once."""
-        table = self.structure.edges
-        pairs = np.stack([table.writers[self.edges], table.writer_units[self.edges]])
-        return [(int(w), int(v)) for w, v in np.unique(pairs, axis=1).T]
-
-    @cached_property
-    def writers(self) -> list[int]:
-        """The numbers of the groups of writers."""
-        return sorted({w for w, _ in self.writer_units})
-
-    @cached_property
-    def targets(self) -> frozenset[int]:
-        """The groups whose values are computed from what readers see."""
-        return frozenset(self.structure.reader_groups[r].target.group.index for r in self.reader_groups)
-
-    def list_target_words(self, word_counts: Mapping[int, int]) -> list[tuple[int, IntArray, IntArray]]:
-        """For each group of targets the cells, and the word of the target that each of them sets: `[cell * word]`."""
-        entries = []
-        numbers = self.structure.edges.readers[self.edges]
-        for r in self.reader_groups:
-            index, inside = self.structure.reader_groups[r].target.group.index, numbers == r
-            if self.words is not None:
-                entries.append((index, self.cells[inside], self.words[inside]))
-            elif index in word_counts:
-                words = np.arange(word_counts[index])
-                cells = self.cells[inside]
-                entries.append((index, np.repeat(cells, len(words)), np.tile(words, len(cells))))
-        return entries
-
-    @cached_property
-    def source_groups(self) -> frozenset[int]:
-        """The groups whose values in both runs the edges need."""
-        groups = set[int]()
-        for w in self.writers:
-            writer = self.structure.writer_groups[w]
-            groups.add(writer.spec.group.index)
-            if writer.is_part:
-                groups |= {edge.parent for edge in self.structure.network.graph.in_edges[writer.spec.group.index]}
-        return frozenset(groups)
-
-
-def join_edge_cells(parts: Sequence[EdgeCells]) -> EdgeCells | None:
-    """The cells of several parts with the same structure; None without edges."""
-    parts = [part for part in parts if len(part.cells)]
-    if not parts:
-        return None
-    words = None
-    if any(part.words is not None for part in parts):
-        words = np.concatenate([part.words for part in parts if part.words is not None])
-    cells, edges = (np.concatenate([getattr(part, name) for part in parts]) for name in ("cells", "edges"))
-    return EdgeCells(parts[0].structure, cells, edges, words)
-
-
-def iter_chain_arrows(
-    structure: EdgeStructure, ground: GroundGraph, names: Collection[str]
-) -> Iterator[tuple[int, int]]:
-    """Yield the ground arrows, source and target, along the chains of some edges, and from their readers to writers."""
-    table, specs = structure.edges, structure.network.specs
-    retained = {name: k for k, name in enumerate(table.names) if name in set(names)}.values()
-    pairs: dict[tuple[int, int], set[tuple[int | None, int | None]]] = {}  # by groups: the units of both ends
-    writers = {(int(table.writers[k]), int(table.writer_units[k])) for k in retained}
-    for k in retained:
-        reader, unit = structure.reader_groups[table.readers[k]], int(table.reader_units[k])
-        start, target = structure.writer_groups[table.writers[k]].spec.group.index, reader.target.group.index
-        reached = {start}
-        for index in reader.chain:
-            parents = {specs[index].parents[slot].index for slot in structure.get_linear_positions(specs[index])}
-            for parent in parents & reached:
-                pairs.setdefault((parent, index), set()).add(
-                    (int(table.writer_units[k]) if parent == start else None, None)
-                )
-                reached.add(index)
-        for parent in {reader.target.parents[slot].index for slot in reader.slots} & reached:
-            source_unit = int(table.writer_units[k]) if parent == start else None
-            pairs.setdefault((parent, target), set()).add((source_unit, unit))
-        for w, v in structure.find_fed_writers(int(table.readers[k]), unit) & writers:
-            writer = structure.writer_groups[w].spec.group.index
-            if writer != target:
-                pairs.setdefault((target, writer), set()).add((unit, v))
-    for edge, sources, targets in ground.arrows():
-        ends = pairs.get((edge.parent, edge.child))
-        if ends is None:
-            continue
-        source_units, target_units = (
-            _find_units(structure, ground, specs[index], nodes)
-            for index, nodes in ((edge.parent, sources), (edge.child, targets))
-        )
-        chosen = np.zeros(len(sources), dtype=bool)
-        for source_unit, target_unit in ends:
-            is_source = source_units == source_unit if source_unit is not None else np.ones_like(chosen)
-            is_target = target_units == target_unit if target_unit is not None else np.ones_like(chosen)
-            chosen |= is_source & is_target
-        yield from zip(sources[chosen].tolist(), targets[chosen].tolist(), strict=True)
-
-
-def _find_units(structure: EdgeStructure, ground: GroundGraph, spec: NodeSpec, nodes: IntArray) -> IntArray:
-    """The unit of each ground node of a group."""
-    shape, count = ground.shapes[spec.group.index], len(structure.list_units(spec))
-    units: IntArray = (nodes - int(ground.offsets[spec.group.index])) // (int(np.prod(shape, dtype=np.int64)) // count)
-    return units

@@ -22,6 +22,7 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.routing import Route
+from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
@@ -30,6 +31,8 @@ from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
 from bnet_transformer.interventions.sweeps.first_order import estimate_cells
 from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest, parse_request
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
+
+ROUNDING_STEPS = 32  # effects below this number of rounding steps of the metric are rounding errors
 
 __all__ = ["EstimateCalibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
@@ -119,6 +122,11 @@ def sweep(
         route_cells(batches, cells).warn_if_slow()
     compute = estimate_cells if first_order else run_cells
     outcomes, source, base = compute(batches, request.metric, cells, progress)
+    rounding = ROUNDING_STEPS * torch.finfo(request.base.model.network.dtype).eps * base.abs().clamp(min=1)
+    if cells.at == EDGES and bool(((outcomes - base).abs() <= rounding).all()):
+        expected = "a metric that depends on an edge"
+        hint = "Use a node after the words that differ, or another pair"
+        raise BNetError("metric", expected=expected, actual="a metric that is constant in each edge", hint=hint)
     clean_run, corrupt_run = (base, source) if request.options.is_noise else (source, base)
     calibration = _calibrate(request, outcomes - base, progress) if check else None
     return Sweep(

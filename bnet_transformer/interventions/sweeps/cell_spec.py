@@ -19,7 +19,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.graph.transformer_lens import get_attention_name
-from bnet_transformer.interventions.edges.structure import EdgeCells
+from bnet_transformer.interventions.edges.cells import EdgeCells
 from bnet_transformer.interventions.sweeps.cell_result import CellGrid
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel

@@ -10,7 +10,8 @@ import numpy as np
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.interventions.edges.structure import EDGES, EdgeCells, EdgeStructure, has_words
+from bnet_transformer.interventions.edges.cells import EdgeCells
+from bnet_transformer.interventions.edges.structure import EDGES, EdgeStructure, has_words
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, label_positions, select_axes
 from bnet_transformer.interventions.sweeps.examples import Examples
 

@@ -20,9 +20,9 @@ from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
+from bnet_transformer.interventions.edges.cells import EdgeCells
 from bnet_transformer.interventions.edges.structure import (
     READOUT,
-    EdgeCells,
     EdgeStructure,
     ReaderGroup,
     WriterUnit,

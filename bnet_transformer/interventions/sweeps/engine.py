@@ -18,7 +18,7 @@ from bnet_transformer._core.arrays import IntArray
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.obstacles import Obstacle
-from bnet_transformer.interventions.edges.structure import EdgeCells
+from bnet_transformer.interventions.edges.cells import EdgeCells
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment

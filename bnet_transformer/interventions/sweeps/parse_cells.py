@@ -14,7 +14,8 @@ import numpy as np
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.intervention_values import match_nodes
-from bnet_transformer.interventions.edges.structure import EDGES, EdgeCells, EdgeStructure, join_edge_cells
+from bnet_transformer.interventions.edges.cells import EdgeCells, join_edge_cells
+from bnet_transformer.interventions.edges.structure import EDGES, EdgeStructure
 from bnet_transformer.interventions.sweeps.arrow_cells import (
     build_arrow_cells,
     find_arrow_roles,

@@ -153,7 +153,7 @@ class PatchedRun:
         Args:
             num_cells: The number of cells.
             patches: The patches of the cells, by node group.
-            outcome_patches: The patches of outcomes that no node reads, by node group.
+            outcome_patches: The patches of outcomes that only the metric sees, by node group.
 
         Returns:
             The outcome of each outcome node, `[cell, example, *shape]`.
@@ -178,9 +178,9 @@ class PatchedRun:
         for node, value in outcomes.items():
             group = model.ground.group_of(node).index
             offset = np.array([node - int(model.ground.offsets[group])])
-            index = get_layout_index(self.base, self.specs[group], offset) if group in outcome_patches else ()
             for patch in outcome_patches.get(group, ()):
-                inside = torch.stack([axis == i for axis, i in zip(patch.nodes, index, strict=True)]).all(0)
+                position = get_layout_index(self.base, self.specs[group], offset)
+                inside = torch.stack([axis == i for axis, i in zip(patch.nodes, position, strict=True)]).all(0)
                 value = value.clone()
                 value[patch.cells[inside]] = patch.source[:, inside].transpose(0, 1).to(value)
                 outcomes[node] = value

@@ -81,9 +81,9 @@ class SweepRequest:
         count = min(self.check, len(cell_ids))
         sizes = effects[torch.from_numpy(cell_ids)].mean(-1).abs().numpy()
         largest = cell_ids[np.argsort(-sizes, kind="stable")[: count // 2]]
-        others = np.setdiff1d(cell_ids, largest)
-        drawn = np.random.default_rng(self.seed).choice(others, count - len(largest), replace=False)
-        chosen = np.sort(np.concatenate([largest, drawn]))
+        remaining = np.setdiff1d(cell_ids, largest)
+        sampled = np.random.default_rng(self.seed).choice(remaining, count - len(largest), replace=False)
+        chosen = np.sort(np.concatenate([largest, sampled]))
         options = replace(self.options, first_order=False, steps=0)
         return replace(self, cells=self.cells.select(chosen), options=options)
 
