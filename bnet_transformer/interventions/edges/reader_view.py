@@ -130,8 +130,8 @@ class ReaderView:
         copies = value.squeeze([1 + axis for axis in axes]) if axes else value.squeeze(1)
         if not axes:
             return copies
-        copies = copies.unflatten(1, [state.network.graph.plate_sizes[plate] for plate in target.plates])
-        return copies.movedim(list(range(1, 1 + len(axes))), axes)
+        by_plate: Tensor = copies.unflatten(1, [state.network.graph.plate_sizes[plate] for plate in target.plates])
+        return by_plate.movedim(list(range(1, 1 + len(axes))), axes)
 
     def _select_writers(self, index: int) -> Tensor:
         """The deviation of a group of writers without a sum: each unit is a writer."""

@@ -88,7 +88,9 @@ def is_edge(model: GroundModel, item: str) -> bool:
         return False
     template, counts = model.network.graph, model.ground.word_counts
     ends = [name.partition("<")[0] for name in names]
-    known = all(template.parse_name(f"{end}_0", counts) or template.parse_name(end, counts) for end in ends)
+    stems = [template.parse_name(f"{end}_0", counts) for end in ends]  # an end has all indices but that of the word
+    has_word = [node is not None and node[0].word_stack is not None for node in stems]
+    known = all(has or template.parse_name(end, counts) for has, end in zip(has_word, ends, strict=True))
     is_path = all(template.parse_name(name, counts) is not None for name in names)
     return known and not is_path and not all(name in template.by_stem for name in names)
 
