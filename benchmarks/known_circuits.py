@@ -8,11 +8,11 @@ scores every edge: the score is an estimate of the decrease of the metric when t
 edge that supports the metric has a positive score. The metric of a pair is log P(output of the clean sentence) -
 log P(output of the corrupt one), summed over words; for numbers, the product of the output and the difference.
 
-Fixed before any result: the pairs (seed 0 for the search, seed 1, without those of the search, for curves and tests),
-the options of the methods (`STEPS`, `TAUS`, `PENALTY`, `UPDATES`, `RATE`), and the rule that turns scores into a
-circuit: the edges whose size is at least 1% of the largest. A learned mask retains the edges with at least half of the
-largest probability, a search has the threshold 1% of clean - corrupt, and random circuits have as many edges as the
-truth.
+Fixed before any result: the pairs (seed 0 for the search; seed 1, without those of the search, for curves and tests;
+where no others exist, a quarter is held out), the options of the methods (`STEPS`, `TAUS`, `PENALTY`, `UPDATES`,
+`RATE`), and the rule that turns scores into a circuit: the edges whose size is at least 1% of the largest. A learned
+mask retains the edges with at least half of the largest probability, a search has the threshold 1% of clean - corrupt,
+and random circuits have as many edges as the truth.
 
 - **average precision**, **AUC**: edges ranked by the size of the score; ties count as in scikit-learn.
 - **precision**, **recall**, **recovered**: of the circuit by the rule; the programs with exactly the true edges.
@@ -35,111 +35,32 @@ The methods:
 from __future__ import annotations
 
 import argparse
-import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 import bnet_transformer as bt
+from benchmarks.edge_methods import BASELINE, BY_PAIRS, METHODS, RECOVERED, Problem, Recovery, Scores
 from benchmarks.report import describe_conditions
 from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
-from bnet_transformer.interventions.circuits.greedy import search_circuit
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
-from bnet_transformer.interventions.circuits.runs import CircuitRuns, split_name
+from bnet_transformer.interventions.circuits.runs import split_name
 from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.programs.corpus import CORPUS, get_program
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "known_circuits.md"
-SHARE = 0.01  # of the largest size of a score: the circuit of a method; of clean - corrupt: the threshold of a search
-MASK_SHARE = 0.5  # of the largest probability of a learned mask
-STEPS = 10  # of integrated gradients
-TAUS = (0.001, 0.01, 0.03, 0.1, 0.3)  # thresholds of ACDC, as shares of clean - corrupt
-PENALTY, UPDATES, RATE = 0.02, 200, 0.1  # learned mask: weight of the share of edges, Adam steps, learning rate
 FEWER_PAIRS, DRAWS = (1, 4, 16), 200  # numbers of pairs of further searches; random circuits of a test
-TRUTH, BASELINE = "truth", "random edges"  # rows of the table
-RECOVERED = "exact, both"  # the method whose circuits are tested
+TRUTH = "truth"  # the row of the true edges
 DIFFICULT = ("either", "backup", "redundant", "cancelling", "induction, norm")  # programs whose edges are named
 
-Scores = Mapping[str, float]
 Table = dict[str, dict[str, float]]  # measures by method
-
-
-@dataclass
-class CountedRuns(CircuitRuns):
-    """Runs of circuits that count themselves; `counts` has one number, which exchanged runs share."""
-
-    runs: Any
-    counts: list[int] = field(default_factory=lambda: [0])
-
-    def __post_init__(self) -> None:
-        self.edge_names = tuple(self.runs.edge_names)
-
-    def evaluate(self, retained: Tensor) -> Tensor:
-        """Return the metric of each circuit, `[circuit, example]`."""
-        self.counts[0] += len(retained)
-        return self.runs.evaluate(retained)
-
-    def evaluate_with_grad(self, shares: Tensor) -> Tensor:
-        """Return the metric of a circuit with a share of each edge, `[example]`; a forward and a backward run."""
-        self.counts[0] += 2
-        return self.runs.evaluate_with_grad(shares)
-
-    def evaluate_clean(self) -> Tensor:
-        """Return the metric of the clean run, `[example]`."""
-        self.counts[0] += 1
-        return self.runs.evaluate_clean()
-
-    def evaluate_corrupt(self) -> Tensor:
-        """Return the metric of the corrupt run, `[example]`."""
-        self.counts[0] += 1
-        return self.runs.evaluate_corrupt()
-
-    def swap(self) -> CountedRuns:
-        """Return the same runs with the clean and the corrupt sentences exchanged."""
-        return CountedRuns(self.runs.swap(), self.counts)
-
-    @property
-    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the edges that a search tests together."""
-        return self.runs.edge_groups
-
-    def find_connected(self, retained: Tensor) -> Tensor:
-        """Return the mask of the edges that lead to the metric along the retained ones."""
-        return self.runs.find_connected(retained)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A program with its true edges, the runs on the pairs of the search and on other pairs, and sweeps over edges.
-
-    `sweep(**options)` returns the effects of `bt.sweep(at="edges", **options)` on the pairs of the search.
-    `writer_sizes` and `reader_sizes` are the mean norms of the outputs of writers and the norms of weights of readers.
-    """
-
-    name: str
-    truth: frozenset[str]
-    runs: Any
-    held_out: Any
-    sweep: Callable[..., Scores]
-    slices: int
-    writer_sizes: Mapping[str, float] = field(default_factory=dict)
-    reader_sizes: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """What a method returns: the scores of all edges, its circuit, and the number of its runs of all pairs."""
-
-    scores: Scores
-    circuit: frozenset[str]
-    runs: int
 
 
 # ---------------------------------------------------------------- the package
@@ -150,6 +71,8 @@ def create_problem(name: str, count: int) -> Problem:
     known = get_program(name)
     compiled, pairs = known.compiled, known.list_pairs(count, seed=0)
     other_pairs = [pair for pair in known.list_pairs(64, seed=1) if pair not in pairs]
+    if not other_pairs:  # the program has no more than `count` pairs
+        pairs, other_pairs = pairs[: -(len(pairs) // 4)], pairs[-(len(pairs) // 4) :]
     clean, corrupt, metric = encode_pairs(compiled, pairs)
 
     def sweep(**options: Any) -> Scores:
@@ -203,118 +126,6 @@ def measure_sizes(compiled: Any, pairs: Sequence[Any]) -> tuple[dict[str, float]
     return {w: float(v.norm(dim=-1).mean()) for w, v in writers.items()}, {
         r: float(v.norm()) for r, v in readers.items()
     }
-
-
-# ---------------------------------------------------------------- methods
-
-
-def select_edges(scores: Scores, share: float = SHARE) -> frozenset[str]:
-    """Return the circuit of scores by the rule: the edges of at least this share of the largest size.
-
-    >>> sorted(select_edges({"a": 1.0, "b": -0.5, "c": 0.001, "d": 0.0}))
-    ['a', 'b']
-    """
-    largest = max(map(abs, scores.values()))
-    return frozenset(name for name, score in scores.items() if largest and abs(score) >= share * largest)
-
-
-def score_randomly(problem: Problem) -> Recovery:
-    """Score edges by random numbers, which depend on the name of the program; the circuit has the size of the truth."""
-    generator = random.Random(problem.name)
-    scores = {name: generator.random() for name in problem.runs.edge_names}
-    return Recovery(scores, frozenset(sorted(scores, key=lambda name: -scores[name])[: len(problem.truth)]), 0)
-
-
-def score_by_size(problem: Problem) -> Recovery:
-    """Score by the mean norm of the output of the writer times the norm of the weights of the reader."""
-    ends = {name: split_name(name) for name in problem.runs.edge_names}
-    scores = {name: problem.writer_sizes[w] * problem.reader_sizes[r] for name, (w, r) in ends.items()}
-    return Recovery(scores, select_edges(scores), 1)
-
-
-def sweep_exactly(*directions: str) -> Callable[[Problem], Recovery]:
-    """Return the method of exact effects, of which the greatest in size is the score."""
-
-    def score(problem: Problem) -> Recovery:
-        tables = [(1 if d == "denoise" else -1, problem.sweep(direction=d)) for d in directions]
-        scores = {name: max((sign * t[name] for sign, t in tables), key=abs) for name in problem.runs.edge_names}
-        return Recovery(scores, select_edges(scores), len(directions) * (len(scores) + 2))
-
-    return score
-
-
-def sweep_by_gradients(**options: Any) -> Callable[[Problem], Recovery]:
-    """Return a method that estimates the effects of noising by gradients."""
-
-    def score(problem: Problem) -> Recovery:
-        effects = problem.sweep(direction="noise", first_order=True, **options)
-        # One forward and one backward run at each step, and both ends; activations are set one group after the other.
-        groups = 1 + 2 * problem.slices if options.get("convention") == "eap-ig-activations" else 1
-        scores = {name: -effects[name] for name in problem.runs.edge_names}
-        return Recovery(scores, select_edges(scores), 2 + 2 * STEPS * groups if "steps" in options else 3)
-
-    return score
-
-
-def search_acdc(direction: str) -> Callable[[Problem], Recovery]:
-    """Return the search of `bt.circuit` on all pairs, at each threshold of `TAUS`."""
-
-    def score(problem: Problem) -> Recovery:
-        runs = CountedRuns(problem.runs)
-        clean, corrupt = runs.evaluate_clean(), runs.evaluate_corrupt()
-        total, examples = float((clean - corrupt).abs().mean()), np.arange(len(clean))
-        scores, circuit = dict.fromkeys(runs.edge_names, 0.0), frozenset[str]()
-        for share in TAUS:
-            retained = search_circuit(runs, examples, share * total, direction).retained
-            edges = frozenset(runs.edge_names[edge] for edge in retained)
-            scores |= dict.fromkeys(edges, share)
-            circuit = edges if share == SHARE else circuit
-        return Recovery(scores, circuit, runs.counts[0])
-
-    return score
-
-
-def learn_mask(problem: Problem) -> Recovery:
-    """Score by P(gate > 0) of hard-concrete gates (Louizos et al. 2018, arXiv:1712.01312), one for each edge.
-
-    Adam minimises ((m(gates) - m(clean)) / (m(clean) - m(corrupt)))^2 + PENALTY * (mean P(gate > 0)).
-    """
-    beta, low, high = 2 / 3, -0.1, 1.1  # the constants of the paper
-    runs = CountedRuns(problem.runs)
-    clean, corrupt = float(runs.evaluate_clean().mean()), float(runs.evaluate_corrupt().mean())
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.full((len(runs.edge_names),), 2.0, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.Adam([logits], lr=RATE)
-    shift = beta * torch.log(torch.tensor(-low / high))
-    for _ in range(UPDATES):
-        u = torch.rand(logits.shape, generator=generator, dtype=logits.dtype).clamp(1e-6, 1 - 1e-6)
-        gates = (((u.logit() + logits) / beta).sigmoid() * (high - low) + low).clamp(0, 1)
-        error = (runs.evaluate_with_grad(gates).mean() - clean) / (clean - corrupt)
-        loss = error.square() + PENALTY * (logits - shift).sigmoid().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    probabilities = (logits.detach() - shift).sigmoid()
-    scores = dict(zip(runs.edge_names, probabilities.tolist(), strict=True))
-    return Recovery(scores, select_edges(scores, MASK_SHARE), runs.counts[0])
-
-
-METHODS: dict[str, Callable[[Problem], Recovery]] = {
-    BASELINE: score_randomly,
-    "activation x weight": score_by_size,
-    "EAP": sweep_by_gradients(),
-    "IG": sweep_by_gradients(steps=STEPS),
-    "EAP-IG inputs": sweep_by_gradients(steps=STEPS, convention="eap-ig"),
-    "EAP-IG activations": sweep_by_gradients(steps=STEPS, convention="eap-ig-activations"),
-    "exact, noising": sweep_exactly("noise"),
-    "exact, denoising": sweep_exactly("denoise"),
-    RECOVERED: sweep_exactly("noise", "denoise"),
-    "ACDC, noising": search_acdc("noise"),
-    "ACDC, denoising": search_acdc("denoise"),
-    "ACDC, both": search_acdc("both"),
-    "learned mask": learn_mask,
-}
-BY_PAIRS = [name for name in METHODS if name.startswith(("exact", "ACDC", "EAP"))]
 
 
 # ---------------------------------------------------------------- measures
@@ -388,7 +199,7 @@ def measure_program(name: str, count: int) -> ProgramResult:
     by_pairs = {count: {method: recoveries[method].circuit for method in BY_PAIRS}}
     for pairs in FEWER_PAIRS:
         smaller = create_problem(name, min(pairs, count))
-        by_pairs[pairs] = {method: METHODS[method](smaller).circuit for method in BY_PAIRS}
+        by_pairs[pairs] = {method: score(smaller).circuit for method, score in BY_PAIRS.items()}
     tests = compare_with_random(problem, recoveries[RECOVERED].circuit)
     return ProgramResult(problem, recoveries, table, tests, dict(sorted(by_pairs.items())))
 
@@ -399,6 +210,20 @@ def measure_program(name: str, count: int) -> ProgramResult:
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a table of Markdown, with an empty line after it."""
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)] + [""]
+
+
+def format_number(value: float) -> str:
+    """Return a number with three significant digits; numbers below 0.001 are 0."""
+    return f"{value:.0f}" if value >= 100 or value < 0.001 else f"{value:.3g}"
+
+
+def list_missed(results: Mapping[str, ProgramResult], circuits: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the names of the true edges that the circuits of the difficult programs miss, a cell for each program."""
+    cells = []
+    for name, circuit in circuits.items():
+        missed = sorted(results[name].problem.truth - circuit)
+        cells.append(", ".join(f"`{edge}`" for edge in missed) or "none")
+    return cells
 
 
 def format_page(results: Mapping[str, ProgramResult], seconds: float) -> str:
@@ -425,7 +250,7 @@ def format_means(results: Mapping[str, ProgramResult]) -> list[str]:
     rows = []
     for method in (TRUTH, *METHODS):
         sums = {column: sum(table[method][column] for table in tables) for column in tables[0][method]}
-        means = {column: f"{total / len(tables):.3g}" for column, total in sums.items()}
+        means = {column: format_number(total / len(tables)) for column, total in sums.items()}
         rows.append([method, *(means | {"recovered": f"{sums['recovered']:.0f} of {len(tables)}"}).values()])
     return format_table(["method", *tables[0][TRUTH]], rows)
 
@@ -456,10 +281,8 @@ def format_missed(results: Mapping[str, ProgramResult]) -> list[str]:
         for initials in channels.values():
             edges = [(edge, c) for truth, c in pairs for edge in truth if split_name(edge)[1][0] in initials]
             cells.append(f"{sum(edge not in circuit for edge, circuit in edges)} of {len(edges)}")
-        for name in shown:
-            missed = results[name].problem.truth - results[name].recoveries[method].circuit
-            cells.append(", ".join(f"`{edge}`" for edge in sorted(missed)) or "none")
-        rows.append([method, *cells])
+        named = list_missed(results, {name: results[name].recoveries[method].circuit for name in shown})
+        rows.append([method, *cells, *named])
     text = (
         "True edges that the circuits miss: by the channel of the reader in all programs, and by name in five programs."
     )
@@ -469,6 +292,7 @@ def format_missed(results: Mapping[str, ProgramResult]) -> list[str]:
 def format_pairs(results: Mapping[str, ProgramResult]) -> list[str]:
     """Return the table of mean recall and of recovered programs by the number of pairs."""
     counts = list(next(iter(results.values())).by_pairs)
+    shown = [name for name in DIFFICULT if name in results]
     rows = []
     for method in BY_PAIRS:
         cells = [method]
@@ -476,9 +300,15 @@ def format_pairs(results: Mapping[str, ProgramResult]) -> list[str]:
             pairs = [(result.problem.truth, result.by_pairs[count][method]) for result in results.values()]
             recall = sum(len(truth & circuit) / len(truth) for truth, circuit in pairs) / len(pairs)
             cells.append(f"{recall:.2f} ({sum(truth == circuit for truth, circuit in pairs)})")
-        rows.append(cells)
-    text = "Mean recall, and the number of programs with exactly the true edges, by the number of pairs of the search."
-    return [text, "", *format_table(["method", *(f"{n} pair{'s' * (n > 1)}" for n in counts)], rows)]
+        rows.append(
+            [*cells, *list_missed(results, {name: results[name].by_pairs[counts[0]][method] for name in shown})]
+        )
+    text = [
+        "Mean recall, and the number of programs with exactly the true edges, by the number of pairs of the search;",
+        "then the true edges of five programs that the circuit misses with the fewest pairs.",
+    ]
+    header = ["method", *(f"{n} pair{'s' * (n > 1)}" for n in counts), *shown]
+    return [*text, "", *format_table(header, rows)]
 
 
 def format_tests(results: Mapping[str, ProgramResult]) -> list[str]:
@@ -510,7 +340,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = time.perf_counter()
     measure_problem(create_problem("shift", 4))  # imports and first calls are no part of the seconds
     names = args.programs or [known.name for known in CORPUS]
-    page = format_page({name: measure_program(name, args.pairs) for name in names}, time.perf_counter() - start)
+    results = {}
+    for name in names:
+        results[name] = measure_program(name, args.pairs)
+        print(f"{time.perf_counter() - start:.0f} s: {name}", file=sys.stderr, flush=True)
+    page = format_page(results, time.perf_counter() - start)
     PAGE.write_text(page, encoding="utf-8")
     print(page)
 
