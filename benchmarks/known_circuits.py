@@ -17,7 +17,8 @@ and random circuits have as many edges as the truth.
 - **average precision**, **AUC**: edges ranked by the size of the score; ties count as in scikit-learn.
 - **precision**, **recall**, **recovered**: of the circuit by the rule; the programs with exactly the true edges.
 - **CPR**, **CMD**, **log-k area**: of `bt.faithfulness_curves`, on other pairs than those that were scored. The row
-  `truth` scores true edges 1 and others 0, which shows what is possible on this grid of sizes.
+  `truth` scores true edges 1 and other edges 0. Its ties are in the order of the edges, so a ranking of the true edges
+  by their effects can have a larger CPR.
 - **runs**: forward or backward runs of all pairs. **seconds**: of one core (CPU time), without the
   construction of the pairs.
 
@@ -57,7 +58,8 @@ from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.programs.corpus import CORPUS, get_program
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "known_circuits.md"
-FEWER_PAIRS, DRAWS = (1, 4, 16), 200  # numbers of pairs of further searches; random circuits of a test
+FEWER_PAIRS, SINGLE_PAIRS = (1, 4, 16), 8  # numbers of pairs of further searches; searches with one pair
+DRAWS = 200  # random circuits of a test
 TRUTH = "truth"  # the row of the true edges
 DIFFICULT = ("either", "backup", "redundant", "cancelling", "induction, norm")  # programs whose edges are named
 
@@ -67,10 +69,10 @@ Table = dict[str, dict[str, float]]  # measures by method
 # ---------------------------------------------------------------- the package
 
 
-def create_problem(name: str, count: int) -> Problem:
-    """Return the problem of a program of the corpus, with `count` pairs of sentences for the search."""
+def create_problem(name: str, count: int, first: int = 0) -> Problem:
+    """Return the problem of a program of the corpus, with `count` pairs for the search, from `first` on."""
     known = get_program(name)
-    compiled, pairs = known.compiled, known.list_pairs(count, seed=0)
+    compiled, pairs = known.compiled, known.list_pairs(first + count, seed=0)[first:]
     other_pairs = [pair for pair in known.list_pairs(64, seed=1) if pair not in pairs]
     if not other_pairs:  # the program has no more than `count` pairs
         pairs, other_pairs = pairs[: -(len(pairs) // 4)], pairs[-(len(pairs) // 4) :]
@@ -179,6 +181,7 @@ class ProgramResult:
     table: Table
     tests: CircuitTests
     by_pairs: Mapping[int, Mapping[str, frozenset[str]]]
+    by_single_pair: Sequence[Mapping[str, frozenset[str]]] = ()
 
     def count_errors(self, method: str) -> tuple[int, int]:
         """Return the number of true edges that a circuit misses, and of edges that are not true."""
@@ -189,8 +192,8 @@ class ProgramResult:
         """Return the least exact score of a true edge, and the greatest of another, as shares of the largest score."""
         sizes = {name: abs(score) for name, score in self.recoveries[RECOVERED].scores.items()}
         largest, truth = max(sizes.values()), self.problem.truth
-        others = [size for name, size in sizes.items() if name not in truth]
-        return min(sizes[name] for name in truth) / largest, max(others, default=0.0) / largest
+        false_sizes = [size for name, size in sizes.items() if name not in truth]
+        return min(sizes[name] for name in truth) / largest, max(false_sizes, default=0.0) / largest
 
 
 def measure_program(name: str, count: int) -> ProgramResult:
@@ -199,10 +202,16 @@ def measure_program(name: str, count: int) -> ProgramResult:
     recoveries, table = measure_problem(problem)
     by_pairs = {count: {method: recoveries[method].circuit for method in BY_PAIRS}}
     for pairs in FEWER_PAIRS:
-        smaller = create_problem(name, min(pairs, count))
-        by_pairs[pairs] = {method: score(smaller).circuit for method, score in BY_PAIRS.items()}
+        by_pairs[pairs] = find_circuits(create_problem(name, min(pairs, count)))
+    singles = range(SINGLE_PAIRS if name in DIFFICULT else 0)
+    by_single_pair = [find_circuits(create_problem(name, 1, first)) for first in singles]
     tests = compare_with_random(problem, recoveries[RECOVERED].circuit)
-    return ProgramResult(problem, recoveries, table, tests, dict(sorted(by_pairs.items())))
+    return ProgramResult(problem, recoveries, table, tests, dict(sorted(by_pairs.items())), by_single_pair)
+
+
+def find_circuits(problem: Problem) -> dict[str, frozenset[str]]:
+    """Return the circuits of the methods that are compared by the number of pairs."""
+    return {method: score(problem).circuit for method, score in BY_PAIRS.items()}
 
 
 # ---------------------------------------------------------------- the page
@@ -218,13 +227,11 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 or value < 0.001 else f"{value:.3g}"
 
 
-def list_missed(results: Mapping[str, ProgramResult], circuits: Mapping[str, frozenset[str]]) -> list[str]:
-    """Return the names of the true edges that the circuits of the difficult programs miss, a cell for each program."""
-    cells = []
-    for name, circuit in circuits.items():
-        missed = sorted(results[name].problem.truth - circuit)
-        cells.append(", ".join(f"`{edge}`" for edge in missed) or "none")
-    return cells
+def list_missed(result: ProgramResult, circuits: Sequence[frozenset[str]]) -> str:
+    """Return the names of the true edges that circuits miss, with the number of circuits if there are several."""
+    counts = {edge: sum(edge not in circuit for circuit in circuits) for edge in sorted(result.problem.truth)}
+    missed = [f"`{edge}`" + f" {count}" * (len(circuits) > 1) for edge, count in counts.items() if count]
+    return ", ".join(missed) or "none"
 
 
 def format_page(results: Mapping[str, ProgramResult], seconds: float) -> str:
@@ -282,7 +289,7 @@ def format_missed(results: Mapping[str, ProgramResult]) -> list[str]:
         for initials in channels.values():
             edges = [(edge, c) for truth, c in pairs for edge in truth if split_name(edge)[1][0] in initials]
             cells.append(f"{sum(edge not in circuit for edge, circuit in edges)} of {len(edges)}")
-        named = list_missed(results, {name: results[name].recoveries[method].circuit for name in shown})
+        named = (list_missed(results[name], [results[name].recoveries[method].circuit]) for name in shown)
         rows.append([method, *cells, *named])
     text = (
         "True edges that the circuits miss: by the channel of the reader in all programs, and by name in five programs."
@@ -291,35 +298,33 @@ def format_missed(results: Mapping[str, ProgramResult]) -> list[str]:
 
 
 def format_pairs(results: Mapping[str, ProgramResult]) -> list[str]:
-    """Return the table of mean recall and of recovered programs by the number of pairs."""
+    """Return the tables of mean recall by the number of pairs, and of edges that single pairs do not show."""
     counts = list(next(iter(results.values())).by_pairs)
     shown = [name for name in DIFFICULT if name in results]
-    rows = []
+    rows, named = [], []
     for method in BY_PAIRS:
         cells = [method]
         for count in counts:
             pairs = [(result.problem.truth, result.by_pairs[count][method]) for result in results.values()]
             recall = sum(len(truth & circuit) / len(truth) for truth, circuit in pairs) / len(pairs)
             cells.append(f"{recall:.2f} ({sum(truth == circuit for truth, circuit in pairs)})")
-        rows.append(
-            [*cells, *list_missed(results, {name: results[name].by_pairs[counts[0]][method] for name in shown})]
-        )
-    text = [
-        "Mean recall, and the number of programs with exactly the true edges, by the number of pairs of the search;",
-        "then the true edges of five programs that the circuit misses with the fewest pairs.",
-    ]
-    header = ["method", *(f"{n} pair{'s' * (n > 1)}" for n in counts), *shown]
-    return [*text, "", *format_table(header, rows)]
+        rows.append(cells)
+        singles = ([circuits[method] for circuits in results[name].by_single_pair] for name in shown)
+        named.append([method, *(list_missed(results[name], c) for name, c in zip(shown, singles, strict=True))])
+    text = "Mean recall, and the number of programs with exactly the true edges, by the number of pairs of the search."
+    single = f"True edges that are missed with one pair, and in how many of the first {SINGLE_PAIRS} pairs."
+    header = ["method", *(f"{n} pair{'s' * (n > 1)}" for n in counts)]
+    return [text, "", *format_table(header, rows), single, "", *format_table(["method", *shown], named)]
 
 
 def format_tests(results: Mapping[str, ProgramResult]) -> list[str]:
     """Return the table of the margins and tests of the circuits of `RECOVERED`."""
     rows = []
     for name, result in results.items():
-        tests, size, (least, other) = result.tests, len(result.recoveries[RECOVERED].circuit), result.measure_margin()
+        tests, size, (true, false) = result.tests, len(result.recoveries[RECOVERED].circuit), result.measure_margin()
         possible = 1 / (1 + min(DRAWS, len(result.problem.runs.edge_names) - size))
         values = tests.sufficiency, tests.necessity, max(tests.minimality.values()), possible
-        margin, distance = (f"{least:.2g}", f"{other:.1g}"), f"{tests.distance:.1g} of {tests.removed_distance:.2g}"
+        margin, distance = (f"{true:.2g}", f"{false:.1g}"), f"{tests.distance:.1g} of {tests.removed_distance:.2g}"
         rows.append([name, *margin, distance, *(f"{value:.2g}" for value in values), str(tests.examples)])
     header = ["program", "least true score", "greatest other score", "distance", "sufficiency p", "necessity p"]
     text = [
