@@ -276,7 +276,9 @@ def test_true_circuits(known):
             *("embed -> v_0_1", "a_0_1 -> ffn_1", "ffn_1 -> y"),
         ],
         "redundant": ["embed -> v_0_0", "a_0_0 -> ffn_0", "ffn_0 -> y"],
-        "cancelling": [*("embed -> ffn_0", "ffn_0 -> v_1_0", "ffn_0 -> v_1_1", "a_1_0 -> y", "a_1_1 -> y", "ffn_0 -> y")],
+        "cancelling": [
+            *("embed -> ffn_0", "ffn_0 -> v_1_0", "ffn_0 -> v_1_1", "a_1_0 -> y", "a_1_1 -> y", "ffn_0 -> y")
+        ],
         "induction": ["embed -> v_0_0", "a_0_0 -> k_1_0", "embed -> q_1_0", "embed -> v_1_0", "a_1_0 -> y"],
     }[known.name.removesuffix(", norm")]
     assert known.truth.edges == set(edges) and known.truth.edges <= known.truth.structural
