@@ -13,8 +13,8 @@ the options of the methods (`STEPS`, `TAUS`, `PENALTY`, `UPDATES`, `RATE`), and 
 circuit: the edges whose size is at least 1% of the largest, or half of the largest for the probabilities of a mask.
 
 Decided after the exact methods had been run: the circuit of a search is that of the same 1%, of clean - corrupt (two
-of its circuits had been seen); random circuits have as many edges as the truth; a quarter of the pairs of `dyck` is held
-out, because no others exist; and the table of single pairs. No threshold was changed after a result.
+of its circuits had been seen); random circuits have as many edges as the truth; a quarter of the pairs of `dyck` is
+held out, because no others exist; and the table of single pairs. No threshold was changed after a result.
 
 - **average precision**, **AUC**: edges ranked by the size of the score; ties count as in scikit-learn.
 - **precision**, **recall**, **recovered**: of the circuit by the rule; the programs with exactly the true edges.
