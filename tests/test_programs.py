@@ -11,7 +11,7 @@ from bnet_transformer import programs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.programs import CORPUS, get_program
 from bnet_transformer.programs.compiled import LOGIT
-from bnet_transformer.programs.truth import list_edges
+from bnet_transformer.programs.truth import PairRuns, list_edges, structural_edges
 from bnet_transformer.programs.variables import encode_value
 from tests.cases import close
 
@@ -214,7 +214,7 @@ def list_writer_nodes(s, compiled, reader):
     sublayers = [[f"{role}_{t}" for role in roles] for t in range(slices) for roles in ("qkv", ["ffn"])]
     group = "_".join(reader.split("_")[:2])
     end = next((k for k, groups in enumerate(sublayers) if group in groups), len(sublayers))
-    writers = ["x_0"]
+    writers = ["embed"]
     for k in range(end):
         writers += [f"ffn_{k // 2}"] if k % 2 else [f"a_{k // 2}_{h}" for h in range(heads)]
     return [(writer, f"{writer}_{i}") for writer in writers for i in range(len(s.words))]
@@ -243,6 +243,19 @@ def has_effect(compiled, clean, corrupt, edge):
     return any((read_output(changed, i, compiled) - read_output(s, i, compiled)).abs() > 1e-3 for i in outputs)
 
 
+@parametrize_corpus()
+def test_the_truth_has_the_edges_of_the_net(known):
+    compiled = known.compiled
+    assert list_edges(compiled) == tuple(compiled.net.edges()["edge"])
+    readers = {edge.split(" -> ")[1] for edge in list_edges(compiled)}
+    heads = [f"{t}_{h}" for t in range(len(compiled.layout.heads)) for h in range(max(map(len, compiled.layout.heads)))]
+    steps = {f"ffn_{t}" for t in range(len(compiled.layout.heads))}
+    assert readers == {"y", *steps, *(f"{role}_{head}" for role in "qkv" for head in heads)}
+    runs = PairRuns(compiled, known.list_pairs(1), tolerance=1e-3)
+    assert sorted(edge for edge, _ in runs.iter_effects()) == sorted(list_edges(compiled))
+    assert structural_edges(compiled) <= {*list_edges(compiled)}
+
+
 @parametrize_corpus("cancelling", slow=["either", "redundant", "induction, norm"])
 def test_an_edge_is_two_runs(known):
     sentences = random.Random(1).sample([w for w in known.list_sentences() if len(w) == 4], 2)
@@ -257,14 +270,16 @@ def test_an_edge_is_two_runs(known):
 def test_true_circuits(known):
     """By hand: the words move along these edges, and positions are equal in all sentences of one length."""
     edges = {
-        "either": ["x_0 -> v_0_0", "x_0 -> v_0_1", "a_0_0 -> ffn_0", "a_0_1 -> ffn_0", "ffn_0 -> y"],
+        "either": ["embed -> v_0_0", "embed -> v_0_1", "a_0_0 -> ffn_0", "a_0_1 -> ffn_0", "ffn_0 -> y"],
         "backup": [
-            *("x_0 -> v_0_0", "a_0_0 -> k_1_0", "x_0 -> v_1_0", "a_1_0 -> ffn_1"),  # the token after the mark
-            *("x_0 -> v_0_1", "a_0_1 -> ffn_1", "ffn_1 -> y"),
+            *("embed -> v_0_0", "a_0_0 -> k_1_0", "embed -> v_1_0", "a_1_0 -> ffn_1"),  # the token after the mark
+            *("embed -> v_0_1", "a_0_1 -> ffn_1", "ffn_1 -> y"),
         ],
-        "redundant": ["x_0 -> v_0_0", "a_0_0 -> ffn_0", "ffn_0 -> y"],
-        "cancelling": [*("x_0 -> ffn_0", "ffn_0 -> v_1_0", "ffn_0 -> v_1_1", "a_1_0 -> y", "a_1_1 -> y", "ffn_0 -> y")],
-        "induction": ["x_0 -> v_0_0", "a_0_0 -> k_1_0", "x_0 -> q_1_0", "x_0 -> v_1_0", "a_1_0 -> y"],
+        "redundant": ["embed -> v_0_0", "a_0_0 -> ffn_0", "ffn_0 -> y"],
+        "cancelling": [
+            *("embed -> ffn_0", "ffn_0 -> v_1_0", "ffn_0 -> v_1_1", "a_1_0 -> y", "a_1_1 -> y", "ffn_0 -> y")
+        ],
+        "induction": ["embed -> v_0_0", "a_0_0 -> k_1_0", "embed -> q_1_0", "embed -> v_1_0", "a_1_0 -> y"],
     }[known.name.removesuffix(", norm")]
     assert known.truth.edges == set(edges) and known.truth.edges <= known.truth.structural
     assert ("a_0_1 -> ffn_0" in known.truth.without_effect) == (known.name == "redundant")
@@ -403,7 +418,7 @@ def test_without_bos_where_no_aggregate_needs_it():
 
 def test_a_program_without_heads():
     compiled = programs.compile(programs.map(str.upper, programs.tokens), vocabulary="ab", max_words=3)
-    assert compiled.predict(["ab"]) == [("A", "B")] and compiled.true_edges().edges == {"x_0 -> ffn_0", "ffn_0 -> y"}
+    assert compiled.predict(["ab"]) == [("A", "B")] and compiled.true_edges().edges == {"embed -> ffn_0", "ffn_0 -> y"}
     identity = programs.compile(programs.tokens, vocabulary=["one", "two"], max_words=3)
     close(identity.program.net.sentence("two")["tokens_0"], torch.tensor([0.0, 1.0], dtype=torch.float64))
     assert identity.predict(["one two", ["two"]]) == [("one", "two"), ("two",)]

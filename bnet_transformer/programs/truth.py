@@ -1,6 +1,7 @@
 """The true circuit of a compiled program: the edges from writers to readers that have an effect.
 
-A writer adds to the residual stream: the embedding `x_0`, a head `a_slice_head`, or a feed-forward step `ffn_slice`. A
+Writers, readers and edges are those of `net.edges()`. A writer adds to the residual stream: the embedding `embed`, a
+head `a_slice_head`, or a feed-forward step `ffn_slice`; positions do not depend on the words, so they are no writer. A
 reader is the query, key or value of a head (`q_slice_head`), a feed-forward step, or the readout `y`. An edge is all
 words together, and its name has no word: `"a_0_1 -> q_2_3"`.
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int, check_seed
 from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.edges.structure import EdgeStructure
 from bnet_transformer.programs.compiled import Compiled
 from bnet_transformer.programs.layout import list_sources
 from bnet_transformer.programs.sops import Aggregate, SelectedShare, SOp, Value
@@ -112,13 +114,13 @@ def true_edges(
     >>> before = programs.select(programs.indices, programs.indices, lambda j, i: j == i - 1)
     >>> compiled = programs.compile(programs.aggregate(before, programs.tokens), vocabulary="ab", max_words=3)
     >>> sorted(true_edges(compiled).edges)
-    ['a_0_0 -> y', 'x_0 -> v_0_0']
+    ['a_0_0 -> y', 'embed -> v_0_0']
     """
     pairs, is_exhaustive = _make_pairs(compiled, sentences, check_int("max_pairs", max_pairs), check_seed(seed))
     tolerance = check_float("tolerance", tolerance, above=0)
     counts = dict.fromkeys(list_edges(compiled), 0)
     for start in range(0, len(pairs), CHUNK):
-        runs = _PairRuns(compiled, pairs[start : start + CHUNK], tolerance)
+        runs = PairRuns(compiled, pairs[start : start + CHUNK], tolerance)
         for edge, changed in runs.iter_effects():
             counts[edge] += int(changed.sum())
     effects = {edge: count / len(pairs) for edge, count in counts.items()}
@@ -126,7 +128,7 @@ def true_edges(
 
 
 def list_edges(compiled: Compiled) -> tuple[str, ...]:
-    """The names of all edges from a writer to a later reader.
+    """The names of all edges from a writer to a later reader, as in `net.edges()`.
 
     Args:
         compiled: The compiled program.
@@ -134,17 +136,13 @@ def list_edges(compiled: Compiled) -> tuple[str, ...]:
     Returns:
         The names, in the order of the readers and then of the writers.
     """
-    return tuple(
-        f"{writer} -> {reader}"
-        for group, _ in _list_readers(compiled)
-        for reader in _list_members(compiled, group)
-        for source in _list_writers(compiled, group)
-        for writer in _list_members(compiled, source)
-    )
+    return EdgeStructure.of_network(compiled.net.network).edges.names
 
 
 def structural_edges(compiled: Compiled) -> frozenset[str]:
     """The edges whose reader uses a variable that the writer writes; constant directions are no variables.
+
+    No writer writes `indices`, because positions do not depend on the words.
 
     Args:
         compiled: The compiled program.
@@ -153,7 +151,7 @@ def structural_edges(compiled: Compiled) -> frozenset[str]:
         The names of the edges.
     """
     layout = compiled.layout
-    writes: dict[SOp, str] = {}
+    writes = {sop: "embed" for sop in compiled.program.variables.values() if sop.kind == "tokens"}
     reads: list[tuple[str, tuple[SOp, ...]]] = [("y", (compiled.program.output,))]
     for t, (heads, steps) in enumerate(zip(layout.heads, layout.steps, strict=True)):
         for h, sop in enumerate(heads):
@@ -166,74 +164,56 @@ def structural_edges(compiled: Compiled) -> frozenset[str]:
         for sop in steps:
             writes[sop] = f"ffn_{t}"
             reads.append((f"ffn_{t}", sop.parents))
-    pairs = {
-        (writes.get(source, "x_0"), reader) for reader, sops in reads for sop in sops for source, _ in list_sources(sop)
-    }
-    return frozenset(f"{writer} -> {reader}" for writer, reader in pairs)
+    sources = ((source, reader) for reader, sops in reads for sop in sops for source, _ in list_sources(sop))
+    return frozenset(f"{writes[source]} -> {reader}" for source, reader in sources if source in writes)
 
 
-def _list_readers(compiled: Compiled) -> list[tuple[str, int]]:
-    """The groups of readers, each with its sublayer: 2 t for attention, 2 t + 1 for the feed-forward step."""
-    slices = len(compiled.layout.heads)
-    readers = [(f"{role}_{t}", 2 * t + (role == "ffn")) for t in range(slices) for role in ("q", "k", "v", "ffn")]
-    return [*readers, ("y", 2 * slices)]
-
-
-def _list_writers(compiled: Compiled, reader: str) -> list[str]:
-    """The groups of writers before a reader."""
-    end = dict(_list_readers(compiled))[reader]
-    return ["x_0", *(f"{('a', 'ffn')[k % 2]}_{k // 2}" for k in range(end))]
-
-
-def _list_members(compiled: Compiled, group: str) -> list[str]:
-    """The writers or readers of a group: one for each head."""
-    if group[0] not in "aqkv":
-        return [group]
-    num_heads = compiled.net.network.graph.plate_sizes["head"]
-    return [f"{group}_{h}" for h in range(num_heads)]
-
-
-class _PairRuns:
+class PairRuns:
     """The runs of pairs of sentences of one length, and those with one corrupted edge."""
 
     def __init__(self, compiled: Compiled, pairs: Sequence[Pair], tolerance: float) -> None:
         self.compiled, self.tolerance = compiled, tolerance
-        names = [*_list_writers(compiled, "y"), *(group for group, _ in _list_readers(compiled))]
+        self.structure = EdgeStructure.of_network(compiled.net.network)
+        self.writers = [writer.spec.group.name for writer in self.structure.writer_groups]
+        self.readers = [reader.target.group.name for reader in self.structure.reader_groups]
         self.ids = compiled.to_ids([pair[0] for pair in pairs])
-        self.base = self._run(self.ids, want=[*dict.fromkeys(names)])
-        other = self._run(compiled.to_ids([pair[1] for pair in pairs]), want=_list_writers(compiled, "y"))
-        self.other = other
+        self.base = self._run(self.ids, want=[*dict.fromkeys([*self.writers, *self.readers])])
+        self.other = self._run(compiled.to_ids([pair[1] for pair in pairs]), want=self.writers)
 
     def iter_effects(self) -> Iterator[tuple[str, Tensor]]:
         """Each edge with the pairs in which its corruption changes the output, `[pair]`."""
-        groups = itertools.groupby(_list_readers(self.compiled), key=lambda reader: reader[1])
-        for names in ([group for group, _ in items] for _, items in groups):
-            for source in _list_writers(self.compiled, names[0]):
-                for h, writer in enumerate(_list_members(self.compiled, source)):
-                    values = self._compute_readers(names, source, h)
-                    for group, value in values.items():
-                        for k, reader in enumerate(_list_members(self.compiled, group)):
-                            yield f"{writer} -> {reader}", self._find_changes(group, k, value)
+        groups = self.structure.reader_groups
+        for sources, numbers in itertools.groupby(range(len(groups)), key=lambda r: tuple(groups[r].sources)):
+            readers = list(numbers)  # those of one sublayer are computed in one run
+            for w in sources:
+                for h, writer in enumerate(self.structure.get_writer_names(w)):
+                    values = self._compute_readers(readers, sources, w, h)
+                    for r in readers:
+                        for k, reader in enumerate(self.structure.get_reader_names(r)):
+                            yield f"{writer} -> {reader}", self._find_changes(r, k, values[self.readers[r]])
 
-    def _compute_readers(self, names: list[str], source: str, h: int) -> dict[str, Tensor]:
+    def _compute_readers(self, readers: Sequence[int], sources: Sequence[int], w: int, h: int) -> dict[str, Tensor]:
         """The values of readers if they read one writer in the other run."""
-        writers = {name: self.base[name] for name in _list_writers(self.compiled, names[0])}
-        return self._run(self.ids, do={**writers, source: self._replace(source, h, self.other[source])}, want=names)
+        values = {self.writers[source]: self.base[self.writers[source]] for source in sources}
+        name, count = self.writers[w], len(self.structure.get_writer_names(w))
+        values[name] = self._replace(name, h, count, self.other[name])
+        return self._run(self.ids, do=values, want=[self.readers[r] for r in readers])
 
-    def _find_changes(self, group: str, k: int, value: Tensor) -> Tensor:
+    def _find_changes(self, r: int, k: int, value: Tensor) -> Tensor:
         """The pairs in which the output changes if one reader has the value of its group, `[pair]`."""
-        if group == "y":
-            return self._differs(value, self.base["y"])
-        replaced = self._replace(group, k, value)
+        group = self.readers[r]
+        if self.structure.reader_groups[r].is_readout:
+            return self._differs(value, self.base[group])
+        replaced = self._replace(group, k, len(self.structure.get_reader_names(r)), value)
         changed = ((replaced - self.base[group]).abs() > UNCHANGED).flatten(1).any(1)
         if changed.any():
             readouts = self._run(self.ids[changed], do={group: replaced[changed]}, want=["y"])["y"]
             changed[changed.clone()] = self._differs(readouts, self.base["y"][changed])
         return changed
 
-    def _replace(self, group: str, k: int, value: Tensor) -> Tensor:
-        """The value of a group in the base run with that of one member replaced."""
-        if len(_list_members(self.compiled, group)) == 1:
+    def _replace(self, group: str, k: int, count: int, value: Tensor) -> Tensor:
+        """The value of a group in the base run with that of one of its members replaced."""
+        if count == 1:
             return value
         replaced = self.base[group].clone()
         replaced[:, k] = value[:, k]
