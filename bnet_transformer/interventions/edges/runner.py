@@ -75,7 +75,10 @@ class EdgeRunner(CircuitRuns):
 
     def swap(self) -> EdgeRunner:
         """The same edges with the clean and the corrupt run exchanged."""
-        return replace(self, clean=self.corrupt, corrupt=self.clean)
+        swapped = replace(self, clean=self.corrupt, corrupt=self.clean)
+        if "blocked" in self.__dict__:  # the maps are the same in both runs
+            swapped.__dict__["blocked"] = self.blocked
+        return swapped
 
     @cached_property
     def blocked(self) -> BoolArray:
