@@ -9,7 +9,9 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
+from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
+from tests.edge_oracle import run_edge
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, init_model, set_config
 
 IDS = [3, 4, 5, 6]
@@ -284,3 +286,26 @@ def test_a_user_defined_family_needs_no_change(monkeypatch):
             register_family("bert")
     finally:
         FAMILIES.pop("electra", None)
+
+
+@SIX
+def test_its_edges_equal_two_runs_by_hand(name):
+    """Also grouped heads, post-norm, cross attention and images; a circuit without an edge is the exact effect."""
+    net, clean, corrupt = make_case(name)
+    node = find_outcome(corrupt)
+    metric = {node: (1, 2)}
+    result = bt.sweep(clean, corrupt, at="edges", metric=metric)
+    table = net.edges()
+    assert {"q", "k", "v", "readout"} <= set(table["channel"]) and set(result.names.values()) <= set(table["edge"])
+    reverse = build_edge_runner(corrupt, clean, metric)
+    edge_of = {edge: k for k, edge in enumerate(reverse.edge_names)}
+    for (index,), edge in list(result.names.items())[:: len(result.names) // 3]:
+        (value,) = run_edge(
+            corrupt.state.model, clean.state.model, reverse.structure, edge_of[edge], [corrupt.ground.id(node)]
+        )
+        expected = float(value[1] - value[2])
+        assert float(result.outcomes[index]) == pytest.approx(expected, abs=1e-10)
+        without = torch.arange(len(edge_of)) != edge_of[edge]
+        assert float(reverse.evaluate(without[None])) == pytest.approx(expected, abs=1e-9)
+    estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True)
+    assert bool(estimates.effects.isfinite().all())
