@@ -80,22 +80,36 @@ class WriterPass:
 
     @cached_property
     def reached(self) -> dict[int, BoolArray]:
-        """The cells whose writer is before, or in, a linear group: `[cell]`."""
+        """The words of a linear group that a changed writer reaches in each cell, `[cell, word]`."""
         masks: dict[int, BoolArray] = {}
         for index in self.groups:
-            mask = np.zeros(len(self.writers), dtype=bool)
-            for k in self.structure.get_linear_positions(self.run.specs[index]):
-                parent = self.run.specs[index].parents[k].index
-                mask |= masks.get(parent, np.zeros_like(mask))
-            w = self.structure.writer_index.get(index)
-            mask |= np.array([group == w for group, _ in self.writers], dtype=bool)
+            spec, w = self.run.specs[index], self.structure.writer_index.get(index)
+            mask = self._find_reached(spec, self.structure.get_linear_positions(spec), masks)
+            if w is not None and w in self.differences:
+                differing = find_differing_words(self.run, self.structure, w, self.differences[w])
+                for cell, (group, unit) in enumerate(self.writers):
+                    if group == w:
+                        mask[cell] |= differing[unit]
             masks[index] = mask
         return masks
+
+    def _find_reached(self, spec: NodeSpec, slots: Sequence[int], masks: Mapping[int, BoolArray]) -> BoolArray:
+        """The words of a group that depend on reached words of its parents in some slots, `[cell, word]`."""
+        reached = np.zeros((len(self.writers), count_words(self.run.examples.model, spec.group.index)), dtype=bool)
+        for parent in (spec.parents[k] for k in slots if spec.parents[k].index in masks):
+            mask = masks[parent.index]
+            is_aligned = parent.reach.kind == "same" and mask.shape[1] == reached.shape[1]
+            if mask.shape[1] == 1 or is_aligned:
+                reached |= mask
+            else:
+                table = parent.reach.matrix(reached.shape[1], mask.shape[1])
+                reached |= (mask.astype(np.float32) @ table.T.astype(np.float32)) > 0
+        return reached
 
     def compute_groups(self) -> None:
         """Compute the linear groups."""
         for index in self.groups:
-            mask = self.reached[index][:, None] & self.words[index]
+            mask = self.reached[index] & self.words[index]
             if mask.any():
                 rows = RowIndex.from_mask(mask)
                 self.update.by_group[index] = GroupUpdate(rows, self._compute_group(index, rows))
@@ -138,10 +152,10 @@ class WriterPass:
         """The value of the readers of a group in each cell: the rows, and `[1 or N, *plates, row, *shape]`."""
         reader = self.structure.reader_groups[r]
         spec, index = reader.target, reader.target.group.index
-        reached = np.zeros(len(self.writers), dtype=bool)
-        for k in reader.slots:
-            reached |= self.reached[spec.parents[k].index]
-        rows = RowIndex.from_mask(reached[:, None] & self.run.needed.ancestor_words[index])
+        reached = self._find_reached(spec, reader.slots, self.reached)
+        rows = RowIndex.from_mask(reached & self.run.needed.ancestor_words[index])
+        if not len(rows):
+            return rows, torch.zeros(0)
         value = self.evaluate_target(reader, self.update, rows)
         if index in self.run.base.patched:
             value = self.run.apply_interventions(value, index, rows)
@@ -215,6 +229,8 @@ def compute_edge_patches(
     changed.compute_groups()
     for r in edges.reader_groups:
         rows, value = changed.compute_reader(r)
+        if not len(rows):
+            continue
         part = edges.select(table.readers[edges.edges] == r)
         reader = edges.structure.reader_groups[r]
         spec = reader.target
@@ -241,16 +257,21 @@ def compute_edge_patches(
 
 def find_effective_edges(run: PatchedRun, differences: Mapping[int, Tensor], edges: EdgeCells) -> IntArray:
     """The cells that set an edge whose writer differs between the runs in some example."""
-    table, differs = edges.structure.edges, dict[int, BoolArray]()
-    for w, difference in differences.items():
-        spec = edges.structure.writer_groups[w].spec
-        full = difference.expand(len(difference), *get_layout_shape(run.base, spec), *spec.shape)
-        axes = [run.base.layout.axis(plate) for plate in spec.group.plates]
-        by_unit = (full != 0).movedim(axes, list(range(len(axes)))).flatten(len(axes)).any(-1)
-        differs[w] = by_unit.reshape(-1).cpu().numpy()
+    table = edges.structure.edges
+    differs = {w: find_differing_words(run, edges.structure, w, d).any(-1) for w, d in differences.items()}
     pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
     cell_ids: IntArray = np.unique(edges.cells[[differs[w][unit] for w, unit in pairs]])
     return cell_ids
+
+
+def find_differing_words(run: PatchedRun, structure: EdgeStructure, w: int, difference: Tensor) -> BoolArray:
+    """The words at which each writer of a group differs between the runs in some example, `[unit, word]`."""
+    spec, layout = structure.writer_groups[w].spec, run.base.layout
+    full = difference.expand(len(difference), *get_layout_shape(run.base, spec), *spec.shape)
+    axes = [*(layout.axis(plate) for plate in spec.group.plates), layout.word_dim]
+    by_word = (full != 0).movedim(axes, list(range(len(axes)))).flatten(len(axes)).any(-1)
+    differing: BoolArray = by_word.reshape(-1, by_word.shape[-1]).cpu().numpy()
+    return differing
 
 
 def spread_nodes(run: PatchedRun, index: int, values: Tensor) -> Tensor:
