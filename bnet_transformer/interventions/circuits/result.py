@@ -177,7 +177,7 @@ class Circuit:
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)
         >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
-        >>> found = bt.circuit(clean, corrupt, metric=lambda x_1_2: x_1_2[:, 0], threshold="5%")
+        >>> found = bt.circuit(clean, corrupt, metric=lambda x_1_2: x_1_2[:, 0], threshold="20%")
         >>> sorted(found.test().minimality) == sorted(found.retained)
         True
         """
