@@ -156,6 +156,7 @@ def test_the_graph_computes_the_logits_of_the_model(graph):
         torch.testing.assert_close(outputs[writer], writers[writer], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_edges_of_gpt2_small_are_those_of_the_package(graph):
     config = SimpleNamespace(n_layer=12, n_head=12)
     by_layer = [36 * (1 + 13 * t) + 13 * (1 + t) for t in range(12)]
@@ -164,6 +165,7 @@ def test_the_edges_of_gpt2_small_are_those_of_the_package(graph):
     assert not {"a0.h1->a0.h0<k>", "m0->m0", "m1->a1.h0<q>"} & set(graph.edges)
 
 
+@pytest.mark.slow
 def test_exact_patching_of_every_edge_is_a_run_of_the_model_under_hooks(graph):
     expected = run_hooked(graph.model, CLEAN, list_shifts(graph))
     logits = torch.stack([patch_edge(graph, CLEAN, CORRUPT, edge) for edge in graph.edges])
@@ -186,6 +188,7 @@ def test_eap_is_the_gradient_of_shares_of_the_corrupt_run(graph):
     )
 
 
+@pytest.mark.slow
 def test_eap_ig_of_inputs_is_the_mean_derivative_at_interpolated_embeddings_without_the_clean_end(graph):
     words = (graph.model, graph.model.transformer.wte)
     runs = [interpolate(words, k / STEPS) for k in range(STEPS)]
@@ -193,6 +196,7 @@ def test_eap_ig_of_inputs_is_the_mean_derivative_at_interpolated_embeddings_with
     assert_equal(scores, score_by_differences(graph, runs), 1e-7)
 
 
+@pytest.mark.slow
 def test_eap_ig_of_activations_is_the_mean_derivative_over_all_fixed_modules_without_the_corrupt_end(graph):
     body = graph.model.transformer
     modules = [body.wte, *(module for block in body.h for module in (block.attn.c_proj, block.mlp))]
@@ -207,6 +211,7 @@ def test_the_mean_of_both_ends(graph):
     assert_equal(score_clean_corrupted(graph, CLEAN, CORRUPT, metric), score_by_differences(graph, runs), 1e-7)
 
 
+@pytest.mark.slow
 def test_integrated_gradients_of_the_edges_from_the_input_add_up_to_the_difference_of_the_runs(graph):
     def add_up(scores):
         return sum(score for edge, score in scores.items() if edge.startswith("input->"))

@@ -250,7 +250,7 @@ INTEGRATED = [case.name for case in CASES_WITH_WORDS if case.name not in WITHOUT
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 6 > 0)) for k, name in enumerate(INTEGRATED)]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 12 > 0)) for k, name in enumerate(INTEGRATED)]
 )
 def test_integrated_gradients_of_the_inputs_sum_to_the_total_effect(name):
     """Completeness, up to the error of the midpoint rule."""
