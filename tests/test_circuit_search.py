@@ -415,6 +415,7 @@ def test_the_plot_has_the_curves_and_the_areas(weighted, theme):
         bt.plot(curves, ranking="best")
 
 
+@pytest.mark.slow
 def test_curves_of_edges_from_sweeps(tmp_path):
     """Scores of a sweep are contributions to the clean run in both directions; KL is that of the readout."""
     net = bt.decoder(dim=16, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat", "ran"], seed=3).to(D)

@@ -132,6 +132,7 @@ def test_interventions_in_circuits():
         build_edge_runner(clean, corrupt, lambda embed_1, y_2: embed_1[:, 0] + y_2[:, 0])
 
 
+@pytest.mark.slow
 def test_gates_have_the_gradient_of_circuits():
     clean, corrupt, names = make_fixed_pair(get_case("encoder, pre-norm"))
     runner = build_edge_runner(clean, corrupt, make_metric(names))
@@ -139,6 +140,7 @@ def test_gates_have_the_gradient_of_circuits():
     assert torch.autograd.gradcheck(runner.evaluate_with_grad, (gates,))
 
 
+@pytest.mark.slow
 def test_outcomes_are_averaged_over_choices():
     """`P(y)` is the mean of `P(y)` in each joint state of the latent choices, which are the same in both runs."""
     clean, corrupt = make_pair(get_case("slice"))

@@ -61,7 +61,12 @@ def test_rotations_of_free_bases_keep_the_likelihood(name):
             assert not torch.allclose(objective.log_evidence(partly, corpus), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if name not in CONFOUNDED])
+SLOW = ("codebook, two slices",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NETS if n not in CONFOUNDED]
+)
 def test_invariants_have_intervals_if_the_likelihood_identifies_them(name):
     """The oracle: a number is identified if its derivative is 0 in all directions in which no likelihood changes."""
     generator = torch.Generator().manual_seed(0)

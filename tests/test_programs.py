@@ -257,7 +257,7 @@ def test_the_truth_has_the_edges_of_the_net(known):
     assert structural_edges(compiled) <= {*list_edges(compiled)}
 
 
-@parametrize_corpus("cancelling", slow=["either", "redundant", "induction, norm"])
+@parametrize_corpus("either", slow=["cancelling", "redundant", "induction, norm"])
 def test_an_edge_is_two_runs(known):
     sentences = random.Random(1).sample([w for w in known.list_sentences() if len(w) == 4], 2)
     truth = known.compiled.true_edges(sentences)

@@ -176,6 +176,7 @@ def test_a_small_change_along_an_arrow_has_the_first_order_effect(name):
     assert largest > NOISE_SCALE / 1000
 
 
+@pytest.mark.slow
 def test_joined_arrows_and_a_list_add_their_first_order_effects():
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 3)
     query = {"metric": {"y_2": (0, 1)}, "first_order": True}
@@ -261,6 +262,7 @@ def test_integrated_gradients_of_the_inputs_sum_to_the_total_effect(name):
     assert float((result.effects.sum(0) - result.total).abs().max()) < 0.05 * scale
 
 
+@pytest.mark.slow
 def test_interpolation_of_several_examples_with_set_nodes_and_aligned_words():
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_examples(net, 3)
