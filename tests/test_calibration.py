@@ -89,7 +89,8 @@ def test_a_correct_posterior_is_calibrated(weather):
 
 
 @pytest.mark.parametrize(
-    ("method", "verdict"), [(Conjugate(power=8), "too narrow"), (Conjugate(shift=60), "biased high")]
+    ("method", "verdict"),
+    [(Conjugate(power=8), "too narrow"), pytest.param(Conjugate(shift=60), "biased high", marks=pytest.mark.slow)],
 )
 def test_a_defect_is_named(weather, method, verdict):
     share = {"first": lambda net: net.parameters["rain.logits"].softmax(-1)[0]}

@@ -147,6 +147,7 @@ def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
         torch.testing.assert_close(torch.cov(samples[:, row].mT), expected, atol=0.45 * float(expected.max()), rtol=0)
 
 
+@pytest.mark.slow
 def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(regression):
     """The mean is exact; the standard deviation of each number is that given all others."""
     net, data, spread, mean, precision = regression

@@ -357,6 +357,7 @@ def test_chains_that_disagree_give_no_interval():
     assert "Monte Carlo error" in str(svi) and "Monte Carlo error" not in str(f)  # it omits the bias of svi
 
 
+@pytest.mark.slow
 def test_gibbs_repeats_and_leaves_dead_heads_at_their_prior():
     net = make_net(2, 1)
     W = net.parameters["W_o_0.value"].clone()
@@ -369,6 +370,7 @@ def test_gibbs_repeats_and_leaves_dead_heads_at_their_prior():
     assert kstest(first.rho[::9, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
     net = make_net(3, 1)
     W = net.parameters["W_o_0.value"].clone()

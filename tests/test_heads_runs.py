@@ -319,7 +319,7 @@ def compute_drop(net, sentence, off, sigma):
     return drop if sigma is None else drop / sigma**2
 
 
-@pytest.mark.parametrize("sigma", [None, 2.0])
+@pytest.mark.parametrize("sigma", [pytest.param(None, marks=pytest.mark.slow), 2.0])
 def test_damage_is_that_of_the_heads_off_together(sigma):
     """For the sentences of the measures and for others, with y observed or not; and 6 heads off means all gates off."""
     net, counts = concat_net(observe=Normal(0.5)), (0, 2, 6)

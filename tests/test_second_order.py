@@ -284,7 +284,12 @@ def test_notes_of_a_fit_that_the_data_do_not_determine():
     assert any("numbers, 25" in note for note in first.notes)
 
 
-SCALED = [bt.EM(steps=3), bt.MAP(optimizer="first-order", steps=2), bt.SVI(steps=2), bt.Laplace(draws=9, restarts=1)]
+SCALED = [
+    pytest.param(bt.EM(steps=3), marks=pytest.mark.slow),
+    bt.MAP(optimizer="first-order", steps=2),
+    bt.SVI(steps=2),
+    bt.Laplace(draws=9, restarts=1),
+]
 
 
 @pytest.mark.parametrize("method", SCALED, ids=lambda method: method.name)

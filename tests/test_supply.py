@@ -110,6 +110,7 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
     assert hidden == {".ci/check_names.py", ".ci/check_prose.py", ".ci/run", ".gitignore"}
 
 
+@pytest.mark.slow
 def test_copyleft_libraries_inside_wheels_are_documented():
     """Each shared library with a copyleft licence inside an installed wheel has a row."""
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
