@@ -258,7 +258,9 @@ def compute_edge_patches(
 def find_effective_edges(run: PatchedRun, differences: Mapping[int, Tensor], edges: EdgeCells) -> IntArray:
     """The cells that set an edge whose writer differs between the runs in some example."""
     table = edges.structure.edges
-    differs = {w: find_differing_words(run, edges.structure, w, d).any(-1) for w, d in differences.items()}
+    differs: dict[int, BoolArray] = {
+        w: np.any(find_differing_words(run, edges.structure, w, d), axis=-1) for w, d in differences.items()
+    }
     pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
     cell_ids: IntArray = np.unique(edges.cells[[differs[w][unit] for w, unit in pairs]])
     return cell_ids
