@@ -6,7 +6,6 @@ no weights: it is the program, to intervene on and to compare with the compiled 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, final
 
@@ -264,10 +263,3 @@ def _make_table(program: Program, sop: SOp, sources: list[SOp]) -> Any:
         return tuple(encode_value(program, sop, result).tolist())
 
     return fill(())
-
-
-def iter_node_values(program: Program, sentence: object) -> Iterator[tuple[str, Tensor]]:
-    """The name of each node in a sentence with its value by the evaluation in Python."""
-    for name, column in program.evaluate(sentence).items():
-        for i, value in enumerate(column):
-            yield f"{name}_{i}", encode_value(program, program.variables[name], value)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
-from bnet_transformer._core.naming import WORD, format_label
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
@@ -36,6 +36,7 @@ from bnet_transformer.interventions.circuits.runs import (
     OUTCOME,
     CircuitParts,
     CircuitRuns,
+    describe_node,
     join_names,
     split_name,
 )
@@ -331,22 +332,8 @@ def _get_node_attributes(
     ground = arrows.ground
     node = ground.id(name)
     group, index = ground.unravel_index(node)
-    position = dict(zip(ground.axes(group), index, strict=True))
-    word = position.get("word")
+    word = dict(zip(ground.axes(group), index, strict=True)).get(WORD)
     known = set() if word is None else {by_stack[group.word_stack or ""][word] for by_stack in tokens}
     token = known.pop() if len(known) == 1 else None
-    plates = tuple(int(position[plate]) for plate in group.plates)
     part = OUTCOME if node in arrows.outcome_nodes else INPUT if arrows.differing_nodes[node] else BETWEEN
-    label = format_label(group.role, stack=group.stack, slice=group.slice, plates=plates, word=word, token=token)
-    return {
-        "stack": group.stack,
-        "role": group.role,
-        "slice": group.slice,
-        "head": position.get("head"),
-        "plates": ground.axes(group),
-        "index": index,
-        "word": word,
-        "token": token,
-        "label": label,
-        "part": part,
-    }
+    return describe_node(group, ground.axes(group), index, part, token)

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.naming import WORD, format_label
 from bnet_transformer.errors import unknown_name_error
+from bnet_transformer.graph import NodeGroup
 
 ARROW_SEPARATOR = " -> "
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"  # the part of a node in a circuit
@@ -126,3 +128,34 @@ def split_name(name: str) -> tuple[str, str]:
 def join_names(ends: Sequence[str]) -> str:
     """The name of the edge between two nodes."""
     return ARROW_SEPARATOR.join(ends)
+
+
+def describe_node(
+    group: NodeGroup, axes: Sequence[str], index: Sequence[int], part: str, token: str | None = None
+) -> dict[str, Any]:
+    """The attributes of a node in the graph of a circuit.
+
+    Args:
+        group: The node group.
+        axes: The axes of the node: the plates of its group, and `"word"` if it has a word.
+        index: The position along each axis.
+        part: `INPUT`, `OUTCOME` or `BETWEEN`.
+        token: The token of its word; None if the examples have different tokens.
+
+    Returns:
+        The attributes, by name.
+    """
+    position = dict(zip(axes, index, strict=True))
+    word, plates = position.get(WORD), tuple(int(position[plate]) for plate in group.plates)
+    return {
+        "stack": group.stack,
+        "role": group.role,
+        "slice": group.slice,
+        "head": position.get("head"),
+        "plates": axes,
+        "index": index,
+        "word": word,
+        "token": token,
+        "label": format_label(group.role, stack=group.stack, slice=group.slice, plates=plates, word=word, token=token),
+        "part": part,
+    }

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.checks import check_int
-from bnet_transformer._core.naming import format_label
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.interventions.circuits.arrow_runs import run_with_cells
@@ -24,6 +23,7 @@ from bnet_transformer.interventions.circuits.runs import (
     OUTCOME,
     CircuitParts,
     CircuitRuns,
+    describe_node,
     join_names,
     split_name,
 )
@@ -158,19 +158,7 @@ class EdgeRunner(CircuitRuns):
 
     def _describe(self, spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:
         """The attributes of a node without its word."""
-        group, index = spec.group, self.structure.list_units(spec)[unit]
-        position = dict(zip(group.plates, index, strict=True))
-        label = format_label(group.role, stack=group.stack, slice=group.slice, plates=index, word=None, token=None)
-        attributes = {"stack": group.stack, "role": group.role, "slice": group.slice, "head": position.get("head")}
-        return {
-            **attributes,
-            "plates": group.plates,
-            "index": index,
-            "word": None,
-            "token": None,
-            "label": label,
-            "part": part,
-        }
+        return describe_node(spec.group, spec.group.plates, self.structure.list_units(spec)[unit], part)
 
     @cached_property
     def runs(self) -> list[MaskedRun]:
