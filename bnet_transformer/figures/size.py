@@ -1,0 +1,45 @@
+"""The width of a figure on paper or a slide: a number with a unit, or a name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from bnet_transformer.errors import BNetError
+
+POINTS_PER_INCH = 72.0
+NAMED_WIDTHS: Mapping[str, float] = {"column": 3.3, "text": 6.9, "slide": 12.0}  # inches
+INCHES_PER_UNIT: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / POINTS_PER_INCH}
+MIN_WIDTH, MAX_WIDTH = 0.5, 200.0  # inches
+MIN_FONT_SIZE = 5.0  # points; smaller text is not legible in print
+_NUMBER_WITH_UNIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
+
+
+def parse_width(width: object) -> float:
+    """Convert the width of a figure to inches.
+
+    Args:
+        width: A number with a unit ("8.5cm", "85mm", "3.3in", "240pt"), or "column" (of a paper with two columns),
+            "text" (of a page) or "slide".
+
+    Returns:
+        The width in inches.
+
+    Raises:
+        BNetError: The width is not one of these, or it is outside 0.5 to 200 inches.
+
+    >>> parse_width("column"), parse_width("5.08 cm")
+    (3.3, 2.0)
+    """
+    if isinstance(width, str) and width in NAMED_WIDTHS:
+        return NAMED_WIDTHS[width]
+    match = _NUMBER_WITH_UNIT.fullmatch(width) if isinstance(width, str) else None
+    if match is None or match[2] not in INCHES_PER_UNIT:
+        expected = 'a number with a unit, such as "8.5cm"'
+        names = ", ".join([*(f'"{name}"' for name in NAMED_WIDTHS), "units " + ", ".join(INCHES_PER_UNIT)])
+        raise BNetError("width", expected=expected, actual=width, allowed=names)
+    inches = float(match[1]) * INCHES_PER_UNIT[match[2]]
+    if not MIN_WIDTH <= inches <= MAX_WIDTH or not math.isfinite(inches):
+        raise BNetError("width", expected=f"{MIN_WIDTH:g} to {MAX_WIDTH:g} inches", actual=f"{width} = {inches:g}in")
+    return round(inches, 6)
