@@ -15,6 +15,7 @@ from torch import Tensor
 from bnet_transformer import drawing
 from bnet_transformer._core.checks import check_int, check_mapping, check_names, check_seed
 from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
+from bnet_transformer._core.saved_results import is_result, load_result, register_codec
 from bnet_transformer.attention.tan import CorpusTan, learn_tan_from_sentences
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.bridges.pgmpy import Roles, bif_to_declaration, pgmpy_to_declaration
@@ -23,7 +24,7 @@ from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.declare import Declaration, Network, declare, io
 from bnet_transformer.drawing import PathLike
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import GroundGraph, StructureQueries
 from bnet_transformer.inference import Samples, SentenceState
@@ -448,7 +449,7 @@ class BNet(StructureQueries):
 
 
 def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
-    """Read a net or a fit from a file that `save` wrote.
+    """Read a net, a fit or another result from a file that `save` wrote.
 
     Args:
         path: The file.
@@ -456,11 +457,14 @@ def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
             for all. By default none.
 
     Returns:
-        A `BNet`, or a `Fit`.
+        A `BNet`, a `Fit`, or the result: an object of the class that was saved.
 
     Raises:
-        FileError: The file is missing, corrupt, of an unsupported version, or names a class that is not trusted.
+        FileError: The file is missing, corrupt, of an unsupported version, of an unknown kind, or names a class that is
+            not trusted.
     """
+    if is_result(path):
+        return load_result(path, trust)
     from bnet_transformer.learning.fit import result as fits
 
     if not fits.is_fit(path):
@@ -530,14 +534,20 @@ def read_bif(path: PathLike, *, roles: Roles = None, learnable: bool = False) ->
 
 
 def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:
-    """Read the net from a file that `save` wrote; from the file of a fit, the fitted net.
+    """Read the net from a file that `save` wrote; from the file of a fit or a training, the net that it returned.
 
     Args:
         path: The file.
         trust: The full names of TPM classes of other packages that the file may import; True for all.
     """
     result = load(path, trust=trust)
-    return result if isinstance(result, BNet) else BNet(result.network)
+    if isinstance(result, BNet):
+        return result
+    network = getattr(getattr(result, "net", result), "network", None)
+    if not isinstance(network, Network):
+        expected = "a net, or a result that contains one, such as a fit"
+        raise FileError(str(path), expected=expected, actual=type(result).__name__)
+    return BNet(network)
 
 
 def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -546,3 +556,6 @@ def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> 
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     check_names(f"option of {function.__name__}", options, names)
     return options
+
+
+register_codec(BNet, lambda net: {"network": net.network}, lambda fields, trust: BNet(fields["network"]))

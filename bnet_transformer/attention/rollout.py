@@ -26,6 +26,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import join_stem
 from bnet_transformer._core.picture_registry import Drawable
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.attention.heads import Inclusion
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
@@ -234,7 +235,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Reads(Drawable):
+class Reads(SavedResult, Drawable):
     """`P(source word | output word)` in the chain of attention TPMs, as `matrix[i, j]`.
 
     Attributes:

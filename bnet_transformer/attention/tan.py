@@ -23,6 +23,7 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.picture_registry import Drawable
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.attention.rollout import compute_reads
 from bnet_transformer.data.arrays import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -41,7 +42,7 @@ CLASS, OUTSIDE = "class", "(outside)"
 
 
 @dataclass(frozen=True)
-class Tan(Drawable):
+class Tan(SavedResult, Drawable):
     """The structure of a slice that is shrunk to boxes, one of which is the class.
 
     `kind` is one of:
@@ -83,7 +84,7 @@ class Tan(Drawable):
 
 
 @dataclass(frozen=True)
-class TanTree(Drawable):
+class TanTree(SavedResult, Drawable):
     """The maximum spanning arborescence of the attention of a slice: a TAN with the hidden state as class.
 
     Attributes:
@@ -253,7 +254,7 @@ MIN_SENTENCES_PER_STATE = 10  # sentences for each observed joint state, so that
 
 
 @dataclass(frozen=True)
-class CorpusTan:
+class CorpusTan(SavedResult):
     """The tree of boxes with the maximum conditional mutual information given the class, over a corpus.
 
     Attributes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.compiler.fused import MAX_EXPLICIT_PAIRS
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import Network, NodeSpec
@@ -28,6 +29,7 @@ Dims = frozenset[object]
 NO_DIMS: Dims = frozenset()
 
 
+@stored_class
 @dataclass(frozen=True)
 class Polynomial:
     """A polynomial with integer coefficients.

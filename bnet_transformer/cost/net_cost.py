@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.saved_results import SavedResult, stored_class
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.validate_inputs import validate_outputs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@stored_class
 @dataclass(frozen=True)
 class TemplateCost:
     """The cost of one template: all its nodes, heads and slices, for the batch.
@@ -66,6 +68,7 @@ class TemplateCost:
     value_bytes_in_words: Polynomial
 
 
+@stored_class
 @dataclass(frozen=True)
 class SliceCost:
     """The cost of the slices of one stack, compared with as many dense maps of all n d inputs to all n d outputs.
@@ -104,7 +107,7 @@ class SliceCost:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(SavedResult):
     """The cost of a forward pass of the compiled net.
 
     FLOPs are those of matrix products, two for each multiplication with its addition; elementwise operations (sums,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import compute_digest
+from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.data.word_encoder import build_word_counter, word_encoder
 from bnet_transformer.declare import Network
@@ -18,6 +19,7 @@ from bnet_transformer.errors import BNetError
 UNOBSERVED = -1
 
 
+@stored_class
 @dataclass(frozen=True)
 class Evidence:
     """The observed values of a node group.
@@ -42,6 +44,7 @@ class Evidence:
         return Evidence(fn(self.value), None if self.observed is None else fn(self.observed))
 
 
+@stored_class
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Sentences as tensors: the input of compiled modules, training, fits and head analyses.

@@ -1,8 +1,7 @@
 """`save` and `load`: a net as one safetensors file. It is checked when it is written, and not trusted when it is read.
 
-The declaration is JSON. A dataclass is `{"class": name, field: value, ...}`, where name is `Class` for classes of this
-package and `module:Class` for others. A tuple is a JSON list. A list, a mapping and a float that is not finite are
-`{"list": ...}`, `{"dict": ...}` and `{"float": ...}`.
+The declaration is JSON, as in `_core.json_values`. A dataclass is `{"class": name, field: value, ...}`, where name is
+`Class` for classes of this package and `module:Class` for others.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
-import math
 import os
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save as save_bytes, save_file
 from torch import Tensor
 
 from bnet_transformer import declare as networks, tpm
+from bnet_transformer._core import json_values
 from bnet_transformer._core.files import (
     MAX_HEADER_BYTES,
     METADATA_KEY,
@@ -34,6 +33,7 @@ from bnet_transformer._core.files import (
     wrap_read_errors,
 )
 from bnet_transformer._core.naming import Reach
+from bnet_transformer._core.saved_results import register_codec
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.declare import Declaration, Network
 from bnet_transformer.declare.network import build_structure, check_parameters
@@ -90,6 +90,19 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     header, tensors = read_tensors(file_path, EXPECTED, FORMAT, VERSION, _compute_sha256)
     with wrap_read_errors(file_path, EXPECTED):
         return _read_network(file_path, header, trust).with_parameters(tensors)
+
+
+def to_tensor(network: Network) -> Tensor:
+    """The content of the file that `save` writes, as bytes in a tensor, which the file of a result contains."""
+    return torch.frombuffer(bytearray(to_bytes(network)), dtype=torch.uint8)
+
+
+def from_tensor(content: Tensor, trust: bool | str | Collection[str] = ()) -> Network:
+    """The net of the bytes that `to_tensor` returned."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "net.safetensors")
+        path.write_bytes(content.numpy().tobytes())
+        return load(path, trust=trust)
 
 
 def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
@@ -180,22 +193,11 @@ CLASS_REGISTRY: dict[str, type] = {
 
 def to_json_data(value: object, location: str) -> Any:
     """A value as JSON data; raises an error for a value that JSON cannot restore."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if type(value) in (tuple, torch.Size):
-        return [to_json_data(part, f"{location}[{k}]") for k, part in enumerate(value)]  # type: ignore[arg-type, var-annotated]
-    if type(value) is list:
-        return {"list": [to_json_data(part, f"{location}[{k}]") for k, part in enumerate(value)]}
-    if isinstance(value, Mapping):
-        return {
-            "dict": [
-                [to_json_data(key, location), to_json_data(part, f"{location}[{key!r}]")] for key, part in value.items()
-            ]
-        }
+    return json_values.to_json_data(value, location, _encode_dataclass)
+
+
+def _encode_dataclass(value: object, location: str) -> dict[str, Any]:
+    """The JSON data of a dataclass instance."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         allowed = "dataclasses, tuples, lists, mappings, strings, numbers, true, false and None"
         raise BNetError(location, expected="a value that can be stored", actual=value, allowed=allowed)
@@ -233,24 +235,13 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
 
 def from_json_data(data: object, location: str) -> Any:
     """The value of JSON data. It imports the classes in the data, so call `find_untrusted_classes` first."""
-    if isinstance(data, list):
-        return tuple(from_json_data(part, f"{location}[{k}]") for k, part in enumerate(data))
-    if not isinstance(data, dict):
-        return data
-    if "class" in data:
-        return _build_object(data, location)
-    match data:
-        case {"list": list(parts), **rest} if not rest:
-            return [from_json_data(part, f"{location}[{k}]") for k, part in enumerate(parts)]
-        case {"dict": list(pairs), **rest} if not rest and all(isinstance(p, list) and len(p) == 2 for p in pairs):
-            return {from_json_data(key, location): from_json_data(part, f"{location}[{key!r}]") for key, part in pairs}
-        case {"float": "inf" | "-inf" | "nan" as name, **rest} if not rest:
-            return float(name)
-    raise FileError(location, expected="an object with a class, a list, a dict or a float", actual=data)
+    return json_values.from_json_data(data, location, _build_object)
 
 
 def _build_object(data: dict[str, Any], location: str) -> Any:
     """The dataclass instance of JSON data with a class name."""
+    if "class" not in data:
+        raise FileError(location, expected="an object with a class, a list, a dict or a float", actual=data)
     kind = _find_class(data["class"], location)
     init_fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     given = {name: from_json_data(part, f"{location}.{name}") for name, part in data.items() if name != "class"}
@@ -287,3 +278,8 @@ def _find_class(name: object, location: str) -> type:
     if (resolved.__module__, resolved.__qualname__) != (module, path):
         raise FileError(location, expected="a class in the module that defines it", actual=name)
     return resolved
+
+
+register_codec(
+    Network, lambda network: {"file": to_tensor(network)}, lambda fields, trust: from_tensor(fields["file"], trust)
+)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.joint_posterior import node_posteriors
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GroupPosterior:
+class GroupPosterior(SavedResult):
     """The posterior `P(node | evidence)` of each node of a discrete node group.
 
     Attributes:

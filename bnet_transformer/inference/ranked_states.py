@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.saved_results import SavedResult, stored_class
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference.factor_graph import format_nodes
 from bnet_transformer.inference.joint_posterior import find_marginal_map, joint_log_evidence, route_marginal_map
@@ -35,6 +36,7 @@ UNKNOWN_STATE = -1
 MAX_SHOWN = 12  # states of a group in a text
 
 
+@stored_class
 @dataclass(frozen=True)
 class GroupStates:
     """The states of one node group in each of the k best joint states.
@@ -74,7 +76,7 @@ class GroupStates:
 
 
 @dataclass(frozen=True)
-class RankedStates:
+class RankedStates(SavedResult):
     """The k most probable joint states of some nodes given the evidence, the most probable one first.
 
     `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. Of equally

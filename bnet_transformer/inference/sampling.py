@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.validate_inputs import lay_out_value
 from bnet_transformer.declare import NodeSpec
@@ -56,7 +57,7 @@ NodeSamples = dict[int, Tensor]  # the states or values of each node, a row for 
 
 
 @dataclass(frozen=True, repr=False)
-class Samples:
+class Samples(SavedResult):
     """Samples of all random nodes of a sentence.
 
     Attributes:

@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 
 from bnet_transformer import reference
 from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_evaluator import get_normal
@@ -33,7 +34,7 @@ GUMBEL_MAX = "Gumbel-max noise by convention: the net does not define the noise 
 
 
 @dataclass(frozen=True)
-class Counterfactual:
+class Counterfactual(SavedResult):
     """The distribution of a node under other interventions, given the evidence.
 
     A branch is a joint state of the random nodes in the counterfactual.

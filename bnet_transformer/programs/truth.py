@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int, check_seed
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.edges.structure import EdgeStructure
 from bnet_transformer.programs.compiled import Compiled
@@ -41,7 +42,7 @@ CHUNK = 1024  # pairs in one run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TrueEdges:
+class TrueEdges(SavedResult):
     """The true circuit of a compiled program.
 
     Attributes:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD, Reach
+from bnet_transformer._core.saved_results import Fields, register_codec
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph.ground_graph import GroundGraph, RetainedParents
@@ -208,3 +209,19 @@ def locate_node(model: GroundModel, node: int) -> tuple[NodeSpec, tuple[int, ...
 def _count_words(model: GroundModel, spec: NodeSpec) -> int:
     """The number of words of a group; 1 for a group without words."""
     return 1 if spec.group.word_stack is None else model.ground.word_counts[spec.group.word_stack]
+
+
+def _to_fields(model: GroundModel) -> Fields:
+    """A sentence without its graph, which its word counts and its interventions determine."""
+    parts = {"network": model.network, "word_counts": dict(model.ground.word_counts), "inputs": model.inputs}
+    return {**parts, "do": model.do, "attention_rows": model.attention_rows}
+
+
+def _from_fields(fields: Fields) -> GroundModel:
+    """The sentence of `_to_fields`."""
+    network, rows = fields["network"], fields["attention_rows"]
+    model = GroundModel(network, GroundGraph(network.graph, fields["word_counts"]), fields["inputs"])
+    return model.surgery({**fields["do"], **{node: AttentionRow(row) for node, row in rows.items()}})
+
+
+register_codec(GroundModel, _to_fields, lambda fields, trust: _from_fields(fields))

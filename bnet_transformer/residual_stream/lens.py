@@ -21,7 +21,9 @@ from torch.distributions import Categorical
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
 from bnet_transformer._core.tokenizer import match_label
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import with_sentence_scope
@@ -96,7 +98,7 @@ class LensReader:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Lens:
+class Lens(SavedResult):
     """The result of `s.lens()`: the distribution of the readout for every state of every word.
 
     Row t of each tensor is the state `x_t`; the last row is the readout of the net (the end). The most probable words,
@@ -402,3 +404,20 @@ def _count_from_end(index: object, count: int) -> object:
 def _as_slice(index: int) -> slice:
     """The slice of one index."""
     return slice(index, index + 1)
+
+
+def _to_fields(reader: LensReader) -> Fields:
+    """The sentence and the states; the net determines the path."""
+    evaluator = reader.evaluator
+    parts = {"model": evaluator.model, "evidence": evaluator.evidence, "states": reader.states}
+    return {**parts, "readout": reader.path.readout.group.name}
+
+
+def _from_fields(fields: Fields) -> LensReader:
+    """The reader of `_to_fields`."""
+    network = fields["model"].network
+    evaluator = NodeEvaluator(CompiledModule(network).eval(), fields["model"], fields["evidence"])
+    return LensReader(evaluator, find_lens_path(network, fields["readout"]), fields["states"])
+
+
+register_codec(LensReader, _to_fields, lambda fields, trust: _from_fields(fields))

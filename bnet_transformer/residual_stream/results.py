@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.saved_results import Fields, SavedResult
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
 from bnet_transformer.residual_stream.writers import Writer
 
@@ -27,7 +28,7 @@ SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ContributionTable(ABC):
+class ContributionTable(SavedResult, ABC):
     """The base class of contributions: a table that prints its largest entries.
 
     Attributes:
@@ -116,6 +117,9 @@ class Contributions(ContributionTable):
     value: Tensor = field(repr=False)
     effects: Tensor | None = field(default=None, repr=False)
     readout: Readout | None = field(default=None, repr=False)
+
+    def _to_fields(self) -> Fields:
+        return {**super()._to_fields(), "readout": None}  # a part of the net, which only checks the sentence of a page
 
     @property
     def parts(self) -> Tensor:

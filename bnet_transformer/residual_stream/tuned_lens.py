@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +18,14 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float, check_fraction, check_int, check_seed
-from bnet_transformer._core.files import as_path, read_tensors, wrap_read_errors, write_tensors
 from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.saved_results import SavedResult, load_result
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.compiler.execution_state import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.declare import Network, as_network
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.residual_stream.lens_path import (
     DivergenceFrom,
     LensPath,
@@ -36,11 +37,8 @@ from bnet_transformer.residual_stream.lens_path import (
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT, VERSION = "bnet_transformer tuned lens", 1
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class TunedLens:
+class TunedLens(SavedResult):
     """The result of `bt.fit_lens`: an affine map `x_t + A_t x_t + b_t` for every state but the last.
 
     `s.lens(tuned=...)` applies it. A tuned lens belongs to the net on which it was fitted; the readout, the states and
@@ -121,29 +119,9 @@ class TunedLens:
             actual_text = "one that was fitted on another net, or before the parameters changed"
             raise BNetError("tuned", expected="a tuned lens of this net", actual=actual_text, hint=hint)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tuned lens to a safetensors file, which `TunedLens.load` reads.
-
-        Args:
-            path: The path of the file.
-
-        >>> import tempfile, bnet_transformer as bt
-        >>> from bnet_transformer.residual_stream import TunedLens
-        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     bt.fit_lens(net, ["the cat sat", "cat the"], steps=1).save(f"{folder}/lens.safetensors")
-        ...     net.sentence("the cat").lens(tuned=TunedLens.load(f"{folder}/lens.safetensors")).is_tuned
-        True
-        """
-        names = [item.name for item in fields(self) if getattr(self, item.name) is not None]
-        tensors = {name: getattr(self, name) for name in names if isinstance(getattr(self, name), Tensor)}
-        numbers = {name: getattr(self, name) for name in names if name not in tensors}
-        tensors = {name: value.contiguous() for name, value in tensors.items()}
-        write_tensors(path, {"format": FORMAT, "version": VERSION, **numbers}, tensors)
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TunedLens:
-        """Read a tuned lens that `save` wrote.
+        """Read a tuned lens that `save` wrote, as `bt.load` does.
 
         Args:
             path: The path of the file.
@@ -153,11 +131,19 @@ class TunedLens:
 
         Raises:
             FileError: The file is no tuned lens, or is damaged.
+
+        >>> import tempfile, bnet_transformer as bt
+        >>> from bnet_transformer.residual_stream import TunedLens
+        >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.fit_lens(net, ["the cat sat", "cat the"], steps=1).save(f"{folder}/lens.safetensors")
+        ...     net.sentence("the cat").lens(tuned=TunedLens.load(f"{folder}/lens.safetensors")).is_tuned
+        True
         """
-        header, tensors = read_tensors(path, "a tuned lens that save wrote", FORMAT, VERSION)
-        numbers = {name: value for name, value in header.items() if name not in ("format", "version")}
-        with wrap_read_errors(as_path(path), "a tuned lens that save wrote"):
-            return cls(**{**numbers, **tensors, "states": tuple(numbers["states"])})
+        result = load_result(path)
+        if not isinstance(result, cls):
+            raise FileError(str(path), expected="a tuned lens", actual=type(result).__name__)
+        return result
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each slice: the held-out KL in nats of the logit lens and of the tuned lens."""
@@ -170,6 +156,10 @@ class TunedLens:
         count = f"{self.num_words:,} words, {self.num_held_out_words:,} held out"
         kl = f"mean held-out KL {float(self.plain_kl.mean()):.3g} -> {float(self.kl.mean()):.3g} nats"
         return " ".join([f"<TunedLens of {self.readout}: {len(self.kl)} slices, {count}, {kl}>", *self.notes])
+
+    def _repr_html_(self) -> str:
+        """The held-out KL of each slice as an HTML table."""
+        return f"<p>{escape(repr(self))}</p>{self.to_dataframe().to_html(index=False, float_format='{:.3g}'.format)}"
 
 
 @enable_gradients()

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.residual_stream.linear_paths import Kind, LinearRun, Step
 from bnet_transformer.tpm import Attention
 
 
+@stored_class
 @dataclass(frozen=True)
 class Writer:
     """What adds to a readout: a node without its word, such as head 2 of slice 3 (`a_3_2`), or the bias of a node.

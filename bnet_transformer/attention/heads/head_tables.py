@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -50,7 +51,7 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(shares, -1), (1 - rho.double()).prod(-1).mean(0)
 
 
-class HeadTable(ABC):
+class HeadTable(SavedResult, ABC):
     """A result about heads, which is displayed as a one-line summary and a table with one row for each head."""
 
     @property
@@ -285,7 +286,7 @@ class Inclusion(HeadTable):
 
 
 @dataclass(frozen=True)
-class Damage:
+class Damage(SavedResult):
     """The loss of sentences when the heads with the lowest rank by a measure are off.
 
     The sentences may differ from those of the measures.

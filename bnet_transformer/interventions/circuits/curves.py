@@ -24,6 +24,7 @@ from bnet_transformer._core.checks import (
     check_sequence,
 )
 from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
 from bnet_transformer.interventions.circuits.mib import StoredCircuit
@@ -49,7 +50,7 @@ QUARTILES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FaithfulnessCurves:
+class FaithfulnessCurves(SavedResult):
     """The result of `faithfulness_curves`: for each method, the metric of circuits of its best edges.
 
     The circuit C_k consists of the `int(k E)` best of the E edges. Its faithfulness is `f(k) = (m(C_k) - m(empty)) /

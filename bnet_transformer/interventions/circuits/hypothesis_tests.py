@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE, evaluate_changes
 from bnet_transformer.interventions.circuits.runs import CircuitRuns, build_mask
@@ -22,7 +23,7 @@ LEVEL = 0.05  # in the summary, without a correction for the number of edges
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CircuitTests:
+class CircuitTests(SavedResult):
     """The result of `Circuit.test`: p values against random sets of edges of the same size.
 
     Attributes:

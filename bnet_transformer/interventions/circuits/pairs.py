@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.arrow_runs import build_arrow_runs, check_ancestors_fixed
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
@@ -24,6 +25,7 @@ HELD_OUT_SHARE = 0.25
 ARROWS = "arrows"  # ground arrows, joined by `over`; the other kind of edges is `EDGES`
 
 
+@stored_class
 @dataclass(frozen=True)
 class CircuitPairs:
     """Clean and corrupt examples, a metric, and the kind of edges.

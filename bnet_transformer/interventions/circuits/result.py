@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_int, check_seed
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
 from bnet_transformer.interventions.circuits.mib import write_mib
@@ -39,7 +40,7 @@ class FaithfulnessWarning(UserWarning):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(SavedResult):
     """A set of edges, and the metric of the run in which the other edges are corrupt.
 
     Along a retained edge a node uses its parent in the run of the circuit, along other edges in the corrupt run. Edges

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import SavedResult
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -15,7 +17,7 @@ RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EstimateCalibration:
+class EstimateCalibration(SavedResult):
     """Estimated and exact effects of some cells, the result of `bt.sweep(..., first_order=True, check=n)`.
 
     Half of the cells are those with the largest estimates, the others are drawn at random.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.saved_results import SavedResult, stored_class
 from bnet_transformer.errors import BNetError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 TOKEN_COLUMNS = {"word": "token"}  # the column of tokens of an axis; the default is `read_token` and so on
 
 
+@stored_class
 @dataclass(frozen=True)
 class CellGrid:
     """The axes of cells, the positions and labels along them, and the name of each cell, by its index."""
@@ -32,7 +34,7 @@ class CellGrid:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CellResult:
+class CellResult(SavedResult):
     """The base class of results by cell.
 
     Attributes:

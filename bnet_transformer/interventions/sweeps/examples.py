@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import Fields, register_codec
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
@@ -351,3 +352,17 @@ def _parse_states(examples: Examples, node: int, value: object) -> Tensor:
         if states[-1].is_floating_point() or states[-1].dim():
             raise EvidenceError(f"metric of {name}", expected="a state", actual=state)
     return torch.stack(states)
+
+
+def _to_fields(examples: Examples) -> Fields:
+    """The sentences without the compiled net, which their net determines."""
+    return {"models": examples.models, "tokens": tuple(dict(tokens) for tokens in examples.tokens)}
+
+
+def _from_fields(fields: Fields) -> Examples:
+    """The sentences of `_to_fields`."""
+    models = fields["models"]
+    return Examples(CompiledModule(models[0].network).eval(), models, fields["tokens"])
+
+
+register_codec(Examples, _to_fields, lambda fields, trust: _from_fields(fields))

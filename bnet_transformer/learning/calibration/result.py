@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_fraction, check_names
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.calibration.bands import (
     FloatArray,
@@ -33,7 +34,7 @@ SHAPE_Z = float(norm.isf(0.005))  # z-score at which the mean or the variance of
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(SavedResult):
     """The result of `calibrate`: for each quantity, the rank of the true value among posterior draws.
 
     If the posterior is correct, the position of the true value among the draws is uniform between 0 and 1. The ECDF of

@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
@@ -41,7 +42,7 @@ MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(SavedResult):
     """The comparison of two fits on the same sentences.
 
     Attributes:

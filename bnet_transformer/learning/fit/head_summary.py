@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -37,7 +38,7 @@ MAX_INTERVAL_NUMEL = 2**28  # maximum number of entries, over all draws, of an i
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(SavedResult):
     """The heads of a selector: their usage, and matrices that are invariant under a change of basis.
 
     Attributes:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
@@ -39,7 +40,7 @@ TIE_NATS = 0.1  # a smaller difference over all sentences is a tie: less than ro
 
 
 @dataclass(frozen=True)
-class ModelComparison:
+class ModelComparison(SavedResult):
     """A table of fits that were evaluated on the same sentences, and the choice of one of them.
 
     The unit is a sentence: its log predictive density is `log P(y | x)`, for a fit with samples the log of the mean

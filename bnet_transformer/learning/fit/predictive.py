@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_mapping
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(SavedResult):
     """Posterior predictive checks of a readout: each statistic of the data and of replicated data.
 
     Attributes:

@@ -20,6 +20,7 @@ from bnet_transformer._core import files
 from bnet_transformer._core.checks import check_fraction, check_int
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed
 from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.saved_results import Fields, build_object, register_codec
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Batch, read_batch
@@ -505,7 +506,7 @@ class Fit(Generic[N]):
         Args:
             path: The path of the file.
         """
-        tensors = {"net": torch.frombuffer(bytearray(io.to_bytes(self.network)), dtype=torch.uint8)}
+        tensors = {"net": io.to_tensor(self.network)}
         tensors["bounds"] = torch.tensor(self.bounds, dtype=torch.float64)
         tensors["measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
         for part in ("samples", "choices", "statistics"):
@@ -663,10 +664,29 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
 
 def _load_network(source: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
     """Read the net of a fit from its bytes; errors name the file of the fit."""
+    try:
+        return io.from_tensor(content, trust)
+    except FileError as error:
+        raise FileError(str(source), **error.parts) from error
+
+
+def _to_fields(fit: Fit[Any]) -> Fields:
+    """The file of a fit as a tensor, which the file of a result contains, and the class of its net."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "net.safetensors")
-        path.write_bytes(content.numpy().tobytes())
-        try:
-            return io.load(path, trust=trust)
-        except FileError as error:
-            raise FileError(str(source), **error.parts) from error
+        path = Path(folder, "fit.safetensors")
+        fit.save(path)
+        content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    return {"file": content, "net": type(fit.net).__name__}
+
+
+def _from_fields(fields: Fields, trust: bool | Collection[str]) -> Fit[Any]:
+    """The fit of `_to_fields`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "fit.safetensors")
+        path.write_bytes(fields["file"].numpy().tobytes())
+        fit: Fit[Any] = load(path, trust=trust)
+    is_network = fields["net"] == Network.__name__
+    return fit if is_network else replace(fit, net=build_object(fields["net"], fit.network))
+
+
+register_codec(Fit, _to_fields, _from_fields)

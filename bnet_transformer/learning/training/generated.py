@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import SavedResult
+
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True)
-class Generated:
+class Generated(SavedResult):
     """The new words after each prompt, without the stop word.
 
     Attributes:

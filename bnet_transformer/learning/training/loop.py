@@ -17,6 +17,7 @@ from bnet_transformer._core.config_options import suggest_config_for_options
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.files import as_path
 from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.dataset import read_dataset
@@ -49,7 +50,7 @@ N = TypeVar("N")  # a Network, or a BNet that holds one
 
 
 @dataclass(frozen=True)
-class Trained(Generic[N]):
+class Trained(SavedResult, Generic[N]):
     """A trained net and its losses.
 
     Attributes:

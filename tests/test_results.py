@@ -1,0 +1,183 @@
+"""Every kind of result is saved and loaded without a change, and has a data frame, a notebook form and a plot."""
+
+import dataclasses
+import functools
+import inspect
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from pandas.testing import assert_frame_equal
+from safetensors.torch import save_file
+
+import bnet_transformer as bt
+from bnet_transformer._core import files, saved_results
+from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer.attention import damage, learn_tan
+from bnet_transformer.declare import Network, io as net_files
+from bnet_transformer.interventions import circuits
+from bnet_transformer.learning.calibration import Calibration
+from bnet_transformer.learning.fit import Check
+from bnet_transformer.programs.truth import TrueEdges
+from bnet_transformer.tpm import Categorical, Normal
+
+WORDS = ["a", "the", "cat", "dog", "sat", "ran"]
+METRIC = {"y_2": ("cat", "dog")}
+CLEAN, CORRUPT = ["the cat sat", "the cat ran", "a cat sat"], ["the dog sat", "the dog ran", "a dog sat"]
+
+
+@functools.cache
+def decoder(seed=0):
+    return bt.decoder(dim=8, heads=2, slices=2, norm="pre", vocabulary=WORDS, seed=seed)
+
+
+def pair(seed=0):
+    return tuple([decoder(seed).sentence(text) for text in texts] for texts in (CLEAN, CORRUPT))
+
+
+def sentence():
+    return decoder().sentence(CLEAN[0])
+
+
+@functools.cache
+def mixture():
+    return bt.bayesuvius(4, slices=2, heads=3, mask="causal", vocabulary=WORDS, observe=Categorical(6), seed=1)
+
+
+def mixed():
+    return mixture().sentence("the cat sat").observe(y_1="sat")
+
+
+@functools.cache
+def fit(steps=2):
+    torch.manual_seed(1)
+    data = torch.randn(12, 3, 3), torch.randn(12, 3, 3)
+    net = bt.bayesuvius(3, heads=2, observe=Normal(0.3))
+    return bt.fit(net, data, method=bt.MAP(restarts=1, steps=steps, optimizer="first-order"), progress=False)
+
+
+def held_out_data():
+    torch.manual_seed(2)
+    return torch.randn(4, 3, 3), torch.randn(4, 3, 3)
+
+
+@functools.cache
+def circuit():
+    return bt.circuit(*pair(), metric=METRIC, threshold="20%", over=("slice", "head"))
+
+
+@functools.cache
+def inclusion():
+    return bt.inclusion(decoder(), CLEAN, progress=False)
+
+
+def curves():
+    return bt.faithfulness_curves(*pair(), metric=METRIC, scores=circuit(), over=circuit().over)
+
+
+KINDS = {
+    "Sweep": lambda: bt.sweep(*pair(), at=["x", "v -> a"], metric=METRIC),
+    "EstimateCalibration": lambda: (
+        bt.sweep(*pair(), at="a", metric=METRIC, first_order=True, check=3).calibration
+    ),
+    "Mediation": lambda: bt.mediation(*pair(), through="a", metric=METRIC),
+    "Circuit": circuit,
+    "CircuitTests": lambda: circuit().test(draws=20),
+    "FaithfulnessCurves": curves,
+    "Inclusion": inclusion,
+    "Damage": lambda: damage(inclusion(), counts=[0, 1], progress=False),
+    "Roles": lambda: bt.roles(decoder(), CLEAN),
+    "Reads": lambda: mixed().reads(residual=0.3),
+    "Lens": lambda: sentence().lens(),
+    "TunedLens": lambda: bt.fit_lens(decoder(), CLEAN, steps=2),
+    "Contributions": lambda: sentence().contributions("y_2", of=("cat", "dog"), exact=True),
+    "PathContributions": lambda: sentence().contributions("y_2", of="cat", paths=2),
+    "ScoreContributions": lambda: sentence().contributions("j_1_0_2", exact=True),
+    "Tan": lambda: mixed().tan("roles"),
+    "TanTree": lambda: mixed().tan_tree(),
+    "CorpusTan": lambda: learn_tan([0, 0, 1, 1], [[0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 0]], ["a", "b", "c"]),
+    "Samples": lambda: mixed().sample(5, seed=1),
+    "GroupPosterior": lambda: mixed().posteriors("y"),
+    "RankedStates": lambda: mixed().most_probable(k=2),
+    "Counterfactual": lambda: mixture().sentence("the cat sat").counterfactual("y_1", do={"c": 0}, evidence={"y_1": 1}),
+    "Calibration": lambda: Calibration("exact", {"c": torch.arange(40) % 20}, {"c": torch.full((40,), 19)}, 41, failures={3: "?"}),
+    "Fit": fit,
+    "Heads": lambda: fit().heads,
+    "Comparison": lambda: fit().compare(fit(3)),
+    "ModelComparison": lambda: bt.compare({2: fit(), 3: fit(3)}, held_out_data()),
+    "Check": lambda: Check({"mean": 1.0}, {"mean": 0.0}, {"mean": 0.5}, {"mean": float("nan")}),
+    "Trained": lambda: bt.train(decoder(), CLEAN, steps=3, batch=2, held_out=CORRUPT, progress=False),
+    "Generated": lambda: decoder().generate("the cat", 2),
+    "TrueEdges": lambda: TrueEdges({"a -> b": 0.5, "b -> c": 0.0}, frozenset({"a -> b"}), 4, True),
+    "Cost": lambda: decoder().cost(words=4),
+}
+WITHOUT_PLOT = {"EstimateCalibration", "Generated", "TrueEdges"}
+NOT_STORED = {("Contributions", "readout"), ("Fit", "data")}
+
+
+@functools.cache
+def build(kind):
+    return KINDS[kind]()
+
+
+def assert_same(first, second, where=""):
+    """Two values are equal bit by bit, in their types too."""
+    if isinstance(first, torch.Tensor):
+        first, second = (value.detach().contiguous().numpy() for value in (first, second))
+    if isinstance(first, np.ndarray):
+        assert (first.dtype, first.shape) == (second.dtype, second.shape), where
+        assert first.tobytes() == second.tobytes(), where
+    elif isinstance(first, bt.BNet | Network):
+        assert type(first) is type(second), where
+        pair_of_files = [net_files.to_bytes(getattr(net, "network", net)) for net in (first, second)]
+        assert pair_of_files[0] == pair_of_files[1], where
+    elif dataclasses.is_dataclass(first):
+        assert type(first) is type(second), where
+        for name in saved_results.get_fields(first):
+            if (type(first).__name__, name) not in NOT_STORED and not name.startswith("_"):
+                assert_same(getattr(first, name), getattr(second, name), f"{where}.{name}")
+    elif isinstance(first, dict | tuple | list):
+        assert len(first) == len(second), where
+        keys = list(first) if isinstance(first, dict) else range(len(first))
+        assert not isinstance(first, dict) or list(second) == keys, where
+        for key in keys:
+            assert_same(first[key], second[key], f"{where}[{key!r}]")
+    elif not hasattr(first, "__dict__"):
+        assert first == second or (first != first and second != second), where
+
+
+def render(result):
+    buffer = io.BytesIO()
+    bt.plot(result).savefig(buffer, format="png", dpi=40)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_result_equals_the_saved_one(kind, tmp_path):
+    result, path = build(kind), tmp_path / "result.safetensors"
+    assert type(result).__name__ == kind
+    result.save(path)
+    loaded = bt.load(path)
+    assert_same(result, loaded, kind)
+    assert_frame_equal(result.to_dataframe(), loaded.to_dataframe())
+    assert len(result.to_dataframe())
+    assert result._repr_html_() == loaded._repr_html_() and "<" in loaded._repr_html_()
+    content = path.read_bytes()
+    loaded.save(path)
+    assert path.read_bytes() == content or kind in ("Fit", "ModelComparison", "Contributions")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITHOUT_PLOT])
+def test_the_plot_of_a_loaded_result_is_that_of_the_saved_one(kind, tmp_path):
+    build(kind).save(tmp_path / "result.safetensors")
+    assert render(bt.load(tmp_path / "result.safetensors")) == render(build(kind))
+
+
+def test_the_table_has_every_kind_of_result():
+    saved_results._import_results()
+    kinds = {kind for kind in SavedResult.__subclasses__() for kind in (kind, *kind.__subclasses__())}
+    concrete = {k.__name__ for k in kinds if k.__module__.startswith("bnet_") and not k.__subclasses__() and not inspect.isabstract(k)}
+    assert concrete | {"Fit"} == set(KINDS)
