@@ -103,9 +103,7 @@ class UnsavedFunction:
         return f"the function {self.name}, which a file does not contain"
 
 
-def register_codec(
-    kind: type, to_fields: Callable[[Any], Fields], from_fields: Callable[[Fields, Trust], Any]
-) -> None:
+def register_codec(kind: type, to_fields: Callable[[Any], Fields], from_fields: Callable[[Fields, Trust], Any]) -> None:
     """Register how the objects of a class are stored and built.
 
     Args:

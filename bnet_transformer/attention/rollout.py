@@ -26,7 +26,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import join_stem
 from bnet_transformer._core.picture_registry import Drawable
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer.attention.heads import Inclusion
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
@@ -235,7 +235,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Reads(SavedResult, Drawable):
+class Reads(ComparableResult, Drawable):
     """`P(source word | output word)` in the chain of attention TPMs, as `matrix[i, j]`.
 
     Attributes:
@@ -319,6 +319,13 @@ class Reads(SavedResult, Drawable):
             for j, probability in enumerate(row)
         ]
         return pd.DataFrame(rows)
+
+    def _to_sentence_values(self) -> SentenceValues:
+        frame = self.to_dataframe()
+        cells = tuple(f"{row.output} <- {row.source}" for row in frame.itertuples())
+        columns = {name: frame[name].tolist() for name in frame.columns[:-1]}
+        settings = {"words": len(self.tokens), "method": self.method, "residual": self.residual, "state": self.state}
+        return SentenceValues("share of reads", cells, columns, frame[["share"]].to_numpy(), settings=settings)
 
     def _repr_html_(self) -> str:
         """Return the matrix as an HTML table."""

@@ -18,6 +18,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,6 +84,12 @@ class TrueEdges(SavedResult):
         counts = f"{len(self.edges)} by effect, {len(self.structural)} by structure"
         pairs = f"{self.num_pairs} pairs{'' if self.is_exhaustive else ', a sample'}"
         return f"<TrueEdges: of {len(self.effects)} edges {counts}; {pairs}>"
+
+    def _repr_html_(self) -> str:
+        """The counts and the true edges as HTML."""
+        frame = self.to_dataframe()
+        true = frame[frame["by effect"] | frame["by structure"]]
+        return f"<p>{escape(repr(self)[1:-1])}</p>{true.to_html(index=False, float_format='{:.3g}'.format)}"
 
 
 def true_edges(

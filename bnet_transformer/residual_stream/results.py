@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
-from bnet_transformer._core.saved_results import Fields, SavedResult
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
+from bnet_transformer._core.saved_results import Fields
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
 from bnet_transformer.residual_stream.writers import Writer
 
@@ -28,7 +29,7 @@ SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ContributionTable(SavedResult, ABC):
+class ContributionTable(ComparableResult, ABC):
     """The base class of contributions: a table that prints its largest entries.
 
     Attributes:
@@ -49,6 +50,18 @@ class ContributionTable(SavedResult, ABC):
     @abstractmethod
     def summary(self) -> str:
         """The subject, the value and the convention, in one line."""
+
+    def _to_sentence_values(self) -> SentenceValues:
+        frame = self._get_part_frame()
+        columns = {name: frame[name].tolist() for name in frame.columns if name not in ("part", "effect")}
+        keys = [columns[name] for name in columns if name not in ("kind", "group")]
+        cells = tuple(" | ".join(map(str, row)) for row in zip(*keys, strict=True))
+        settings = {"node": self.node, "of": getattr(self, "of", "")}
+        return SentenceValues("part", cells, columns, frame[["part"]].to_numpy(), settings=settings)
+
+    def _get_part_frame(self) -> pd.DataFrame:
+        """All parts, also those that are 0."""
+        return self.to_dataframe()
 
     def _top_frame(self, count: int = TOP_COUNT) -> pd.DataFrame:
         """The rows with the largest absolute parts."""
@@ -247,13 +260,16 @@ class PathContributions(ContributionTable):
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with one row for each path: its writer, its head, and its part."""
+        frame = self._get_part_frame()
+        return frame[frame["part"] != 0].reset_index(drop=True)
+
+    def _get_part_frame(self) -> pd.DataFrame:
         import pandas as pd
 
         values = self._check_single_state(self.values, 2)
         names = [[writer.name for writer in axis] for axis in (self.heads, self.writers)]
         frame = pd.MultiIndex.from_product(names, names=["head", "writer"]).to_frame(index=False)
-        frame = frame[["writer", "head"]].assign(part=to_numpy(values.flatten()))
-        return frame[frame["part"] != 0].reset_index(drop=True)
+        return frame[["writer", "head"]].assign(part=to_numpy(values.flatten()))
 
     @property
     def summary(self) -> str:
@@ -364,6 +380,9 @@ class ScoreContributions(ContributionTable):
         order = rank_writers(table.flatten(), check_int("count", count))
         pairs = [divmod(k, len(self.keys)) for k in order]
         return [(self.queries[q].name, self.keys[k].name, float(table[q, k])) for q, k in pairs]
+
+    def _get_part_frame(self) -> pd.DataFrame:
+        return self.to_dataframe("all")
 
     def to_dataframe(self, word: int | str | None = None) -> pd.DataFrame:
         """A data frame with one row for each pair of writers, and one for the bias by distance, in the score of a word.

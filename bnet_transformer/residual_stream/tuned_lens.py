@@ -37,6 +37,7 @@ from bnet_transformer.residual_stream.lens_path import (
 if TYPE_CHECKING:
     import pandas as pd
 
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TunedLens(SavedResult):
     """The result of `bt.fit_lens`: an affine map `x_t + A_t x_t + b_t` for every state but the last.

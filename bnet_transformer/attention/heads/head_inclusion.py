@@ -144,6 +144,7 @@ def inclusion(
         idle=idle,
         network=network,
         data=runs.corpus,
+        losses=losses,
     )
 
 

@@ -20,11 +20,12 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import FloatArray, to_numpy
 from bnet_transformer._core.checks import check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, distributed_context, resolve_device
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
+from bnet_transformer._core.result_comparison import SentenceValues
 from bnet_transformer.attention.heads.head_attention import (
     ONE_STACK,
     SEPARATORS,
@@ -36,7 +37,7 @@ from bnet_transformer.attention.heads.head_attention import (
     find_attention_nodes,
     resolve_relations,
 )
-from bnet_transformer.attention.heads.head_tables import HeadTable
+from bnet_transformer.attention.heads.head_tables import HeadTable, to_head_values
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
@@ -68,6 +69,7 @@ class Roles(HeadTable):
         top: The probability that a relation exceeds chance by more than all others, `[slice, head, relation]`.
         selectors: For each slice the selector whose states are the heads; None if heads are a plate.
         left_out: The default relations that are not defined for these sentences, with the reason.
+        by_sentence: The shares of each sentence, `[sentence, slice, head, relation]`; `compare` compares their means.
     """
 
     slices: tuple[str, ...]
@@ -86,6 +88,7 @@ class Roles(HeadTable):
     top: Tensor = field(repr=False)
     selectors: tuple[str | None, ...] = field(repr=False)
     left_out: Mapping[str, str] = field(repr=False)
+    by_sentence: Tensor | None = field(default=None, repr=False)
 
     @property
     def role(self) -> tuple[tuple[str, ...], ...]:
@@ -143,6 +146,10 @@ class Roles(HeadTable):
         columns = ["slice", "head", "role", "probability", "mean", "low", "high", "chance", "above"]
         return result[columns].reset_index(drop=True)
 
+    def _to_sentence_values(self) -> SentenceValues:
+        relations = {"relations": self.relations}
+        return to_head_values("share of attention", self.slices, self.by_sentence, relations, self.relations)
+
     def _repr_html_(self) -> str:
         """Return the table of heads and the relations that are left out as HTML."""
         reasons = ((html.escape(name), html.escape(reason)) for name, reason in self.left_out.items())
@@ -179,6 +186,7 @@ class RelationStatistics:
         slices, heads, relations = shape
         self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
         self.num_sentences = 0
+        self.by_sentence: dict[int, FloatArray] = {}  # the shares of each sentence, [slice, head, relation]
         self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
         # The posterior of a Dirichlet process is a Dirichlet process (Ferguson 1973), with the sentences as additional
         # atoms. theta is a mean of atoms and corners with Dirichlet weights, which are normalised gamma variables; a
@@ -210,6 +218,7 @@ class RelationStatistics:
         self.draw_weights += weights.sum(0)
         self.weighted_draws += weights.T @ values.reshape(len(values), -1)
         self.num_sentences += len(values)
+        self.by_sentence |= dict(zip(sentence_ids, values, strict=True))
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Return the fields of `Roles` with the posterior, by name."""
@@ -239,7 +248,10 @@ class RelationStatistics:
             "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
             "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
         }
-        return {name: torch.from_numpy(value) for name, value in result.items()}
+        rows = [self.by_sentence[sentence] for sentence in sorted(self.by_sentence)]
+        local = torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, *self.shape, dtype=torch.float64)
+        fields = {name: torch.from_numpy(value) for name, value in result.items()}
+        return {**fields, "by_sentence": self.ranks.all_gather(local).cpu()}
 
 
 @translate_memory_errors("roles")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
@@ -51,7 +53,7 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(shares, -1), (1 - rho.double()).prod(-1).mean(0)
 
 
-class HeadTable(SavedResult, ABC):
+class HeadTable(ComparableResult, ABC):
     """A result about heads, which is displayed as a one-line summary and a table with one row for each head."""
 
     @property
@@ -91,6 +93,24 @@ class HeadTable(SavedResult, ABC):
         return f"<p>{html.escape(self.summary)}</p>{table}"
 
 
+def to_head_values(
+    measure: str,
+    slices: tuple[str, ...],
+    values: Tensor | None,
+    settings: Mapping[str, object],
+    relations: tuple[str, ...] = (),
+) -> SentenceValues:
+    """The values of heads by sentence, `[sentence, slice, head]` or `[sentence, slice, head, relation]`."""
+    if values is None:
+        raise BNetError("compare", expected="results with values by sentence", hint="Compute the results again")
+    axes: dict[str, Sequence[Any]] = {"slice": slices, "head": range(values.shape[2])}
+    axes |= {"relation": relations} if relations else {}
+    rows = list(itertools.product(*axes.values()))
+    cells = tuple(f"{row[0]}_{row[1]}" + "".join(f" {name}" for name in row[2:]) for row in rows)
+    columns = dict(zip(axes, zip(*rows, strict=True), strict=True))
+    return SentenceValues(measure, cells, columns, to_numpy(values.flatten(1).T), settings=settings)
+
+
 @dataclass(frozen=True)
 class Inclusion(HeadTable):
     """The posterior of `rho`, the share of sentences in which a head is on, for each head of each slice.
@@ -117,6 +137,8 @@ class Inclusion(HeadTable):
         idle: True for heads without effect, `[slice, head]`.
         network: The net.
         data: The sentences.
+        losses: The loss of each sentence in nats with the head off, `[sentence, slice, head]`, whose mean is
+            `ablation`; `compare` compares it.
     """
 
     slices: tuple[str, ...]
@@ -138,6 +160,7 @@ class Inclusion(HeadTable):
     idle: Tensor = field(repr=False)
     network: Network = field(repr=False)
     data: Batch = field(repr=False)
+    losses: Tensor | None = field(default=None, repr=False)
 
     @property
     def mean(self) -> Tensor:
@@ -266,6 +289,16 @@ class Inclusion(HeadTable):
         """Return one row for each head; the table of svi labels the error, which does not contain the bias of svi."""
         table = self.to_dataframe()
         return table.rename(columns={"error": "Monte Carlo error"}) if self.method == "svi" else table
+
+    def _to_sentence_values(self) -> SentenceValues:
+        # The gates of a net share rho, so that their probabilities are not independent between sentences.
+        settings = {"likelihood": self.likelihood}
+        return to_head_values("loss with the head off, nats", self.slices, self.losses, settings)
+
+    def _describe_pair(self, other: Inclusion) -> tuple[str, ...]:
+        if self.sigma == other.sigma:
+            return ()
+        return (f"the losses have different sigma, {self.sigma:.4g} and {other.sigma:.4g}: pass one sigma= to both",)
 
     @property
     def summary(self) -> str:

@@ -24,7 +24,7 @@ from bnet_transformer._core.checks import (
     check_sequence,
 )
 from bnet_transformer._core.memory import translate_memory_errors
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.greedy import MAX_BATCH_SIZE
 from bnet_transformer.interventions.circuits.mib import StoredCircuit
@@ -50,7 +50,7 @@ QUARTILES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FaithfulnessCurves(SavedResult):
+class FaithfulnessCurves(ComparableResult):
     """The result of `faithfulness_curves`: for each method, the metric of circuits of its best edges.
 
     The circuit C_k consists of the `int(k E)` best of the E edges. Its faithfulness is `f(k) = (m(C_k) - m(empty)) /
@@ -193,6 +193,23 @@ class FaithfulnessCurves(SavedResult):
                 ends = self._quantiles(values) if self.examples > 1 else (np.nan, np.nan)
                 row |= {measure: float(values[0]), f"{measure} low": float(ends[0]), f"{measure} high": float(ends[1])}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
+
+    def _to_sentence_values(self) -> SentenceValues:
+        empty, total = to_numpy(self.empty), to_numpy(self.clean - self.empty)
+        cells, values = [], []
+        for name in self.methods:
+            effects = to_numpy(self.outcomes[name].mean(0)) - empty  # [share, example]
+            cells += [(name, "f", share) for share in self.shares] + [(name, "CPR", math.nan)]
+            # CPR is linear in f, so that it is a ratio of means too.
+            values += [effects, integrate(effects[None], np.array(self.shares))]
+        names = [f"{name}: CPR" if measure == "CPR" else f"{name}: f({share:g})" for name, measure, share in cells]
+        columns = dict(zip(("method", "measure", "share"), zip(*cells, strict=True), strict=True))
+        settings = {"shares": self.shares, "methods": self.methods}
+        note = explain_weak_total(self.clean, self.empty)
+        notes = () if note is None else (note,)
+        return SentenceValues(
+            "faithfulness", tuple(names), columns, np.concatenate(values), total[None], settings, notes
+        )
 
     def _get_outcomes(self, method: str, ranking: str) -> Tensor:
         """The metric of the circuits of a method, `[draw, share, example]`."""

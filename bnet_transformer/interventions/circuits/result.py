@@ -9,11 +9,13 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int, check_seed
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
 from bnet_transformer.interventions.circuits.mib import write_mib
@@ -40,7 +42,7 @@ class FaithfulnessWarning(UserWarning):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit(SavedResult):
+class Circuit(ComparableResult):
     """A set of edges, and the metric of the run in which the other edges are corrupt.
 
     Along a retained edge a node uses its parent in the run of the circuit, along other edges in the corrupt run. Edges
@@ -319,6 +321,31 @@ class Circuit(SavedResult):
             for name in names
         ]
         return pd.DataFrame(rows, columns=["edge", "effect", "kept", "on a path"]).astype({"effect": float})
+
+    def _to_sentence_values(self) -> SentenceValues:
+        part = self if self.held_out is None else self.held_out
+        clean, corrupt, outcome = (to_numpy(values) for values in (part.clean, part.corrupt, part.outcome))
+        ones = np.ones_like(clean)
+        rows = {
+            "faithfulness": (outcome - corrupt, clean - corrupt),
+            "distance": (np.abs(outcome - clean), ones),
+            "metric of the circuit": (outcome, ones),
+            "total effect": (clean - corrupt, ones),
+        }
+        values, scale = (np.stack(arrays) for arrays in zip(*rows.values(), strict=True))
+        notes = [explain_weak_total(part.clean, part.corrupt) or ""]
+        notes += ["a circuit was searched on these pairs: its faithfulness is too high"] if part.is_in_sample else []
+        settings = {"over": self.over}
+        return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)))
+
+    def _describe_pair(self, other: Any) -> tuple[str, ...]:
+        first, second = self._retained_names, other._retained_names
+        both, union = len(first & second), len(first | second)
+        share = f" (Jaccard index {both / union:.2f})" if union else ""
+        return (
+            f"edges: {both:,} in both, {len(first) - both:,} in the first only, {len(second) - both:,} in the "
+            f"second only{share}",
+        )
 
     def __repr__(self) -> str:
         return f"<Circuit: {self._format_summary()}>"

@@ -27,7 +27,7 @@ from bnet_transformer.interventions.sweeps.calibration import EstimateCalibratio
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
 from bnet_transformer.interventions.sweeps.engine import run_cells
-from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
+from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY, describe_metric
 from bnet_transformer.interventions.sweeps.first_order import estimate_cells
 from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest, parse_request
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
@@ -135,6 +135,7 @@ def sweep(
         corrupt=corrupt_run,
         outcomes=outcomes,
         direction=direction,
+        metric=describe_metric(request.base.model, metric, request.metric.nodes),
         first_order=first_order,
         steps=steps,
         calibration=calibration,

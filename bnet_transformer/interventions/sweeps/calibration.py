@@ -13,6 +13,7 @@ from bnet_transformer._core.saved_results import SavedResult
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_HTML_ROWS = 12  # rows in a notebook
 RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have no sign
 
 
@@ -96,3 +97,9 @@ class EstimateCalibration(SavedResult):
 
     def __repr__(self) -> str:
         return f"EstimateCalibration({self.format_line()})"
+
+    def _repr_html_(self) -> str:
+        """The numbers, and the cells with the largest effects, as HTML."""
+        frame = self.to_dataframe().sort_values("exact", key=abs, ascending=False, kind="stable")
+        table = frame.head(MAX_HTML_ROWS).to_html(index=False, float_format="{:.3g}".format)
+        return f"<p>{self.format_line()}</p>{table}"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_int
-from bnet_transformer._core.saved_results import SavedResult, stored_class
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
+from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.errors import BNetError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class CellGrid:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CellResult(SavedResult):
+class CellResult(ComparableResult):
     """The base class of results by cell.
 
     Attributes:
@@ -48,6 +49,7 @@ class CellResult(SavedResult):
         parts: The axes and the cells of each item of `at`, if it is a list.
         direction: `"denoise"` if the clean values are patched into the corrupt run, `"noise"` if the corrupt values are
             patched into the clean run.
+        metric: The kind of metric, and the node groups that it reads, in words.
     """
 
     at: str
@@ -59,6 +61,7 @@ class CellResult(SavedResult):
     corrupt: Tensor | None
     parts: Mapping[str, CellGrid] = field(default_factory=dict, kw_only=True)
     direction: str = field(default="denoise", kw_only=True)
+    metric: str = field(default="", kw_only=True)
 
     @property
     def base(self) -> Tensor:
@@ -189,6 +192,16 @@ class CellResult(SavedResult):
         Returns:
             A row for each cell: its effects, each with its standard error and 95% interval (NaN for a single example).
         """
+        frame = self._get_cell_frame()
+        if examples:
+            count = len(frame)
+            frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
+            frame["example"] = np.tile(np.arange(self.examples), count)
+        values = self._get_columns(examples)
+        return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
+
+    def _get_cell_frame(self) -> pd.DataFrame:
+        """The name of each cell, and its position and token along each axis."""
         import pandas as pd
 
         indices = list(self.names)
@@ -205,11 +218,24 @@ class CellResult(SavedResult):
             frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):
                 frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
-        if examples:
-            frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
-            frame["example"] = np.tile(np.arange(self.examples), len(indices))
-        values = self._get_columns(examples)
-        return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
+        return frame
+
+    def _to_sentence_values(self) -> SentenceValues:
+        frame = self._get_cell_frame()
+        tables = {part: self._get_cell_values(effects) for part, effects in self._get_effects().items()}
+        cells = [f"{name}{suffix}" for part in tables for suffix in [f" {part}".rstrip()] for name in frame["name"]]
+        columns: dict[str, list[Any]] = {key: frame[key].tolist() * len(tables) for key in frame.columns[1:]}
+        if len(tables) > 1:
+            columns["part"] = [part for part in tables for _ in frame.index]
+        settings = {"at": self.at, "axes": self.axes, "direction": self.direction, "metric": self.metric}
+        is_estimated = getattr(self, "first_order", False)
+        notes = ("one result has estimates to first order",) if is_estimated else ()
+        values = np.concatenate([*tables.values()])
+        return SentenceValues("effect", tuple(cells), columns, values, settings=settings, notes=notes)
+
+    def _get_effects(self) -> dict[str, Tensor]:
+        """The effects of the cells, `[*axes, example]`, by the part of the total effect; `""` for all of it."""
+        raise NotImplementedError
 
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         """The columns of numbers, `[*axes]` each, or `[*axes, example]`."""

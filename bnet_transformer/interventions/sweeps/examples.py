@@ -264,6 +264,15 @@ def parse_metric(examples: Examples, metric: object) -> Metric:
     raise BNetError("metric", expected=METRIC_FORMS, actual=metric)
 
 
+def describe_metric(model: GroundModel, metric: object, nodes: Sequence[int]) -> str:
+    """The kind of a metric, and the node groups that it reads, such as "difference of two states of y"."""
+    groups = ", ".join(dict.fromkeys(model.ground.group_of(node).name for node in nodes))
+    if not isinstance(metric, Mapping):
+        return f"function of {groups}"
+    is_pair = isinstance(next(iter(metric.values())), tuple)
+    return f"{'difference of two states' if is_pair else 'state'} of {groups}"
+
+
 def _parse_metric_function(model: GroundModel, function: Callable[..., object]) -> Metric:
     """The metric of a function whose parameters are names of nodes."""
     try:

@@ -40,6 +40,7 @@ class Sweep(CellResult):
         corrupt: The metric of the corrupt run, `[example]`; None for an ablation of the clean run.
         parts: The axes and the cells of each item of `at`, if it is a list; `part` returns the results of one item.
         direction: `"denoise"`, clean values patched into the corrupt run, or `"noise"`, the reverse.
+        metric: The kind of metric, and the node groups that it reads, in words.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
@@ -135,6 +136,9 @@ class Sweep(CellResult):
         ends = [(end.split("<")[0], label) for name, label in strongest for end in name.split(" -> ")]
         return {f"{end}_*": label for end, label in reversed(ends)}
 
+    def _get_effects(self) -> dict[str, Tensor]:
+        return {"": self.effects}
+
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
             return {"outcome": self.outcomes, "effect": self.effects}
@@ -194,6 +198,7 @@ class Mediation(CellResult):
         corrupt: The metric of the corrupt run, `[example]`.
         parts: The axes and the cells of each item of `through`, if it is a list.
         direction: `"denoise"`; the direct effects are computed by noising.
+        metric: The kind of metric, and the node groups that it reads, in words.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
@@ -260,9 +265,12 @@ class Mediation(CellResult):
         """The marks of the cells of the strongest indirect effects, for `s.draw("cells.svg", highlight=mediation)`."""
         return self.of("indirect").marks()
 
+    def _get_effects(self) -> dict[str, Tensor]:
+        return {part: self.of(part).effects for part in MEDIATION_PARTS}
+
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
-            return {part: self.of(part).effects for part in MEDIATION_PARTS}
+            return self._get_effects()
         columns = {part: self.of(part)._get_columns(examples) for part in MEDIATION_PARTS}
         flat = ((part, name, values) for part, table in columns.items() for name, values in table.items())
         return {part if name == "effect" else f"{part}_{name}": values for part, name, values in flat}
