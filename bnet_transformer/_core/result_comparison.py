@@ -314,7 +314,7 @@ def _compare_tables(
 ) -> ResultComparison:
     """Estimate the differences, and test them, from numerators and denominators, `[2, cell, sentence]`."""
     counts = [table.shape[-1] for table in tables]
-    estimates = [estimate_ratio(table)[0] for table in tables]
+    estimates = [estimate_ratio(table)[0] + 0.0 for table in tables]  # no -0.0
     notes = [note for values in pair for note in values.notes]
     p: Tensor | None = None
     adjusted: Tensor | None = None

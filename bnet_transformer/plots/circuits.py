@@ -1,4 +1,4 @@
-"""Plots of faithfulness curves: f(k) of several methods by the share of edges, with intervals over pairs."""
+"""Plots of circuits: the effects and the tests of edges, and f(k) of several methods by the share of edges."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.checks import check_choice, check_sequence
+from bnet_transformer._core.checks import check_choice, check_int, check_sequence
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits import FaithfulnessCurves
 from bnet_transformer.interventions.circuits.curves import RANDOM, RANKINGS
-from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.interventions.circuits.hypothesis_tests import LEVEL, CircuitTests
+from bnet_transformer.interventions.circuits.result import Circuit
+from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
+from bnet_transformer.plots.heat_maps import tick_label_width
 
 MARKERS = "osD^vPX<"
+MAX_EDGES = 24  # bars of edges
 RANKING_TITLES = {"signed": "by signed score", "absolute": "by absolute score"}
 LEGEND_LINE, LEGEND_OFFSET = 0.16, 0.4  # inches: the height of a line, and the distance of the legend from the x axis
 OVERFLOW = 0.35  # the part of an interval that extends beyond the curves is drawn up to this share of their range
@@ -119,3 +123,50 @@ def _draw_curves(
     ax.set_xticks(ticks, labels=[f"{100 * tick:g}%" for tick in ticks])
     ax.set_xlim(shares[0] / 1.15, 1.15 * shares[-1])
     return ends[0], ends[1]
+
+
+def plot_circuit(result: Circuit, canvas: Canvas, *, top: int = MAX_EDGES) -> None:
+    """Plot the effects of the `top` edges with the largest effects; the edges of the circuit have another colour."""
+    frame = result.to_dataframe().dropna(subset="effect").sort_values("effect", ascending=False, kind="stable")
+    if frame.empty:
+        hint = "Draw its edges by s.draw(path, highlight=circuit), or plot circuit.test()"
+        raise BNetError("this circuit has no effects", expected="the circuit of a search", hint=hint)
+    shown = frame.head(check_int("top", top))
+    _draw_edges(
+        canvas, shown["edge"], shown["effect"], shown["kept"], ("in the circuit", "left out"), "effect of its removal"
+    )
+    canvas.set_title(f"Circuit of {result.edges:,} of {result.candidates:,} edges", is_above_legend=True)
+    canvas.add_note(f"{result._format_summary()}.")
+    if len(shown) < len(frame):
+        canvas.add_note(f"The {len(shown)} largest of {len(frame):,} effects.")
+
+
+def plot_circuit_tests(result: CircuitTests, canvas: Canvas, *, top: int = MAX_EDGES) -> None:
+    """Plot the change of the metric by the removal of each edge of a circuit; small p values have another colour."""
+    frame = result.to_dataframe().sort_values("change", ascending=False, kind="stable")
+    shown = frame.head(check_int("top", top))
+    names = f"minimality p at most {LEVEL}", "larger p"
+    _draw_edges(canvas, shown["edge"], shown["change"], shown["p"] <= LEVEL, names, "change of the metric")
+    title = f"Sufficiency p {result.sufficiency:.2g}, necessity p {result.necessity:.2g}"
+    canvas.set_title(title, is_above_legend=True)
+    if len(shown) < len(frame):
+        canvas.add_note(f"The {len(shown)} largest of {len(frame):,} changes.")
+
+
+def _draw_edges(
+    canvas: Canvas, edges: Any, values: Any, is_marked: Any, names: tuple[str, str], value_label: str
+) -> None:
+    """Draw a horizontal bar for each edge, in one of two colours."""
+    labels, numbers, marks = (np.asarray(column) for column in (edges, values, is_marked))
+    height = 0.17 * len(labels)
+    ax = canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels.tolist(), 40)), height + 0.9)
+    for name, colour, mask in zip(names, ("accent", "prior"), (marks.astype(bool), ~marks.astype(bool)), strict=True):
+        if mask.any():
+            style: Any = {"color": canvas.colours[colour], "label": name, "linewidth": 0, "zorder": 2}
+            ax.barh(np.flatnonzero(mask), numbers[mask].astype(float), 0.74, **style)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    _, panel_height = canvas.panel_size(ax, (0.0, height))
+    canvas.set_tick_labels(ax, "y", labels.tolist(), panel_height, 40)
+    canvas.set_axis_labels(ax, value_label, "edge")
+    canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2)

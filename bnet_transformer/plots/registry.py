@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from bnet_transformer._core.checks import check_names
+from bnet_transformer._core.result_comparison import ResultComparison
 from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
 from bnet_transformer.attention.heads.head_roles import Roles
 from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
@@ -20,7 +21,10 @@ from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
 from bnet_transformer.interventions.circuits import FaithfulnessCurves
+from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests
+from bnet_transformer.interventions.circuits.result import Circuit
 from bnet_transformer.interventions.counterfactual import Counterfactual
+from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
@@ -35,6 +39,7 @@ from bnet_transformer.plots import (
     labelled_arrays,
     lenses,
     ranked_states,
+    result_comparisons,
     rollout,
     sentences,
     sweeps,
@@ -67,6 +72,10 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
     FaithfulnessCurves: circuits.plot_faithfulness_curves,
+    Circuit: circuits.plot_circuit,
+    CircuitTests: circuits.plot_circuit_tests,
+    EstimateCalibration: result_comparisons.plot_estimate_calibration,
+    ResultComparison: result_comparisons.plot_result_comparison,
     Fit: fits.plot_fit,
     Heads: fits.plot_heads,
     Comparison: fits.plot_comparison,

@@ -199,7 +199,7 @@ class FaithfulnessCurves(ComparableResult):
         cells, values = [], []
         for name in self.methods:
             effects = to_numpy(self.outcomes[name].mean(0)) - empty  # [share, example]
-            cells += [(name, "f", share) for share in self.shares] + [(name, "CPR", math.nan)]
+            cells += [(name, "f", share) for share in self.shares] + [(name, "CPR", None)]
             # CPR is linear in f, so that it is a ratio of means too.
             values += [effects, integrate(effects[None], np.array(self.shares))]
         names = [f"{name}: CPR" if measure == "CPR" else f"{name}: f({share:g})" for name, measure, share in cells]

@@ -12,6 +12,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.saved_results import stored_class
+from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.arrow_runs import build_arrow_runs, check_ancestors_fixed
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
@@ -75,7 +76,7 @@ class CircuitPairs:
     def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
         """The same edges on other sentences of the net, without held-out ones."""
         pairs = parse_example_pair(clean, corrupt)
-        if pairs[0].model.network is not self.clean.model.network:
+        if not is_same_network(pairs[0].model.network, self.clean.model.network):
             raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
         new_metric = self.metric if metric is None else metric
         return replace(self, clean=pairs[0], corrupt=pairs[1], metric=new_metric, held_out=())
@@ -106,6 +107,15 @@ class CircuitPairs:
         if not arrows.edge_names:
             raise BNetError(f"corrupt: {_explain_missing_edges(arrows.incoming)}")
         return build_arrow_runs(self.clean, self.corrupt, arrows, metric, self.memory)
+
+
+def is_same_network(first: Network, second: Network) -> bool:
+    """True if two networks are equal: the net of a loaded circuit is a copy of that of the sentences."""
+    if first is second:
+        return True
+    parameters, other = first.parameters, second.parameters
+    is_same = first.declaration == second.declaration and parameters.keys() == other.keys()
+    return is_same and all(torch.equal(value, other[name].to(value.device)) for name, value in parameters.items())
 
 
 def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:

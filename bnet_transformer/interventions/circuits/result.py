@@ -19,7 +19,7 @@ from bnet_transformer._core.result_comparison import ComparableResult, SentenceV
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
 from bnet_transformer.interventions.circuits.mib import write_mib
-from bnet_transformer.interventions.circuits.pairs import CircuitPairs
+from bnet_transformer.interventions.circuits.pairs import CircuitPairs, is_same_network
 from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
 from bnet_transformer.interventions.edges.chain_arrows import iter_chain_arrows
 from bnet_transformer.interventions.edges.structure import EDGES
@@ -291,7 +291,7 @@ class Circuit(ComparableResult):
         """Raise an error unless the other circuit has edges of the same net and axes."""
         if not isinstance(other, Circuit):
             raise BNetError("circuits", expected="a Circuit on both sides of | & -", actual=other)
-        if other.pairs.clean.model.network is not self.pairs.clean.model.network:
+        if not is_same_network(other.pairs.clean.model.network, self.pairs.clean.model.network):
             raise BNetError("circuits", expected="two circuits of one net", actual="circuits of two nets")
         if other.over != self.over:
             raise BNetError("circuits", expected=f"two circuits over {self.over}", actual=other.over)
