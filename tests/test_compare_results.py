@@ -133,7 +133,8 @@ def test_clusters_count_as_one_sentence():
     assert twice.clusters == (12, 12) and twice.examples == (24, 24) and plain.clusters is None
     for name in ("difference", "p", "adjusted_p", "low", "high"):
         assert torch.allclose(getattr(twice, name), getattr(plain, name))
-    uneven = Values(first).compare(Values(second), clusters=[0] * 5 + list(range(7)))
+    uneven = Values(first).compare(Values(second), clusters=torch.tensor([0] * 5 + list(range(7))))
+    assert uneven.clusters == (7, 7)
     assert np.allclose(uneven.first, first.mean(1))  # sentences, not clusters, have equal weights
     parts = Values(first).compare(Values(second[:, :8]), paired=False, clusters=(list(range(12)), [0, 0, *range(6)]))
     assert parts.clusters == (12, 6)
@@ -154,9 +155,9 @@ def test_intervals_of_many_sentences_are_those_of_student():
 
 def test_few_sentences_have_no_intervals_and_one_has_no_p():
     first, second = np.random.default_rng(5).normal(size=(2, 2, 9))
-    few = Values(first[:, :4]).compare(Values(second[:, :4]))
-    assert few.low is None and any("no intervals" in note for note in few.notes)
-    assert any("no p is below 0.125" in note for note in few.notes) and float(few.p.min()) >= 0.125
+    small = Values(first[:, :4]).compare(Values(second[:, :4]))
+    assert small.low is None and any("no intervals" in note for note in small.notes)
+    assert any("no p is below 0.125" in note for note in small.notes) and float(small.p.min()) >= 0.125
     single = Values(first[:, :1]).compare(Values(second[:, :1]))
     assert single.p is None and single.adjusted_p is None and "p" not in single.to_dataframe()
     assert any("single sentence" in note for note in single.notes)

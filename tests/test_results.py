@@ -186,24 +186,24 @@ def test_the_table_has_every_kind_of_result():
 
 
 def test_a_loaded_circuit_runs_on_sentences_of_the_net(tmp_path):
-    found = circuit()
-    found.save(tmp_path / "circuit.safetensors")
+    original = circuit()
+    original.save(tmp_path / "circuit.safetensors")
     loaded = bt.load(tmp_path / "circuit.safetensors")
     assert loaded.pairs.clean.model.network is loaded.pairs.corrupt.model.network is not decoder().network
     clean, corrupt = (part[:1] for part in pair())
-    assert loaded.run(clean, corrupt).outcome.equal(found.run(clean, corrupt).outcome)
-    assert (loaded - found).edges == 0 and (found & loaded).retained == found.retained
-    assert loaded.test(draws=5).minimality == found.test(draws=5).minimality
+    assert loaded.run(clean, corrupt).outcome.equal(original.run(clean, corrupt).outcome)
+    assert (loaded - original).edges == 0 and (original & loaded).retained == original.retained
+    assert loaded.test(draws=5).minimality == original.test(draws=5).minimality
 
 
 def test_a_metric_that_is_a_function_is_not_in_the_file(tmp_path):
-    found = bt.circuit(*pair(), metric=lambda x_2_2: x_2_2[:, 0], threshold="20%", over=("slice", "head"))
-    found.save(tmp_path / "circuit.safetensors")
+    original = bt.circuit(*pair(), metric=lambda x_2_2: x_2_2[:, 0], threshold="20%", over=("slice", "head"))
+    original.save(tmp_path / "circuit.safetensors")
     loaded = bt.load(tmp_path / "circuit.safetensors")
-    assert loaded.faithfulness == found.faithfulness
+    assert loaded.faithfulness == original.faithfulness
     with pytest.raises(bt.BNetError, match="a file does not contain"):
         loaded.run(*pair())
-    assert loaded.run(*pair(), metric=METRIC).outcome.equal(found.run(*pair(), metric=METRIC).outcome)
+    assert loaded.run(*pair(), metric=METRIC).outcome.equal(original.run(*pair(), metric=METRIC).outcome)
 
 
 def test_a_loaded_lens_computes_full_distributions(tmp_path):

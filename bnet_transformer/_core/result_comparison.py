@@ -66,7 +66,7 @@ class SentenceValues:
 
 
 class ComparableResult(SavedResult):
-    """The base class of results that `compare` compares with another one of their kind."""
+    """The base class of results that `compare` compares with each other."""
 
     @abstractmethod
     def _to_sentence_values(self) -> SentenceValues:
@@ -121,7 +121,7 @@ class ComparableResult(SavedResult):
         if type(other) is not type(self):
             expected = f"a result of the same kind, {type(self).__name__}"
             raise BNetError("compare", expected=expected, actual=type(other).__name__)
-        pair = self._to_sentence_values(), other._to_sentence_values()  # type: ignore[attr-defined]
+        pair = self._to_sentence_values(), other._to_sentence_values()
         _check_same(*pair)
         sizes = [values.values.shape[1] for values in pair]
         if paired and sizes[0] != sizes[1]:
@@ -141,7 +141,7 @@ class ResultComparison(SavedResult):
     """The result of `a.compare(b)`: the difference of two results of one kind, a minus b, in each cell.
 
     p values and intervals are about sentences: whether the difference would remain on other sentences of the same kind.
-    They say nothing about other training seeds, because two models are one pair.
+    They do not concern other training seeds, because two models are one pair.
 
     Attributes:
         kind: The class of the two results, such as `"Sweep"`.
@@ -283,8 +283,8 @@ def _check_same(first: SentenceValues, second: SentenceValues) -> None:
 def _parse_clusters(clusters: Any, sizes: Sequence[int]) -> list[list[Any]]:
     """The labels of the clusters of both results."""
     try:
-        labels = [list(part) for part in clusters]
-        is_valid = [len(part) for part in labels] == list(sizes)
+        labels = [[item.item() if isinstance(item, Tensor) else item for item in part] for part in clusters]
+        is_valid = [len(part) for part in labels] == list(sizes) and all(len({*part}) for part in labels)
     except TypeError:
         is_valid = False
     if not is_valid:
@@ -299,7 +299,8 @@ def _sum_clusters(table: FloatArray, labels: Sequence[Any]) -> FloatArray:
     numbers: dict[Any, int] = {}
     index = np.array([numbers.setdefault(label, len(numbers)) for label in labels])
     member = (index == np.arange(len(numbers))[:, None]).astype(np.float64)
-    return table @ member.T
+    sums: FloatArray = table @ member.T
+    return sums
 
 
 def _compare_tables(
@@ -431,9 +432,9 @@ def permutation_p(
     null, observed = result.null_distribution[:, is_finite], np.asarray(result.statistic)
     greatest = null.max(1, initial=0.0)
     margin = 1e-9  # equal statistics differ by rounding
-    at_least = (greatest[:, None] >= observed[None] - margin).sum(0)
+    num_extreme = (greatest[:, None] >= observed[None] - margin).sum(0)
     extra = 0 if is_exact else 1  # the observed value counts as one of the draws
-    adjusted = (at_least + extra) / (len(null) + extra)
+    adjusted = (num_extreme + extra) / (len(null) + extra)
     p = np.where(is_finite, result.pvalue, np.nan)
     return p, np.where(is_finite, np.maximum(adjusted, p), np.nan), is_exact
 

@@ -23,7 +23,7 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.picture_registry import Drawable
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.saved_results import SavedResult, stored_class
 from bnet_transformer.attention.rollout import compute_reads
 from bnet_transformer.data.arrays import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 CLASS, OUTSIDE = "class", "(outside)"
+
+stored_class(Quotient)  # here, because its package does not import torch
 
 
 @dataclass(frozen=True)

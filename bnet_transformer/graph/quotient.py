@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.picture_registry import Drawable
-from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph.ground_graph import ALL_NODES, GroundGraph, NodeSelection
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 MAX_ARROWS = 10_000_000  # the maximum number of contracted arrows
 
 
-@stored_class
 @dataclass(frozen=True)
 class Quotient(Drawable):
     """A graph of boxes, which are groups of nodes.

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 DOCS = Path(__file__).resolve().parents[1]
-PAGES = ("plots.md", "heads.md", "roles.md", "contributions.md", "lens.md", "circuits.md")
+PAGES = ("plots.md", "heads.md", "roles.md", "contributions.md", "lens.md", "circuits.md", "results.md")
 PART = re.compile(r"^```python\n(?P<code>.*?)^```$|^!\[[^\]]*\]\((?P<picture>[^)]+)\)", re.MULTILINE | re.DOTALL)
 
 
