@@ -141,7 +141,9 @@ def test_set_operations_of_circuits(pairs):
     coarse = bt.circuit(clean[:2], corrupt[:2], metric=read, edges="* -> *", over=["slice"])
     with pytest.raises(bt.BNetError, match="two circuits over"):
         first | coarse
-    other = make_net()
+    equal = make_net()  # as in a loaded circuit
+    assert first.run(*(equal.sentence(text) for text in ("the cat sat on", "the dog sat on"))).edges == first.edges
+    other = equal.replace({name: 2 * value for name, value in equal.parameters.items()})
     s, t = other.sentence("the cat sat on"), other.sentence("the dog sat on")
     with pytest.raises(bt.BNetError, match="one net"):
         first & bt.circuit(s, t, metric=read, edges="* -> *")

@@ -162,12 +162,13 @@ def is_result(path: str | os.PathLike[str]) -> bool:
     return has_format(path, FILE_DESCRIPTION, FORMAT)
 
 
-def load_result(path: str | os.PathLike[str], trust: Trust = ()) -> Any:
+def load_result(path: str | os.PathLike[str], trust: Trust = (), description: str = FILE_DESCRIPTION) -> Any:
     """Read a result that `save` wrote.
 
     Args:
         path: The path of the file.
         trust: The full names of TPM classes of other packages that a net in the file may import; True for all.
+        description: The kind of file, for messages.
 
     Returns:
         The result.
@@ -176,8 +177,8 @@ def load_result(path: str | os.PathLike[str], trust: Trust = ()) -> Any:
         FileError: The file is no result, is damaged, of a newer version or of an unknown kind.
     """
     source = as_path(path)
-    header, tensors = read_tensors(source, FILE_DESCRIPTION, FORMAT, VERSION)
-    with wrap_read_errors(source, FILE_DESCRIPTION):
+    header, tensors = read_tensors(source, description, FORMAT, VERSION)
+    with wrap_read_errors(source, description):
         return _ResultReader(tensors, trust).decode(header["content"], str(source))
 
 

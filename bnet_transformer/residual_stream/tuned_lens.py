@@ -141,9 +141,10 @@ class TunedLens(SavedResult):
         ...     net.sentence("the cat").lens(tuned=TunedLens.load(f"{folder}/lens.safetensors")).is_tuned
         True
         """
-        result = load_result(path)
+        description = "a tuned lens that save wrote"
+        result = load_result(path, description=description)
         if not isinstance(result, cls):
-            raise FileError(str(path), expected="a tuned lens", actual=type(result).__name__)
+            raise FileError(str(path), expected=description, actual=type(result).__name__)
         return result
 
     def to_dataframe(self) -> pd.DataFrame:
