@@ -1,5 +1,6 @@
 """Every kind of result is saved and loaded without a change, and has a data frame, a notebook form and a plot."""
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -19,6 +20,8 @@ from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.fit import Check
 from bnet_transformer.programs.truth import TrueEdges
 from bnet_transformer.tpm import Categorical, Normal
+from tests.cases import CASES
+from tests.sweep_oracle import get_outputs, make_metric, make_pair
 
 WORDS = ["a", "the", "cat", "dog", "sat", "ran"]
 METRIC = {"y_2": ("cat", "dog")}
@@ -286,3 +289,36 @@ def test_a_file_of_a_result_with_a_net_is_read_as_the_net(tmp_path):
     build("Check").save(tmp_path / "a.safetensors")
     with pytest.raises(bt.FileError, match="contains one"):
         load_net(tmp_path / "a.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case_", [case_ for case_ in CASES if case_.text is not None], ids=lambda case_: case_.name)
+def test_results_of_every_architecture_are_saved(case_, tmp_path):
+    clean, corrupt = make_pair(case_)
+    metric = make_metric(get_outputs(corrupt)[-1:])
+    specs = clean.net.network.specs
+    role = next((spec.group.stem for spec in specs if spec.tpm.kind == "deterministic"), "x")
+    makers = {
+        "circuit": lambda: bt.circuit(clean, corrupt, metric=metric, edges="* -> *"),
+        "sweep": lambda: bt.sweep(clean, corrupt, at=role, metric=metric, progress=False),
+        "reads": clean.reads,
+        "lens": clean.lens,
+        "samples": lambda: clean.sample(3, seed=0),
+        "cost": lambda: clean.net.cost(clean.ground.word_counts),
+    }
+    count = 0
+    for name, make in makers.items():
+        result = None
+        with contextlib.suppress(bt.BNetError):  # not every architecture has every result
+            result = make()
+        if result is None:
+            continue
+        count += 1
+        result.save(tmp_path / name)
+        loaded = bt.load(tmp_path / name, trust=True)
+        assert_same(result, loaded, name)
+        if name == "circuit":
+            assert torch.equal(loaded.run(clean, corrupt, metric=metric).outcome, result.outcome)
+        if name == "lens":
+            assert torch.equal(loaded.probability(0), result.probability(0))
+    assert count >= 2
