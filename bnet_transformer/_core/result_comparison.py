@@ -11,9 +11,10 @@ maximum over all cells (max-T, Westfall and Young 1993).
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ class ComparableResult(SavedResult):
         >>> texts = ["the cat sat", "the dog ran", "dog sat the", "cat ran the"]
         >>> found = bt.roles(first, texts).compare(bt.roles(second, texts))
         >>> found.paired, found.examples, found.difference.shape
-        (True, (4, 4), torch.Size([14]))
+        (True, (4, 4), torch.Size([12]))
         """
         check_choice("paired", paired, (True, False))
         level, count = check_fraction("confidence", confidence), check_int("resamples", resamples)
@@ -402,27 +403,21 @@ def permutation_p(
     """
     from scipy.stats import permutation_test  # slow to import
 
-    def statistic(first: FloatArray, second: FloatArray, axis: int) -> FloatArray:
-        (estimate, influence), (other, other_influence) = estimate_ratio(first), estimate_ratio(second)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if paired:
-                variance = (influence - other_influence).var(-1, ddof=1) / influence.shape[-1]
-            else:
-                variance = sum(part.var(-1, ddof=1) / part.shape[-1] for part in (influence, other_influence))
-            difference = estimate - other
-            # |t| / sqrt(1 + t^2) is monotone in |t|, and is finite if all differences are equal.
-            bounded = np.abs(difference) / np.sqrt(variance + np.square(difference))
-        is_zero = (difference == 0) & (variance == 0)
-        return np.where(is_zero, 0.0, np.nan_to_num(bounded, nan=1.0, posinf=1.0))
-
-    size = sum(table.size for table in tables)
+    samples: tuple[FloatArray, ...] = tuple(tables)
+    statistic: Callable[..., FloatArray] = functools.partial(_studentise, paired=paired)
+    if paired and all((table[1] == 1).all() for table in tables):
+        # For means, |t| is monotone in |mean| / (root mean square), and sign flips do not change the mean square.
+        differences = tables[0][0] - tables[1][0]
+        scale = np.sqrt(np.square(differences).mean(-1, keepdims=True))
+        samples = (np.divide(differences, scale, out=np.zeros_like(differences), where=scale > 0),)
+        statistic = _mean_magnitude
     result = permutation_test(
-        tuple(tables),
+        samples,
         statistic,
         permutation_type="samples" if paired else "independent",
         vectorized=True,
         n_resamples=resamples,
-        batch=max(1, MAX_CHUNK_NUMEL // size),
+        batch=max(1, MAX_CHUNK_NUMEL // sum(sample.size for sample in samples)),
         alternative="greater",
         axis=-1,
         random_state=np.random.default_rng(seed),
@@ -437,6 +432,24 @@ def permutation_p(
     adjusted = (num_extreme + extra) / (len(null) + extra)
     p = np.where(is_finite, result.pvalue, np.nan)
     return p, np.where(is_finite, np.maximum(adjusted, p), np.nan), is_exact
+
+
+def _mean_magnitude(differences: FloatArray, axis: int) -> FloatArray:
+    """The absolute mean of differences over the last dim."""
+    return np.abs(differences.mean(axis))
+
+
+def _studentise(first: FloatArray, second: FloatArray, axis: int, *, paired: bool) -> FloatArray:
+    """A monotone function of |t| of the difference of two ratios of means, `[..., cell]`, from 0 to 1."""
+    (estimate, influence), (other, other_influence) = estimate_ratio(first), estimate_ratio(second)
+    parts = [influence - other_influence] if paired else [influence, other_influence]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.sum([part.var(axis, ddof=1) / part.shape[axis] for part in parts], axis=0)
+        difference = estimate - other
+        # |t| / sqrt(1 + t^2) is finite also if all differences are equal.
+        bounded = np.abs(difference) / np.sqrt(variance + np.square(difference))
+    is_zero = (difference == 0) & (variance == 0)
+    return np.where(is_zero, 0.0, np.nan_to_num(bounded, nan=1.0, posinf=1.0))
 
 
 def studentised_interval(
