@@ -150,11 +150,12 @@ class Sentence(StructureQueries):
             raise BNetError(name, expected="a discrete node", actual=f"a node of kind {kind!r}")
         return self.state.labels(node) or tuple(map(str, range(self.state.model.count_states(node))))
 
-    def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
-        """The attention weights `P(j | i)` of a slice: row i is the distribution over the words j that i attends to.
+    def attention(self, slice: int | None = None, *, role: str | None = None, words: str = "tokens") -> Tensor:
+        """The attention weights `P(j | i)`: row i is the distribution over the words j that i attends to.
 
         Args:
-            slice: The index of the slice (layer), from 0.
+            slice: The index of the slice (layer), from 0, or from -1 for the last one. None (default) for all slices,
+                which must have the same words, plates and latent choices.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.
             words: `"tokens"` for a row and a column for each token, or `"words"` for one for each full word
                 (`groups`). Attention to a word is the sum over its tokens; attention of a word is the mean over its
@@ -162,12 +163,25 @@ class Sentence(StructureQueries):
 
         Returns:
             A tensor `[*states, *plates, word i, word j]`: one dimension for each latent choice and for each plate, such
-            as heads. Entries are zero where word i cannot attend to word j.
+            as heads. Entries are zero where word i cannot attend to word j. Without `slice` the slices are the first
+            dimension: `[slice, *states, *plates, word i, word j]`.
+
+        Raises:
+            BNetError: There is no such slice, or without `slice` the slices differ in their dimensions.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.decoder(dim=8, heads=2, slices=3, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")
+        >>> s.attention().shape, s.attention(-1).shape            # [slice, head, i, j], [head, i, j]
+        (torch.Size([3, 2, 3, 3]), torch.Size([2, 3, 3]))
         """
         check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
             raise BNetError("words", expected="'tokens' in a net with several stacks", actual=words)
-        table = self.state.evaluator.attention(slice, role)
+        if slice is None:
+            slices = parse_attention_slices(self.state.network, "all", role)[1]
+            table = self.state.evaluator.attention_of_slices(slices, role)
+        else:
+            table = self.state.evaluator.attention(slice, role)
         return merge_words(table, self.groups) if words == "words" else table
 
     # interventions and evidence
@@ -530,7 +544,8 @@ class Sentence(StructureQueries):
         """Attention rollout: `P(source word | output word)` in the Markov chain of attention over slices.
 
         Args:
-            slices: `"all"`, the index of a slice, or indices of consecutive slices.
+            slices: `"all"`, the index of a slice, or indices of consecutive slices. Negative indices count from the
+                last slice.
             evidence: Evidence in addition to that of the sentence. In a net with a head selector, the rollout is
                 averaged over the posterior of the selector.
             residual: The probability, from 0 to 1, that a step stays at its word (the residual connection).
@@ -605,7 +620,7 @@ class Sentence(StructureQueries):
 
         Args:
             boxes: `"words"` for a box for each word, `"roles"` for a box for each role, or a mapping from node to box.
-            slice: The index of the slice, from 0.
+            slice: The index of the slice, from 0, or from -1 for the last one.
             stack: The stack of the slice; required if the net has several.
             class_box: The box that is the class; by default the box of the slice's input.
 
@@ -632,7 +647,7 @@ class Sentence(StructureQueries):
         """The best tree of a slice's attention, with one parent for each word, and the attention on the tree.
 
         Args:
-            slice: The index of the slice, from 0.
+            slice: The index of the slice, from 0, or from -1 for the last one.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             head: The index of one head; by default the heads of a plate are averaged.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.

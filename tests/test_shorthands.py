@@ -1,0 +1,80 @@
+"""Shorthands of a sentence: all slices, slices from the end, scalars in `do`, names of nodes, most probable states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.graph import NodeSelection
+from tests.cases import CASES, Case, close
+
+
+def read_slices(s: bt.Sentence) -> list[torch.Tensor] | None:
+    """The attention of each slice; None for a sentence without one attention TPM in each slice."""
+    try:
+        return [s.attention(t) for t in range(s.net.network.graph.depth)] or None
+    except bt.BNetError:
+        return None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_attention_of_all_slices_stacks_the_slices(case: Case) -> None:
+    s = case.sentence
+    slices = read_slices(s)
+    if slices is None or len({table.shape for table in slices}) > 1:
+        with pytest.raises(bt.BNetError, match=r"slice|role"):
+            s.attention()
+        return
+    close(s.attention(), torch.stack(slices))
+    for t in range(len(slices)):
+        assert torch.equal(s.attention(t - len(slices)), slices[t])
+    assert s.explain("attention").is_exact
+
+
+def test_slices_with_other_choices_of_equal_size_are_not_stacked() -> None:
+    net = bt.bayesuvius(dim=4, heads=2, slices=2, per="slice")
+    s = net.sentence("the cat sat")
+    assert s.do(c_0=0).attention(1).shape == s.attention(0).shape == (2, 3, 3)
+    with pytest.raises(bt.BNetError, match="slice=") as error:
+        s.attention()
+    assert "c_0, c_1" in str(error.value)
+    assert s.do(c_0=0, c_1=1).attention().shape == (2, 3, 3)
+
+
+def two_depths() -> bt.Sentence:
+    """A net whose stacks differ in their number of slices."""
+    net = bt.encoder_decoder(dim=4, heads=2, slices={"enc": 3, "dec": 2}, vocabulary=["the", "cat", "sat"])
+    return net.sentence({"enc": "the cat sat", "dec": "the cat"})
+
+
+@pytest.mark.parametrize("role, last", [("enc_a", 2), ("dec_a", 1)])
+def test_a_negative_slice_counts_from_the_end_of_its_stack(role: str, last: int) -> None:
+    s = two_depths()
+    assert torch.equal(s.attention(-1, role=role), s.attention(last, role=role))
+    assert s.reads(-1, role=role).slices == (last,)
+    assert s.reads([-1, -2], role=role).slices == (last - 1, last)
+    assert s.tan_tree(-1, role=role).slice == last
+    stack = role.split("_")[0]
+    boxes = [s.tan("roles", slice=t, stack=stack).quotient.boxes for t in (-1, last, 0)]
+    assert boxes[0] == boxes[1] != boxes[2]
+    roles = bt.roles(s.net, [{"enc": "the cat sat", "dec": "the cat"}], slices=-1, role=role, relations=["first"])
+    assert roles.slices == (f"{role}_{last}",)
+    with pytest.raises(bt.BNetError, match="slice"):
+        s.attention(-last - 2, role=role)
+
+
+def test_selections_and_results_count_slices_from_the_end() -> None:
+    net = bt.decoder(dim=4, heads=2, slices=3, vocabulary=["the", "cat", "sat"], norm="pre")
+    s, other = net.sentence("the cat sat"), net.sentence("the sat sat")
+    assert s.state.selection(slices=[0, -1]) == NodeSelection([0, 2])
+    assert set(s.graph(slices=-1)) == set(s.graph(slices=2)) != set(s.graph(slices=1))
+    sweep = bt.sweep(s, other, at="a", over=("slice", "head"), metric={"y_2": "cat"})
+    assert torch.equal(sweep.select(slice=-1, head=-2).effects, sweep.effects[2, 0])
+    assert s.lens().top(-1, -1) == s.lens().top(3, 2)
+    for bad in (-4, 3, True, 0.0):
+        for call in (s.attention, s.reads, s.tan_tree, lambda t: s.tan(slice=t), lambda t: s.graph(slices=t)):
+            with pytest.raises(bt.BNetError, match="slice"):
+                call(bad)
+        with pytest.raises(bt.BNetError, match="slice"):
+            sweep.select(slice=bad)
