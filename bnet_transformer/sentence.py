@@ -191,8 +191,8 @@ class Sentence(StructureQueries):
 
         Args:
             nodes: A mapping from a node (`"q_2_0_3"`), a node group (`"q_2"`), a role (`"q"`), a name without its word
-                (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set to: a value, a state, a label,
-                another sentence (the value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`,
+                (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set to: a value, a number (the value
+                of every entry of a node with real values; of a discrete node its state), a label, another sentence (the value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`,
                 `Noise(sigma)`, `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the node's value
                 after all other interventions of this call, and `Shift` also after the shifts of its ancestors.
             **named: The same as keyword arguments, such as `c=1`.
@@ -207,6 +207,8 @@ class Sentence(StructureQueries):
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
         >>> s["x_1_0"].shape, s.do(c=1)["x_1_0"].shape
         (torch.Size([2, 4]), torch.Size([4]))
+        >>> s.do({"v_0_1": 0})["v_0_1"]                      # a number is the value of every entry
+        tensor([0., 0., 0., 0.])
         """
         return Sentence(
             self.net, self.state.with_interventions(merge_assignments("do", check_mapping("do", nodes), named))

@@ -7,7 +7,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.graph import NodeSelection
-from tests.cases import CASES, Case, close
+from bnet_transformer.interventions import Zero
+from tests.cases import CASES, Case, close, get_case
 
 
 def read_slices(s: bt.Sentence) -> list[torch.Tensor] | None:
@@ -78,3 +79,48 @@ def test_selections_and_results_count_slices_from_the_end() -> None:
                 call(bad)
         with pytest.raises(bt.BNetError, match="slice"):
             sweep.select(slice=bad)
+
+
+def first_of_each_group(s: bt.Sentence) -> list[tuple[str, int, tuple[int, ...], bool]]:
+    """The first node of each group: its name and id, its shape, and whether its values are states."""
+    rows = []
+    for spec in s.net.network.specs:
+        node = int(s.ground.offsets[spec.group.index])
+        is_discrete = spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
+        rows.append((s.ground.name(node), node, spec.shape, is_discrete))
+    return rows
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_number_fills_the_shape_of_a_real_node_and_is_a_state_of_a_discrete_one(case: Case) -> None:
+    s = case.sentence
+    for name, node, shape, is_discrete in first_of_each_group(s):
+        value = s.state.resolve_interventions({name: 0})[node]
+        if is_discrete:
+            assert value.dim() == 0 and not value.is_floating_point()
+            with pytest.raises(bt.BNetError, match=name):
+                s.do({name: 0.5})
+            continue
+        close(value, torch.zeros(shape))
+        close(s.state.resolve_interventions({name: torch.tensor(-1.5)})[node], torch.full(shape, -1.5))
+        for wrong in ([2.0] if shape != (1,) else [2.0, 2.0], [[2.0]], True):
+            if shape:
+                with pytest.raises(bt.BNetError, match="shape"):
+                    s.do({name: wrong})
+
+
+def test_a_number_is_zero_in_do_counterfactuals_sweeps_and_generation() -> None:
+    s = get_case("chapter, real").sentence
+    close(s.do({"v_0_*": 0})["x_1_2"], s.do({"v_0_*": Zero()})["x_1_2"])
+    evidence = {"y_1": s.do(c=0)["x_1_1"] + 0.1}
+    number, zero = (s.counterfactual("y_1", do={"v_0_1": value}, evidence=evidence) for value in (0, Zero()))
+    close(number.values, zero.values)
+    net = bt.decoder(dim=4, heads=2, slices=1, vocabulary=["the", "cat", "sat"]).to(torch.float64)
+    cat, the = net.sentence("the cat"), net.sentence("cat the")
+    pair = [[s.do({"a_0_1_*": value}) for s in (cat, the)] for value in (0, Zero())]
+    sweeps = [bt.sweep(*sides, at="x", metric={"y_1": "sat"}).effects for sides in pair]
+    close(*sweeps)
+    runs = [net.generate("the cat", length=3, do={"a_0_1": value}) for value in (0, Zero())]
+    close(runs[0].log_probs, runs[1].log_probs)
+    with pytest.raises(bt.BNetError, match="shape"):
+        cat.observe(x_1_0=0)
