@@ -229,6 +229,7 @@ EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
     ),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
+    "top": _explain_posterior,
     "posteriors": _explain_posteriors,
     "most_probable": _explain_most_probable,
     "marginal_map": _explain_marginal_map,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
-from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
+from bnet_transformer.graph import GroundGraph, NodeNames, NodeSelection, Quotient, Separation, StructureQueries
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
@@ -73,6 +74,17 @@ class Sentence(StructureQueries):
     def words(self) -> tuple[str, ...]:
         """The words of the sentence; in a net with several stacks, the words of all stacks in their order."""
         return tuple(token for tokens in self.state.tokens.values() for token in tokens)
+
+    @cached_property
+    def nodes(self) -> NodeNames:
+        """The names of all nodes, with parents before children; a sequence that computes names when they are read.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.nodes
+        <19 nodes: c, W_q_0, W_k_0, …, x_1_1, x_1_2>
+        """
+        return NodeNames(self.ground)
 
     @property
     def special(self) -> tuple[bool, ...]:
@@ -192,8 +204,9 @@ class Sentence(StructureQueries):
         Args:
             nodes: A mapping from a node (`"q_2_0_3"`), a node group (`"q_2"`), a role (`"q"`), a name without its word
                 (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set to: a value, a number (the value
-                of every entry of a node with real values; of a discrete node its state), a label, another sentence (the value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`,
-                `Noise(sigma)`, `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the node's value
+                of every entry of a node with real values; of a discrete node its state), a label, another sentence (the
+                value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)`,
+                `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the node's value
                 after all other interventions of this call, and `Shift` also after the shifts of its ancestors.
             **named: The same as keyword arguments, such as `c=1`.
 
@@ -279,6 +292,47 @@ class Sentence(StructureQueries):
         """
         query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.evaluator).to(self.state.network.log_dtype)
+
+    def top(
+        self,
+        name: str,
+        count: int = 5,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> list[tuple[str, float]]:
+        """The most probable states of a discrete node, such as the next words, given the evidence.
+
+        Args:
+            name: The name of a discrete node, such as a readout.
+            count: The number of states; all states if the node has fewer.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states (see `posterior`).
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            Pairs of a label (`labels`) and its posterior probability, most probable first; of equal probabilities the
+            first state is first.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> best = net.sentence("the cat").top("y_1", 2)
+        >>> len(best), best[0][0] in ("the", "cat", "sat"), best[0][1] >= best[1][1]
+        (2, True, True)
+        """
+        count = check_int("count", count)
+        probabilities = self.posterior(name, evidence, budget=budget, atol=atol)
+        if probabilities.dim() != 1:
+            raise BNetError("name", expected="the name of one node", actual=name)
+        values, states = probabilities.sort(descending=True, stable=True)
+        labels = self.labels(name)
+        pairs = zip(states[:count].tolist(), values[:count].tolist(), strict=True)
+        return [(labels[state], value) for state, value in pairs]
 
     def posteriors(
         self,
@@ -515,8 +569,8 @@ class Sentence(StructureQueries):
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
-                `"posteriors"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`, `"counterfactual"`,
-                `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
+                `"posteriors"`, `"top"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`,
+                `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
             *arguments: The arguments of that method.
             **options: The keyword arguments of that method.
 
@@ -718,7 +772,7 @@ class Sentence(StructureQueries):
         return self.state.network.functional_groups
 
     def topological_order(self) -> list[str]:
-        """The names of all nodes, with parents before children.
+        """The names of all nodes, with parents before children, as a list (see `nodes`).
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -726,7 +780,7 @@ class Sentence(StructureQueries):
         >>> order[0], order[-1], len(order)
         ('c', 'x_1_2', 19)
         """
-        return [self.ground.name(node) for node in topological_order(self.ground).tolist()]
+        return list(self.nodes)
 
     def separated(
         self,

@@ -86,7 +86,7 @@ SENTENCE_METHODS: dict[str, dict[str, Any]] = {
         "separations": {"questions": [("x_1_0", "y_0", "c")]},
         "shrink": {"boxes": str.upper},
     },
-    **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "tpm": {"name": "c"}},
+    **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "top": {"name": "c"}, "tpm": {"name": "c"}},
 }
 # Names without an argument to test: classes of results and errors, and functions with only `**options` or `*names`.
 EXCLUDED = {

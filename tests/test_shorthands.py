@@ -81,7 +81,7 @@ def test_selections_and_results_count_slices_from_the_end() -> None:
             sweep.select(slice=bad)
 
 
-def first_of_each_group(s: bt.Sentence) -> list[tuple[str, int, tuple[int, ...], bool]]:
+def first_node_by_group(s: bt.Sentence) -> list[tuple[str, int, tuple[int, ...], bool]]:
     """The first node of each group: its name and id, its shape, and whether its values are states."""
     rows = []
     for spec in s.net.network.specs:
@@ -94,7 +94,7 @@ def first_of_each_group(s: bt.Sentence) -> list[tuple[str, int, tuple[int, ...],
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_number_fills_the_shape_of_a_real_node_and_is_a_state_of_a_discrete_one(case: Case) -> None:
     s = case.sentence
-    for name, node, shape, is_discrete in first_of_each_group(s):
+    for name, node, shape, is_discrete in first_node_by_group(s):
         value = s.state.resolve_interventions({name: 0})[node]
         if is_discrete:
             assert value.dim() == 0 and not value.is_floating_point()
@@ -124,3 +124,47 @@ def test_a_number_is_zero_in_do_counterfactuals_sweeps_and_generation() -> None:
     close(runs[0].log_probs, runs[1].log_probs)
     with pytest.raises(bt.BNetError, match="shape"):
         cat.observe(x_1_0=0)
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+def test_nodes_are_all_names_with_parents_first(case: Case) -> None:
+    s = case.sentence
+    names = list(s.nodes)
+    position = {name: k for k, name in enumerate(names)}
+    assert len(s.nodes) == len(position) == len(s.ground) and set(names) == set(s.ground.names)
+    assert all(position[parent] < position[name] for name in names for parent in s.parents(name))
+    assert s.nodes[-1] == names[-1] and s.nodes[1:4] == names[1:4] and names[-1] in s.nodes
+    assert "missing_9" not in s.nodes and 3 not in s.nodes
+
+
+def test_nodes_of_a_long_sentence_are_lazy() -> None:
+    net = bt.decoder(dim=8, heads=8, slices=6, vocabulary=["the", "cat"])
+    s = net.sentence(["the"] * 2000)
+    s.ground.name = None  # type: ignore[assignment,method-assign]  # no name is computed
+    assert len(s.nodes) == len(s.ground) > 300_000 and "a_5_7_1999" in s.nodes
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+def test_top_sorts_the_posterior_of_every_discrete_node(case: Case) -> None:
+    s = case.sentence.observe(case.evidence)
+    kinds = {name: s.state.model.spec(s.ground.id(name)).tpm.kind for name, _, _, _ in first_node_by_group(s)}
+    discrete = [name for name, kind in kinds.items() if kind == "discrete"]
+    for name in {*discrete[:1], *discrete[-1:]}:
+        expected = sorted(zip(s.labels(name), s.posterior(name).tolist(), strict=True), key=lambda pair: -pair[1])
+        assert s.top(name, 2) == expected[:2] and s.top(name, 99) == expected
+        assert s.explain("top", name) == s.explain("posterior", name)
+    for name in [name for name, kind in kinds.items() if kind != "discrete"][-1:]:
+        with pytest.raises(bt.BNetError, match=name):
+            s.top(name)
+
+
+def test_top_sums_latent_choices_and_takes_evidence() -> None:
+    s = get_case("codebook").sentence
+    by_choice = sum(p * s.posterior("y_0", {"W_q_0": k}) for k, p in enumerate(s.posterior("W_q_0")))
+    close(dict(s.top("y_0", 3)), {str(k): float(p) for k, p in enumerate(by_choice)}, 1e-8)
+    evidence = {"y_2": 1, "y_1": 0}
+    close([p for _, p in s.top("W_q_0", 3, evidence)], s.posterior("W_q_0", evidence).sort(descending=True)[0].tolist())
+    with pytest.raises(bt.BudgetError, match="joint states"):
+        s.top("W_q_0", 2, evidence, budget=1)
+    with pytest.raises(bt.BNetError, match="one node"):
+        s.top(["y_0", "y_1"])  # type: ignore[arg-type]
