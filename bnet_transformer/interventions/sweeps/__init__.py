@@ -81,7 +81,8 @@ def sweep(
             parameters are names of nodes, which are `[example, *shape]`, or of roles, which are `[example, slice,
             *plates, word, *shape]` (without `slice` for a role of one group, such as `x_2`).
         over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
-            along other axes only belong to one cell. In a list it applies to the items with these axes.
+            along other axes only belong to one cell. Without the axis `"group"` of groups of heads, the axis `"head"`
+            numbers the heads over all groups. In a list it applies to the items with these axes.
         direction: `"denoise"`: the clean values are patched into the corrupt run, and effects are changes from the
             corrupt run. `"noise"`: the corrupt values are patched into the clean run, and effects are changes from it.
         words: The word of the other sentence from which each word takes its values, as a mapping or as pairs, such as
