@@ -76,7 +76,8 @@ def inclusion(
 
     Args:
         net: A net that sums its heads.
-        sentences: Text, lists of words, ids or vectors, or pairs with observations.
+        sentences: Text, lists of words, ids or vectors, or pairs with observations, as for `bt.fit`. In a net with
+            several stacks a sentence is a mapping from stack, or the words of each stack in their order.
         method: `"exact"` sums over all gates of a slice, while the heads of other slices are on. The other methods
             gate all slices at once: `"gibbs"` by Gibbs sampling with the exact likelihood, `"svi"` by variational
             inference, which gives no intervals.
