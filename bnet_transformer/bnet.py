@@ -367,7 +367,7 @@ class BNet(StructureQueries):
             sentences: The sentences, all with the same number of words.
             classes: A label for each sentence, or the name of a discrete node; the class is then the node's most
                 probable state given the evidence of the sentence.
-            slice: The index of the slice, from 0.
+            slice: The index of the slice, from 0, or from -1 for the last one.
             head: The index of one head; by default the heads of a plate are averaged.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.
 

@@ -116,7 +116,13 @@ def _bind_arguments(
 
 
 def _explain_attention(state: SentenceState, bound: BoundArguments) -> Route:
-    """The route of `attention`."""
+    """The route of `attention`; without a slice, the slowest route of all slices."""
+    if bound.slice is None:
+        slices = parse_attention_slices(state.network, "all", bound.role)[1]
+        specs = [find_attention_spec(state.model, t, bound.role) for t in slices]
+        routes = [_route_with_flops(state, state.evaluator.attention_query(spec)) for spec in specs]
+        slowest = max(routes, key=lambda route: (route.evaluations, route.states, route.flops or 0))
+        return replace(slowest, question="attention of all slices")
     spec = find_attention_spec(state.model, bound.slice, bound.role)
     return _route_with_flops(state, state.evaluator.attention_query(spec))
 
@@ -223,6 +229,7 @@ EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
     ),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
+    "top": _explain_posterior,
     "posteriors": _explain_posteriors,
     "most_probable": _explain_most_probable,
     "marginal_map": _explain_marginal_map,

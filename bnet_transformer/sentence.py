@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
-from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
+from bnet_transformer.graph import GroundGraph, NodeNames, NodeSelection, Quotient, Separation, StructureQueries
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
@@ -73,6 +74,17 @@ class Sentence(StructureQueries):
     def words(self) -> tuple[str, ...]:
         """The words of the sentence; in a net with several stacks, the words of all stacks in their order."""
         return tuple(token for tokens in self.state.tokens.values() for token in tokens)
+
+    @cached_property
+    def nodes(self) -> NodeNames:
+        """The names of all nodes, with parents before children; a sequence that computes names when they are read.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.nodes
+        <19 nodes: c, W_q_0, W_k_0, …, x_1_1, x_1_2>
+        """
+        return NodeNames(self.ground)
 
     @property
     def special(self) -> tuple[bool, ...]:
@@ -150,11 +162,12 @@ class Sentence(StructureQueries):
             raise BNetError(name, expected="a discrete node", actual=f"a node of kind {kind!r}")
         return self.state.labels(node) or tuple(map(str, range(self.state.model.count_states(node))))
 
-    def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
-        """The attention weights `P(j | i)` of a slice: row i is the distribution over the words j that i attends to.
+    def attention(self, slice: int | None = None, *, role: str | None = None, words: str = "tokens") -> Tensor:
+        """The attention weights `P(j | i)`: row i is the distribution over the words j that i attends to.
 
         Args:
-            slice: The index of the slice (layer), from 0.
+            slice: The index of the slice (layer), from 0, or from -1 for the last one. None (default) for all slices,
+                which must have the same words, plates and latent choices.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.
             words: `"tokens"` for a row and a column for each token, or `"words"` for one for each full word
                 (`groups`). Attention to a word is the sum over its tokens; attention of a word is the mean over its
@@ -162,12 +175,25 @@ class Sentence(StructureQueries):
 
         Returns:
             A tensor `[*states, *plates, word i, word j]`: one dimension for each latent choice and for each plate, such
-            as heads. Entries are zero where word i cannot attend to word j.
+            as heads. Entries are zero where word i cannot attend to word j. Without `slice` the slices are the first
+            dimension: `[slice, *states, *plates, word i, word j]`.
+
+        Raises:
+            BNetError: There is no such slice, or without `slice` the slices differ in their dimensions.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.decoder(dim=8, heads=2, slices=3, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")
+        >>> s.attention().shape, s.attention(-1).shape            # [slice, head, i, j], [head, i, j]
+        (torch.Size([3, 2, 3, 3]), torch.Size([2, 3, 3]))
         """
         check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
             raise BNetError("words", expected="'tokens' in a net with several stacks", actual=words)
-        table = self.state.evaluator.attention(slice, role)
+        if slice is None:
+            slices = parse_attention_slices(self.state.network, "all", role)[1]
+            table = self.state.evaluator.attention_of_slices(slices, role)
+        else:
+            table = self.state.evaluator.attention(slice, role)
         return merge_words(table, self.groups) if words == "words" else table
 
     # interventions and evidence
@@ -177,9 +203,10 @@ class Sentence(StructureQueries):
 
         Args:
             nodes: A mapping from a node (`"q_2_0_3"`), a node group (`"q_2"`), a role (`"q"`), a name without its word
-                (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set to: a value, a state, a label,
-                another sentence (the value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`,
-                `Noise(sigma)`, `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the node's value
+                (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set to: a value, a number (the value
+                of every entry of a node with real values; of a discrete node its state), a label, another sentence (the
+                value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)`,
+                `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the node's value
                 after all other interventions of this call, and `Shift` also after the shifts of its ancestors.
             **named: The same as keyword arguments, such as `c=1`.
 
@@ -193,6 +220,8 @@ class Sentence(StructureQueries):
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
         >>> s["x_1_0"].shape, s.do(c=1)["x_1_0"].shape
         (torch.Size([2, 4]), torch.Size([4]))
+        >>> s.do({"v_0_1": 0})["v_0_1"]                      # a number is the value of every entry
+        tensor([0., 0., 0., 0.])
         """
         return Sentence(
             self.net, self.state.with_interventions(merge_assignments("do", check_mapping("do", nodes), named))
@@ -263,6 +292,47 @@ class Sentence(StructureQueries):
         """
         query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.evaluator).to(self.state.network.log_dtype)
+
+    def top(
+        self,
+        name: str,
+        count: int = 5,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> list[tuple[str, float]]:
+        """The most probable states of a discrete node, such as the next words, given the evidence.
+
+        Args:
+            name: The name of a discrete node, such as a readout.
+            count: The number of states; all states if the node has fewer.
+            evidence: Evidence in addition to that of the sentence, as for `observe`.
+            budget: The maximum number of joint states (see `posterior`).
+            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
+
+        Returns:
+            Pairs of a label (`labels`) and its posterior probability, most probable first; of equal probabilities the
+            first state is first.
+
+        Raises:
+            BudgetError: There are more joint states than `budget`.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> best = net.sentence("the cat").top("y_1", 2)
+        >>> len(best), best[0][0] in ("the", "cat", "sat"), best[0][1] >= best[1][1]
+        (2, True, True)
+        """
+        count = check_int("count", count)
+        probabilities = self.posterior(name, evidence, budget=budget, atol=atol)
+        if probabilities.dim() != 1:
+            raise BNetError("name", expected="the name of one node", actual=name)
+        values, states = probabilities.sort(descending=True, stable=True)
+        labels = self.labels(name)
+        pairs = zip(states[:count].tolist(), values[:count].tolist(), strict=True)
+        return [(labels[state], value) for state, value in pairs]
 
     def posteriors(
         self,
@@ -499,8 +569,8 @@ class Sentence(StructureQueries):
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
-                `"posteriors"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`, `"counterfactual"`,
-                `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
+                `"posteriors"`, `"top"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`,
+                `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
             *arguments: The arguments of that method.
             **options: The keyword arguments of that method.
 
@@ -530,7 +600,8 @@ class Sentence(StructureQueries):
         """Attention rollout: `P(source word | output word)` in the Markov chain of attention over slices.
 
         Args:
-            slices: `"all"`, the index of a slice, or indices of consecutive slices.
+            slices: `"all"`, the index of a slice, or indices of consecutive slices. Negative indices count from the
+                last slice.
             evidence: Evidence in addition to that of the sentence. In a net with a head selector, the rollout is
                 averaged over the posterior of the selector.
             residual: The probability, from 0 to 1, that a step stays at its word (the residual connection).
@@ -605,7 +676,7 @@ class Sentence(StructureQueries):
 
         Args:
             boxes: `"words"` for a box for each word, `"roles"` for a box for each role, or a mapping from node to box.
-            slice: The index of the slice, from 0.
+            slice: The index of the slice, from 0, or from -1 for the last one.
             stack: The stack of the slice; required if the net has several.
             class_box: The box that is the class; by default the box of the slice's input.
 
@@ -632,7 +703,7 @@ class Sentence(StructureQueries):
         """The best tree of a slice's attention, with one parent for each word, and the attention on the tree.
 
         Args:
-            slice: The index of the slice, from 0.
+            slice: The index of the slice, from 0, or from -1 for the last one.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             head: The index of one head; by default the heads of a plate are averaged.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.
@@ -701,7 +772,7 @@ class Sentence(StructureQueries):
         return self.state.network.functional_groups
 
     def topological_order(self) -> list[str]:
-        """The names of all nodes, with parents before children.
+        """The names of all nodes, with parents before children, as a list (see `nodes`).
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -709,7 +780,7 @@ class Sentence(StructureQueries):
         >>> order[0], order[-1], len(order)
         ('c', 'x_1_2', 19)
         """
-        return [self.ground.name(node) for node in topological_order(self.ground).tolist()]
+        return list(self.nodes)
 
     def separated(
         self,

@@ -104,6 +104,10 @@ def test_polynomials_hold_for_other_numbers_of_words(case):
     for n in (18, 29):
         longer = {stack: n + 2 * k for k, stack in enumerate(words)}
         assert cost.flops_in_words({symbols[stack]: m for stack, m in longer.items()}) == flops_of(case.net, longer, 1)
+        assert cost.flops_in_words(longer) == case.net.cost(longer).flops  # the mapping of `cost(words=)`
+        assert [row.value_bytes_in_words(longer) for row in cost.rows] == [
+            row.value_bytes for row in case.net.cost(longer).rows
+        ]
     again = case.net.cost(23)
     assert [row.value_bytes_in_words(23) for row in cost.rows] == [row.value_bytes for row in again.rows]
 
@@ -275,6 +279,13 @@ def test_groups_of_several_families_that_read_each_other():
     for n, batch in itertools.product((1, 2, 3, 9), (1, 4)):
         assert net.cost(n, batch=batch).flops == flops_of(net, {"": n}, batch)
     assert net.cost(9).flops_in_words(4) == flops_of(net, {"": 4}, 1)
+
+
+def test_a_polynomial_requires_every_number_of_words():
+    cost = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5).cost({"enc": 4, "dec": 3})
+    for wrong in ({"enc": 4}, {"enc": 4, "deck": 3}, {"enc": 4, "dec": 0}, {"enc": 4, "dec": 2.5}, "x"):
+        with pytest.raises(bt.BNetError, match=r"stack|words|n:"):
+            cost.flops_in_words(wrong)
 
 
 # paths and steps

@@ -125,3 +125,27 @@ def test_bad_data_are_refused_with_their_place(data, message):
 
 def test_evidence_is_one_class():
     assert bt.inference.Evidence is Evidence
+
+
+def test_pairs_of_several_stacks_are_a_sentence_and_its_observations():
+    """The same batch in every form, also for `fit`, `train`, `inclusion` and `roles`."""
+    net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=["a", "b", "c", "d"])
+    y = ["a c", "a c d"]
+    x = [{"enc": "a b", "dec": "b a"}, {"enc": "a b c", "dec": "b a c"}]
+    mappings = [{**sentence, "dec_y": observed} for sentence, observed in zip(x, y, strict=True)]
+    expected = read_batch(net.network, mappings)
+    options = {"draws": 10, "role": "dec_a", "progress": False}
+    posterior = bt.inclusion(net, mappings, **options)
+    assert posterior.likelihood == "P(dec_y | x)"
+    for pairs in (list(zip(x, y, strict=True)), (x, y), [(s, {"dec_y": o}) for s, o in zip(x, y, strict=True)]):
+        batch = read_batch(net.network, pairs)
+        assert all(torch.equal(batch.x[stack], expected.x[stack]) for stack in expected.x)
+        assert torch.equal(batch.observed["dec_y"], expected.observed["dec_y"])
+        assert torch.equal(bt.inclusion(net, pairs, **options).log_bayes, posterior.log_bayes)
+        assert bt.fit(net, pairs, method=bt.MAP(steps=1), progress=False).sentences == 2
+        assert len(bt.train(net, pairs, steps=1, progress=False).losses) == 1
+    sources_and_targets = [tuple(sentence.values()) for sentence in x]
+    roles = [bt.roles(net, data, role="dec_a", relations=["first"]).mean for data in (x, sources_and_targets, pairs)]
+    assert torch.equal(roles[0], roles[1]) and torch.equal(roles[0], roles[2])
+    with pytest.raises(bt.BNetError, match="dec_y"):
+        bt.fit(net, [(x[0], ["d", "e"])], progress=False)

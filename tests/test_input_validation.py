@@ -86,7 +86,7 @@ SENTENCE_METHODS: dict[str, dict[str, Any]] = {
         "separations": {"questions": [("x_1_0", "y_0", "c")]},
         "shrink": {"boxes": str.upper},
     },
-    **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "tpm": {"name": "c"}},
+    **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "top": {"name": "c"}, "tpm": {"name": "c"}},
 }
 # Names without an argument to test: classes of results and errors, and functions with only `**options` or `*names`.
 EXCLUDED = {
@@ -217,7 +217,7 @@ def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
     if re.search(r"\b(int|float)\b", annotation) and parameter.name not in ANY_TEXT:
         yield from (float("nan"), "x")
         if parameter.name not in ANY_NUMBER:
-            yield -1
+            yield -9 if parameter.name in ("slice", "slices") else -1  # -1 is the last slice
     if isinstance(parameter.default, str) and parameter.name not in ANY_TEXT:
         yield f"{parameter.default}q"
 
@@ -322,7 +322,7 @@ UNFIT: list[tuple[Callable[[], object], str]] = [
     (lambda: get_sentence().observe(c=1).posterior("c", {"c": 0}), "c: "),
     (lambda: get_sentence().posterior("x_1_0"), "nodes of c"),
     (lambda: get_sentence().posterior("c", {"token_0": 1}), "token_0: .*possible"),
-    (lambda: get_sentence().attention(1), "slice from 0 to 0"),
+    (lambda: get_sentence().attention(1), "from 0 to 0"),
     (lambda: get_sentence().do(c=bt.interventions.Mean()), "c has no words$"),
     (lambda: get_sentence().do(W_q_0=bt.interventions.Mean()), r"W_q_0 has no words. Use Mean\(sentences\)"),
     (lambda: get_sentence().do({"x_1_0": torch.zeros(4), "x_1_*": torch.zeros(4)}), "'x_1_[*]' sets x_1_0, which has"),

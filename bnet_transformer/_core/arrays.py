@@ -55,3 +55,8 @@ def copy_to_tensor(value: object) -> Tensor:
         array = np.asarray(value)
         tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     return tensor.long() if tensor.dtype in UNSIGNED_DTYPES else tensor
+
+
+def to_tuples(table: float | list[Any]) -> Any:
+    """Nested lists as nested tuples, which are hashable."""
+    return tuple(map(to_tuples, table)) if isinstance(table, list) else table

@@ -30,6 +30,16 @@ def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
     return number
 
 
+def resolve_index(subject: str, value: object, count: int) -> int:
+    """The index of one of `count` items; as in Python, a negative number counts from the end."""
+    number = check_int(subject, value, minimum=-count)
+    if number >= count:
+        raise BNetError(
+            subject, expected=f"an integer from 0 to {count - 1}, or from -1 for the last one", actual=number
+        )
+    return number % count
+
+
 def check_seed(value: object) -> int:
     """The value as a seed that is valid for every generator: 0 to 2^63 - 1."""
     seed = check_int("seed", value, minimum=0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.arrays import IntArray, to_numpy
-from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.checks import check_choice, resolve_index
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.picture_registry import Drawable
@@ -142,9 +142,7 @@ def classify_slice(
     if stack is not None and (not isinstance(stack, str) or stack not in depths):
         raise unknown_name_error("stack", stack, depths)
     if isinstance(boxes, str) or depths:
-        depth = get_depth(state.network, stack)
-        if check_int("slice", slice_, minimum=0) >= depth:
-            raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
+        slice_ = resolve_index("slice", slice_, get_depth(state.network, stack))
     if isinstance(boxes, str):
         check_choice("boxes", boxes, ("words", "roles"))
         naming, first = build_box_namer(ground, boxes, slice_, stack)

@@ -16,11 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from bnet_transformer._core.checks import check_int, check_names
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.compiler.fused import MAX_EXPLICIT_PAIRS
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
 
 Monomial = tuple[str, ...]  # the symbols of a monomial, sorted, each repeated by its power
@@ -36,6 +38,7 @@ class Polynomial:
 
     Args:
         terms: The coefficient of each monomial; a monomial is a tuple of symbols, repeated by their power.
+        symbol_by_stack: The symbol of the number of words of each stack. Default: none.
 
     >>> p = Polynomial({("n", "n"): 3, ("n",): 2})
     >>> print(p, p(10))
@@ -43,6 +46,7 @@ class Polynomial:
     """
 
     terms: Mapping[Monomial, int] = field(default_factory=dict)
+    symbol_by_stack: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         terms = {powers: count for powers, count in self.terms.items() if count}
@@ -57,25 +61,43 @@ class Polynomial:
         """The value of the polynomial.
 
         Args:
-            n: One number for all symbols, or a mapping from symbol to its number.
+            n: One number for all symbols, or a mapping to numbers from stacks, as in `net.cost(words=...)`, or from
+                symbols.
 
         Returns:
             The value.
+
+        Raises:
+            BNetError: The mapping has an unknown name, or a symbol has no number.
+
+        >>> import bnet_transformer as bt
+        >>> cost = bt.encoder_decoder(dim=8, heads=2, slices=1, vocabulary=5).cost({"enc": 4, "dec": 3})
+        >>> cost.flops_in_words({"enc": 4, "dec": 3}) == cost.flops
+        True
         """
-        values = n if isinstance(n, Mapping) else dict.fromkeys(self.symbols, n)
+        symbols = self.symbols
+        if isinstance(n, Mapping):
+            known = {**self.symbol_by_stack, **{symbol: symbol for symbol in self.symbol_by_stack.values()}}
+            check_names("stack", n if known else (), known)
+            values = {known.get(name, name): check_int(f"words of {name!r}", number) for name, number in n.items()}
+        else:
+            values = dict.fromkeys(symbols, check_int("n", n))
+        for symbol in symbols:
+            if symbol not in values:
+                raise BNetError("words", expected=f"the number {symbol} of words", actual=f"{dict(n)}")  # type: ignore[arg-type]
         return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
 
     def __add__(self, other: Polynomial) -> Polynomial:
         terms = Counter(self.terms)
         terms.update(other.terms)
-        return Polynomial(terms)
+        return Polynomial(terms, {**self.symbol_by_stack, **other.symbol_by_stack})
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         terms: Counter[Monomial] = Counter()
         for a, x in self.terms.items():
             for b, y in other.terms.items():
                 terms[tuple(sorted((*a, *b)))] += x * y
-        return Polynomial(terms)
+        return Polynomial(terms, {**self.symbol_by_stack, **other.symbol_by_stack})
 
     def __str__(self) -> str:
         return " + ".join(f"{count} {_format_monomial(powers)}".rstrip() for powers, count in self.terms.items()) or "0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -301,18 +301,20 @@ def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec])
         for name in m.parameters
     }
     flops = counter.flops(spec.group.index for spec in specs)
+    symbols = _get_symbols(counter.sizes)
     first = specs[0]
     weights = first.group.index in network.graph.word_independent
     size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
     computed = [m.group.index for m in specs if m.group.index in counter.multiplications and not weights]
     value_bytes = sum((counter.entries[index] for index in computed), SymbolicCount()).exact * constant(size)
+    value_bytes = replace(value_bytes, symbol_by_stack=symbols)
     return TemplateCost(
         template=first.group.stem,
         block=block,
         tpm=type(first.tpm).__name__,
         slices=len(specs),
         parameters=sum(value.numel() for value in store.values()),
-        **_describe_flops(flops, word_values),
+        **_describe_flops(flops, word_values, symbols),
         monomials=frozenset() if flops is None else flops.monomials,
         parameter_bytes=sum(value.numel() * value.element_size() for value in store.values()),
         value_bytes=value_bytes(word_values),
@@ -320,11 +322,19 @@ def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec])
     )
 
 
-def _describe_flops(flops: SymbolicCount | None, word_values: Mapping[str, int]) -> dict[str, Any]:
+def _describe_flops(
+    flops: SymbolicCount | None, word_values: Mapping[str, int], symbols: Mapping[str, str]
+) -> dict[str, Any]:
     """The FLOPs of a row; None if a TPM does not declare its products."""
     if flops is None:
         return {"flops": None, "flops_in_words": None, "order": "unknown"}
-    return {"flops": flops.exact(word_values), "flops_in_words": flops.exact, "order": flops.order}
+    polynomial = replace(flops.exact, symbol_by_stack=symbols)
+    return {"flops": flops.exact(word_values), "flops_in_words": polynomial, "order": flops.order}
+
+
+def _get_symbols(sizes: SizeTable) -> dict[str, str]:
+    """The symbol of the number of words of each stack in the polynomials."""
+    return {stack: sizes.word_size(stack).symbol for stack in sizes.word_counts}
 
 
 def _get_word_values(sizes: SizeTable) -> dict[str, int]:
@@ -348,7 +358,7 @@ def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
     return SliceCost(
         stack=stack,
         slices=count,
-        **_describe_flops(flops, word_values),
+        **_describe_flops(flops, word_values, _get_symbols(sizes)),
         steps=sequential,
         steps_order=steps_order,
         longest_path=longest,

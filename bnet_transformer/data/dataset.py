@@ -21,6 +21,7 @@ from bnet_transformer.data.examples import (
     ExampleReader,
     add_row_number,
     is_dataframe,
+    is_stack_pair,
     pad_examples,
     read_columns,
     read_example,
@@ -190,6 +191,8 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
         raise BNetError(subject, expected="a list of at least one sentence", actual=data)
     encoded = []
     for k, row in enumerate(rows):
+        if isinstance(row, tuple) and len(row) == len(network.graph.word_stacks) > 1:
+            row = dict(zip(network.graph.word_stacks, row, strict=True))
         stacks = {n: v for n, v in row.items() if n in network.graph.word_stacks} if isinstance(row, Mapping) else row
         try:
             encoded.append(encode_sentence(network, stacks))
@@ -285,7 +288,8 @@ def _read_rows(reader: ExampleReader, data: object, subject: str, expected: str)
     if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
         return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], subject))
-    data = data if task.next_word is not None or reader.inputs_only else _zip_pairs(task, data, subject)
+    is_plain = (task.next_word is not None or reader.inputs_only) and not _is_pair_of_lists(task, data)
+    data = data if is_plain else _zip_pairs(task, data, subject)
     if not isinstance(data, Sequence) or not data:
         raise BNetError(subject, expected=expected, actual=data)
     if all(isinstance(word, int) for word in data):
@@ -316,11 +320,23 @@ def has_observed(task: Task, data: object) -> bool:
     if isinstance(data, Batch):
         return bool(data.evidence)
     if isinstance(data, tuple):
-        return len(data) == parts
+        return len(data) == parts or _is_pair_of_lists(task, data)
     if not isinstance(data, list) or not data:
         return False
-    return all(not set(row) <= set(task.stacks) if isinstance(row, Mapping) else
-               isinstance(row, tuple) and len(row) == parts for row in data)  # fmt: skip
+    return all(_is_observed_row(task, row, parts) for row in data)
+
+
+def _is_observed_row(task: Task, row: object, parts: int) -> bool:
+    """True for a pair of a sentence and observations, or a mapping with other keys than the stacks."""
+    if isinstance(row, Mapping):
+        return not set(row) <= set(task.stacks)
+    return is_stack_pair(row) if parts == 0 else isinstance(row, tuple) and len(row) == parts
+
+
+def _is_pair_of_lists(task: Task, data: object) -> bool:
+    """True for a tuple of sentences of several stacks, as mappings, and their observations."""
+    is_pair = len(task.stacks) > 1 and isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], list)
+    return is_pair and bool(data[0]) and all(isinstance(row, Mapping) for row in data[0])  # type: ignore[index]
 
 
 def _drop_observed(task: Task, data: object) -> object:
@@ -334,7 +350,7 @@ def _drop_observed(task: Task, data: object) -> object:
 
 def _zip_pairs(task: Task, data: object, subject: str) -> object:
     """Convert a tuple `(x, y)` of lists to a list of pairs; return other data unchanged."""
-    is_single = len(task.readouts) == 1 and len(task.stacks) == 1
+    is_single = (len(task.readouts) == 1 and len(task.stacks) == 1) or _is_pair_of_lists(task, data)
     if not is_single or not isinstance(data, tuple | list) or len(data) != 2:
         return data
     is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)

@@ -284,7 +284,10 @@ def _encode_given(
 
 
 def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:
-    """The tensor of a value of `do` or evidence on a node: a state, a label, or a value of the node's shape."""
+    """The tensor of a value of `do` or evidence on a node: a state, a label, or a value of the node's shape.
+
+    In `do`, a number is the value of every entry of a node with real values.
+    """
     name = model.ground.name(node)
     group = model.ground.group_of(node)
     spec = model.network.specs[group.index]
@@ -302,6 +305,8 @@ def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool
             raise EvidenceError(name, expected=expected, actual=value)
         return torch.tensor(state, device=model.network.device)
     tensor = _to_finite_tensor(name, value, model.network.dtype, EvidenceError).to(model.network.device)
+    if tensor.dim() == 0 and not (evidence or discrete or isinstance(value, bool | np.bool_)):
+        return tensor.expand(spec.shape).clone()
     if tuple(tensor.shape) != spec.shape:
         suggestion = suggest_do(model.network, tensor, spec.shape)
         actual = f"shape {tuple(tensor.shape)}"

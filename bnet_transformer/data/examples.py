@@ -68,7 +68,8 @@ class ExampleReader:
 
         Args:
             row: A sentence, if nothing or the next words are observed; a tuple of the words of each stack, or of a
-                sentence and its observations; or a mapping from stack and readout.
+                sentence (with several stacks a mapping from stack) and its observations; or a mapping from stack and
+                readout.
 
         Raises:
             BNetError: A part is missing or has another form.
@@ -84,9 +85,22 @@ class ExampleReader:
             names += [readout.group.name for readout in task.readouts] or ["observed"]
         if len(names) == 1:
             return self._read_parts({names[0]: row})
+        if len(task.stacks) > 1 and is_stack_pair(row):
+            sentence, observed = row  # type: ignore[misc]
+            return self._read_parts({**sentence, **self._name_observed(observed)})
         if not isinstance(row, tuple | list) or len(row) != len(names):
             raise self._example_error(row, [name or "sentence" for name in names])
         return self._read_parts(dict(zip(names, row, strict=True)))
+
+    def _name_observed(self, observed: object) -> Mapping[str, object]:
+        """The observations of a pair by readout."""
+        names = [readout.group.name for readout in self.task.readouts] or ["observed"]
+        if isinstance(observed, Mapping):
+            return observed
+        if len(names) != 1:
+            expected = f"a mapping from readout ({', '.join(names)})"
+            raise BNetError("observations", expected=expected, actual=observed)
+        return {names[0]: observed}
 
     def _example_error(self, row: object, names: Sequence[str]) -> BNetError:
         """The error for an invalid example; for a series of real-valued words it names the function to use."""
@@ -196,6 +210,11 @@ class ExampleReader:
             if low < UNOBSERVED or high >= states:
                 expected = f"states from 0 to {states - 1} (-1 or None: not observed)"
                 raise BNetError(group.name, expected=expected, actual=low if low < UNOBSERVED else high)
+
+
+def is_stack_pair(row: object) -> bool:
+    """True for a pair of a mapping from stack and observations."""
+    return isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], Mapping)
 
 
 def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) -> object:

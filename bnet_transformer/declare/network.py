@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
-from bnet_transformer._core.checks import check_float, check_mapping, check_names, set_frozen
+from bnet_transformer._core.checks import check_mapping, check_names, set_frozen
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from bnet_transformer.declare.templates import NodeTemplate, collection_axes, de
 from bnet_transformer.errors import NOT_GIVEN, BNetError, BudgetError, DeclarationError, DeclarationFault, format_value
 from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
+from bnet_transformer.tpm.field_checks import check_concentration
 
 MAX_GROUPS = 50_000
 LOGIT_PARAMETERS = ("logits", "initial")  # the parameters of discrete TPMs with rows that are logits of their states
@@ -85,9 +87,12 @@ class NodeSpec:
         return any(parameter.learnable for parameter in self.parameters.values())
 
     @cached_property
-    def priors(self) -> Mapping[str, float]:
-        """The concentration of the Dirichlet prior of each table of logits; `initial` has the prior of `logits`."""
-        priors = dict(self.tpm.priors())
+    def priors(self) -> Mapping[str, Tensor]:
+        """The concentrations of the Dirichlet prior of each table of logits, which broadcast to the table's shape.
+
+        `initial` has the prior of `logits`.
+        """
+        priors = {name: torch.as_tensor(alpha, dtype=torch.float64) for name, alpha in self.tpm.priors().items()}
         if "logits" in priors and "initial" in self.parameters:
             priors.setdefault("initial", priors["logits"])
         return priors
@@ -486,8 +491,20 @@ def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Sh
         expected = f"priors, a mapping from names of parameters ({names}) to concentrations"
         raise BNetError(name, expected=expected, actual=priors)
     for key, concentration in priors.items():
-        check_float(f"{name}, prior of {key}", concentration, above=0)
+        _check_prior(f"{name}, prior of {key}", concentration, parameters[key].shape)
+    if "logits" in priors and "initial" in parameters and "initial" not in priors:  # both have the same prior
+        row = parameters["initial"].shape[-1:]
+        _check_prior(f"{name}, prior of logits and initial", priors["logits"], row)
     return shape, parameters
+
+
+def _check_prior(subject: str, concentration: object, shape: Shape) -> None:
+    """Raise an error unless concentrations are positive: a number, one for each state, or a table of this shape."""
+    actual = np.shape(check_concentration(subject, concentration))
+    if actual not in ((), shape[-1:], shape):
+        tables = "" if len(shape) == 1 else f", an array of shape {shape}"
+        expected = f"a positive number{tables} or {shape[-1]} positive numbers"
+        raise BNetError(subject, expected=expected, actual=f"an array of shape {actual}")
 
 
 def _describe_parents(

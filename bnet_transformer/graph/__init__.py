@@ -20,6 +20,7 @@ from bnet_transformer.graph.template_graph import (
     TemplateGraph as TemplateGraph,
 )
 from bnet_transformer.graph.traversal import (
+    NodeNames as NodeNames,
     ancestors as ancestors,
     ancestral_order as ancestral_order,
     descendants as descendants,

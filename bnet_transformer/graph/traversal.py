@@ -6,10 +6,10 @@ propagated along edge templates, so that one step is one array operation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,52 @@ def topological_order(ground: GroundGraph) -> Ids:
             word = NodeSelection(words={stack: [i]})
             parts.extend(ground.select_nodes(group, word) for group in groups)
     return np.concatenate(parts)
+
+
+class NodeNames(Sequence[str]):
+    """The names of the nodes of a ground graph in topological order, computed when they are read.
+
+    Args:
+        ground: The ground graph.
+
+    >>> import bnet_transformer as bt
+    >>> nodes = bt.bayesuvius(dim=4).sentence("the cat sat").nodes
+    >>> len(nodes), nodes[0], nodes[-2:], "q_0_2" in nodes
+    (19, 'c', ['x_1_1', 'x_1_2'], True)
+    """
+
+    def __init__(self, ground: GroundGraph) -> None:
+        self.ground = ground
+        self._order = topological_order(ground)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """The name at an index, or the list of names of a slice.
+
+        Args:
+            index: The index or the slice.
+
+        Returns:
+            The name, or the names.
+        """
+        nodes = self._order[index]
+        return list(map(self.ground.name, nodes.tolist())) if isinstance(index, slice) else self.ground.name(nodes)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.ground.name, map(int, self._order))
+
+    def __contains__(self, name: object) -> bool:
+        return self.ground.template.parse_name(name, self.ground.word_counts) is not None
+
+    def __repr__(self) -> str:
+        shown = [*self[:3], "…", *self[-2:]] if len(self) > 6 else list(self)
+        return f"<{len(self):,} nodes: {', '.join(shown)}>"
 
 
 def ancestral_order(ground: GroundGraph, nodes: Collection[int]) -> list[int]:

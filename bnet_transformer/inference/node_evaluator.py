@@ -248,6 +248,34 @@ class NodeEvaluator:
         table = self._evaluate(query, lambda: conditional_attention(self.model, spec, self.evidence))
         return table.to(self.model.network.log_dtype)
 
+    def attention_of_slices(self, slices: Sequence[int], role: str | None) -> Tensor:
+        """`P(j | i)` of slices whose tables have the same dims: `[slice, *states, *plates, word, word]`.
+
+        Raises:
+            BNetError: The slices differ in words, plates or latent choices.
+        """
+        specs = [find_attention_spec(self.model, t, role) for t in slices]
+        self.prefetch_attention(specs)
+        tables = [self.attention(t, role) for t in slices]
+        dims = [(self.attention_choices(spec), tuple(table.shape)) for spec, table in zip(specs, tables, strict=True)]
+        for spec, dim in zip(specs, dims, strict=True):
+            if dim != dims[0]:
+                sizes = f"{list(dims[0][1])} in slice {slices[0]} and {list(dim[1])} in slice {spec.group.step}"
+                choices = [[self.model.ground.name(node) for node in part[0]] for part in (dims[0], dim)]
+                names = "; the latent choices are {} and {}".format(*(", ".join(part) or "none" for part in choices))
+                raise BNetError(
+                    "attention of all slices",
+                    expected="slices with equal dimensions, and the same latent choices",
+                    actual=sizes + (names if choices[0] != choices[1] else ""),
+                    hint=f"Pass slice=, such as slice={slices[0]}",
+                )
+        return torch.stack(tables)
+
+    def attention_choices(self, spec: NodeSpec) -> list[int]:
+        """The latent choices of the first dims of an attention table, by ground id."""
+        choices = self.attention_query(spec).choices
+        return sorted(set().union(*map(set, choices.values())))
+
     def route(self, query: NodeQuery) -> Route:
         """The route of a query."""
         name = query.spec.group.name if query.node is None else self.model.ground.name(query.node)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.checks import check_choice, check_int, resolve_index
 from bnet_transformer._core.tokenizer import match_label
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -24,10 +24,10 @@ def merge_words(attention: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
 
 
 def find_attention_spec(model: GroundModel, slice_: int, role: str | None) -> NodeSpec:
-    """The node group with attention over words in a slice."""
-    depth = get_depth(model.network)
-    if check_int("slice", slice_, minimum=0) >= depth:
-        raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
+    """The node group with attention over words in a slice; a negative slice counts from the last of its stack."""
+    by_stem = model.network.graph.by_stem
+    stack = by_stem[role][0].stack if isinstance(role, str) and role in by_stem else None
+    slice_ = resolve_index("slice", slice_, get_depth(model.network, stack))
     matches = [m for m in model.network.specs if m.group.step == slice_ and m.has_word_attention]
     names = {spec.group.stem: spec for spec in matches}
     if role is not None:
@@ -50,8 +50,8 @@ def find_state_group(network: Network, stack: str) -> NodeGroup | None:
 
 
 def parse_slices(slices: object, network: Network) -> list[int]:
-    """The indices of slices, from one index or several."""
-    return parse_indices("slices", slices, get_depth(network))
+    """The indices of slices, from one index or several; negative ones count from the end of the deepest stack."""
+    return parse_indices("slices", slices, get_depth(network), is_from_end=True)
 
 
 def parse_attention_slices(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
@@ -59,7 +59,7 @@ def parse_attention_slices(network: Network, slices: object, role: str | None) -
 
     Args:
         network: The net.
-        slices: The index of a slice, several indices, or `"all"`.
+        slices: The index of a slice, several indices, or `"all"`. Negative ones count from the end of the stack.
         role: The role with attention, which determines the stack; by default the first stack.
     """
     graph = network.graph
@@ -73,10 +73,7 @@ def parse_attention_slices(network: Network, slices: object, role: str | None) -
     if isinstance(slices, str):
         check_choice("slices", slices, ("all",))
         return stack, list(range(depth))
-    numbers = sorted({check_int("slice", item, minimum=0) for item in to_list(slices)})
-    if not numbers or numbers[-1] >= depth:
-        raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", actual=slices)
-    return stack, numbers
+    return stack, parse_indices("slices", slices, depth, is_from_end=True)
 
 
 def get_depth(network: Network, stack: str | None = None) -> int:
@@ -111,10 +108,13 @@ def to_list(value: object) -> list[object]:
     return list(value) if isinstance(value, Collection) and not isinstance(value, str) else [value]
 
 
-def parse_indices(subject: str, indices: object, count: int) -> list[int]:
-    """Indices below `count`, from one index or several."""
+def parse_indices(subject: str, indices: object, count: int, *, is_from_end: bool = False) -> list[int]:
+    """Indices below `count`, from one index or several; with `is_from_end` negative ones count from the end."""
     result = []
     for item in to_list(indices):
+        if is_from_end:
+            result.append(resolve_index(subject, item, count))
+            continue
         number = check_int(subject, item, minimum=0)
         if number >= count:
             raise BNetError(subject, expected=f"integers from 0 to {count - 1}", actual=number)

@@ -52,7 +52,7 @@ def bayesuvius(
     vocabulary: Sequence[str] | None = None,
     observe: TPM | None = None,
     attention: str = "soft",
-    prior: float | None = None,
+    prior: float | Sequence[float] | None = None,
     seed: int = 0,
 ) -> BNet:
     """The net of the chapter: attention in which a selector chooses a head.
@@ -78,8 +78,8 @@ def bayesuvius(
             sentence. None (default) for no readout.
         attention: `"soft"` (default), or `"marginal"`: the word that the last slice reads is a random variable `j`. The
             states x remain soft, and `p(y_i) = sum_j P(j | i) p(y_i | v_j)`.
-        prior: The concentration of the Dirichlet prior on the probabilities of selector and atoms. None (default) for
-            no prior.
+        prior: The concentration of the Dirichlet prior on the probabilities of selector and atoms: a number, or for a
+            selector without atoms a number for each head. None (default) for no prior.
         seed: The seed of the initial parameters. Default 0.
 
     Returns:
@@ -138,7 +138,7 @@ class _SliceBuilder:
     reach: Reach
     score: Dot
     residual: bool
-    prior: float | None
+    prior: float | Sequence[float] | None
 
     def build_single_head(self, num_atoms: dict[str, int] | None) -> list[Node]:
         """The nodes if all words have the same head: c -> W_q, W_k, W_v -> q, k, v -> x."""

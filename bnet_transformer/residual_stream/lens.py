@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.checks import check_int, resolve_index
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
 from bnet_transformer._core.tokenizer import match_label
@@ -169,7 +169,7 @@ class Lens(SavedResult):
         3
         """
         (t,) = self.parse_slices(slice)
-        (i,) = parse_indices("word", _count_from_end(word, len(self.words)), len(self.words))
+        i = resolve_index("word", word, len(self.words))
         count = min(check_int("count", count), len(self.labels))
         probs, states = self.top_probabilities[t, i], self.top_states[t, i]
         if count > len(states):
@@ -268,13 +268,11 @@ class Lens(SavedResult):
             BNetError: There is no such state.
         """
         numbers = []
-        for item in [slices] if isinstance(slices, str) else to_list(slices):
+        for item in to_list(slices):
             if isinstance(item, str) and item not in self.states:
                 raise unknown_name_error("slice", item, self.states)
-            numbers.append(
-                self.states.index(item) if isinstance(item, str) else _count_from_end(item, len(self.states))
-            )
-        return parse_indices("slice", numbers, len(self.states))
+            numbers.append(self.states.index(item) if isinstance(item, str) else item)
+        return parse_indices("slice", numbers, len(self.states), is_from_end=True)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each state of each word: its most probable word, probability, entropy and KL."""
@@ -393,12 +391,6 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
     return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader)
-
-
-def _count_from_end(index: object, count: int) -> object:
-    """An index with negative numbers counted from the end, as in Python; other values are unchanged."""
-    is_negative = isinstance(index, int) and not isinstance(index, bool) and -count <= index < 0
-    return index + count if is_negative else index  # type: ignore[operator]
 
 
 def _as_slice(index: int) -> slice:

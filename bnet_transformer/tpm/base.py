@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from bnet_transformer._core.arrays import to_tuples
 from bnet_transformer._core.checks import check_float, check_int, set_frozen
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.errors import BNetError
@@ -123,11 +124,6 @@ class Parameter:
             expected = f"one finite number, or finite numbers of shape {self.shape}"
             raise BNetError("fill of a parameter", expected=expected, actual=self.fill)
         set_frozen(self, fill=to_tuples(fill.tolist()))
-
-
-def to_tuples(table: float | list[Any]) -> Any:
-    """Nested lists as nested tuples, which are hashable."""
-    return tuple(map(to_tuples, table)) if isinstance(table, list) else table
 
 
 @dataclass(frozen=True)
@@ -512,22 +508,23 @@ class TPM(CheckedDataclass, abc.ABC):
         """
         return s.call(type(self).__name__)
 
-    def priors(self) -> Mapping[str, float]:
+    def priors(self) -> Mapping[str, Any]:
         """The Dirichlet priors of the tables of log probabilities; none by default.
 
         A discrete TPM that learns a table `logits` of shape `[..., states]` returns `{"logits": alpha}`. Each row of
-        probabilities, `softmax(logits)`, then has the prior `Dirichlet(alpha, ..., alpha)`. With `alpha=1` the prior is
-        uniform; a larger value pulls the row towards the uniform distribution. `Categorical` and `Codebook` return
-        their option `prior` in this way.
+        probabilities, `softmax(logits)`, then has a Dirichlet prior. If `alpha` is a number, it is the concentration of
+        all states: with `alpha=1` the prior is uniform; a larger value pulls the row towards the uniform distribution.
+        `alpha` can also be the concentrations of the states, `[states]`, or of all rows, an array of the table's shape.
+        `Categorical`, `Codebook` and `Table` return their option `prior` in this way.
 
         `bt.fit` adds the log density of the prior to its objective; the parameter must have the name `logits`. If the
         node has a vector parent, the rows are not its probabilities themselves: MAP and EM use the prior, and SVI and
-        NUTS raise an error unless `alpha` is 1. The Pyro model (`net.pyro()`) samples the rows at the site
+        NUTS raise an error unless every `alpha` is 1. The Pyro model (`net.pyro()`) samples the rows at the site
         `theta_<node>` (`theta_<node>_<name>` for a parameter of another name), and their logarithms replace the
         parameter.
 
         Returns:
-            For each parameter with a prior, the concentration `alpha > 0` of all its rows.
+            For each parameter with a prior, the concentrations `alpha > 0` of its rows.
 
         >>> import bnet_transformer as bt
         >>> class Coin(TPM):

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
+from bnet_transformer._core.arrays import copy_to_tensor, to_tuples
 from bnet_transformer._core.checks import check_choice, check_float, check_int, set_frozen
 from bnet_transformer.errors import BNetError
 
@@ -17,6 +20,19 @@ Check = Callable[[str, Any], Any]  # takes the name of an option and its value; 
 def check_positive(subject: str, value: object) -> float:
     """The value as a finite float greater than 0."""
     return check_float(subject, value, above=0)
+
+
+def check_concentration(subject: str, value: object) -> float | tuple[Any, ...]:
+    """The concentration of a Dirichlet prior: a positive number, or an array of positive numbers as nested tuples."""
+    expected = "a positive number, one for each state, or an array of the table's shape"
+    try:
+        array = copy_to_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BNetError(subject, expected=expected, actual=value) from error
+    is_real = not array.is_complex() and array.dtype != torch.bool and array.numel() > 0
+    if not is_real or not bool(((array > 0) & (array < torch.inf)).all()):
+        raise BNetError(subject, expected=expected, actual=value)
+    return to_tuples(array.double().tolist())  # type: ignore[no-any-return]
 
 
 def check_below_one(subject: str, value: object) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
-from typing import Annotated, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal as TorchNormal
 from torch.nn import functional
@@ -32,8 +34,10 @@ from bnet_transformer.tpm.base import (
     initial_spread,
 )
 from bnet_transformer.tpm.combine import POOLS, pool_latex, pool_words
-from bnet_transformer.tpm.field_checks import check_bool, check_positive, choice, named, optional
+from bnet_transformer.tpm.field_checks import check_bool, check_concentration, check_positive, choice, named, optional
 from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_number, format_power
+
+MAX_NUMBERS_IN_EQUATIONS = 16
 
 
 @final
@@ -55,8 +59,9 @@ class Categorical(TPM):
         probabilities: For a node without parents, its `n` probabilities, which sum to 1. None (default): the logits of
             a root start at 0, which is the uniform distribution; those of a table start at random.
         learnable: Whether training changes the parameters. None (default): True, unless `probabilities` are given.
-        prior: The concentration of a symmetric Dirichlet prior on each row of `theta` and of `initial`. None (default)
-            for no prior.
+        prior: The concentration of the Dirichlet prior on each row of `theta` and of `initial`: a number for all
+            states, or `n` numbers; or an array of the shape of `theta`, if there is no `initial`. None (default) for no
+            prior.
         pool: `"mean"` or `"sum"` of the vectors of a sentence, for one node `y` of the sentence. None (default) for a
             node of each word.
         affine: Whether a vector parent is mapped by `W x + theta`. False uses the vector, `[n]`, itself as logits.
@@ -75,7 +80,7 @@ class Categorical(TPM):
     n: Annotated[int, named("Categorical states", check_int)]
     probabilities: tuple[float, ...] | None = None
     learnable: Annotated[bool | None, choice(None, True, False)] = None  # None: True without `probabilities`
-    prior: Annotated[float | None, optional(check_positive)] = None
+    prior: Annotated[Any, optional(check_concentration)] = None
     pool: Annotated[str | None, choice(None, *POOLS)] = None
     affine: Annotated[bool, check_bool] = True
     labels: tuple[str, ...] | None = None
@@ -184,7 +189,7 @@ class Categorical(TPM):
             s.define(rf"\pi_. \text{{ is fixed: }} {probs}")
         return str(table.with_sub(s.state))
 
-    def priors(self) -> dict[str, float]:
+    def priors(self) -> dict[str, Any]:
         return {} if self.prior is None else {"logits": self.prior}
 
 
@@ -241,7 +246,8 @@ class Codebook(TPM):
     Args:
         atoms: The number of atoms.
         size: The shape of an atom: an integer, or a tuple of integers.
-        prior: The concentration of a symmetric Dirichlet prior on each row of `theta`. None (default) for no prior.
+        prior: The concentration of the Dirichlet prior on each row of `theta`: a number for all atoms, a number for
+            each atom, or an array of the shape of `theta`. None (default) for no prior.
         spread: The standard deviation of the initial normal distribution of the atoms. None (default) for
             `1/sqrt(columns)`.
 
@@ -251,7 +257,7 @@ class Codebook(TPM):
 
     atoms: Annotated[int, check_int]
     size: Annotated[int | Shape, named("Codebook", check_shape)]
-    prior: Annotated[float | None, optional(check_positive)] = None
+    prior: Annotated[Any, optional(check_concentration)] = None
     spread: Annotated[float | None, optional(check_positive)] = None
     kind: ClassVar[Kind] = "discrete"
     is_lookup: ClassVar[bool] = True
@@ -294,7 +300,7 @@ class Codebook(TPM):
         define_prior(s, table, self.prior, self.atoms)
         return str(table.with_sub(s.state))
 
-    def priors(self) -> dict[str, float]:
+    def priors(self) -> dict[str, Any]:
         return {} if self.prior is None else {"logits": self.prior}
 
 
@@ -466,12 +472,35 @@ def define_initial(s: Symbols, row: Symbol) -> None:
         s.define(rf"{row} = {initial} \text{{ for a word without }} {missing}")
 
 
-def define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
+def define_prior(s: Symbols, row: Symbol, prior: float | tuple[Any, ...] | None, n: int) -> None:
     """Define the Dirichlet prior of a row of a table, if there is one; it is the prior of the softmax of the logits."""
-    if prior is not None:
-        alpha = format_number(prior)
-        distribution = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
-        s.define(rf"{distribution} \sim \operatorname{{Dirichlet}}({list_latex([alpha] * n)})")
+    if prior is None:
+        return
+    distribution = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
+    if not isinstance(prior, tuple):
+        alpha = list_latex([format_number(prior)] * n)
+    elif isinstance(prior[0], tuple):  # a vector for each row
+        symbol = replace(row, base=r"\alpha")
+        alpha = str(symbol.with_sub("."))
+        define_rows(s, replace(symbol, sub=()), np.array(prior), "concentrations")
+    else:
+        alpha = ", ".join(map(format_number, prior))
+    s.define(rf"{distribution} \sim \operatorname{{Dirichlet}}({alpha})")
+
+
+def define_rows(s: Symbols, symbol: Symbol, table: NDArray[np.float64], noun: str = "probabilities") -> None:
+    """Define the rows of a fixed table in LaTeX, or only its shape if it is large."""
+    if table.size > MAX_NUMBERS_IN_EQUATIONS:
+        sizes = r" \times ".join(map(str, table.shape))
+        s.define(rf"{symbol} \text{{ is a fixed table of }} {sizes} \text{{ probabilities}}")
+        return
+    indices = np.ndindex(table.shape[:-1])
+    s.define(r",\; ".join(f"{symbol.with_sub(*map(str, k), '.')} = {format_row(table[k])}" for k in indices))
+
+
+def format_row(row: NDArray[np.float64]) -> str:
+    """A row of probabilities in LaTeX."""
+    return f"({', '.join(map(format_number, row.tolist()))})"
 
 
 def list_latex(items: list[str]) -> str:

@@ -12,20 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.arrays import copy_to_tensor, to_numpy
+from bnet_transformer._core.arrays import copy_to_tensor, to_numpy, to_tuples
 from bnet_transformer._core.checks import check_int, check_sequence, set_frozen
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.base import TPM, EvalContext, Kind, Parameter, Parent, Shape, check_discrete, to_tuples
-from bnet_transformer.tpm.field_checks import check_bool, check_positive, optional
-from bnet_transformer.tpm.random import check_labels, define_initial, define_prior, lookup_logits, state_range_latex
-from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_number
+from bnet_transformer.tpm.base import TPM, EvalContext, Kind, Parameter, Parent, Shape, check_discrete
+from bnet_transformer.tpm.field_checks import check_bool, check_concentration, optional
+from bnet_transformer.tpm.random import (
+    MAX_NUMBERS_IN_EQUATIONS,
+    check_labels,
+    define_initial,
+    define_prior,
+    define_rows,
+    format_row,
+    lookup_logits,
+    state_range_latex,
+)
+from bnet_transformer.tpm.symbols import Symbols, add_scripts
 
 if TYPE_CHECKING:
     import pandas as pd
 
 JointState = tuple[Any, ...]  # a state of each parent, as a number or a label
 SUM_TOLERANCE = 1e-6
-MAX_NUMBERS_IN_EQUATIONS = 16
 
 
 @final
@@ -53,8 +61,8 @@ class Table(TPM):
         initial: With a parent at the word before or after, the table for words without it, `[*states of the other
             parents, n]`. Default None.
         learnable: Whether training changes the table; it starts at these numbers, and zeros stay zero. Default False.
-        prior: The concentration of a symmetric Dirichlet prior on each row of a learnable table. None (default) for no
-            prior.
+        prior: The concentration of the Dirichlet prior on each row of a learnable table: a number for all states, `n`
+            numbers, or an array of the table's shape. None (default) for no prior.
 
     >>> wet = Table([[[1.0, 0.0], [0.1, 0.9]], [[0.1, 0.9], [0.01, 0.99]]], labels=("no", "yes"))
     >>> wet.states, wet.parameters(Parent("sprinkler", states=2), Parent("rain", states=2))["logits"].shape
@@ -69,7 +77,7 @@ class Table(TPM):
     labels: Sequence[str] | None = None
     initial: Any = None
     learnable: Annotated[bool, check_bool] = False
-    prior: Annotated[float | None, optional(check_positive)] = None
+    prior: Annotated[Any, optional(check_concentration)] = None
     kind: ClassVar[Kind] = "discrete"
     is_lookup: ClassVar[bool] = True
     slots: ClassVar[tuple[str, ...]] = ("*c",)
@@ -102,7 +110,7 @@ class Table(TPM):
         labels: Sequence[str] | None = None,
         initial: object = None,
         learnable: bool = False,
-        prior: float | None = None,
+        prior: Any = None,
     ) -> Self:
         """The table of a Python function of the parents' states.
 
@@ -152,7 +160,7 @@ class Table(TPM):
         labels: Sequence[str] | None = None,
         initial: object = None,
         learnable: bool = False,
-        prior: float | None = None,
+        prior: Any = None,
     ) -> Self:
         """The table in a pandas data frame: a row for each joint state of the parents, a column for each state.
 
@@ -248,7 +256,7 @@ class Table(TPM):
         states = [str(s.of(slot)) for slot in s.slot_indices()]
         table = np.asarray(self.probabilities)
         if not self.learnable and not states and n <= MAX_NUMBERS_IN_EQUATIONS:
-            return add_scripts(_format_row(table), [s.state])
+            return add_scripts(format_row(table), [s.state])
         if not self.learnable and self.initial is None and states and bool(((table == 0) | (table == 1)).all()):
             function = s.parameter("f")
             if table.size // n <= MAX_NUMBERS_IN_EQUATIONS:
@@ -259,12 +267,12 @@ class Table(TPM):
         define_initial(s, row)
         define_prior(s, row, self.prior, n)
         if not self.learnable:
-            _define_rows(s, s.parameter(r"\theta") if states else row, table)
+            define_rows(s, s.parameter(r"\theta") if states else row, table)
             if self.initial is not None:
-                _define_rows(s, s.parameter(r"\pi"), np.asarray(self.initial))
+                define_rows(s, s.parameter(r"\pi"), np.asarray(self.initial))
         return str(row.with_sub(s.state))
 
-    def priors(self) -> Mapping[str, float]:
+    def priors(self) -> Mapping[str, Any]:
         return {} if self.prior is None else {"logits": self.prior}
 
 
@@ -377,18 +385,3 @@ def _stack_rows(
 def _format_joint_state(states: Sequence[object]) -> str:
     """The joint state of the parents in an error."""
     return f"({', '.join(map(str, states))})"
-
-
-def _define_rows(s: Symbols, symbol: Symbol, table: NDArray[np.float64]) -> None:
-    """Define the rows of a fixed table in LaTeX, or only its shape if it is large."""
-    if table.size > MAX_NUMBERS_IN_EQUATIONS:
-        sizes = r" \times ".join(map(str, table.shape))
-        s.define(rf"{symbol} \text{{ is a fixed table of }} {sizes} \text{{ probabilities}}")
-        return
-    indices = np.ndindex(table.shape[:-1])
-    s.define(r",\; ".join(f"{symbol.with_sub(*map(str, k), '.')} = {_format_row(table[k])}" for k in indices))
-
-
-def _format_row(row: NDArray[np.float64]) -> str:
-    """A row of probabilities in LaTeX."""
-    return f"({', '.join(map(format_number, row.tolist()))})"

@@ -29,7 +29,7 @@ MIN_COARSE_POINTS = 4  # minimum number of coarse points near the mode
 LOG_DENSITY_CUTOFF = 30.0  # nats below the mode at which the grid ends
 CHUNK_NUMEL = 2**22  # elements (sentences x points) of one chunk
 MIN_RHO = 1e-12  # the minimum rho
-NUM_POPULATIONS, POPULATION_SIZE = 4, 64  # independent populations; the error is estimated from their spread
+NUM_POPULATIONS, POPULATION_SIZE = 8, 64  # independent populations; the errors are estimated from their spread
 GIBBS_SWEEPS = 2  # Gibbs sweeps at each power
 MIN_ESS_FRACTION = 0.5  # minimum effective sample size of a step, as a fraction of the samples
 MAX_BRIDGE_GAP = 2.0  # maximum difference in nats of both estimates of the integral for bridge sampling
@@ -45,6 +45,7 @@ class GatePosterior:
 
     Args:
         rho: Samples of rho, `[draw, head]`.
+        rho_error: The Monte Carlo error of the mean of rho, `[head]`; NaN if it is not known.
         log_bayes: The log Bayes factor of each head, `[head]`.
         error: The Monte Carlo error of `log_bayes`, `[head]`.
         inclusion: The probability of each gate, `[sentence, head]`.
@@ -54,6 +55,7 @@ class GatePosterior:
     """
 
     rho: Tensor
+    rho_error: Tensor
     log_bayes: Tensor
     error: Tensor
     inclusion: Tensor
@@ -67,7 +69,7 @@ def exact_gate_posterior(
     """Compute the gate posterior of one slice from `log P` of each sentence and setting, `[sentence, setting]`."""
     heads = int(math.log2(log_probs.shape[1]))
     halves = [split_by_gate(log_probs, head) for head in range(heads)]
-    rho, evidence = run_smc(log_probs, generator)
+    rho, evidence, mean_error = run_smc(log_probs, generator)
     update_progress(1)
     samples, log_integrals, inclusion = [], [], torch.zeros(len(log_probs), heads, dtype=torch.float64)
     rows = -(-draws // len(rho))
@@ -84,7 +86,9 @@ def exact_gate_posterior(
     )
     interaction = _interaction(log_probs, samples[-1][:: max(1, len(rho) // INTERACTION_DRAWS)])
     log_bayes, error = bayes_factors.unbind(1)
-    return GatePosterior(torch.cat(samples)[:draws], log_bayes, error, inclusion, interaction)
+    rho = torch.cat(samples)[:draws]
+    rho_error = torch.hypot(mean_error, rho.std(0, correction=0) / draws**0.5)
+    return GatePosterior(rho, rho_error, log_bayes, error, inclusion, interaction)
 
 
 def _collapsed_gibbs_sweep(
@@ -115,7 +119,7 @@ def _log_bayes_factor(
 ) -> Tensor:
     """Compute the log Bayes factor of a head and its error; `log_integrals` are over the posterior, `[row, draw]`."""
     log_probs_off = log_probs.reshape(len(log_probs), -1, 2, 2**head)[:, :, 0].flatten(1)
-    (rho, evidence_off), samples = run_smc(log_probs_off, generator), []
+    (rho, evidence_off, _), samples = run_smc(log_probs_off, generator), []
     for _ in range(len(log_integrals)):
         rho = gibbs_step(log_probs_off, rho, generator)
         samples.append(sample_rho(log_likelihood_ratio(*half, rho), 1, generator)[1])
@@ -207,12 +211,18 @@ def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
         evidence += weight.logsumexp(1) - math.log(POPULATION_SIZE)
         rho = gibbs_step(power * log_probs, rho[_resample(weight, generator)], generator)
         log = tempered_log_likelihood(log_probs, rho, power)
+    # The mean of rho is a ratio of estimates, sum_k Z_k m_k / sum_k Z_k, over populations with evidence Z_k and mean
+    # m_k. Its error is that of the delta method. Populations are independent, so it includes the error of the weights
+    # of modes between which the moves do not mix.
+    shares, means = evidence.softmax(0), rho.reshape(NUM_POPULATIONS, POPULATION_SIZE, heads).mean(1)
+    deviations = shares[:, None] * (means - shares @ means)
+    mean_error = (deviations.square().sum(0) * NUM_POPULATIONS / (NUM_POPULATIONS - 1)).sqrt()
     # Mix the populations in proportion to their evidence estimates, by systematic resampling.
     count = NUM_POPULATIONS * POPULATION_SIZE
     positions = (torch.arange(count) + torch.rand(1, generator=generator, dtype=torch.float64)) / count
     population = torch.searchsorted(evidence.softmax(0).cumsum(0), positions).clamp(max=NUM_POPULATIONS - 1)
     selected = population * POPULATION_SIZE + torch.arange(count) % POPULATION_SIZE
-    return rho[selected[torch.randperm(count, generator=generator)]], evidence
+    return rho[selected[torch.randperm(count, generator=generator)]], evidence, mean_error
 
 
 def tempered_log_likelihood(log_probs: Tensor, rho: Tensor, power: float) -> Tensor:
@@ -445,6 +455,7 @@ def relaxed_gate_posterior(
     error = ranks.all_reduce((inclusion.square() * variance).sum(0)).sqrt()
     return GatePosterior(
         rho.T.reshape(draws, *shape[1:]),
+        torch.full(shape[1:], torch.nan, dtype=torch.float64),  # the approximation has no error
         log_bayes.reshape(shape[1:]),
         error.reshape(shape[1:]),
         ranks.all_gather(inclusion.reshape(shape)),

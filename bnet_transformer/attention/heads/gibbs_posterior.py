@@ -24,6 +24,7 @@ from bnet_transformer.attention.heads.gate_posterior import (
     sample_rho,
 )
 from bnet_transformer.attention.heads.gated_runs import GatedRuns
+from bnet_transformer.attention.heads.head_tables import MAX_RHAT
 
 NUM_FREE = 8  # chains in which no share is fixed
 NUM_GROUPS = 4  # groups of these chains; the error of a Bayes factor is estimated from their spread
@@ -177,12 +178,14 @@ def gibbs_gate_posterior(
         num_on.append(ranks.all_reduce(gates[:, :NUM_FREE].sum(0).double()))
         by_flips.append(log_integrals)
         by_settings.append(sample_rho(ratios.flatten(1).T, 1, generator, ranks)[1].reshape(log_odds.shape))
-    rho, rhat = _sample_shares(torch.stack(num_on, 1), count, draws, generator)
+    counts = torch.stack(num_on, 1)
+    rho, rhat = _sample_shares(counts, count, draws, generator)
     by_state = torch.stack([torch.stack(by_flips, 1), torch.stack(by_settings, 1)])  # [kind, chain, sweep, gate]
     bayes_factors = [_estimate_log_bayes(by_state[..., gate], gate) for gate in range(num_gates)]
     log_bayes, error = torch.stack(bayes_factors).unbind(1)
     return GatePosterior(
         rho.reshape(draws, *shape),
+        _estimate_rho_error(counts, count, draws, rhat).reshape(shape),
         log_bayes.reshape(shape),
         error.reshape(shape),
         ranks.all_gather(inclusion.reshape(num_local, *shape)),
@@ -211,6 +214,25 @@ def _sample_shares(num_on: Tensor, count: int, draws: int, generator: torch.Gene
     rho = (on / (on + off)).clamp(MIN_RHO, 1 - MIN_RHO)
     selected = torch.linspace(0, rho[..., 0].numel() - 1, draws, dtype=torch.float64).round().long()
     return rho.flatten(0, 2)[selected], split_rhat(rho[0])
+
+
+def _estimate_rho_error(num_on: Tensor, count: int, draws: int, rhat: Tensor) -> Tensor:
+    """Compute the Monte Carlo error of the mean of rho, `[gate]`; NaN if the chains of a gate disagree.
+
+    Args:
+        num_on: The numbers of sentences with the gate on, `[chain, sweep, gate]`.
+        count: The number of sentences.
+        draws: The number of samples.
+        rhat: R-hat of each gate.
+    """
+    # The chains are independent, so the spread of their means includes the correlation of successive sweeps. Given the
+    # gates, rho is Beta(1 + on, 1 + off). If chains do not mix between modes, the number of chains in a mode is not an
+    # estimate of its probability, so that no error is known.
+    a, total = 1 + num_on, count + 2
+    mean, variance = a / total, a * (total - a) / (total**2 * (total + 1))
+    spread = (mean.flatten(0, 1).var(0) + variance.mean((0, 1))) / draws
+    error = (mean.mean(1).var(0) / len(mean) + spread).sqrt()
+    return torch.where(rhat <= MAX_RHAT, error, torch.nan)
 
 
 def split_rhat(samples: Tensor) -> Tensor:

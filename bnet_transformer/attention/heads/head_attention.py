@@ -26,7 +26,7 @@ from bnet_transformer.data import EncodedSentence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.factors import log_prior
-from bnet_transformer.inference.selection import parse_slices
+from bnet_transformer.inference.selection import parse_attention_slices
 from bnet_transformer.reference import BUDGET
 
 RelationCodes = NDArray[np.int64]
@@ -54,7 +54,8 @@ class AttentionNodes:
 def find_attention_nodes(network: Network, role: str | None, slices: object) -> AttentionNodes:
     """Find the node groups with attention over words in some slices (`"all"`, or indices), of one role."""
     by_slice = _attention_by_slice(network, role)
-    requested = list(by_slice) if isinstance(slices, str) and slices == "all" else parse_slices(slices, network)
+    chosen = list(by_slice) if isinstance(slices, str) and slices == "all" else slices
+    requested = parse_attention_slices(network, chosen, next(iter(by_slice.values())).group.stem)[1]
     for t in requested:
         if t not in by_slice:
             actual, stem = f"slice {t}", next(iter(by_slice.values())).group.stem

@@ -76,10 +76,11 @@ def inclusion(
 
     Args:
         net: A net that sums its heads.
-        sentences: Text, lists of words, ids or vectors, or pairs with observations.
+        sentences: Text, lists of words, ids or vectors, or pairs with observations, as for `bt.fit`. In a net with
+            several stacks a sentence is a mapping from stack, or the words of each stack in their order.
         method: `"exact"` sums over all gates of a slice, while the heads of other slices are on. The other methods
             gate all slices at once: `"gibbs"` by Gibbs sampling with the exact likelihood, `"svi"` by variational
-            inference, which gives no intervals.
+            inference, which gives no intervals, and whose error leaves out that of the approximation.
         sigma: The standard deviation around the output of the full net. By default the root mean square distance by
             which the output changes when one head is off.
         output: The node group of this output, such as x_6; by default the output of the module.
@@ -170,7 +171,7 @@ def _infer_exactly(
     sigma, scale = _resolve_sigma(runs, losses, sigma)
     with bars("posteriors", len(runs.sites) * (1 + heads)) as bar:
         posteriors = [exact_gate_posterior(scale * log, draws, generator, bar.update) for log in table]
-    dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
+    dims = {"rho": 1, "rho_error": 0, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
     posterior = GatePosterior(
         **{
             name: torch.stack([getattr(slice_posterior, name) for slice_posterior in posteriors], dim)

@@ -24,7 +24,7 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_RHAT = 1.1  # above it, the chains of a head disagree, so its interval is not given
+MAX_RHAT = 1.1  # above it, the chains of a head disagree: neither its interval nor the error of its mean is given
 MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 
 
@@ -123,9 +123,12 @@ class Inclusion(HeadTable):
         sigma: The standard deviation around the output of the full net; None with observations.
         interval: The probability of the intervals.
         rho: The posterior samples of `rho`, `[draw, slice, head]`.
+        rho_error: The Monte Carlo error of `mean`, `[slice, head]`: from the spread of independent populations of
+            `"exact"`, or of the chains of `"gibbs"`. NaN for a head whose chains disagree (R-hat above 1.1), because
+            they do not mix between modes, and for `"svi"`, whose main error is the approximation.
         log_bayes: The log Bayes factor of free `rho` against `rho = 0`, `[slice, head]`; 0 for a head without effect.
-        error: The Monte Carlo error of `log_bayes`, `[slice, head]`. It does not contain the bias of `"svi"`, which is
-            larger, so plots of svi omit it.
+        error: The Monte Carlo error of `log_bayes`, `[slice, head]`. For `"svi"` it leaves out the error of the
+            approximation, which is larger, so plots of svi omit it.
         inclusion: The probability of each gate, `[sentence, slice, head]`.
         importance: The gradient importance, `[slice, head]`.
         importance_error: The standard error of `importance`, `[slice, head]`.
@@ -148,6 +151,7 @@ class Inclusion(HeadTable):
     sigma: float | None
     interval: float
     rho: Tensor = field(repr=False)
+    rho_error: Tensor = field(repr=False)
     log_bayes: Tensor = field(repr=False)
     error: Tensor = field(repr=False)
     inclusion: Tensor = field(repr=False)
@@ -279,16 +283,18 @@ class Inclusion(HeadTable):
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row for each head, by rank."""
-        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names = ["rank", "mean", "rho_error", "low", "high", "log_bayes", "error"]
         names += ["rhat"] if self.rhat is not None else []
         names += ["importance", "importance_error", "ablation", "ablation_error"]
         table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     def by_head(self) -> pd.DataFrame:
-        """Return one row for each head; the table of svi labels the error, which does not contain the bias of svi."""
+        """Return one row for each head; the table of svi labels its error, which leaves out the approximation."""
         table = self.to_dataframe()
-        return table.rename(columns={"error": "Monte Carlo error"}) if self.method == "svi" else table
+        if self.method == "svi":
+            return table.drop(columns="rho_error").rename(columns={"error": "Monte Carlo error"})
+        return table
 
     def _to_sentence_values(self) -> SentenceValues:
         # The gates of a net share rho, so that their probabilities are not independent between sentences.
@@ -312,9 +318,10 @@ class Inclusion(HeadTable):
     def _describe_intervals(self) -> str:
         """Describe the intervals, and which heads have none."""
         if self.method == "svi":
-            return "approximate, without intervals"
+            return "approximate, without intervals; the Monte Carlo error leaves out that of the approximation"
         missing = int((~self.has_interval).sum())
-        heads = f", none for {missing} head{'s' * (missing != 1)} with R-hat above {MAX_RHAT}" if missing else ""
+        count = f"{missing} head{'s' * (missing != 1)}"
+        heads = f", none and no error of rho for {count} with R-hat above {MAX_RHAT}" if missing else ""
         return f"intervals of {100 * self.interval:g}%{heads}"
 
 

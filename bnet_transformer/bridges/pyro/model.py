@@ -308,7 +308,7 @@ class PyroModel:
             for name, concentration in spec.priors.items():
                 key = f"{spec.param_prefix}.{name}"
                 if key in self.priors and key not in tables:
-                    rows = torch.full_like(stored[key].detach(), concentration)
+                    rows = concentration.to(stored[key].detach()).expand(stored[key].shape)
                     prior = dist.Dirichlet(rows, validate_args=False).to_event(rows.dim() - 1)
                     with checks.SiteStatusMessenger() as watch:
                         sample: Tensor = pyro.sample(self.priors[key], prior)

@@ -40,7 +40,8 @@ from bnet_transformer.interventions.circuits.runs import (
     join_names,
     split_name,
 )
-from bnet_transformer.interventions.sweeps.examples import Examples, Metric
+from bnet_transformer.interventions.sweeps.examples import Examples
+from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.sparse_update import (
     CELL_AXIS,
     get_layout_shape,

@@ -19,6 +19,7 @@ from bnet_transformer._core.naming import SLICE, WORD
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, ancestors, descendants
 from bnet_transformer.graph.template_graph import EdgeTemplate
+from bnet_transformer.interventions.sweeps.cell_spec import find_merged_plates
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
 
@@ -161,7 +162,9 @@ def parse_edge_axes(ground: GroundGraph, over: object) -> tuple[str, ...]:
     if SLICE not in axes:
         hint = "To join all words and plates of a slice, pass over=('slice',)"
         raise BNetError("over", expected="axes that include 'slice'", actual=axes, hint=hint)
-    return axes
+    # A head is a head of one group: the axis of heads includes the plates around it.
+    merged = (plate for group in ground.template.groups for plate in find_merged_plates(axes, ground.axes(group)))
+    return (*axes, *dict.fromkeys(merged))
 
 
 def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray, BoolArray]:

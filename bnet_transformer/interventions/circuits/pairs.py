@@ -18,7 +18,8 @@ from bnet_transformer.interventions.circuits.arrow_runs import build_arrow_runs,
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
 from bnet_transformer.interventions.edges.structure import EDGES
-from bnet_transformer.interventions.sweeps.examples import Examples, parse_example_pair, parse_metric
+from bnet_transformer.interventions.sweeps.examples import Examples, parse_example_pair
+from bnet_transformer.interventions.sweeps.metric import parse_metric
 from bnet_transformer.reference.node_tables import check_discrete_node
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default

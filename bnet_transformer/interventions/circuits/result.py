@@ -24,7 +24,7 @@ from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, bui
 from bnet_transformer.interventions.edges.chain_arrows import iter_chain_arrows
 from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
-from bnet_transformer.interventions.sweeps.examples import parse_metric
+from bnet_transformer.interventions.sweeps.metric import parse_metric
 from bnet_transformer.interventions.sweeps.results import Sweep
 
 if TYPE_CHECKING:

@@ -32,14 +32,8 @@ from bnet_transformer.interventions.edges.pruning import find_blocked_edges
 from bnet_transformer.interventions.edges.structure import READOUT, EdgeStructure
 from bnet_transformer.interventions.sweeps.choices import EnumeratedChoices, enumerate_choices
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
-from bnet_transformer.interventions.sweeps.examples import (
-    DEFAULT_MEMORY,
-    Examples,
-    Metric,
-    has_difference,
-    parse_example_pair,
-    parse_metric,
-)
+from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY, Examples, has_difference, parse_example_pair
+from bnet_transformer.interventions.sweeps.metric import Metric, parse_metric
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.routing import find_run_obstacle
 from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, find_needed_positions, get_layout_shape

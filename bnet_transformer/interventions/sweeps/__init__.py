@@ -1,17 +1,18 @@
 """Sweeps: patch many groups of nodes, attention rows, arrows or paths in one batch, and measure the effect on a metric.
 
-The pipeline, in the order in which data flows: `request` validates the arguments: `examples` the sentences and the
-metric, `parse_cells` the cells (of roles by `role_cells`, of arrows and paths by `arrow_cells`), `alignment` the words.
-`choices` enumerates the latent choices over which outcomes are averaged. `routing` decides which cells share one run;
-`engine` computes these by `patched_run`, which updates only the values that change (`sparse_update`), and the other
-cells one at a time by `sequential`. `first_order` estimates all effects from `gradients`, at the base run or at runs of
-`interpolation`. `ablation` computes the values of ablations; `results` contains the effects.
+The pipeline, in the order in which data flows: `lengths` splits the examples by their length; `request` validates the
+arguments of each part: `examples` the sentences, `metric` the metric, `parse_cells` the cells (of roles by
+`role_cells`, of arrows and paths by `arrow_cells`), `alignment` the words. `choices` enumerates the latent choices over
+which outcomes are averaged. `routing` decides which cells share one run; `engine` computes these by `patched_run`,
+which updates only the values that change (`sparse_update`), and the other cells one at a time by `sequential`.
+`first_order` estimates all effects from `gradients`, at the base run or at runs of `interpolation`. `ablation` computes
+the values of ablations; `results` contains the effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
@@ -27,9 +28,11 @@ from bnet_transformer.interventions.sweeps.calibration import EstimateCalibratio
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
 from bnet_transformer.interventions.sweeps.engine import run_cells
-from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY, describe_metric
+from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
 from bnet_transformer.interventions.sweeps.first_order import estimate_cells
-from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest, parse_request
+from bnet_transformer.interventions.sweeps.lengths import LengthPart, join_examples, parse_requests
+from bnet_transformer.interventions.sweeps.metric import describe_metric
+from bnet_transformer.interventions.sweeps.request import ABLATIONS
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 
 ROUNDING_STEPS = 32  # effects below this number of rounding steps of the metric are rounding errors
@@ -64,8 +67,9 @@ def sweep(
     Args:
         clean: The sentence, or the list of sentences (the examples), whose values are patched into the corrupt run.
             For an ablation of the corrupt sentences `Zero()`, `Mean(...)` or `Noise(...)`.
-        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. With
-            `direction="noise"` also an ablation of the clean sentences.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, each with as many words as its clean one.
+            With `direction="noise"` also an ablation of the clean sentences. The pairs of a list may differ in length
+            if cells and metric refer to no single word, as with `over=("slice", "head")`.
         at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
             (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
             one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
@@ -73,11 +77,13 @@ def sweep(
             patterns of all its nodes. In a list each role or arrow of roles is expanded into its cells;
             `result.part("v -> a")` returns those of one item.
         metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
-            the difference of their log probabilities. Or a function whose parameters are names of nodes, which are
-            `[example, *shape]`, or of roles, which are `[example, slice, *plates, word, *shape]` (without `slice` for
-            a role of one group, such as `x_2`).
+            the difference of their log probabilities. A list of states has one for each example. The node `"y_-1"` is
+            that of the last word; of a role, `"y"`, the metric is the mean over its nodes. Or a function whose
+            parameters are names of nodes, which are `[example, *shape]`, or of roles, which are `[example, slice,
+            *plates, word, *shape]` (without `slice` for a role of one group, such as `x_2`).
         over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
-            along other axes only belong to one cell. In a list it applies to the items with these axes.
+            along other axes only belong to one cell. Without the axis `"group"` of groups of heads, the axis `"head"`
+            numbers the heads over all groups. In a list it applies to the items with these axes.
         direction: `"denoise"`: the clean values are patched into the corrupt run, and effects are changes from the
             corrupt run. `"noise"`: the corrupt values are patched into the clean run, and effects are changes from it.
         words: The word of the other sentence from which each word takes its values, as a mapping or as pairs, such as
@@ -114,21 +120,19 @@ def sweep(
     check_choice("progress", progress, (True, False, None))
     options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
     options |= {"check": check, "seed": seed}
-    request = parse_request(
+    parts = parse_requests(
         clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )
-    batches, cells = request.build_batches(), request.cells
-    if batches[0].obstacles:
-        route_cells(batches, cells).warn_if_slow()
-    compute = estimate_cells if first_order else run_cells
-    outcomes, source, base = compute(batches, request.metric, cells, progress)
+    outcomes, source, base = _compute(parts, progress)
+    request = parts[0].request
+    cells = request.cells
     rounding = ROUNDING_STEPS * torch.finfo(request.base.model.network.dtype).eps * base.abs().clamp(min=1)
     if cells.at == EDGES and bool(((outcomes - base).abs() <= rounding).all()):
         expected = "a metric that depends on an edge"
         hint = "Use a node after the words that differ, or another pair"
         raise BNetError("metric", expected=expected, actual="a metric that is constant in each edge", hint=hint)
     clean_run, corrupt_run = (base, source) if request.options.is_noise else (source, base)
-    calibration = _calibrate(request, outcomes - base, progress) if check else None
+    calibration = _calibrate(parts, outcomes - base, progress) if check else None
     return Sweep(
         **cells.to_result_fields(),
         clean=clean_run,
@@ -142,13 +146,31 @@ def sweep(
     )
 
 
-def _calibrate(request: SweepRequest, effects: Tensor, progress: bool | None) -> EstimateCalibration:
+def _compute(parts: Sequence[LengthPart], progress: bool | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The outcomes of the cells, `[*axes, example]`, and of the source and the base run, `[example]`."""
+    results = []
+    for part in parts:
+        request = part.request
+        batches = request.build_batches()
+        if batches[0].obstacles:
+            route_cells(batches, request.cells).warn_if_slow()
+        compute = estimate_cells if request.options.first_order else run_cells
+        results.append(compute(batches, request.metric, request.cells, progress))
+    outcomes, sources, bases = zip(*results, strict=True)
+    known = [source for source in sources if source is not None]
+    source = join_examples(parts, known) if len(known) == len(parts) else None
+    return join_examples(parts, outcomes), source, join_examples(parts, bases)
+
+
+def _calibrate(parts: Sequence[LengthPart], effects: Tensor, progress: bool | None) -> EstimateCalibration:
     """Run some cells, and compare with the estimated effects, `[*axes, example]`."""
-    chosen = request.choose_cells(effects.flatten(0, -2))
-    outcomes, _, base = run_cells(chosen.build_batches(), chosen.metric, chosen.cells, progress)
-    cell_ids = torch.from_numpy(chosen.cells.cell_ids)
+    flat = effects.flatten(0, -2)
+    chosen = [replace(part, request=part.request.choose_cells(flat)) for part in parts]
+    outcomes, _, base = _compute(chosen, progress)
+    cells = chosen[0].request.cells
+    cell_ids = torch.from_numpy(cells.cell_ids)
     estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, outcomes - base))
-    return EstimateCalibration(tuple(chosen.cells.names[int(cell)] for cell in cell_ids), estimates, exact)
+    return EstimateCalibration(tuple(cells.names[int(cell)] for cell in cell_ids), estimates, exact)
 
 
 @translate_memory_errors("explain_sweep")
@@ -188,8 +210,8 @@ def explain_sweep(
         progress: Has no effect.
 
     Returns:
-        The algorithm, the reason and the cost. If only some cells share a run, `parts` contains a route for each kind
-        of cell, with the node that is the reason.
+        The algorithm, the reason and the cost; of sentences of unequal lengths, those of the longest ones. If only some
+        cells share a run, `parts` contains a route for each kind of cell, with the node that is the reason.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions.sweeps import explain_sweep
@@ -201,9 +223,10 @@ def explain_sweep(
     """
     options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
     options |= {"check": check, "seed": seed}
-    request = parse_request(
+    parts = parse_requests(
         clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )
+    request = max(parts, key=lambda part: len(part.request.base.model.ground)).request
     return route_cells(request.build_batches(), request.cells, count_flops=True)
 
 

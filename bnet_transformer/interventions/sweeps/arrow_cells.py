@@ -20,8 +20,10 @@ from bnet_transformer.interventions.sweeps.cell_spec import (
     NodePath,
     PatchCells,
     check_patchable,
+    find_merged_plates,
     is_index_valued,
     label_positions,
+    merge_plates,
     number_cells,
     select_axes,
     unravel_nodes,
@@ -52,10 +54,11 @@ def build_arrow_cells(examples: Examples, at: str, over: object, *, is_strict: b
         return _build_path_cells(model, at, steps)
     default = _get_arrow_axes(model, steps[0])
     axes = select_axes(over, default, default, is_strict=is_strict)
-    grid = []
+    merged, grid = find_merged_plates(axes, default), []
     for parent, child, sources, targets in steps[0]:
         read = unravel_nodes(model, parent, sources)
-        grid.append(read | unravel_nodes(model, child, targets) | ({READ: read[WORD]} if WORD in read else {}))
+        position = read | unravel_nodes(model, child, targets) | ({READ: read[WORD]} if WORD in read else {})
+        grid.append(merge_plates(merged, model.network.graph.plate_sizes, position))
     positions, cell_ids = number_cells(axes, grid)
     paths: list[NodePath] = []
     names: dict[int, str] = {}

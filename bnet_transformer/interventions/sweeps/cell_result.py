@@ -143,7 +143,8 @@ class CellResult(ComparableResult):
         """Select one position along some axes, such as `select(slice=1)`.
 
         Args:
-            **positions: The position along each of these axes.
+            **positions: The position along each of these axes: the number of a slice, head or word. A negative number
+                counts from the end of the axis, such as `slice=-1` for the last slice.
 
         Returns:
             The result without these axes.
@@ -154,10 +155,12 @@ class CellResult(ComparableResult):
         index: list[Any] = [slice(None)] * len(self.axes)
         for axis, position in positions.items():
             known = self.positions_along(axis)
-            if check_int(axis, position, minimum=0) not in known:
+            number = check_int(axis, position, minimum=-len(known))
+            number = known[number] if number < 0 else number
+            if number not in known:
                 numbers = f"{known[0]} to {known[-1]}" if known == tuple(range(known[0], known[-1] + 1)) else f"{known}"
                 raise BNetError(axis, expected=f"one of {numbers}", actual=position)
-            index[self.axes.index(axis)] = known.index(position)
+            index[self.axes.index(axis)] = known.index(number)
         dims = [dim for dim, axis in enumerate(self.axes) if axis not in positions]
         names = {
             tuple(cell[dim] for dim in dims): name

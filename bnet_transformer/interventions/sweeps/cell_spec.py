@@ -26,6 +26,7 @@ from bnet_transformer.reference import GroundModel
 
 READ = "read"
 ARROW = "->"
+HEAD = "head"
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,37 @@ def select_axes(
         if axis not in allowed and is_strict:
             raise unknown_name_error("over", axis, allowed)
     return tuple(axis for axis in allowed if axis in axes)
+
+
+def find_merged_plates(axes: Sequence[str], node_axes: Sequence[str]) -> tuple[str, ...]:
+    """The plates that the axis of heads includes: those before `head` that are no axes, such as groups of heads.
+
+    Heads are then numbered over all groups, as in roles, inclusion and reads.
+    """
+    if HEAD not in axes or HEAD not in node_axes:
+        return ()
+    before = node_axes[: list(node_axes).index(HEAD)]
+    return tuple(axis for axis in before if axis not in (SLICE, *axes))
+
+
+def merge_plates(
+    merged: Sequence[str], sizes: Mapping[str, int], position: Mapping[str, IntArray]
+) -> dict[str, IntArray]:
+    """Number the heads of nodes over the merged plates too, in row-major order.
+
+    Args:
+        merged: The plates that the axis of heads includes.
+        sizes: The size of each plate.
+        position: The index of the nodes along each axis, `[node]` each.
+
+    Returns:
+        The indices, with the number over all merged plates along the axis of heads.
+    """
+    if not merged:
+        return dict(position)
+    plates = (*merged, HEAD)
+    head = np.ravel_multi_index([position[plate] for plate in plates], [sizes[plate] for plate in plates])
+    return {**position, HEAD: head.astype(np.int64)}
 
 
 def number_cells(

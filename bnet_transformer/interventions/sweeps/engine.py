@@ -30,12 +30,13 @@ from bnet_transformer.interventions.sweeps.edge_patches import (
     get_writer_values,
     spread_nodes,
 )
-from bnet_transformer.interventions.sweeps.examples import Examples, Metric
+from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.interpolation import (
     InputDifference,
     find_input_difference,
     find_interpolation_groups,
 )
+from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, build_patch, select_cells
 from bnet_transformer.interventions.sweeps.routing import (
     find_obstacles,

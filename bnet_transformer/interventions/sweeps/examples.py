@@ -1,13 +1,8 @@
-"""Examples: sentences of one net and one length that are computed as one batch; and the metric of their runs.
-
-The metric is a number for each example, computed from the *outcomes* of some nodes: the value of a deterministic node,
-the log probabilities of a discrete node, the mean of a continuous node.
-"""
+"""Examples: sentences of one net and one length that are computed as one batch."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +12,13 @@ from torch import Tensor
 from bnet_transformer._core.saved_results import Fields, register_codec
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError
 from bnet_transformer.inference.query import build_length_inputs, group_interventions
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import GroundModel
-from bnet_transformer.reference.node_tables import check_discrete_node
 
 DEFAULT_MEMORY = 2**29  # the default number of bytes that are used at once
 Overrides = Mapping[int, tuple[Tensor, Tensor]]  # values `[example, *plates, word, *shape]`, and masks, by group
-METRIC_FORMS = (
-    "a mapping {node: state} or {node: (state, state)}, or a function whose parameters are names of nodes or roles"
-)
 
 
 def get_sentence_state(sentence: object) -> SentenceState | None:
@@ -205,162 +195,6 @@ def _format_word_counts(model: GroundModel) -> str:
     return " and ".join(
         f"{count} words" + (f" ({stack})" if stack else "") for stack, count in model.ground.word_counts.items()
     )
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A function from the outcomes of some ground nodes to a number for each example.
-
-    Args:
-        nodes: Ground ids of the nodes.
-        function: A function of the outcomes of the nodes, `[example, *shape]` each, or `[cell, example, *shape]`.
-        is_batched: Whether the function takes all cells at once.
-    """
-
-    nodes: tuple[int, ...]
-    function: Callable[[Mapping[int, Tensor]], object]
-    is_batched: bool = False
-
-    def __call__(self, outcomes: Mapping[int, Tensor]) -> Tensor:
-        """Map the outcomes, `[cell, example, *shape]` of each node, to numbers, `[cell, example]`."""
-        shape = next(iter(outcomes.values())).shape[:2]
-        if self.is_batched:
-            return self._evaluate(outcomes, shape)
-        cells = ({node: value[k] for node, value in outcomes.items()} for k in range(shape[0]))
-        return torch.stack([self._evaluate(values, shape[1:]) for values in cells])
-
-    def evaluate_with_grad(self, outcomes: Mapping[int, Tensor]) -> Tensor:
-        """The metric of one run, with a gradient: from `[1, example, *shape]` of each node to `[example]`."""
-        values = self.function(outcomes if self.is_batched else {node: value[0] for node, value in outcomes.items()})
-        return torch.as_tensor(values).reshape(-1)
-
-    def _evaluate(self, outcomes: Mapping[int, Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Call the function, wrap its errors, and check that it returns numbers of this shape."""
-        try:
-            number = torch.as_tensor(self.function(outcomes))
-        except BNetError:
-            raise
-        except Exception as error:
-            actual = f"{type(error).__name__}: {error}"
-            expected = "a function that returns a number for each example"
-            raise BNetError("metric", expected=expected, actual=actual) from error
-        if number.shape != shape:
-            actual = f"shape {tuple(number.shape)}"
-            hint = "The function receives nodes as [example, *shape]: index the shape, as in y_5[:, 3]"
-            expected = f"numbers of shape {tuple(shape)}, one for each example"
-            raise BNetError("metric", expected=expected, actual=actual, hint=hint)
-        number = number.detach().to("cpu", torch.float64)
-        if bool(number.isnan().any()):
-            raise BNetError("metric", expected="numbers", actual="NaN")
-        return number
-
-
-def parse_metric(examples: Examples, metric: object) -> Metric:
-    """Parse a metric: a mapping from a node to its states, or a function of nodes."""
-    if isinstance(metric, Mapping):
-        return _parse_metric_mapping(examples, metric)
-    if callable(metric):
-        return _parse_metric_function(examples.model, metric)
-    raise BNetError("metric", expected=METRIC_FORMS, actual=metric)
-
-
-def describe_metric(model: GroundModel, metric: object, nodes: Sequence[int]) -> str:
-    """The kind of a metric, and the node groups that it reads, such as "difference of two states of y"."""
-    groups = ", ".join(dict.fromkeys(model.ground.group_of(node).name for node in nodes))
-    if not isinstance(metric, Mapping):
-        return f"function of {groups}"
-    is_pair = isinstance(next(iter(metric.values())), tuple)
-    return f"{'difference of two states' if is_pair else 'state'} of {groups}"
-
-
-def _parse_metric_function(model: GroundModel, function: Callable[..., object]) -> Metric:
-    """The metric of a function whose parameters are names of nodes."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise BNetError("metric", expected=METRIC_FORMS, actual=function) from error
-    named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty]
-    if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
-        raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
-    nodes = {name: _find_metric_nodes(model, name) for name in names}
-
-    def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
-        return function(**{name: _stack_nodes(outcomes, ids, shape) for name, (ids, shape) in nodes.items()})
-
-    return Metric(tuple(dict.fromkeys(node for ids, _ in nodes.values() for node in ids)), call_by_name)
-
-
-def _find_metric_nodes(model: GroundModel, name: str) -> tuple[list[int], tuple[int, ...]]:
-    """The nodes of a parameter of a metric: one node, or all nodes of a role or of a role in one slice.
-
-    Returns:
-        The nodes, and the sizes of their axes: `()` for one node, `(*plates, word)` for one node group, and
-        `(slice, *plates, word)` for a role with several slices.
-    """
-    ground = model.ground
-    template = ground.template
-    if template.parse_name(name, ground.word_counts) is not None:
-        return [ground.id(name)], ()
-    groups = (template.by_name[name],) if name in template.by_name else template.by_stem.get(name, ())
-    if not groups:
-        return [ground.id(name)], ()  # raises the error for an unknown name
-    (shape, *different) = {(ground.shapes[group.index], ground.axes(group)) for group in groups}
-    if different:
-        expected = "a role whose nodes have the same axes in all slices"
-        raise BNetError(f"metric of {name}", expected=expected, actual="groups with different axes")
-    nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
-    return nodes, shape[0] if len(groups) == 1 else (len(groups), *shape[0])
-
-
-def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    """The outcomes `[example, *shape]` of one node, or of all nodes of a role, `[example, *axes, *shape]`."""
-    if not shape:
-        return outcomes[nodes[0]]
-    stacked = torch.stack([outcomes[node] for node in nodes], 1)
-    return stacked.reshape(len(stacked), *shape, *stacked.shape[2:])
-
-
-def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:
-    """The metric `log P(node = state)`, or the difference of two."""
-    if len(mapping) != 1:
-        hint = "For several nodes pass a function with their names as parameters"
-        raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", hint=hint)
-    ((name, value),) = mapping.items()
-    model = examples.model
-    node = model.ground.id(name)
-    check_discrete_node(model, node)
-    is_pair = isinstance(value, tuple)
-    if is_pair and len(value) != 2:
-        raise BNetError(
-            f"metric of {name}", expected="a state, or a tuple of two states", actual=f"{len(value)} states"
-        )
-    states = [_parse_states(examples, node, item) for item in (value if is_pair else (value,))]
-
-    def gather_log_probs(outcomes: Mapping[int, Tensor]) -> Tensor:
-        logs = outcomes[node]
-        first, *second = (logs.gather(-1, s.to(logs.device).expand(logs.shape[:-1])[..., None])[..., 0] for s in states)
-        return first - second[0] if is_pair else first
-
-    return Metric((node,), gather_log_probs, is_batched=True)
-
-
-def _parse_states(examples: Examples, node: int, value: object) -> Tensor:
-    """Encode the state for each example, `[example]`, from one state for all or a list with one for each."""
-    if isinstance(value, Tensor) and value.dim() == 1:
-        value = value.tolist()
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    items = list(value) if is_list else [value] * len(examples)  # type: ignore[call-overload]
-    name = examples.model.ground.name(node)
-    if len(items) != len(examples):
-        expected = f"a state, or a list of {len(examples)}, one for each example"
-        raise BNetError(f"metric of {name}", expected=expected, actual=f"{len(items)} states")
-    states = []
-    for model, state in zip(examples.models, items, strict=True):
-        states.append(encode_value(model, node, state, evidence=True))
-        if states[-1].is_floating_point() or states[-1].dim():
-            raise EvidenceError(f"metric of {name}", expected="a state", actual=state)
-    return torch.stack(states)
 
 
 def _to_fields(examples: Examples) -> Fields:

@@ -26,8 +26,8 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites, PathsToEnd, group_paths
 from bnet_transformer.interventions.sweeps.edge_estimates import add_edge_effects
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, evaluate_base_runs
-from bnet_transformer.interventions.sweeps.examples import Metric
 from bnet_transformer.interventions.sweeps.gradients import GradientRun, iter_gradient_runs, list_points
+from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.patched_run import build_patch, gather_nodes
 from bnet_transformer.interventions.sweeps.sparse_update import (
     GroupPatch,

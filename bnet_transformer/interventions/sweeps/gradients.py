@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes
-from bnet_transformer.interventions.sweeps.examples import Metric, Overrides
+from bnet_transformer.interventions.sweeps.examples import Overrides
+from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.sparse_update import get_layout_shape
 

@@ -18,15 +18,9 @@ from bnet_transformer.interventions.sweeps.alignment import WordAlignment, parse
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, is_index_valued
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, SweepOptions
-from bnet_transformer.interventions.sweeps.examples import (
-    Examples,
-    Metric,
-    has_difference,
-    parse_example_pair,
-    parse_examples,
-    parse_metric,
-)
+from bnet_transformer.interventions.sweeps.examples import Examples, has_difference, parse_example_pair, parse_examples
 from bnet_transformer.interventions.sweeps.gradients import CONVENTIONS
+from bnet_transformer.interventions.sweeps.metric import Metric, parse_metric
 from bnet_transformer.interventions.sweeps.parse_cells import parse_cells
 from bnet_transformer.interventions.sweeps.sparse_update import estimate_bytes, find_needed_positions
 

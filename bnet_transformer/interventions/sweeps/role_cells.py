@@ -14,7 +14,9 @@ from bnet_transformer.interventions.sweeps.cell_spec import (
     PatchSites,
     check_patchable,
     find_attention_groups,
+    find_merged_plates,
     label_positions,
+    merge_plates,
     number_cells,
     select_axes,
     unravel_nodes,
@@ -61,12 +63,14 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
             node, position = node[selected], {axis: index[selected] for axis, index in position.items()} | {READ: read}
         grid.append(position)
         patched.append((group, node, read))
-    positions, cell_ids = number_cells(axes, grid, words)
+    merged = find_merged_plates(axes, node_axes)
+    numbered = [merge_plates(merged, graph.plate_sizes, position) for position in grid]
+    positions, cell_ids = number_cells(axes, numbered, words)
     sites: list[PatchSites] = []
     names: dict[int, str] = {}
     for (group, node, read), position, cells in zip(patched, grid, cell_ids, strict=True):
         sites.append(PatchSites(group.index, cells, node, is_attention, read))
-        values = [position[axis] if axis in axes else None for axis in node_axes]
+        values = [position[axis] if axis in (*axes, *merged) else None for axis in node_axes]
         for k, cell_id in enumerate(cells.tolist()):  # a star for each index that a cell joins
             if cell_id not in names:
                 name = "_".join([at, *("*" if index is None else str(int(index[k])) for index in values)])

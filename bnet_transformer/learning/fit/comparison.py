@@ -284,7 +284,7 @@ def align_heads(
 def _is_exchangeable(
     objective: FitObjective, corpus: Batch, parameters: Mapping[str, Tensor], dims: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Return True if the log evidence does not depend on the order of a selector's heads."""
+    """Return True if the prior and the log evidence do not depend on the order of a selector's heads."""
     # A cyclic shift and one transposition of neighbours generate all permutations, so two orders are enough. Parameters
     # of heads that are not learned keep their order, so they must be equal for all heads.
     store = {**{k: v.detach().to(objective.device) for k, v in objective.network.parameters.items()}, **parameters}
@@ -295,9 +295,14 @@ def _is_exchangeable(
     if count < 2:
         return False
     subset = corpus if objective.has_corpus_choice else corpus.take(slice(0, 16))
+    orders = [*range(1, count), 0], [1, 0, *range(2, count)]
+    for name, alpha in {**objective.learned.tables, **objective.learned.logits}.items():
+        rows = alpha.expand(objective.network.parameters[name].shape)
+        if not all(torch.equal(rows, permute_heads(rows, dims.get(name, ()), torch.tensor(order))) for order in orders):
+            return False
     with torch.no_grad():
         before = objective.log_evidence(store, subset)
-        for order in ([*range(1, count), 0], [1, 0, *range(2, count)]):
+        for order in orders:
             permuted = {name: permute_heads(store[name], axes, torch.tensor(order)) for name, axes in dims.items()}
             after = objective.log_evidence({**store, **permuted}, subset)
             if not torch.allclose(before, after, rtol=torch.finfo(before.dtype).eps ** 0.5, atol=1e-4):

@@ -263,13 +263,12 @@ class Coordinates:
     def log_prior(self, z: Tensor) -> Tensor:
         """Compute the normalised log density of the prior of the coordinates, `[]`."""
         # |d(p_1..p_(K-1)) / d(log ratios)| = prod_k p_k (Aitchison 1986, section 6.2), so the density of the log ratios
-        # of a Dirichlet(a) row is Gamma(K a) / Gamma(a)^K prod_k p_k^a.
+        # of a Dirichlet(a) row is Gamma(sum_k a_k) / prod_k Gamma(a_k) prod_k p_k^a_k.
         parts, total = list(z.split(self.sizes)), z.new_zeros(())
         for name, concentration in self.learned.tables.items():
             logits = self._decode_table(name, parts.pop(0))
-            states, rows = logits.shape[-1], logits.numel() // logits.shape[-1]
-            constant = math.lgamma(states * concentration) - states * math.lgamma(concentration)
-            total = total + concentration * logits.sum() + rows * constant
+            alpha = concentration.to(logits).expand(logits.shape)
+            total = total + (alpha * logits).sum() + torch.lgamma(alpha.sum(-1)).sum() - torch.lgamma(alpha).sum()
         for _ in self.plain:
             total = total + _log_normal(parts.pop(0))
         for block in self.blocks:
@@ -308,7 +307,7 @@ class Coordinates:
         """Draw coordinates from their prior, `[coordinate]`."""
         parts = []
         for name, concentration in self.learned.tables.items():
-            gamma = torch.full(self.shapes[name], concentration, dtype=torch.float64)
+            gamma = concentration.expand(self.shapes[name])
             # The logarithm of a Gamma(a) variable is that of a Gamma(a + 1) variable plus log(U) / a (Marsaglia and
             # Tsang 2000), which does not underflow for small a.
             uniform = torch.rand(gamma.shape, generator=generator, dtype=torch.float64)

@@ -142,9 +142,7 @@ def _sample_prior(objective: FitObjective, network: Network) -> dict[str, Tensor
     for name in learned.names:
         like, shape = network.parameters[name], (PRIOR_DRAWS, *network.parameters[name].shape)
         if name in concentrations:
-            gamma = torch._standard_gamma(
-                torch.full(shape, concentrations[name], dtype=torch.float64), generator=generator
-            )
+            gamma = torch._standard_gamma(concentrations[name].expand(shape).contiguous(), generator=generator)
             value = gamma.clamp(min=torch.finfo(torch.float32).tiny).log().log_softmax(-1)
         else:
             value = (learned.spread or 1.0) * torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -150,6 +150,8 @@ def find_free_bases(network: Network, learned: Collection[str]) -> list[FreeBasi
 def find_exchangeable_atoms(network: Network, learned: Collection[str]) -> dict[str, str]:
     """Find the parameters of atoms whose order is free, because their probabilities are learned too, with the reason.
 
+    A prior with different concentrations of the atoms gives them an order.
+
     The atoms are those of codebooks, and the entries of a plate that a discrete node with parents picks.
     """
     tables = {}
@@ -162,9 +164,11 @@ def find_exchangeable_atoms(network: Network, learned: Collection[str]) -> dict[
             for weight in (source, *(network.specs[p.index] for p in source.parents)):
                 if isinstance(weight.tpm, Weight) and plate in weight.group.plates and not is_selector:
                     tables[f"{weight.param_prefix}.value"] = f"{choice.param_prefix}.logits"
+    priors = {f"{spec.param_prefix}.{name}": alpha for spec in network.specs for name, alpha in spec.priors.items()}
+    is_ordered = {name for name, alpha in priors.items() if alpha.dim() and bool((alpha != alpha[..., :1]).any())}
     result: dict[str, str] = {}
     for atoms, logits in tables.items():
-        if {atoms, logits} <= {*learned} and network.parameters[logits].shape[-1] > 1:
+        if {atoms, logits} <= {*learned} - is_ordered and network.parameters[logits].shape[-1] > 1:
             reason = f"the order of the atoms of {atoms.rpartition('.')[0]} is free"
             result |= dict.fromkeys((atoms, logits), reason)
     return result

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
 from bnet_transformer._core.config_options import suggest_config_for_options
@@ -268,24 +269,30 @@ def _check_tables(objective: FitObjective, method: Method) -> None:
     Dirichlet priors of logits with a vector parent require a point method: the others sample only tables and weights.
     """
     for name, concentration in objective.learned.logits.items():
-        if not method.is_point and concentration != 1:
+        text = format_concentration(concentration)
+        if not method.is_point and bool((concentration != 1).any()):
             expected = "method='em' or 'map', because the node has a vector parent"
-            actual, hint = f"method={method.name!r}, prior={concentration:g}", f"Or leave {name} out of learn="
+            actual, hint = f"method={method.name!r}, prior={text}", f"Or leave {name} out of learn="
             raise BNetError(f"prior of {name}", expected=expected, actual=actual, hint=hint)
-        if concentration < 1:
+        if bool((concentration < 1).any()):
             expected = "a concentration of at least 1; below 1 the posterior density has no maximum"
             hint = f"Use a larger prior=, or leave {name} out of learn="
-            raise BNetError(f"prior of {name}", expected=expected, actual=concentration, hint=hint)
+            raise BNetError(f"prior of {name}", expected=expected, actual=text, hint=hint)
     for name, concentration in objective.learned.tables.items():
-        is_flat = concentration == 1.0
+        text, is_flat = format_concentration(concentration), bool((concentration == 1).all())
         if not (method.is_point and is_flat) and bool(objective.network.parameters[name].isneginf().any()):
-            actual = f"method={method.name!r}" + ("" if is_flat else f", prior={concentration:g}")
+            actual = f"method={method.name!r}" + ("" if is_flat else f", prior={text}")
             expected = "method='em' or 'map' and no prior, because the table contains probabilities of 0"
             raise BNetError(name, expected=expected, actual=actual, hint=f"Or leave {name} out of learn=")
-        if concentration < 1 and method.is_point:
+        if bool((concentration < 1).any()) and method.is_point:
             expected = "a concentration of at least 1; below 1 the posterior density has no maximum"
             hint = "Use method='svi' or 'nuts'"
-            raise BNetError(f"prior of {name}", expected=expected, actual=concentration, hint=hint)
+            raise BNetError(f"prior of {name}", expected=expected, actual=text, hint=hint)
+
+
+def format_concentration(concentration: Tensor) -> str:
+    """The concentrations of a Dirichlet prior as text."""
+    return f"{concentration.item():g}" if concentration.dim() == 0 else f"{concentration.tolist()}"
 
 
 def _check_corpus_choices(problem: FitProblem) -> None:

@@ -47,17 +47,18 @@ class LearnableParameters:
     """The parameters that a fit learns.
 
     Args:
-        tables: The Dirichlet concentration of the prior of each table of log probabilities, by parameter name.
+        tables: The Dirichlet concentrations of the prior of each table of log probabilities, by parameter name, as
+            tensors that broadcast to the table.
         weights: The names of all other learned parameters.
         spread: The standard deviation of the Normal prior of the weights; None for no prior.
-        logits: The Dirichlet concentration of the prior of the softmax of each of those `weights` that are logits of a
+        logits: The Dirichlet concentrations of the prior of the softmax of each of those `weights` that are logits of a
             node with a vector parent.
     """
 
-    tables: Mapping[str, float]
+    tables: Mapping[str, Tensor]
     weights: tuple[str, ...]
     spread: float | None
-    logits: Mapping[str, float] = field(default_factory=dict)
+    logits: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +96,8 @@ def select_learnable(
         raise BNetError("net", expected="a net with learnable parameters")
     concentrations = {f"{prefix}.{name}": a for prefix, m in ancestors.items() for name, a in m.priors.items()}
     is_table = set(network.unconditional_logit_names)
-    tables = {name: concentrations.get(name, 1.0) for name in learnable if name in is_table}
+    flat = torch.ones((), dtype=torch.float64)
+    tables = {name: concentrations.get(name, flat) for name in learnable if name in is_table}
     weights = tuple(name for name in learnable if name not in tables)
     logits = {name: concentrations[name] for name in weights if name in concentrations}
     return LearnableParameters(tables, weights, spread, logits)
@@ -226,7 +228,9 @@ class FitObjective(nn.Module):
         """True if the log prior is not constant."""
         weights = self.learned.weights if self.learned.spread is not None else ()
         concentrations = {**self.learned.tables, **self.learned.logits}
-        return any(name not in concentrations for name in weights) or any(a != 1.0 for a in concentrations.values())
+        return any(name not in concentrations for name in weights) or any(
+            bool((a != 1).any()) for a in concentrations.values()
+        )
 
     def log_prior(self, sets: Parameters) -> Tensor:
         """Compute the log prior density of each set up to a constant, `[set]`: Dirichlet rows, Normal weights.
@@ -237,8 +241,9 @@ class FitObjective(nn.Module):
         first = next(iter(sets.values()))
         total = first.new_zeros(len(first))
         for name, concentration in {**self.learned.tables, **self.learned.logits}.items():
-            if concentration != 1.0:
-                total = total + (concentration - 1) * torch.log_softmax(sets[name], -1).flatten(1).sum(1)
+            if bool((concentration != 1).any()):
+                logs = torch.log_softmax(sets[name], -1)
+                total = total + ((concentration - 1).to(logs) * logs).flatten(1).sum(1)
         if self.learned.spread is not None:
             for name in self.learned.weights:
                 if name in self.learned.logits:

@@ -447,7 +447,7 @@ def update_tables(
     # bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
     tables = {}
     for name, count in counts.items():
-        probs = (count + objective.learned.tables[name] - 1).clamp(min=EPS)
+        probs = (count + (objective.learned.tables[name] - 1).to(count)).clamp(min=EPS)
         probs = probs.where(values[name] > -torch.inf, 0.0)
         tables[name] = (probs / probs.sum(-1, keepdim=True)).log()
     return tables

@@ -54,7 +54,7 @@ class ParameterModel:
         """Return the prior distribution of one parameter; tables are probabilities."""
         like = self.network.parameters[name].detach().to(self.device)
         if name in self.learned.tables:
-            prior = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
+            prior = dist.Dirichlet(self.learned.tables[name].to(like).expand(like.shape))
             return prior.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 

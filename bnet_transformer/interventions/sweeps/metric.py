@@ -1,0 +1,243 @@
+"""The metric of the runs of a sweep: a number for each example, computed from the *outcomes* of some nodes.
+
+An outcome is the value of a deterministic node, the log probabilities of a discrete node, or the mean of a continuous
+node.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.data.encode import encode_value
+from bnet_transformer.errors import BNetError, EvidenceError
+from bnet_transformer.graph import NodeGroup
+from bnet_transformer.interventions.sweeps.examples import Examples
+from bnet_transformer.reference import GroundModel
+from bnet_transformer.reference.node_tables import check_discrete_node
+
+METRIC_FORMS = (
+    "a mapping {node: state} or {node: (state, state)} of a node or a role, or a function whose parameters are names "
+    "of nodes or roles"
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A function from the outcomes of some ground nodes to a number for each example.
+
+    Args:
+        nodes: Ground ids of the nodes.
+        function: A function of the outcomes of the nodes, `[example, *shape]` each, or `[cell, example, *shape]`.
+        is_batched: Whether the function takes all cells at once.
+    """
+
+    nodes: tuple[int, ...]
+    function: Callable[[Mapping[int, Tensor]], object]
+    is_batched: bool = False
+
+    def __call__(self, outcomes: Mapping[int, Tensor]) -> Tensor:
+        """Map the outcomes, `[cell, example, *shape]` of each node, to numbers, `[cell, example]`."""
+        shape = next(iter(outcomes.values())).shape[:2]
+        if self.is_batched:
+            return self._evaluate(outcomes, shape)
+        cells = ({node: value[k] for node, value in outcomes.items()} for k in range(shape[0]))
+        return torch.stack([self._evaluate(values, shape[1:]) for values in cells])
+
+    def evaluate_with_grad(self, outcomes: Mapping[int, Tensor]) -> Tensor:
+        """The metric of one run, with a gradient: from `[1, example, *shape]` of each node to `[example]`."""
+        values = self.function(outcomes if self.is_batched else {node: value[0] for node, value in outcomes.items()})
+        return torch.as_tensor(values).reshape(-1)
+
+    def _evaluate(self, outcomes: Mapping[int, Tensor], shape: tuple[int, ...]) -> Tensor:
+        """Call the function, wrap its errors, and check that it returns numbers of this shape."""
+        try:
+            number = torch.as_tensor(self.function(outcomes))
+        except BNetError:
+            raise
+        except Exception as error:
+            actual = f"{type(error).__name__}: {error}"
+            expected = "a function that returns a number for each example"
+            raise BNetError("metric", expected=expected, actual=actual) from error
+        if number.shape != shape:
+            actual = f"shape {tuple(number.shape)}"
+            hint = "The function receives nodes as [example, *shape]: index the shape, as in y_5[:, 3]"
+            expected = f"numbers of shape {tuple(shape)}, one for each example"
+            raise BNetError("metric", expected=expected, actual=actual, hint=hint)
+        number = number.detach().to("cpu", torch.float64)
+        if bool(number.isnan().any()):
+            raise BNetError("metric", expected="numbers", actual="NaN")
+        return number
+
+
+def parse_metric(examples: Examples, metric: object) -> Metric:
+    """Parse a metric: a mapping from a node to its states, or a function of nodes."""
+    if isinstance(metric, Mapping):
+        return _parse_metric_mapping(examples, metric)
+    if callable(metric):
+        return _parse_metric_function(examples.model, metric)
+    raise BNetError("metric", expected=METRIC_FORMS, actual=metric)
+
+
+def describe_metric(model: GroundModel, metric: object, nodes: Sequence[int]) -> str:
+    """The kind of a metric, and the node groups that it reads, such as "difference of two states of y"."""
+    groups = ", ".join(dict.fromkeys(model.ground.group_of(node).name for node in nodes))
+    if not isinstance(metric, Mapping):
+        return f"function of {groups}"
+    is_pair = isinstance(next(iter(metric.values())), tuple)
+    return f"{'difference of two states' if is_pair else 'state'} of {groups}"
+
+
+def split_metric(
+    model: GroundModel, metric: object, examples: Sequence[Sequence[int]], *, has_words: bool
+) -> list[object]:
+    """The metric of each part of the examples, with the states of these examples.
+
+    Args:
+        model: The first sentence.
+        metric: The metric; in a mapping, a list of states has one for each example.
+        examples: The numbers of the examples of each part.
+        has_words: Whether the metric may name a word by its index from the start.
+    """
+    names = list(metric) if isinstance(metric, Mapping) else _get_parameter_names(metric)
+    for name in names if not has_words else ():
+        parsed = model.ground.template.parse_name(name, {})
+        if parsed is not None and parsed[0].word_stack is not None:
+            stem = str(name).rpartition("_")[0]
+            expected = "nodes without a word, because the sentences differ in length"
+            hint = f'Use the role {stem!r}, or the last word, metric={{"{stem}_-1": ...}}'
+            raise BNetError(f"metric of {name}", expected=expected, hint=hint)
+    if not isinstance(metric, Mapping):
+        return [metric] * len(examples)
+    count = sum(map(len, examples))
+
+    def select(value: object, numbers: Sequence[int]) -> object:
+        if isinstance(value, tuple):
+            return tuple(select(item, numbers) for item in value)
+        is_list = (isinstance(value, Tensor) and value.dim() == 1) or isinstance(value, list)
+        return [value[k] for k in numbers] if is_list and len(value) == count else value  # type: ignore[index,arg-type]
+
+    return [{name: select(value, numbers) for name, value in metric.items()} for numbers in examples]
+
+
+def _get_parameter_names(function: object) -> list[str]:
+    """The names of the parameters of a metric that is a function; none if it is no function."""
+    try:
+        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty]
+
+
+def _parse_metric_function(model: GroundModel, function: Callable[..., object]) -> Metric:
+    """The metric of a function whose parameters are names of nodes."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise BNetError("metric", expected=METRIC_FORMS, actual=function) from error
+    names = _get_parameter_names(function)
+    if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
+        raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
+    nodes = {name: _find_metric_nodes(model, name) for name in names}
+
+    def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
+        return function(**{name: _stack_nodes(outcomes, ids, shape) for name, (ids, shape) in nodes.items()})
+
+    return Metric(tuple(dict.fromkeys(node for ids, _ in nodes.values() for node in ids)), call_by_name)
+
+
+def _find_metric_nodes(model: GroundModel, name: object) -> tuple[list[int], tuple[int, ...]]:
+    """The nodes of a parameter of a metric: one node, or all nodes of a role or of a role in one slice.
+
+    Returns:
+        The nodes, and the sizes of their axes: `()` for one node, `(*plates, word)` for one node group, and
+        `(slice, *plates, word)` for a role with several slices.
+    """
+    ground = model.ground
+    template = ground.template
+    if template.parse_name(name, ground.word_counts) is not None:
+        return [ground.id(name)], ()
+    groups: Sequence[NodeGroup] = ()
+    if isinstance(name, str):
+        groups = (template.by_name[name],) if name in template.by_name else template.by_stem.get(name, ())
+    if not groups:
+        return [ground.id(name)], ()  # raises the error for an unknown name
+    (shape, *different) = {(ground.shapes[group.index], ground.axes(group)) for group in groups}
+    if different:
+        expected = "a role whose nodes have the same axes in all slices"
+        raise BNetError(f"metric of {name}", expected=expected, actual="groups with different axes")
+    nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
+    return nodes, shape[0] if len(groups) == 1 else (len(groups), *shape[0])
+
+
+def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """The outcomes `[example, *shape]` of one node, or of all nodes of a role, `[example, *axes, *shape]`."""
+    if not shape:
+        return outcomes[nodes[0]]
+    stacked = torch.stack([outcomes[node] for node in nodes], 1)
+    return stacked.reshape(len(stacked), *shape, *stacked.shape[2:])
+
+
+def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:
+    """The metric `log P(node = state)` or the difference of two; of a role, the mean over its nodes."""
+    if len(mapping) != 1:
+        hint = "For several nodes pass a function with their names as parameters"
+        raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", hint=hint)
+    ((name, value),) = mapping.items()
+    model = examples.model
+    nodes, _ = _find_metric_nodes(model, _resolve_last_word(model, name))
+    for node in nodes:
+        check_discrete_node(model, node)
+    is_pair = isinstance(value, tuple)
+    if is_pair and len(value) != 2:
+        raise BNetError(
+            f"metric of {name}", expected="a state, or a tuple of two states", actual=f"{len(value)} states"
+        )
+    sides = [{node: _parse_states(examples, node, item) for node in nodes} for item in (value if is_pair else (value,))]
+
+    def gather_log_probs(outcomes: Mapping[int, Tensor]) -> Tensor:
+        def gather(node: int, states: Tensor) -> Tensor:
+            logs = outcomes[node]
+            return logs.gather(-1, states.to(logs.device).expand(logs.shape[:-1])[..., None])[..., 0]
+
+        first, *second = (torch.stack([gather(*item) for item in side.items()]).mean(0) for side in sides)
+        return first - second[0] if is_pair else first
+
+    return Metric(tuple(nodes), gather_log_probs, is_batched=True)
+
+
+def _resolve_last_word(model: GroundModel, name: object) -> object:
+    """The name of a node whose word is counted from the end, such as `y_-1` for the last word; others are unchanged."""
+    match = re.fullmatch(r"(.+)_-(\d+)", name) if isinstance(name, str) else None
+    parsed = None if match is None else model.ground.template.parse_name(f"{match[1]}_0", model.ground.word_counts)
+    if match is None or parsed is None or parsed[0].word_stack is None:
+        return name
+    count = model.ground.word_counts[parsed[0].word_stack]
+    if not 1 <= int(match[2]) <= count:
+        raise BNetError(f"metric of {name}", expected=f"a word from -{count} to -1", actual=f"-{match[2]}")
+    return f"{match[1]}_{count - int(match[2])}"
+
+
+def _parse_states(examples: Examples, node: int, value: object) -> Tensor:
+    """Encode the state for each example, `[example]`, from one state for all or a list with one for each."""
+    if isinstance(value, Tensor) and value.dim() == 1:
+        value = value.tolist()
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    items = list(value) if is_list else [value] * len(examples)  # type: ignore[call-overload]
+    name = examples.model.ground.name(node)
+    if len(items) != len(examples):
+        expected = f"a state, or a list of {len(examples)}, one for each example"
+        raise BNetError(f"metric of {name}", expected=expected, actual=f"{len(items)} states")
+    states = []
+    for model, state in zip(examples.models, items, strict=True):
+        states.append(encode_value(model, node, state, evidence=True))
+        if states[-1].is_floating_point() or states[-1].dim():
+            raise EvidenceError(f"metric of {name}", expected="a state", actual=state)
+    return torch.stack(states)

@@ -1,0 +1,153 @@
+"""Sweeps of sentences of unequal lengths, and metrics of roles and of the last word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.interventions import Mean, Zero
+from tests.cases import CASES, Case, close
+
+VOCABULARY = ["the", "cat", "dog", "sat", "ran"]
+CLEAN = ["the cat sat", "the cat", "the cat sat the cat", "cat sat the"]
+CORRUPT = ["the dog ran", "the dog", "the dog sat the dog", "dog sat the"]
+HEADS = ("slice", "head")
+
+
+def build_pairs(**options: Any) -> tuple[list[bt.Sentence], list[bt.Sentence]]:
+    """Pairs of sentences of 2, 3 and 5 words of a small decoder in float64."""
+    options = {"dim": 8, "heads": 2, "slices": 2, "vocabulary": VOCABULARY, **options}
+    net = bt.decoder(**options).to(torch.float64)
+    return [net.sentence(text) for text in CLEAN], [net.sentence(text) for text in CORRUPT]
+
+
+def last_word(y: torch.Tensor) -> torch.Tensor:
+    """The log odds of two words after the last word."""
+    return y[:, -1, 1] - y[:, -1, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"at": "a", "over": HEADS},
+        {"at": "a", "over": HEADS, "direction": "noise"},
+        {"at": "a", "over": HEADS, "first_order": True, "check": 2},
+        {"at": ["x", "v"], "over": HEADS},
+        {"at": ["a_0_1", "a_1_*_*"]},
+        {"at": {"first": ["a_0_0_*", "v_0_1"], "second": ["x_1"]}},
+        {"at": "v -> a", "over": HEADS},
+        {"at": "edges"},
+    ],
+    ids=str,
+)
+def test_examples_of_unequal_lengths_have_the_effects_of_single_sweeps(options: dict[str, Any]) -> None:
+    clean, corrupt = build_pairs()
+    result = bt.sweep(clean, corrupt, metric={"y_-1": ("cat", "dog")}, progress=False, **options)
+    for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
+        metric = {f"y_{len(one.words) - 1}": ("cat", "dog")}
+        single = bt.sweep(one, other, metric=metric, progress=False, **options)
+        assert single.names == result.names and single.axes == result.axes
+        close(result.effects[..., k], single.effects[..., 0])
+        close(torch.stack([result.clean, result.corrupt])[:, k], torch.cat([single.clean, single.corrupt]))
+
+
+@pytest.mark.parametrize("source", [Zero(), "mean"], ids=str)
+def test_ablations_of_unequal_lengths(source: Any) -> None:
+    clean, _ = build_pairs()
+    value = Mean([clean[2]]) if source == "mean" else source
+    result = bt.sweep(value, clean, at="a", over=HEADS, metric=lambda y: last_word(y))
+    for k, s in enumerate(clean):
+        for t in range(2):
+            for h in range(2):
+                y = f"y_{len(s.words) - 1}"
+                ablated = [sentence.tpm(y).logits.log_softmax(-1) for sentence in (s.do({f"a_{t}_{h}_*": value}), s)]
+                close(result.effects[t, h, k], (ablated[0] - ablated[1])[1] - (ablated[0] - ablated[1])[2])
+
+
+def test_states_of_a_list_belong_to_their_examples() -> None:
+    clean, corrupt = build_pairs()
+    words = ["cat", "sat", "ran", "the"]
+    result = bt.sweep(clean, corrupt, at="a", over=HEADS, metric={"y_-1": (words, "dog")})
+    for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
+        metric = {f"y_{len(one.words) - 1}": (words[k], "dog")}
+        close(
+            result.values.new_tensor(result.effects[..., k].tolist()),
+            bt.sweep(one, other, at="a", over=HEADS, metric=metric).values,
+        )
+    with pytest.raises(bt.BNetError, match="states"):
+        bt.sweep(clean, corrupt, at="a", over=HEADS, metric={"y_-1": words[:2]})
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"at": "x"}, "over"),
+        ({"at": "a", "over": ("slice", "word")}, "over"),
+        ({"at": "j", "over": ("slice", "read")}, "over"),
+        ({"at": ["x_1_0"]}, "at"),
+        ({"at": {"a cell": ["a_0_*_1"]}}, "at"),
+        ({"at": ["v_0_1_0 -> a_0_1_1"]}, "at"),
+        ({"at": "a", "over": HEADS, "metric": {"y_1": "cat"}}, "y_-1"),
+        ({"at": "a", "over": HEADS, "metric": lambda y_1: y_1[:, 0]}, "y_-1"),
+        ({"at": "a", "over": HEADS, "metric": {"y_-3": "cat"}}, "y_-3"),
+        ({"at": "a", "over": HEADS, "words": {0: 0}}, "words"),
+    ],
+    ids=str,
+)
+def test_single_words_are_an_error(options: dict[str, Any], match: str) -> None:
+    clean, corrupt = build_pairs()
+    with pytest.raises(bt.BNetError, match=match):
+        bt.sweep(clean, corrupt, **{"metric": {"y_-1": "cat"}, **options})
+
+
+def test_pairs_must_have_equal_lengths() -> None:
+    clean, corrupt = build_pairs()
+    with pytest.raises(bt.BNetError, match=r"corrupt\[0\]"):
+        bt.sweep(clean, corrupt[1:] + corrupt[:1], at="a", over=HEADS, metric={"y_-1": "cat"})
+
+
+def test_mediation_and_explain_take_unequal_lengths() -> None:
+    clean, corrupt = build_pairs()
+    options = {"metric": {"y_-1": "cat"}, "over": HEADS}
+    result = bt.mediation(clean, corrupt, through="a", **options)
+    single = bt.mediation(clean[2], corrupt[2], through="a", **options)
+    close(result.direct_outcomes[..., 2], single.direct_outcomes[..., 0])
+    route = bt.explain("sweep", clean, corrupt, at="a", **options)
+    assert route == bt.explain("sweep", [clean[2]], [corrupt[2]], at="a", **options)
+
+
+def has_discrete_words(case: Case) -> bool:
+    """True for a net with a discrete node at each word."""
+    return any(s.tpm.kind == "discrete" and s.group.word_stack is not None for s in case.net.network.specs)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if has_discrete_words(case)][::2], ids=lambda case: case.name)
+def test_the_metric_of_a_role_is_the_mean_over_its_nodes(case: Case) -> None:
+    """Compared with the metric as a function of the same nodes, for readouts with words of every net."""
+    s = case.sentence
+    graph = s.net.network.graph
+    specs = [spec for spec in s.net.network.specs if spec.group.word_stack is not None and spec.tpm.kind == "discrete"]
+    specs = [spec for spec in specs if not graph.out_edges[spec.group.index] and spec.tpm.states]
+    if not specs:
+        return
+    spec = specs[-1]
+    names = [s.ground.name(node) for node in s.ground.select_nodes(spec.group).tolist()]
+    at = [item.group.stem for item in s.net.network.specs if not item.tpm.is_random and item.tpm.kind != "input"][-1]
+
+    def run(metric: object) -> torch.Tensor | str:
+        try:
+            return bt.sweep(Zero(), s, at={"all": [at]}, metric=metric, progress=False).outcomes
+        except bt.BNetError as error:
+            return type(error).__name__
+
+    singles = [run({name: 0}) for name in names]
+    of_role = run({spec.group.stem: 0})
+    if any(isinstance(value, str) for value in singles):
+        assert isinstance(of_role, str)
+        return
+    close(of_role, torch.stack(singles).mean(0))
+    last = run({f"{names[-1].rpartition('_')[0]}_-1": 0})
+    close(last, singles[-1])
