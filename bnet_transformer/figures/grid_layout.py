@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bnet_transformer.figures.picture import NodeBox, PictureArrow, Point, cubic_curve, level_line, rounded_polyline
+from bnet_transformer.figures.size import Density
 
 BOX_GAP = 7.0  # between boxes of one cell
+MIN_BOX_GAP = 4.0  # of the most compact layout
+MIN_LANE_GAP = 8.0  # likewise
 WEIGHT_SPACING = 32.0  # between weights of one row
 LANE_WIDTH = 6.0
 PORT_SPACING = 6.5
@@ -49,6 +52,8 @@ class GridSpacing:
         weight_gap: Between weights and words.
         reach_factor: The gap above a row is at least this factor times the horizontal extent of its widest arrow.
         box_gap: Between the boxes of one cell.
+        lane_gap: Between a column and the first arrow of its gutter.
+        min_column_gap: Between columns in the most compact layout.
     """
 
     row_gap: float = 30.0
@@ -56,6 +61,19 @@ class GridSpacing:
     weight_gap: float = 22.0
     reach_factor: float = 0.22
     box_gap: float = BOX_GAP
+    lane_gap: float = 18.0
+    min_column_gap: float = 4.0
+
+    def compact(self, density: Density) -> GridSpacing:
+        """The spacing with the horizontal gaps of a density."""
+        gap = density.gap
+        return replace(
+            self,
+            column_gap=max(self.column_gap * gap, self.min_column_gap),
+            weight_gap=self.weight_gap * min(gap, 1.0),
+            box_gap=max(self.box_gap * min(gap, 1.0), MIN_BOX_GAP),
+            lane_gap=max(self.lane_gap * min(gap, 1.0), MIN_LANE_GAP),
+        )
 
 
 class Grid:
@@ -278,7 +296,7 @@ class Grid:
         """The x of the lane of an arrow."""
         column, lane = self.lane_by_arrow[k]
         right = self.lanes_start if column == max(self.columns) else self.columns[column][1]
-        return right + 18.0 + LANE_WIDTH * lane
+        return right + self.spacing.lane_gap + LANE_WIDTH * lane
 
     def _route_arrow(self, k: int) -> PictureArrow:
         """An arrow with its route."""

@@ -23,8 +23,10 @@ from bnet_transformer.figures.attention_grid import (
     get_attention_specs,
     get_end_states,
     layout_attention_grid,
+    select_edges,
 )
-from bnet_transformer.figures.graph_layout import finish_picture, layout_ground_graph, layout_net
+from bnet_transformer.figures.fit_width import compose_picture
+from bnet_transformer.figures.graph_layout import layout_ground_graph, layout_net, make_drawing
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.options import (
     VIEW_OPTIONS,
@@ -38,6 +40,8 @@ from bnet_transformer.figures.options import (
     select_subgraph,
 )
 from bnet_transformer.figures.picture import Picture
+from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.style import Drawing
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.inference.intervention_values import match_nodes
@@ -194,11 +198,17 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
         raise _arrow_limit_error(state, options, selection)
     if not len(graph):
         raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
-    picture = layout_ground_graph(state.network, graph, boxes=_assign_boxes(state, options, list(graph)))
+    boxes = _assign_boxes(state, options, list(graph))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
     counts = " and ".join(f"{count:,} of {total:,} {kind}" for count, total, kind in hidden if count)
-    return finish_picture(picture, options, _format_title(state), [f"{counts} are not drawn" if counts else "", reason])
+    caption = [f"{counts} are not drawn" if counts else "", reason]
+
+    def layout(density: Density) -> Drawing:
+        picture = layout_ground_graph(state.network, graph, density, boxes=boxes)
+        return make_drawing(picture, options, _format_title(state), caption)
+
+    return compose_picture(layout, options, _list_reductions(state, options, "nodes"))
 
 
 def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequence[str]) -> NodeSelection:
@@ -365,9 +375,35 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
     grid = _grid_nodes(state, selection) if options.highlight is not None else {}
     highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_names(name, grid)}
     stems = {stack: _state_stem(network, stack) for stack in stacks}
-    picture, hidden = layout_attention_grid(state.tokens, words, stems, attentions, options, highlighted)
-    counts = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
-    return finish_picture(picture, options, _format_title(state), [_describe_heads(network, options), *hidden, counts])
+    edges = select_edges(attentions, words, options, highlighted)
+    num_nodes = state.ground.count_nodes()
+
+    def layout(density: Density) -> Drawing:
+        picture = layout_attention_grid(state.tokens, stems, attentions, edges, density)
+        counts = f"{len(picture.boxes):,} of {num_nodes:,} nodes are drawn"
+        caption = [_describe_heads(network, options), *edges.captions, counts]
+        return make_drawing(picture, options, _format_title(state), caption)
+
+    return compose_picture(layout, options, _list_reductions(state, options, "words"))
+
+
+def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
+    """The options that make a figure narrower, as text."""
+    names = {"nodes": ("words", "heads"), "words": ("words", "slices")}[view]
+    reductions = [f"{name}=" for name in names if name != "heads" or "head" in state.network.graph.plate_sizes]
+    if options.special and any(state.encoded.flag_special_tokens(state.network)):
+        reductions.append("special=False")
+    if view == "nodes" and options.weights:
+        reductions.append("weights=False")
+    others = [other for other in ("words", "folded") if other != view and _can_draw_all(state, options, other)]
+    return [
+        *reductions,
+        *(
+            f"detail={other!r}"
+            for other in others
+            if other != "words" or _can_draw_grid(state, select_nodes(state, options))
+        ),
+    ]
 
 
 def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray[np.float64]:

@@ -1,12 +1,14 @@
-"""The width of a figure on paper or a slide: a number with a unit, or a name."""
+"""The width of a figure on paper or a slide: a number with a unit, or a name; and how compact its layout is."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.labels import MAX_TOKEN_LENGTH
 
 POINTS_PER_INCH = 72.0
 NAMED_WIDTHS: Mapping[str, float] = {"column": 3.3, "text": 6.9, "slide": 12.0}  # inches
@@ -43,3 +45,34 @@ def parse_width(width: object) -> float:
     if not MIN_WIDTH <= inches <= MAX_WIDTH or not math.isfinite(inches):
         raise BNetError("width", expected=f"{MIN_WIDTH:g} to {MAX_WIDTH:g} inches", actual=f"{width} = {inches:g}in")
     return round(inches, 6)
+
+
+@dataclass(frozen=True)
+class Density:
+    """How compact the layout of a figure is.
+
+    Args:
+        gap: A factor of the horizontal gaps.
+        padding: The horizontal space of a label in its box, in points.
+        max_token: The maximum number of characters of a token in a label.
+        is_upright: Whether the words of an attention grid are columns; None for columns if they are few.
+    """
+
+    gap: float = 1.0
+    padding: float = 16.0
+    max_token: int = MAX_TOKEN_LENGTH
+    is_upright: bool | None = None
+
+    @property
+    def min_box_width(self) -> float:
+        """The minimum width of a box, in points."""
+        return 20.0 + self.padding
+
+
+# The layouts to try for a given width, from loose to compact. Short tokens and words as rows come last.
+DENSITIES = (
+    *(Density(gap) for gap in (2.4, 1.8, 1.4, 1.0)),
+    *(Density(gap, padding) for gap, padding in ((0.7, 12.0), (0.45, 9.0), (0.3, 7.0))),
+    *(Density(gap, is_upright=False) for gap in (1.0, 0.7, 0.5, 0.35)),
+    *(Density(0.25, 7.0, length, is_upright) for length in (10, 6, 4) for is_upright in (None, False)),
+)
