@@ -125,6 +125,7 @@ class Picture:
         height: The height in points.
         scale: The factor from these points to the points of the file; None if the file format determines it.
         font: The family of the font; None for the default fonts.
+        heading: The text above the figure, which `title=` sets.
     """
 
     boxes: tuple[NodeBox, ...]
@@ -139,6 +140,7 @@ class Picture:
     height: float = 0.0
     scale: float | None = None
     font: str | None = None
+    heading: str = ""
 
     @property
     def lines(self) -> Iterator[TextLine]:

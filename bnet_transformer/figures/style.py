@@ -255,10 +255,8 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
     for k, text in enumerate(reversed(_wrap_text(heading, width, HEADING_SIZE))):
         y = top - 16.0 - 1.4 * HEADING_SIZE * k
         texts.append(TextLine(left + width / 2, y, text_to_label(text), size=HEADING_SIZE))
-    title = heading or drawing.title
-    return replace(
-        picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption=drawing.full_caption
-    )
+    titles = {"title": heading or drawing.title, "heading": heading, "caption": drawing.full_caption}
+    return replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), **titles)
 
 
 def add_marks(picture: Picture) -> Picture:
