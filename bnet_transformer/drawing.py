@@ -38,6 +38,7 @@ from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
 from bnet_transformer.figures.sentence_views import layout_sentence
 from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.special_tokens import describe_special_words, exclude_words
 from bnet_transformer.figures.style import Drawing, to_sentence_case
 from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
@@ -86,20 +87,27 @@ def picture_sentence(state: SentenceState, **options: Any) -> Picture:
 @make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
     """Lay out the attention grid of the slices, averaged over the latent choices, without the residual connection."""
-    parsed = parse_options(options, ("min_weight", "top", "theme", "limit", *TEXT_OPTIONS))
+    parsed = parse_options(options, ("min_weight", "top", "theme", "limit", "special", *TEXT_OPTIONS))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
     attention = [
         StateAttention(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)
     ]
-    edges = select_edges(attention, {"": range(len(result.tokens))}, parsed)
-    caption = [to_sentence_case(result.head), *edges.captions]
+    tokens, words = {"": result.tokens}, {"": list(range(len(result.tokens)))}
+    caption = [to_sentence_case(result.head)]
+    special = {"": [k for k, is_special in enumerate(result.special) if is_special]}
+    if special[""] and not parsed.special:
+        words = exclude_words(tokens, words, special)
+        caption.append(describe_special_words(tokens, words, special, attention))
+    edges = select_edges(attention, words, parsed)
+    caption[1:1] = edges.captions
 
     def layout(density: Density) -> Drawing:
-        grid = layout_attention_grid({"": result.tokens}, {"": result.state}, attention, edges, density)
+        grid = layout_attention_grid(tokens, {"": result.state}, attention, edges, density)
         return Drawing(grid, "Attention of each slice", caption)
 
-    return to_notebook_picture(compose_picture(layout, parsed))
+    reductions = ["special=False"] if special[""] and parsed.special else []
+    return to_notebook_picture(compose_picture(layout, parsed, reductions))
 
 
 def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> Picture:

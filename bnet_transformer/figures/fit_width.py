@@ -10,7 +10,16 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun
 from bnet_transformer.figures.options import FigureOptions
 from bnet_transformer.figures.picture import Picture, extent, fit_to_extent
-from bnet_transformer.figures.size import DENSITIES, MIN_FONT_SIZE, NAMED_WIDTHS, POINTS_PER_INCH, Density, parse_width
+from bnet_transformer.figures.size import (
+    DENSITIES,
+    MAX_HEIGHT,
+    MIN_FONT_SIZE,
+    NAMED_WIDTHS,
+    POINTS_PER_INCH,
+    SLIDE_RATIO,
+    Density,
+    parse_width,
+)
 from bnet_transformer.figures.style import LABEL_SIZE, Drawing, add_marks, add_texts
 
 TIGHT_MARGIN = 3.0  # of a figure with a given width: the page around it has its own margins
@@ -39,9 +48,24 @@ def compose_picture(
         return replace(fit_to_extent(add_texts(layout(Density()), heading)), **style)
     width = parse_width(options.width) * POINTS_PER_INCH
     drawing, scale = _choose_layout(layout, width, heading, options, reductions)
-    total = width / scale
-    picture = add_texts(drawing, heading, total - 2 * TIGHT_MARGIN)
-    return replace(fit_to_extent(picture, TIGHT_MARGIN, total), scale=scale, **style)
+    picture = _compose(drawing, heading, width / scale)
+    if picture.height * scale > (max_height := _max_height(width)):  # smaller text if the figure then fits a page
+        reduced = max(MIN_FONT_SIZE / min_text_size(drawing, heading), max_height / picture.height)
+        smaller = _compose(drawing, heading, width / reduced)
+        if smaller.height * reduced <= max_height:
+            picture, scale = smaller, reduced
+    return replace(picture, scale=scale, **style)
+
+
+def _compose(drawing: Drawing, heading: str, width: float) -> Picture:
+    """Return a drawing with its texts in a picture of this width, in points of the layout."""
+    return fit_to_extent(add_texts(drawing, heading, width - 2 * TIGHT_MARGIN), TIGHT_MARGIN, width)
+
+
+def _max_height(width: float) -> float:
+    """The height of a page, or of a slide for a figure that is wider than a page; in points."""
+    is_slide = width > NAMED_WIDTHS["text"] * POINTS_PER_INCH
+    return width * SLIDE_RATIO if is_slide else MAX_HEIGHT * POINTS_PER_INCH
 
 
 def _choose_layout(

@@ -33,6 +33,7 @@ from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.inference.selection import parse_slices
 from bnet_transformer.tpm import Given
 
+FOLDED_ROW_GAP = 22.0  # between the rows of a folded graph
 WORDLESS_BOX_GAP = 28.0  # between the boxes of a row in a net without words
 MAX_FULL_SLICES = 3  # a folded net with at most this many slices is drawn in full ...
 MAX_FULL_GROUPS = 50  # ... if it has at most this many node groups
@@ -135,7 +136,8 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     def layout(density: Density) -> Drawing:
         picture = layout_template_graph(network, subgraph(graph, names), density)
         last = [box for box in picture.boxes if box.name in last_groups]
-        dots = [TextLine(box.x, box.bounds[1] - 12.0, text_to_label("⋮"), size=14.0, colour="grey") for box in last]
+        gap = FOLDED_ROW_GAP * density.row_gap - 5.0  # without the outlines of a repeated node
+        dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
         return make_drawing(replace(picture, texts=(*picture.texts, *dots)), options, title, captions)
 
     return compose_picture(layout, options, ["weights=False"] if options.weights else [])
@@ -181,7 +183,7 @@ def layout_template_graph(network: Network, graph: nx.MultiDiGraph, density: Den
     for parent, child, attrs in graph.edges(data=True):
         title = f"{parent} → {child} ({attrs['slot']}, {attrs['reach']})"
         links.append(make_arrow(parent, child, arrow_colour(groups[parent].role, groups[child].role), title=title))
-    spacing = GridSpacing(weight_gap=44.0, row_gap=22.0, column_gap=64.0, min_column_gap=28.0)
+    spacing = GridSpacing(weight_gap=44.0, row_gap=FOLDED_ROW_GAP, column_gap=64.0, min_column_gap=28.0)
     grid, nodes, arrows = _arrange(network, groups, boxes, columns, dict.fromkeys(boxes, ()), links, spacing, density)
     frames, texts, unframed = _plate_frames(network, nodes, groups, graph, density)
     nodes = tuple(replace(box, num_stacked=2) if box.name in unframed else box for box in nodes)
@@ -327,8 +329,10 @@ def _slice_lines(
     stacks = list(dict.fromkeys(stack for stack, _ in steps))
     if len(steps) < 2 and not is_always_shown:
         return [], []
-    lanes = [end + 18.0 + 6.0 * grid.num_lanes.get(column, 0) for column, (_, end) in grid.columns.items()]
-    right = 16.0 + max([min_x, *lanes, *(box.bounds[2] for box in grid.boxes.values())])
+    low = min((box.bounds[1] for boxes in steps.values() for box in boxes), default=0.0)
+    high = max((box.bounds[3] for boxes in steps.values() for box in boxes), default=0.0)
+    beside = [box.bounds[2] for box in grid.boxes.values() if low <= box.y <= high]
+    right = 16.0 + max([min_x, grid.right_edge, *beside])
     frames, texts = [], []
     for (stack, step), boxes in steps.items():
         x = right + 58.0 * stacks.index(stack)

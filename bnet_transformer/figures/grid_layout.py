@@ -6,6 +6,7 @@ Every other arrow is routed through gaps and gutters, so no arrow crosses a box.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,10 @@ from functools import cached_property
 from bnet_transformer.figures.picture import NodeBox, PictureArrow, Point, cubic_curve, level_line, rounded_polyline
 from bnet_transformer.figures.size import Density
 
+WEIGHT_SPACING = 32.0  # between weights of one row
 BOX_GAP = 7.0  # between boxes of one cell
 MIN_BOX_GAP = 4.0  # of the most compact layout
 MIN_LANE_GAP = 8.0  # likewise
-WEIGHT_SPACING = 32.0  # between weights of one row
 LANE_WIDTH = 6.0
 PORT_SPACING = 6.5
 
@@ -65,10 +66,11 @@ class GridSpacing:
     min_column_gap: float = 4.0
 
     def compact(self, density: Density) -> GridSpacing:
-        """The spacing with the horizontal gaps of a density."""
+        """The spacing with the gaps of a density."""
         gap = density.gap
         return replace(
             self,
+            row_gap=self.row_gap * density.row_gap,
             column_gap=max(self.column_gap * gap, self.min_column_gap),
             weight_gap=self.weight_gap * min(gap, 1.0),
             box_gap=max(self.box_gap * min(gap, 1.0), MIN_BOX_GAP),
@@ -98,7 +100,6 @@ class Grid:
         self.rows: dict[int, tuple[float, float]] = {}
         self.columns: dict[int, tuple[float, float]] = {}
         self.num_lanes: dict[int, int] = {}
-        self.lanes_start = 0.0  # x of the lanes at the right of the last column: centred boxes may be wider
 
     def layout(self) -> tuple[tuple[NodeBox, ...], tuple[PictureArrow, ...]]:
         """The boxes at their positions and the arrows with their routes; arrows keep their order."""
@@ -178,14 +179,12 @@ class Grid:
         for column in sorted(widths):
             self.columns[column] = (x, x + widths[column])
             lanes = self.num_lanes.get(column, 0)
-            x += widths[column] + self.spacing.column_gap + (LANE_WIDTH * lanes + 12.0 if lanes else 0.0)
-        right = max((end for _, end in self.columns.values()), default=0.0)
-        if self.columns:
-            centred = max(
-                (self._cell_width(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0
+            x += (
+                widths[column]
+                + self.spacing.column_gap
+                + (LANE_WIDTH * lanes + self.spacing.lane_gap / 1.5 if lanes else 0.0)
             )
-            last = max(self.columns)
-            self.lanes_start = max(self.columns[last][1], (right + centred) / 2)
+        right = max((end for _, end in self.columns.values()), default=0.0)
         for (_, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
             left = (low + high) / 2 - self._cell_width(cell) / 2
@@ -227,7 +226,7 @@ class Grid:
         """Set the positions of the weights, left of the other boxes."""
         if not self.weights:
             return
-        right = self._left_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
+        right = self._weights_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
         width = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
         for row in {weight.row for weight in self.weights}:
             row_weights = self._weights_above(row)
@@ -267,6 +266,15 @@ class Grid:
         return min((self.boxes[name].bounds[0] for name in self.items_by_name), default=0.0)
 
     @cached_property
+    def _weights_edge(self) -> float:
+        """The left end of the boxes beside the weights; of all boxes if an arrow of a weight passes rows."""
+        if self.remote_weights or any(weight.depth > 1 for weight in self.weights):
+            return self._left_edge
+        rows = {row for weight in self.weights for row in (weight.row - 1, weight.row)}
+        items = [item for item in self.items if item.row in rows]
+        return min((self.boxes[item.box.name].bounds[0] for item in items), default=self._left_edge)
+
+    @cached_property
     def _port_points(self) -> dict[int, Point]:
         """The end of each arrow at the top of its target box; the ends are sorted by the x from which arrows arrive."""
         incoming: dict[str, list[int]] = defaultdict(list)
@@ -295,8 +303,32 @@ class Grid:
     def _lane_x(self, k: int) -> float:
         """The x of the lane of an arrow."""
         column, lane = self.lane_by_arrow[k]
-        right = self.lanes_start if column == max(self.columns) else self.columns[column][1]
-        return right + self.spacing.lane_gap + LANE_WIDTH * lane
+        return self._lane_starts[column] + self.spacing.lane_gap + LANE_WIDTH * lane
+
+    @cached_property
+    def _lane_starts(self) -> dict[int, float]:
+        """The right end of the boxes that the lanes of each column pass; centred boxes count for the last column."""
+        rows: dict[int, set[int]] = defaultdict(set)
+        for k, (column, _) in self.lane_by_arrow.items():
+            ends = [self.items_by_name[name].row for name in (self.arrows[k].source, self.arrows[k].target)]
+            rows[column] |= set(range(min(ends), max(ends) + 1))
+        last = max(self.columns)
+        return {
+            column: max(
+                (
+                    self.boxes[item.box.name].bounds[2]
+                    for item in self.items
+                    if item.row in passed and (item.column == column or (item.column is None and column == last))
+                ),
+                default=self.columns[column][1],
+            )
+            for column, passed in rows.items()
+        }
+
+    @property
+    def right_edge(self) -> float:
+        """The x of the rightmost lane; negative infinity without lanes."""
+        return max(map(self._lane_x, self.lane_by_arrow), default=-math.inf)
 
     def _route_arrow(self, k: int) -> PictureArrow:
         """An arrow with its route."""

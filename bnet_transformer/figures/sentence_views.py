@@ -41,6 +41,7 @@ from bnet_transformer.figures.options import (
 )
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.special_tokens import describe_special_words, exclude_special_words
 from bnet_transformer.figures.style import Drawing
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
@@ -54,7 +55,7 @@ MAX_OPEN_STATES = 64  # by default, attention is averaged over at most this many
 MAX_GRID_STATES = 15_000  # of words in one attention grid
 MAX_GRID_PAIRS = 10_000_000  # of words in one attention grid, before the strongest pairs are selected
 MAX_WEIGHED_ARROWS = 2_000_000  # arrows for which weights are computed to select some of them
-FILTER_OPTIONS = ("slices", "words", "heads", "weights")  # options that exclude nodes
+FILTER_OPTIONS = ("slices", "words", "heads", "weights", "special")  # options that exclude nodes
 MAX_MATCHED_NODES = 20_000  # an unknown name is compared with all nodes of a net with at most this many nodes
 
 ArrowWeights = Mapping[tuple[int, int], float]
@@ -62,7 +63,10 @@ ArrowWeights = Mapping[tuple[int, int], float]
 
 def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
     """The part of the ground graph that the options select."""
-    return state.selection(weights=options.weights, slices=options.slices, words=options.words, heads=options.heads)
+    selection = state.selection(
+        weights=options.weights, slices=options.slices, words=options.words, heads=options.heads
+    )
+    return selection if options.special else exclude_special_words(state, selection)
 
 
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
@@ -192,7 +196,7 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
     )
     if options.only is not None:
         graph = select_subgraph(graph, options.only, ground.id)
-    elif options.slices is not None or options.words is not None:
+    elif options.slices is not None or options.words is not None or not options.special:
         graph = drop_wordless_components(graph)
     if graph.number_of_edges() > limit:
         raise _arrow_limit_error(state, options, selection)
@@ -203,6 +207,9 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
     counts = " and ".join(f"{count:,} of {total:,} {kind}" for count, total, kind in hidden if count)
     caption = [f"{counts} are not drawn" if counts else "", reason]
+    if not options.special:
+        attentions = [] if weights is None else _word_attentions(state, selection)
+        caption.append(_describe_special(state, selection, attentions))
 
     def layout(density: Density) -> Drawing:
         picture = layout_ground_graph(state.network, graph, density, boxes=boxes)
@@ -367,21 +374,18 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
         if count > maximum:
             expected = f"at most {maximum} {unit} of words"
             raise BudgetError("attention grid", expected=expected, actual=count, hint=hint)
-    heads = selection.plates.get("head")
-    attentions = [
-        StateAttention(*states, _mean_attention(state, spec, heads), compute_read_mask(state.model, spec))
-        for spec, states in ends
-    ]
+    attentions = _word_attentions(state, selection)
     grid = _grid_nodes(state, selection) if options.highlight is not None else {}
     highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_names(name, grid)}
     stems = {stack: _state_stem(network, stack) for stack in stacks}
     edges = select_edges(attentions, words, options, highlighted)
     num_nodes = state.ground.count_nodes()
+    special = "" if options.special else _describe_special(state, selection, attentions)
 
     def layout(density: Density) -> Drawing:
         picture = layout_attention_grid(state.tokens, stems, attentions, edges, density)
         counts = f"{len(picture.boxes):,} of {num_nodes:,} nodes are drawn"
-        caption = [_describe_heads(network, options), *edges.captions, counts]
+        caption = [_describe_heads(network, options), *edges.captions, special, counts]
         return make_drawing(picture, options, _format_title(state), caption)
 
     return compose_picture(layout, options, _list_reductions(state, options, "words"))
@@ -391,7 +395,7 @@ def _list_reductions(state: SentenceState, options: FigureOptions, view: str) ->
     """The options that make a figure narrower, as text."""
     names = {"nodes": ("words", "heads"), "words": ("words", "slices")}[view]
     reductions = [f"{name}=" for name in names if name != "heads" or "head" in state.network.graph.plate_sizes]
-    if options.special and any(state.encoded.flag_special_tokens(state.network)):
+    if options.special and state.encoded.find_special_words(state.network):
         reductions.append("special=False")
     if view == "nodes" and options.weights:
         reductions.append("weights=False")
@@ -404,6 +408,25 @@ def _list_reductions(state: SentenceState, options: FigureOptions, view: str) ->
             if other != "words" or _can_draw_grid(state, select_nodes(state, options))
         ),
     ]
+
+
+def _word_attentions(state: SentenceState, selection: NodeSelection) -> list[StateAttention]:
+    """Return the mean attention of each node group of a selection that has one, between all words."""
+    heads = selection.plates.get("head")
+    return [
+        StateAttention(
+            *get_end_states(state.network, spec),
+            _mean_attention(state, spec, heads),
+            compute_read_mask(state.model, spec),
+        )
+        for spec in _attention_specs(state, selection)
+    ]
+
+
+def _describe_special(state: SentenceState, selection: NodeSelection, attentions: Sequence[StateAttention]) -> str:
+    """Return the caption for the special tokens that are not drawn."""
+    words = {stack: selection.words.get(stack, range(len(tokens))) for stack, tokens in state.tokens.items()}
+    return describe_special_words(state.tokens, words, state.encoded.find_special_words(state.network), attentions)
 
 
 def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray[np.float64]:

@@ -14,6 +14,8 @@ POINTS_PER_INCH = 72.0
 NAMED_WIDTHS: Mapping[str, float] = {"column": 3.3, "text": 6.9, "slide": 12.0}  # inches
 INCHES_PER_UNIT: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / POINTS_PER_INCH}
 MIN_WIDTH, MAX_WIDTH = 0.5, 200.0  # inches
+MAX_HEIGHT = 9.0  # inches; a taller figure does not fit a page
+SLIDE_RATIO = 9 / 16  # height by width
 MIN_FONT_SIZE = 5.0  # points; smaller text is not legible in print
 _NUMBER_WITH_UNIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
 
@@ -53,12 +55,14 @@ class Density:
 
     Args:
         gap: A factor of the horizontal gaps.
+        row_gap: A factor of the vertical gaps.
         padding: The horizontal space of a label in its box, in points.
         max_token: The maximum number of characters of a token in a label.
         is_upright: Whether the words of an attention grid are columns; None for columns if they are few.
     """
 
     gap: float = 1.0
+    row_gap: float = 1.0
     padding: float = 16.0
     max_token: int = MAX_TOKEN_LENGTH
     is_upright: bool | None = None
@@ -66,13 +70,13 @@ class Density:
     @property
     def min_box_width(self) -> float:
         """The minimum width of a box, in points."""
-        return 20.0 + self.padding
+        return 20.0 + self.padding if self.padding > 8.0 else 20.0
 
 
 # The layouts to try for a given width, from loose to compact. Short tokens and words as rows come last.
 DENSITIES = (
-    *(Density(gap) for gap in (2.4, 1.8, 1.4, 1.0)),
-    *(Density(gap, padding) for gap, padding in ((0.7, 12.0), (0.45, 9.0), (0.3, 7.0))),
-    *(Density(gap, is_upright=False) for gap in (1.0, 0.7, 0.5, 0.35)),
-    *(Density(0.25, 7.0, length, is_upright) for length in (10, 6, 4) for is_upright in (None, False)),
+    *(Density(gap, row_gap=0.8) for gap in (2.4, 1.8, 1.4, 1.0)),
+    *(Density(gap, 0.8, padding) for gap, padding in ((0.7, 13.0), (0.45, 11.0), (0.3, 9.0))),
+    *(Density(gap, 0.8, is_upright=False) for gap in (1.0, 0.7, 0.5, 0.35)),
+    *(Density(0.2, 0.8, 8.0, length, is_upright) for length in (10, 6, 4) for is_upright in (None, False)),
 )
