@@ -887,6 +887,7 @@ class Sentence(StructureQueries):
         heads: int | Collection[int] | None = None,
         title: str | None = None,
         theme: str = "auto",
+        special: bool = True,
     ) -> PathLike:
         """Write the interactive page of the sentence: one HTML file that a browser opens from disk.
 
@@ -904,6 +905,8 @@ class Sentence(StructureQueries):
             heads: The indices of the heads whose attention the page contains; None for all.
             title: The title of the page; by default the words of the sentence.
             theme: The colours: `"light"`, `"dark"` or `"auto"`.
+            special: Whether special tokens, such as `[CLS]`, are shown. Without them, a note states the share of the
+                attention that goes to them.
 
         Returns:
             The path.
@@ -916,7 +919,7 @@ class Sentence(StructureQueries):
         True
         """
         options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
-        options["contributions"] = contributions
+        options |= {"contributions": contributions, "special": special}
         drawing.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 
