@@ -37,7 +37,7 @@ from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, parse_o
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
 from bnet_transformer.figures.sentence_views import layout_sentence
-from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.size import GRID_DENSITIES, Density
 from bnet_transformer.figures.special_tokens import describe_special_words, exclude_words
 from bnet_transformer.figures.style import Drawing, to_sentence_case
 from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
@@ -107,7 +107,7 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
         return Drawing(grid, "Attention of each slice", caption)
 
     reductions = ["special=False"] if special[""] and parsed.special else []
-    return to_notebook_picture(compose_picture(layout, parsed, reductions))
+    return to_notebook_picture(compose_picture(layout, parsed, reductions, GRID_DENSITIES))
 
 
 def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> Picture:

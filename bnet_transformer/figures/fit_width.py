@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bnet_transformer.errors import BNetError
@@ -11,7 +11,7 @@ from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun
 from bnet_transformer.figures.options import FigureOptions
 from bnet_transformer.figures.picture import Picture, extent, fit_to_extent
 from bnet_transformer.figures.size import (
-    DENSITIES,
+    GRAPH_DENSITIES,
     MAX_HEIGHT,
     MIN_FONT_SIZE,
     NAMED_WIDTHS,
@@ -27,7 +27,10 @@ PREFERRED_SCALE = 0.75  # the first layout that fits at this scale is drawn
 
 
 def compose_picture(
-    layout: Callable[[Density], Drawing], options: FigureOptions, reductions: Sequence[str] = ()
+    layout: Callable[[Density], Drawing],
+    options: FigureOptions,
+    reductions: Sequence[str] = (),
+    densities: Sequence[Density] = GRAPH_DENSITIES,
 ) -> Picture:
     """Lay out a figure with its texts, at its natural size or in the width of the options.
 
@@ -35,6 +38,7 @@ def compose_picture(
         layout: Lays out the figure for a density.
         options: `width`, `title`, `font` and `theme` of the figure.
         reductions: The options that make the figure smaller, for the error.
+        densities: The layouts to try for a given width, from loose to compact.
 
     Returns:
         The picture. With a width, its `scale` is set.
@@ -47,7 +51,11 @@ def compose_picture(
     if options.width is None:
         return replace(fit_to_extent(add_texts(layout(Density()), heading)), **style)
     width = parse_width(options.width) * POINTS_PER_INCH
-    drawing, scale = _choose_layout(layout, width, heading, options, reductions)
+    candidates = ((density, layout(density)) for density in densities)
+    chosen = _choose_layout(candidates, width, heading)
+    if isinstance(chosen, float):
+        raise _width_error(options, chosen, reductions)
+    drawing, scale = chosen
     picture = _compose(drawing, heading, width / scale)
     if picture.height * scale > (max_height := _max_height(width)):  # smaller text if the figure then fits a page
         reduced = max(MIN_FONT_SIZE / min_text_size(drawing, heading), max_height / picture.height)
@@ -69,17 +77,18 @@ def _max_height(width: float) -> float:
 
 
 def _choose_layout(
-    layout: Callable[[Density], Drawing], width: float, heading: str, options: FigureOptions, reductions: Sequence[str]
-) -> tuple[Drawing, float]:
+    candidates: Iterable[tuple[Density, Drawing]], width: float, heading: str
+) -> tuple[Drawing, float] | float:
     """Return the first layout that fits at the preferred scale, or else the one with the largest scale; and its scale.
+
+    If no layout is legible, return the width at which one is, in points.
 
     The text of a figure that is wider than a page, such as that of a slide, is larger in proportion.
     """
     max_scale = max(1.0, width / (NAMED_WIDTHS["text"] * POINTS_PER_INCH))
     best: tuple[Drawing, float] | None = None
     min_width = math.inf
-    for density in DENSITIES:
-        drawing = layout(density)
+    for density, drawing in candidates:
         required = required_width(drawing, heading)
         min_scale = MIN_FONT_SIZE / min_text_size(drawing, heading)
         min_width = min(min_width, required * min_scale)
@@ -88,9 +97,7 @@ def _choose_layout(
             return drawing, scale
         if scale >= min_scale and (best is None or scale > best[1]):
             best = drawing, scale
-    if best is None:
-        raise _width_error(options, min_width, reductions)
-    return best
+    return min_width if best is None else best
 
 
 def required_width(drawing: Drawing, heading: str) -> float:

@@ -16,7 +16,7 @@ from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fit_width import compose_picture
-from bnet_transformer.figures.grid_layout import Grid, GridItem, GridSpacing, WeightItem
+from bnet_transformer.figures.grid_layout import MIN_ROW_GAP, Grid, GridItem, GridSpacing, WeightItem
 from bnet_transformer.figures.labels import TextRun, format_node_label, format_token, measure_label, text_to_label
 from bnet_transformer.figures.options import (
     FigureOptions,
@@ -136,7 +136,7 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     def layout(density: Density) -> Drawing:
         picture = layout_template_graph(network, subgraph(graph, names), density)
         last = [box for box in picture.boxes if box.name in last_groups]
-        gap = FOLDED_ROW_GAP * density.row_gap - 5.0  # without the outlines of a repeated node
+        gap = max(FOLDED_ROW_GAP * density.row_gap, MIN_ROW_GAP) - 5.0  # without the outlines of a repeated node
         dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
         return make_drawing(replace(picture, texts=(*picture.texts, *dots)), options, title, captions)
 

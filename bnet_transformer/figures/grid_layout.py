@@ -17,6 +17,7 @@ from bnet_transformer.figures.size import Density
 
 WEIGHT_SPACING = 32.0  # between weights of one row
 BOX_GAP = 7.0  # between boxes of one cell
+MIN_ROW_GAP = 20.0  # for the horizontal parts of arrows, which are up to 19 points above a row
 MIN_BOX_GAP = 4.0  # of the most compact layout
 MIN_LANE_GAP = 8.0  # likewise
 LANE_WIDTH = 6.0
@@ -70,7 +71,7 @@ class GridSpacing:
         gap = density.gap
         return replace(
             self,
-            row_gap=self.row_gap * density.row_gap,
+            row_gap=max(self.row_gap * density.row_gap, MIN_ROW_GAP),
             column_gap=max(self.column_gap * gap, self.min_column_gap),
             weight_gap=self.weight_gap * min(gap, 1.0),
             box_gap=max(self.box_gap * min(gap, 1.0), MIN_BOX_GAP),

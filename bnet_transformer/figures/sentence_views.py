@@ -40,7 +40,7 @@ from bnet_transformer.figures.options import (
     select_subgraph,
 )
 from bnet_transformer.figures.picture import Picture
-from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.size import GRID_DENSITIES, Density
 from bnet_transformer.figures.special_tokens import describe_special_words, exclude_special_words
 from bnet_transformer.figures.style import Drawing
 from bnet_transformer.graph import GroundGraph, NodeSelection
@@ -388,7 +388,7 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
         caption = [_describe_heads(network, options), *edges.captions, special, counts]
         return make_drawing(picture, options, _format_title(state), caption)
 
-    return compose_picture(layout, options, _list_reductions(state, options, "words"))
+    return compose_picture(layout, options, _list_reductions(state, options, "words"), GRID_DENSITIES)
 
 
 def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:

@@ -73,10 +73,11 @@ class Density:
         return 20.0 + self.padding if self.padding > 8.0 else 20.0
 
 
-# The layouts to try for a given width, from loose to compact. Short tokens and words as rows come last.
-DENSITIES = (
+# The layouts of an attention grid to try for a given width, from loose to compact. Short tokens come last.
+GRID_DENSITIES = (
     *(Density(gap, row_gap=0.8) for gap in (2.4, 1.8, 1.4, 1.0)),
     *(Density(gap, 0.8, padding) for gap, padding in ((0.7, 13.0), (0.45, 11.0), (0.3, 9.0))),
     *(Density(gap, 0.8, is_upright=False) for gap in (1.0, 0.7, 0.5, 0.35)),
     *(Density(0.2, 0.8, 8.0, length, is_upright) for length in (10, 6, 4) for is_upright in (None, False)),
 )
+GRAPH_DENSITIES = tuple(density for density in GRID_DENSITIES if density.is_upright is None)
