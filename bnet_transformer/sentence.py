@@ -825,13 +825,16 @@ class Sentence(StructureQueries):
                 `only` selects some nodes, by names or as a networkx graph. `highlight` marks names, patterns, paths or
                 a result (a trail, a separation, a sweep). `boxes` draws frames around the boxes of `tan` and `shrink`.
                 `attention=False` omits `P(j | i)`. `theme` is "light", "dark" or "auto". `legend=False` omits the
-                legend. `limit` is the maximum number of arrows.
+                legend. `limit` is the maximum number of arrows. `special=False` omits special tokens. `width` is the
+                physical width of the file, such as "8.5cm", "column", "text" or "slide"; `font` is a font family;
+                `title` is the text above the figure.
 
         Returns:
             The figure. A notebook displays it; its methods write it to a file.
 
         Raises:
             BudgetError: There are more arrows than `limit`; the error names filters that suffice.
+            BNetError: The figure does not fit `width` at a legible size; the error names a width that suffices.
 
         >>> import bnet_transformer as bt
         >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()

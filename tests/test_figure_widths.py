@@ -122,6 +122,28 @@ def test_a_narrow_figure_is_laid_out_again_and_not_only_scaled():
     assert wide.scale <= 1.0
 
 
+def test_frames_and_marks_have_the_width_too():
+    s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    frames = {"weights": False, "boxes": "words"}
+    marks = {"highlight": s.separated("q_0_0", "k_0_1", given=["W_q_0", "x_0_0"])}
+    for options, width in itertools.product((frames, marks), WIDTHS):
+        picture = s.picture(width=width, **options)
+        _, sizes = read_svg(to_svg(picture))
+        assert min(sizes) >= MIN_FONT_SIZE - 1e-3 and not find_overlaps(picture)
+        for one, other in itertools.combinations(picture.frames, 2):
+            is_beside = one.x + one.width < other.x or other.x + other.width < one.x
+            assert is_beside or one.y + one.height < other.y or other.y + other.height < one.y
+
+
+def test_rows_of_a_shrunk_graph_are_centred():
+    s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    rows = {}
+    for box in s.shrink({"q_0_0": "a", "k_0_0": "a"}).picture().boxes:
+        rows.setdefault(box.y, []).append(box.bounds)
+    middles = [(min(b[0] for b in row) + max(b[2] for b in row)) / 2 for row in rows.values()]
+    assert len(rows) > 2 and middles == pytest.approx([middles[0]] * len(rows), abs=0.01)
+
+
 def test_a_long_caption_does_not_widen_a_small_figure():
     tan = bt.bayesuvius(4).sentence("a b").tan("roles").picture()
     content = max(box.bounds[2] for box in tan.boxes) - min(box.bounds[0] for box in tan.boxes)

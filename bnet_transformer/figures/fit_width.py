@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun
@@ -47,7 +48,7 @@ def compose_picture(
         BNetError: The figure does not fit the width at a legible size.
     """
     heading = options.title or ""
-    style = {"theme": options.theme, "font": options.font}
+    style: dict[str, Any] = {"theme": options.theme, "font": options.font}
     if options.width is None:
         return replace(fit_to_extent(add_texts(layout(Density()), heading)), **style)
     width = parse_width(options.width) * POINTS_PER_INCH
@@ -62,6 +63,8 @@ def compose_picture(
         smaller = _compose(drawing, heading, width / reduced)
         if smaller.height * reduced <= max_height:
             picture, scale = smaller, reduced
+        elif scale > 1.0:
+            picture, scale = _compose(drawing, heading, width), 1.0
     return replace(picture, scale=scale, **style)
 
 

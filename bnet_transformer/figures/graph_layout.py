@@ -34,6 +34,7 @@ from bnet_transformer.inference.selection import parse_slices
 from bnet_transformer.tpm import Given
 
 FOLDED_ROW_GAP = 22.0  # between the rows of a folded graph
+BOX_FRAME_PADDING = 8.0  # between a box of `boxes=` and its nodes
 WORDLESS_BOX_GAP = 28.0  # between the boxes of a row in a net without words
 MAX_FULL_SLICES = 3  # a folded net with at most this many slices is drawn in full ...
 MAX_FULL_GROUPS = 50  # ... if it has at most this many node groups
@@ -89,7 +90,7 @@ def layout_ground_graph(
         weight = attrs.get("weight")
         title = f"{parent} → {child}" + ("" if weight is None else f", P(j | i) = {weight:.3f}")
         links.append(make_arrow(parent, child, arrow_colour(groups[parent].role, groups[child].role), weight, title))
-    spacing = GridSpacing(row_gap=44.0) if boxes else GridSpacing()
+    spacing = GridSpacing(row_gap=44.0, min_column_gap=2 * BOX_FRAME_PADDING + 4.0) if boxes else GridSpacing()
     grid, nodes, arrows = _arrange(network, groups, boxes_by_name, column, order, links, spacing, density)
     lines, numbers = _slice_lines(grid, groups)
     frames, texts = _box_frames(nodes, boxes or {})
@@ -140,7 +141,9 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
         dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
         return make_drawing(replace(picture, texts=(*picture.texts, *dots)), options, title, captions)
 
-    return compose_picture(layout, options, ["weights=False"] if options.weights else [])
+    return compose_picture(
+        layout, options, ["weights=False"] if options.weights and network.graph.word_independent else []
+    )
 
 
 def _find_marked_slices(network: Network, options: FigureOptions, names: Sequence[str]) -> list[int]:
@@ -351,7 +354,7 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
             groups.setdefault(box_names[box.name], []).append(box)
     frames, texts = [], []
     for name, group in groups.items():
-        frame = _bounding_frame(group, 8.0, "box", name)
+        frame = _bounding_frame(group, BOX_FRAME_PADDING, "box", name)
         frame = replace(frame, height=frame.height + 8.0)
         outside = [b.name for b in boxes if box_names.get(b.name) != name and _overlaps(b, frame)]
         if outside:

@@ -18,6 +18,7 @@ from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, Drawing, to_s
 from bnet_transformer.graph import Quotient
 
 CLASS_BOX = "class"
+BOX_GAP = 20.0  # between the boxes of a row
 
 
 def layout_quotient(quotient: Quotient, density: Density, top_box: str | None = None) -> Drawing:
@@ -111,13 +112,16 @@ def _layout_rows(
         lines.setdefault(row, []).append(name)
     order = {name: k for line in lines.values() for k, name in enumerate(line)}
     named = {box.name: box for box in boxes}
+    between_rows = [a for a in arrows if rows[a.source] != rows[a.target]]
+    # Rows are centred. An arrow that passes a row needs columns, in which it can pass between boxes.
+    has_columns = any(rows[a.target] != rows[a.source] + 1 for a in between_rows)
     items = [
-        GridItem(named[name], row, None if len(line) == 1 else order[name], (order[name],))
+        GridItem(named[name], row, order[name] if has_columns and len(line) > 1 else None, (order[name],))
         for row, line in sorted(lines.items())
         for name in line
     ]
-    between_rows = [a for a in arrows if rows[a.source] != rows[a.target]]
-    positioned, routed = Grid(items, (), between_rows, GridSpacing(reach_factor=0.3).compact(density)).layout()
+    spacing = GridSpacing(reach_factor=0.3, box_gap=BOX_GAP * max(density.gap, 1.0)).compact(density)
+    positioned, routed = Grid(items, (), between_rows, spacing).layout()
     named, next_routed = {box.name: box for box in positioned}, iter(routed)
     result = []
     for arrow in arrows:

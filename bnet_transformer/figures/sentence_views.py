@@ -397,7 +397,7 @@ def _list_reductions(state: SentenceState, options: FigureOptions, view: str) ->
     reductions = [f"{name}=" for name in names if name != "heads" or "head" in state.network.graph.plate_sizes]
     if options.special and state.encoded.find_special_words(state.network):
         reductions.append("special=False")
-    if view == "nodes" and options.weights:
+    if view == "nodes" and options.weights and state.network.graph.word_independent:
         reductions.append("weights=False")
     others = [other for other in ("words", "folded") if other != view and _can_draw_all(state, options, other)]
     return [

@@ -255,7 +255,7 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
     for k, text in enumerate(reversed(_wrap_text(heading, width, HEADING_SIZE))):
         y = top - 16.0 - 1.4 * HEADING_SIZE * k
         texts.append(TextLine(left + width / 2, y, text_to_label(text), size=HEADING_SIZE))
-    titles = {"title": heading or drawing.title, "heading": heading, "caption": drawing.full_caption}
+    titles: dict[str, Any] = {"title": heading or drawing.title, "heading": heading, "caption": drawing.full_caption}
     return replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), **titles)
 
 

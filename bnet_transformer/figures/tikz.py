@@ -110,9 +110,11 @@ def _render_page_size(picture: Picture) -> Iterator[str]:
 
 def _render_font(font: str | None) -> Iterator[str]:
     """The lines that select a font; pdflatex has no fonts of the system and uses its own."""
+    if font is None:
+        return
     if font in GENERIC_FAMILIES:
         yield GENERIC_FAMILIES[font]
-    elif font is not None:
+    else:
         name = escape_tex(font)
         yield rf"\ifPDFTeX\else\IfFontExistsTF{{{name}}}{{\setmainfont{{{name}}}\setsansfont{{{name}}}}}{{}}\fi"
 
