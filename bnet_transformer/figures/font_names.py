@@ -41,9 +41,9 @@ def resolve_font(font: str, families: Collection[str]) -> str:
     by_name = {family.casefold(): family for family in families}
     name = GENERIC_FONTS.get(font, font)
     if name.casefold() not in by_name:
-        near = difflib.get_close_matches(font, sorted(families))
+        matches = difflib.get_close_matches(font, sorted(families))
         hint = "Install it, use another one, or write an SVG or TeX file, which needs only its name"
         expected = "a font of this system, for PNG and PDF"
-        allowed = ", ".join([*GENERIC_FONTS, *near])
+        allowed = ", ".join([*GENERIC_FONTS, *matches])
         raise BNetError("font", expected=expected, actual=font, allowed=allowed, hint=hint)
     return by_name[name.casefold()]

@@ -334,8 +334,8 @@ def _slice_lines(
         return [], []
     low = min((box.bounds[1] for boxes in steps.values() for box in boxes), default=0.0)
     high = max((box.bounds[3] for boxes in steps.values() for box in boxes), default=0.0)
-    beside = [box.bounds[2] for box in grid.boxes.values() if low <= box.y <= high]
-    right = 16.0 + max([min_x, grid.right_edge, *beside])
+    right_ends = [box.bounds[2] for box in grid.boxes.values() if low <= box.y <= high]
+    right = 16.0 + max([min_x, grid.right_edge, *right_ends])
     frames, texts = [], []
     for (stack, step), boxes in steps.items():
         x = right + 58.0 * stacks.index(stack)

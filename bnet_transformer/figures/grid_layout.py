@@ -268,7 +268,7 @@ class Grid:
 
     @cached_property
     def _weights_edge(self) -> float:
-        """The left end of the boxes beside the weights; of all boxes if an arrow of a weight passes rows."""
+        """The left end of the boxes in the rows of the weights; of all boxes if an arrow of a weight passes rows."""
         if self.remote_weights or any(weight.depth > 1 for weight in self.weights):
             return self._left_edge
         rows = {row for weight in self.weights for row in (weight.row - 1, weight.row)}

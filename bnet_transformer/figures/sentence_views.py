@@ -399,15 +399,13 @@ def _list_reductions(state: SentenceState, options: FigureOptions, view: str) ->
         reductions.append("special=False")
     if view == "nodes" and options.weights and state.network.graph.word_independent:
         reductions.append("weights=False")
-    others = [other for other in ("words", "folded") if other != view and _can_draw_all(state, options, other)]
-    return [
-        *reductions,
-        *(
-            f"detail={other!r}"
-            for other in others
-            if other != "words" or _can_draw_grid(state, select_nodes(state, options))
-        ),
-    ]
+    if (
+        view == "nodes"
+        and _can_draw_grid(state, select_nodes(state, options))
+        and _can_draw_all(state, options, "words")
+    ):
+        reductions.append("detail='words'")
+    return [*reductions, "detail='folded'"] if _can_draw_all(state, options, "folded") else reductions
 
 
 def _word_attentions(state: SentenceState, selection: NodeSelection) -> list[StateAttention]:
