@@ -107,7 +107,7 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
         return Drawing(grid, "Attention of each slice", caption)
 
     reductions = ["special=False"] if special[""] and parsed.special else []
-    return to_notebook_picture(compose_picture(layout, parsed, reductions, GRID_DENSITIES))
+    return to_notebook_picture(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES))
 
 
 def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> Picture:

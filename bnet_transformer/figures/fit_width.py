@@ -30,7 +30,7 @@ PREFERRED_SCALE = 0.75  # the first layout that fits at this scale is drawn
 def compose_picture(
     layout: Callable[[Density], Drawing],
     options: FigureOptions,
-    reductions: Sequence[str] = (),
+    reductions: Callable[[], Sequence[str]] = list,
     densities: Sequence[Density] = GRAPH_DENSITIES,
 ) -> Picture:
     """Lay out a figure with its texts, at its natural size or in the width of the options.
@@ -38,7 +38,7 @@ def compose_picture(
     Args:
         layout: Lays out the figure for a density.
         options: `width`, `title`, `font` and `theme` of the figure.
-        reductions: The options that make the figure smaller, for the error.
+        reductions: Returns the options that make the figure smaller, for the error.
         densities: The layouts to try for a given width, from loose to compact.
 
     Returns:
@@ -55,7 +55,7 @@ def compose_picture(
     candidates = ((density, layout(density)) for density in densities)
     chosen = _choose_layout(candidates, width, heading)
     if isinstance(chosen, float):
-        raise _width_error(options, chosen, reductions)
+        raise _width_error(options, chosen, reductions())
     drawing, scale = chosen
     picture = _compose(drawing, heading, width / scale)
     if picture.height * scale > (max_height := _max_height(width)):  # smaller text if the figure then fits a page

@@ -141,9 +141,8 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
         dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
         return make_drawing(replace(picture, texts=(*picture.texts, *dots)), options, title, captions)
 
-    return compose_picture(
-        layout, options, ["weights=False"] if options.weights and network.graph.word_independent else []
-    )
+    has_weights = options.weights and bool(network.graph.word_independent)
+    return compose_picture(layout, options, lambda: ["weights=False"] if has_weights else [])
 
 
 def _find_marked_slices(network: Network, options: FigureOptions, names: Sequence[str]) -> list[int]:

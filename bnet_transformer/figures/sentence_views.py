@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,7 +216,7 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
         picture = layout_ground_graph(state.network, graph, density, boxes=boxes)
         return make_drawing(picture, options, _format_title(state), caption)
 
-    return compose_picture(layout, options, _list_reductions(state, options, "nodes"))
+    return compose_picture(layout, options, partial(_list_reductions, state, options, "nodes"))
 
 
 def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequence[str]) -> NodeSelection:
@@ -388,7 +389,7 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
         caption = [_describe_heads(network, options), *edges.captions, special, counts]
         return make_drawing(picture, options, _format_title(state), caption)
 
-    return compose_picture(layout, options, _list_reductions(state, options, "words"), GRID_DENSITIES)
+    return compose_picture(layout, options, partial(_list_reductions, state, options, "words"), GRID_DENSITIES)
 
 
 def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:

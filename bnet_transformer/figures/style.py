@@ -243,8 +243,11 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
     left, top, right, bottom = extent(picture)
     width = text_width
     if width is None:
-        width = max(right - left, min(MIN_TEXT_WIDTH, measure_label(text_to_label(drawing.full_caption), CAPTION_SIZE)))
-        width = max(width, drawing.min_text_width(heading))
+        lengths = [
+            measure_label(text_to_label(text), size)
+            for text, size in ((drawing.full_caption, CAPTION_SIZE), (heading, HEADING_SIZE))
+        ]
+        width = max(right - left, min(MIN_TEXT_WIDTH, max(lengths)), drawing.min_text_width(heading))
     left -= (width - (right - left)) / 2
     entries, y = _layout_legend(drawing.signs, left, width, bottom + 24.0)
     lines = _wrap_text(drawing.full_caption, width, CAPTION_SIZE)
