@@ -170,6 +170,10 @@ def test_fonts_are_names_in_svg_and_must_exist_in_images(tmp_path):
     )
     assert "IfFontExistsTF{Times New Roman}" in to_tikz(s.picture(font="Times New Roman"))
     assert 'font-family="serif, ' in to_svg(s.picture(font="serif"))
+    boxes = [{b.name: b for b in s.picture(font=font).boxes} for font in (None, "monospace", "No Such Font")]
+    assert boxes[1]["k_0_0"].width >= boxes[0]["k_0_0"].width and boxes[2] == boxes[0]
+    narrow = bt.bayesuvius(dim=4).sentence("ill illi")  # narrow letters in the default font
+    assert narrow.picture(font="monospace").boxes[-1].width > 1.2 * narrow.picture().boxes[-1].width
     families = svg._load_fonts().families()
     assert resolve_font("monospace", families) == "DejaVu Sans Mono"
     images = {font: svg.to_png(s.picture(font=font)) for font in (None, "serif", "monospace")}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun
+from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun, measuring_font
 from bnet_transformer.figures.options import FigureOptions
 from bnet_transformer.figures.picture import Picture, extent, fit_to_extent
 from bnet_transformer.figures.size import (
@@ -47,6 +47,17 @@ def compose_picture(
     Raises:
         BNetError: The figure does not fit the width at a legible size.
     """
+    with measuring_font(options.font):
+        return _compose_picture(layout, options, reductions, densities)
+
+
+def _compose_picture(
+    layout: Callable[[Density], Drawing],
+    options: FigureOptions,
+    reductions: Callable[[], Sequence[str]],
+    densities: Sequence[Density],
+) -> Picture:
+    """`compose_picture` with the metrics of the current font."""
     heading = options.title or ""
     style: dict[str, Any] = {"theme": options.theme, "font": options.font}
     if options.width is None:
