@@ -396,10 +396,15 @@ class BNet(StructureQueries):
 
         Args:
             **options: `slices` selects slices by index. `weights=False` omits selectors and weights. `highlight` marks
-                names. `theme` is "light", "dark" or "auto". `legend=False` omits the legend.
+                names. `theme` is "light", "dark" or "auto". `legend=False` omits the legend. `width` is the physical
+                width of the file, such as "8.5cm", "column", "text" or "slide"; `font` is a font family; `title` is the
+                text above the figure.
 
         Returns:
             The figure. A notebook displays it; its methods write it to a file.
+
+        Raises:
+            BNetError: The figure does not fit `width` at a legible size; the error names a width that suffices.
 
         >>> import bnet_transformer as bt
         >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x

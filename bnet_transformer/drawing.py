@@ -29,14 +29,17 @@ from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.figures.attention_grid import StateAttention, layout_attention_grid
+from bnet_transformer.figures.attention_grid import StateAttention, layout_attention_grid, select_edges
 from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.fit_width import compose_picture
 from bnet_transformer.figures.graph_layout import layout_net
-from bnet_transformer.figures.options import VIEW_OPTIONS, parse_options
+from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, parse_options
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
 from bnet_transformer.figures.sentence_views import layout_sentence
-from bnet_transformer.figures.style import add_legend_and_caption, to_sentence_case
+from bnet_transformer.figures.size import GRID_DENSITIES, Density
+from bnet_transformer.figures.special_tokens import describe_special_words, exclude_words
+from bnet_transformer.figures.style import Drawing, to_sentence_case
 from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
@@ -84,28 +87,38 @@ def picture_sentence(state: SentenceState, **options: Any) -> Picture:
 @make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
     """Lay out the attention grid of the slices, averaged over the latent choices, without the residual connection."""
-    parsed = parse_options(options, ("min_weight", "top", "theme", "limit"))
+    parsed = parse_options(options, ("min_weight", "top", "theme", "limit", "special", *TEXT_OPTIONS))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
     attention = [
         StateAttention(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)
     ]
-    words = {"": range(len(result.tokens))}
-    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, attention, parsed)
-    caption = [to_sentence_case(result.head), *hidden]
-    grid = add_legend_and_caption(grid, title="Attention of each slice", caption=caption)
-    return to_notebook_picture(replace(grid, theme=parsed.theme))
+    tokens, words = {"": result.tokens}, {"": list(range(len(result.tokens)))}
+    caption = [to_sentence_case(result.head)]
+    special = {"": [k for k, is_special in enumerate(result.special) if is_special]}
+    if special[""] and not parsed.special:
+        words = exclude_words(tokens, words, special)
+        caption.append(describe_special_words(tokens, words, special, attention))
+    edges = select_edges(attention, words, parsed)
+    caption[1:1] = edges.captions
+
+    def layout(density: Density) -> Drawing:
+        grid = layout_attention_grid(tokens, {"": result.state}, attention, edges, density)
+        return Drawing(grid, "Attention of each slice", caption)
+
+    reductions = ["special=False"] if special[""] and parsed.special else []
+    return to_notebook_picture(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES))
 
 
-def _layout_with_theme(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
-    """Lay out a figure whose only option is its theme."""
-    theme = parse_options(options, ("theme",)).theme
-    return to_notebook_picture(replace(layout(result), theme=theme))
+def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> Picture:
+    """Lay out the graph of a result."""
+    parsed = parse_options(options, ("theme", *TEXT_OPTIONS))
+    return to_notebook_picture(compose_picture(partial(layout, result), parsed))
 
 
-make_picture.register(Quotient, partial(_layout_with_theme, layout_quotient))
-make_picture.register(Tan, partial(_layout_with_theme, layout_tan))
-make_picture.register(TanTree, partial(_layout_with_theme, layout_tan_tree))
+make_picture.register(Quotient, partial(_layout_graph, layout_quotient))
+make_picture.register(Tan, partial(_layout_graph, layout_tan))
+make_picture.register(TanTree, partial(_layout_graph, layout_tan_tree))
 
 
 @write_picture.register

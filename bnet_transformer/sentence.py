@@ -622,7 +622,7 @@ class Sentence(StructureQueries):
         """
         stack, numbers = parse_attention_slices(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
-        return compute_reads(
+        reads = compute_reads(
             query,
             self.state.tokens[stack],
             numbers,
@@ -633,6 +633,8 @@ class Sentence(StructureQueries):
             inclusion=inclusion,
             evaluator=None if self.state.evidence else self.state.evaluator,
         )
+        special = self.state.encoded.find_special_words(self.state.network).get(stack, ())
+        return replace(reads, special=tuple(k in special for k in range(len(reads.tokens))))
 
     def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:
         """The logit lens: the readout applied to every state `x_t` of every word, as if it were the last state `x_T`.
@@ -894,13 +896,16 @@ class Sentence(StructureQueries):
                 `only` selects some nodes, by names or as a networkx graph. `highlight` marks names, patterns, paths or
                 a result (a trail, a separation, a sweep). `boxes` draws frames around the boxes of `tan` and `shrink`.
                 `attention=False` omits `P(j | i)`. `theme` is "light", "dark" or "auto". `legend=False` omits the
-                legend. `limit` is the maximum number of arrows.
+                legend. `limit` is the maximum number of arrows. `special=False` omits special tokens. `width` is the
+                physical width of the file, such as "8.5cm", "column", "text" or "slide"; `font` is a font family;
+                `title` is the text above the figure.
 
         Returns:
             The figure. A notebook displays it; its methods write it to a file.
 
         Raises:
             BudgetError: There are more arrows than `limit`; the error names filters that suffice.
+            BNetError: The figure does not fit `width` at a legible size; the error names a width that suffices.
 
         >>> import bnet_transformer as bt
         >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()
@@ -956,6 +961,7 @@ class Sentence(StructureQueries):
         heads: int | Collection[int] | None = None,
         title: str | None = None,
         theme: str = "auto",
+        special: bool = True,
     ) -> PathLike:
         """Write the interactive page of the sentence: one HTML file that a browser opens from disk.
 
@@ -973,6 +979,8 @@ class Sentence(StructureQueries):
             heads: The indices of the heads whose attention the page contains; None for all.
             title: The title of the page; by default the words of the sentence.
             theme: The colours: `"light"`, `"dark"` or `"auto"`.
+            special: Whether special tokens, such as `[CLS]`, are shown. Without them, a note states the share of the
+                attention that goes to them.
 
         Returns:
             The path.
@@ -985,7 +993,7 @@ class Sentence(StructureQueries):
         True
         """
         options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
-        options["contributions"] = contributions
+        options |= {"contributions": contributions, "special": special}
         drawing.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 

@@ -13,6 +13,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer.data.encode import EncodedSentence
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.style import get_palette
 from bnet_transformer.interventions import Attend, Zero
@@ -572,3 +573,19 @@ def test_keys_work_at_once_and_tab_reaches_every_control(show):
             reached.add(page.evaluate(focused))
         assert {"head", "min_weight", "top", "all_words", "search", "svg", "png", "theme", "fit"} <= reached
         assert any(name.startswith("x_") for name in reached)
+
+
+def test_special_tokens_are_not_shown(show, monkeypatch):
+    s = heads()
+    monkeypatch.setattr(EncodedSentence, "flag_special_tokens", lambda *_: (True, *[False] * 5))
+    mean = float(s.attention(0).mean(0)[3, 0])
+    with show(s, special=False, detail="words") as page:
+        names = [element.get_attribute("data-node") for element in page.locator("[data-node]").all()]
+        assert "x_1_3" in names and not [name for name in names if name.startswith("x_") and name.endswith("_0")]
+        assert page.locator(".strip-words .word").count() == 5
+        assert "special token" in page.locator(".note").last.inner_text()
+        choose(page, "x_1_3")
+        words = {int(row.get_attribute("data-word")) for row in page.locator("tr[data-word]").all()}
+        assert words == set(range(1, 6))
+        stated = re.search(r"special tokens, not listed: ([\d.]+)", page.locator(".panel").inner_text())
+        assert float(stated[1]) == pytest.approx(mean, abs=0.006)

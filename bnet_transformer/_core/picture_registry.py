@@ -47,7 +47,8 @@ class Drawable:
         """The figure of the result.
 
         Args:
-            **options: `theme=`; for a figure of reads also `min_weight=`, `top=` and `limit=`.
+            **options: `theme=`, `width=`, `font=` and `title=`; for a figure of reads also `min_weight=`, `top=`,
+                `limit=` and `special=`.
 
         Returns:
             A `figures.Picture`.

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from bnet_transformer.cost import Cost
 
 FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
-DRAW_OPTIONS = ("weights", "slices", "heads", "attention", "min_weight", "top", "detail", "theme", "limit")
-EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme")
+DRAW_OPTIONS = (
+    *("weights", "slices", "heads", "attention", "min_weight", "top", "detail", "theme", "limit"),
+    *("special", "width", "font", "title"),
+)
+EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme", "special")
 
 
 @click.command(

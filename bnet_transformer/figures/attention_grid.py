@@ -6,7 +6,8 @@ not drawn: an arrow shows that word i attends to word j of the state before with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from bnet_transformer.errors import BudgetError
 from bnet_transformer.figures.labels import TextRun, format_token, measure_label, text_to_label
 from bnet_transformer.figures.options import FigureOptions, limit_error
 from bnet_transformer.figures.picture import NodeBox, Picture, Point, TextLine, cubic_curve
+from bnet_transformer.figures.size import Density
 from bnet_transformer.figures.style import make_arrow
 
 MIN_ATTENTION = 0.1
@@ -26,6 +28,8 @@ MAX_EDGES = 300
 MAX_UPRIGHT_WORDS = 12  # more words than this become rows
 DOT_SIZE = 5.0
 TOKEN_SIZE = 9.0
+STATE_SIZE = 10.0  # of the labels of states: their superscripts stay legible if the figure is shown smaller
+WORD_PITCH = 11.5  # between words that are rows
 
 # Word i attends to word j in `attentions[matrix]`; `gain` is the weight divided by the uniform weight of the row.
 EDGE_DTYPE = np.dtype([("matrix", "i8"), ("i", "i8"), ("j", "i8"), ("weight", "f8"), ("gain", "f8")])
@@ -52,6 +56,21 @@ class StateAttention:
 GridEdges = Sequence[tuple[StateAttention, int, int, float]]  # word i attends to word j with this weight
 
 
+@dataclass(frozen=True)
+class GridSelection:
+    """The arrows and words of an attention grid.
+
+    Args:
+        edges: The arrows, strongest last.
+        words: The words of each stack, in order.
+        captions: Sentences that count the omitted arrows and words.
+    """
+
+    edges: GridEdges
+    words: Mapping[str, Sequence[int]]
+    captions: tuple[str, ...]
+
+
 def get_attention_specs(network: Network, slices: Collection[int] | None) -> list[NodeSpec]:
     """Return the nodes with attention over words in these slices; None selects all slices."""
     specs = [spec for spec in network.specs if spec.has_word_attention]
@@ -66,25 +85,34 @@ def get_end_states(network: Network, spec: NodeSpec) -> tuple[tuple[str, int], t
     return (source, out), (spec.group.stack, step + 1)
 
 
-def layout_attention_grid(
-    tokens: Mapping[str, Sequence[str]],
-    words: Mapping[str, Collection[int]],
-    stems: Mapping[str, str],
+def select_edges(
     attentions: Sequence[StateAttention],
+    words: Mapping[str, Collection[int]],
     options: FigureOptions,
     highlighted: Collection[tuple[str, int]] = (),
-) -> tuple[Picture, list[str]]:
-    """Lay out the attention grid of these words; also return captions that count the omitted arrows and words.
+) -> GridSelection:
+    """Return the arrows and words of the attention grid of these words.
 
-    `stems` maps each stack to the stem of the names of its state nodes. The words of `highlighted`, pairs of stack and
-    word, are drawn even if no arrow starts or ends at them.
+    The words of `highlighted`, pairs of stack and word, are drawn even if no arrow starts or ends at them.
     """
+    edges, hidden = _select_edges(attentions, words, options, can_filter=not highlighted)
+    selected, omitted = _select_words(words, edges, highlighted)
+    return GridSelection(edges, selected, (hidden, omitted))
+
+
+def layout_attention_grid(
+    tokens: Mapping[str, Sequence[str]],
+    stems: Mapping[str, str],
+    attentions: Sequence[StateAttention],
+    selection: GridSelection,
+    density: Density,
+) -> Picture:
+    """Lay out an attention grid; `stems` maps each stack to the stem of the names of its state nodes."""
+    words, edges = selection.words, selection.edges
     end_states = {end for attn in attentions for end in (attn.source, attn.target)}
     states = {stack: sorted(slice_ for name, slice_ in end_states if name == stack) for stack in words}
-    edges, hidden = _select_edges(attentions, words, options, can_filter=not highlighted)
-    words, omitted = _select_words(words, edges, highlighted)
-    is_upright = sum(map(len, words.values())) <= MAX_UPRIGHT_WORDS
-    positions, texts = _position_states(tokens, words, states, is_upright, edges)
+    is_upright = sum(map(len, words.values())) <= MAX_UPRIGHT_WORDS and density.is_upright is not False
+    positions, texts = _position_states(tokens, words, states, is_upright, edges, density)
     connected = {end for attn, i, j, _ in edges for end in ((*attn.source, j), (*attn.target, i))}
     boxes = []
     for (stack, slice_, word), (x, y) in positions.items():
@@ -101,7 +129,7 @@ def layout_attention_grid(
         arrow = make_arrow(source, target, "accent", weight, f"{source} → {target}: P(j | i) = {weight:.3f}")
         curve = cubic_curve(*ends, sideways=not is_upright, bow=0.4)
         arrows.append(replace(arrow, points=curve, has_head=len(edges) <= 150))
-    return Picture(tuple(boxes), tuple(arrows), (), tuple(texts)), [hidden, omitted]
+    return Picture(tuple(boxes), tuple(arrows), (), tuple(texts))
 
 
 def _select_edges(
@@ -211,6 +239,7 @@ def _position_states(
     states: Mapping[str, Sequence[int]],
     is_upright: bool,
     edges: GridEdges,
+    density: Density,
 ) -> tuple[dict[tuple[str, int, int], Point], list[TextLine]]:
     """Return the point of each (stack, slice, word), and the texts: words at both ends, slices along one side.
 
@@ -219,43 +248,65 @@ def _position_states(
     positions: dict[tuple[str, int, int], Point] = {}
     texts: list[TextLine] = []
 
-    def text(across: float, along: float, label: tuple[TextRun, ...], anchor: str, **style: str) -> None:
+    def text(across: float, along: float, label: tuple[TextRun, ...], anchor: str, **style: Any) -> None:
         x, y = (across, along) if is_upright else (along, across)
-        texts.append(TextLine(x, y, label, anchor, TOKEN_SIZE, **style))
+        texts.append(TextLine(x, y, label, anchor, **style))
 
-    depth = max(map(len, states.values()))
-    pitch = 58.0 if is_upright else min(max(400.0 / max(depth - 1, 1), 32.0), 110.0)
+    labels = {(stack, slice_): _state_label(stack, slice_) for stack in words for slice_ in states[stack]}
+    pitch = 58.0 if is_upright else _column_pitch(states, labels.values(), density)
     across = 0.0
     offsets = _stack_offsets(states, edges)
     for stack, word_ids in words.items():
-        width = max(
-            (measure_label(text_to_label(format_token(tokens[stack][i])), TOKEN_SIZE) for i in word_ids), default=0.0
-        )
-        step = max(width + 10.0, 26.0) if is_upright else 11.5
+        tokens_shown = [(TextRun(format_token(tokens[stack][i], density.max_token), "token"),) for i in word_ids]
+        widths = [measure_label(token, TOKEN_SIZE) for token in tokens_shown]
+        centers = [across + offset for offset in (_column_offsets(widths, density) if is_upright else ())]
+        centers = centers or [across + WORD_PITCH * k for k in range(len(word_ids))]
         low = pitch * offsets[stack]
         high = pitch * (offsets[stack] + len(states[stack]) - 1)
         is_crossed = any(attn.source[0] == stack != attn.target[0] for attn, *_ in edges)
         before, after = ((13.0, "middle"), (14.0, "middle")) if is_upright else ((9.0, "end"), (9.0, "start"))
-        for k, word in enumerate(sorted(word_ids)):
-            center = across + step * k
+        for word, center, token in zip(word_ids, centers, tokens_shown, strict=True):
             for t, slice_ in enumerate(states[stack]):
                 along = pitch * (t + offsets[stack])
                 positions[stack, slice_, word] = (center, along) if is_upright else (along, center)
-            token = (TextRun(format_token(tokens[stack][word]), "token"),)
             title = format_token(tokens[stack][word], None)
-            text(center, low - before[0], token, before[1], title=title)
+            text(center, low - before[0], token, before[1], size=TOKEN_SIZE, title=title)
             if not is_crossed:
-                text(center, high + after[0], token, after[1], title=title)
+                text(center, high + after[0], token, after[1], size=TOKEN_SIZE, title=title)
         # The labels of the states: left of the first stack, and right of the other stacks, where no arrow crosses them.
         is_first = stack == next(iter(words))
-        margin = width / 2 + 12.0 if is_upright else 14.0
-        side = across - margin if is_first else across + step * max(len(word_ids) - 1, 0) + margin
+        margins = [width / 2 + 12.0 for width in (widths[:1] or [0.0]) + (widths[-1:] or [0.0])]
+        margins = margins if is_upright else [14.0, 14.0]
+        side = across - margins[0] if is_first else (centers[-1] if centers else across) + margins[1]
         anchor = ("end" if is_first else "start") if is_upright else "middle"
         for t, slice_ in enumerate(states[stack]):
-            label = (*text_to_label(f"{stack} " if stack else ""), TextRun("x", "math"), TextRun(str(slice_), "sup"))
-            text(side, low + pitch * t, label, anchor, colour="grey")
-        across += step * len(word_ids) + (75.0 if is_upright else 40.0)
+            text(side, low + pitch * t, labels[stack, slice_], anchor, size=STATE_SIZE, colour="grey")
+        across = (centers[-1] if centers else across) + (75.0 + 26.0 if is_upright else 40.0 + WORD_PITCH)
     return positions, texts
+
+
+def _state_label(stack: str, slice_: int) -> tuple[TextRun, ...]:
+    """The label of a state."""
+    return (*text_to_label(f"{stack} " if stack else ""), TextRun("x", "math"), TextRun(str(slice_), "sup"))
+
+
+def _column_pitch(
+    states: Mapping[str, Sequence[int]], labels: Iterable[tuple[TextRun, ...]], density: Density
+) -> float:
+    """The distance between the slices of a grid with words as rows."""
+    depth = max(map(len, states.values()))
+    label_width = max((measure_label(label, STATE_SIZE) for label in labels), default=0.0)
+    return max(min(max(400.0 / max(depth - 1, 1), 32.0), 110.0) * density.gap, label_width + 5.0, 18.0)
+
+
+def _column_offsets(widths: Sequence[float], density: Density) -> list[float]:
+    """The positions of the words of a grid with words as columns: at equal distances, unless the layout is compact."""
+    gap = 10.0 * density.gap
+    if density.gap >= 1.0:
+        step = max(max(widths, default=0.0) + gap, 26.0 * density.gap)
+        return [step * k for k in range(len(widths))]
+    steps = [max((a + b) / 2 + gap, 14.0) for a, b in itertools.pairwise(widths)]
+    return [0.0, *itertools.accumulate(steps)][: len(widths)]
 
 
 def _stack_offsets(states: Mapping[str, Sequence[int]], edges: GridEdges) -> dict[str, int]:

@@ -12,8 +12,10 @@ from xml.sax.saxutils import escape
 
 import graphviz
 
+from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.labels import TextRun, escape_invisible, text_to_label
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow
+from bnet_transformer.figures.size import POINTS_PER_INCH
 from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, border_colour, get_palette
 
 ClusterTree = dict[int, tuple[Frame, int | None, frozenset[str]]]  # by index: frame, parent, names of nodes
@@ -23,12 +25,16 @@ EDGE_STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
 
 def to_dot(picture: Picture) -> str:
     """Return the picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame around nodes."""
+    if picture.scale is not None:
+        expected = "no width in DOT, which has no positions"
+        raise BNetError("width", expected=expected, actual=f"{picture.width * picture.scale / POINTS_PER_INCH:g}in")
     colours = get_palette("light" if picture.theme == "auto" else picture.theme)
-    font = {"fontname": "DejaVu Sans", "fontcolor": colours["ink"], "fontsize": f"{LABEL_SIZE:g}"}
+    font = {"fontname": picture.font or "DejaVu Sans", "fontcolor": colours["ink"], "fontsize": f"{LABEL_SIZE:g}"}
+    label = ". ".join(text for text in (picture.heading.removesuffix("."), picture.caption) if text)
     box = {"shape": "box", "style": "rounded,filled", "fillcolor": colours["paper"], "color": colours["ink"], **font}
     lines = [
         "digraph bnet {",
-        "  graph" + _format_attributes(bgcolor=colours["paper"], label=picture.caption, tooltip=picture.title, **font),
+        "  graph" + _format_attributes(bgcolor=colours["paper"], label=label, tooltip=picture.title, **font),
         "  node" + _format_attributes(**box),
         "  edge" + _format_attributes(color=colours["grey"], arrowsize="0.7"),
         *_render_cluster(None, picture.boxes, _build_cluster_tree(picture), colours, "  "),

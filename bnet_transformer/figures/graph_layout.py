@@ -15,7 +15,8 @@ from bnet_transformer._core.naming import WORD, join_name, join_stem
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.grid_layout import Grid, GridItem, GridSpacing, WeightItem
+from bnet_transformer.figures.fit_width import compose_picture
+from bnet_transformer.figures.grid_layout import MIN_ROW_GAP, Grid, GridItem, GridSpacing, WeightItem
 from bnet_transformer.figures.labels import TextRun, format_node_label, format_token, measure_label, text_to_label
 from bnet_transformer.figures.options import (
     FigureOptions,
@@ -26,11 +27,14 @@ from bnet_transformer.figures.options import (
 )
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, TextLine, bounding_box
 from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
-from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption, arrow_colour, make_arrow
+from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, Drawing, arrow_colour, make_arrow
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.inference.selection import parse_slices
 from bnet_transformer.tpm import Given
 
+FOLDED_ROW_GAP = 22.0  # between the rows of a folded graph
+BOX_FRAME_PADDING = 8.0  # between a box of `boxes=` and its nodes
 WORDLESS_BOX_GAP = 28.0  # between the boxes of a row in a net without words
 MAX_FULL_SLICES = 3  # a folded net with at most this many slices is drawn in full ...
 MAX_FULL_GROUPS = 50  # ... if it has at most this many node groups
@@ -53,7 +57,9 @@ REACH_TEXTS = {
 # the ground graph
 
 
-def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
+def layout_ground_graph(
+    network: Network, graph: nx.DiGraph, density: Density, *, boxes: Mapping[str, str] | None = None
+) -> Picture:
     """Lay out a graph that `ground_graph_to_networkx` returned.
 
     `boxes` maps the name of a node to the name of its box. A frame is drawn around each box.
@@ -67,8 +73,9 @@ def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[s
     for name, attrs in graph.nodes(data=True):
         index, word, token = attrs["index"], attrs["word"], attrs["token"] if groups[name].name in with_token else None
         plates = index if word is None else index[:-1]
+        token = None if token is None else format_token(token, density.max_token)
         label = format_node_label(attrs["role"], slice=attrs["slice"], plates=plates, word=word, token=token)
-        boxes_by_name[name] = _make_box(name, attrs, label)
+        boxes_by_name[name] = _make_box(name, attrs, label, density)
     stacks = {stack.name: k for k, stack in enumerate(network.declaration.stacks)}
     words = {
         name: (stacks[group.word_stack], graph.nodes[name]["word"])
@@ -83,8 +90,8 @@ def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[s
         weight = attrs.get("weight")
         title = f"{parent} → {child}" + ("" if weight is None else f", P(j | i) = {weight:.3f}")
         links.append(make_arrow(parent, child, arrow_colour(groups[parent].role, groups[child].role), weight, title))
-    spacing = GridSpacing(row_gap=44.0) if boxes else GridSpacing()
-    grid, nodes, arrows = _arrange(network, groups, boxes_by_name, column, order, links, spacing)
+    spacing = GridSpacing(row_gap=44.0, min_column_gap=2 * BOX_FRAME_PADDING + 4.0) if boxes else GridSpacing()
+    grid, nodes, arrows = _arrange(network, groups, boxes_by_name, column, order, links, spacing, density)
     lines, numbers = _slice_lines(grid, groups)
     frames, texts = _box_frames(nodes, boxes or {})
     return Picture(nodes, arrows, (*lines, *frames), (*numbers, *texts))
@@ -124,12 +131,18 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
             option = "weights=True" if step is None else f"slices={min(max(step, 0), slices[group.stack] - 1)}"
             expected = "node groups that the figure draws"
             raise BNetError("highlight", expected=expected, actual=name, hint=f"Pass {option}")
-    picture = layout_template_graph(network, subgraph(graph, names))
-    last = [box for box in picture.boxes if box.name in last_groups]
-    dots = [TextLine(box.x, box.bounds[1] - 12.0, text_to_label("⋮"), size=14.0, colour="grey") for box in last]
-    picture = replace(picture, texts=(*picture.texts, *dots))
+    title = f"Folded graph of the net {network.declaration.name}"
     captions = [caption, "; ".join(_describe_reaches(network, names))]
-    return finish_picture(picture, options, f"Folded graph of the net {network.declaration.name}", captions)
+
+    def layout(density: Density) -> Drawing:
+        picture = layout_template_graph(network, subgraph(graph, names), density)
+        last = [box for box in picture.boxes if box.name in last_groups]
+        gap = max(FOLDED_ROW_GAP * density.row_gap, MIN_ROW_GAP) - 5.0  # without the outlines of a repeated node
+        dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
+        return make_drawing(replace(picture, texts=(*picture.texts, *dots)), options, title, captions)
+
+    has_weights = options.weights and bool(network.graph.word_independent)
+    return compose_picture(layout, options, lambda: ["weights=False"] if has_weights else [])
 
 
 def _find_marked_slices(network: Network, options: FigureOptions, names: Sequence[str]) -> list[int]:
@@ -160,21 +173,21 @@ def _groups_in_slices(network: Network, slices: Sequence[int]) -> list[str]:
     return [group.name for group in network.graph.groups if ground.is_selected(group, NodeSelection(slices))]
 
 
-def layout_template_graph(network: Network, graph: nx.MultiDiGraph) -> Picture:
+def layout_template_graph(network: Network, graph: nx.MultiDiGraph, density: Density) -> Picture:
     """Lay out the folded graph: one box for each node group, a frame for each plate."""
     groups = {group.name: group for group in network.graph.groups if group.name in graph}
     boxes, columns = {}, {}
     stacks = [stack.name for stack in network.declaration.stacks]
     for name, group in groups.items():
-        boxes[name] = _make_box(name, graph.nodes[name], format_node_label(group.role, slice=group.slice))
+        boxes[name] = _make_box(name, graph.nodes[name], format_node_label(group.role, slice=group.slice), density)
         columns[name] = None if group.word_stack is None else stacks.index(group.word_stack)
     links = []
     for parent, child, attrs in graph.edges(data=True):
         title = f"{parent} → {child} ({attrs['slot']}, {attrs['reach']})"
         links.append(make_arrow(parent, child, arrow_colour(groups[parent].role, groups[child].role), title=title))
-    spacing = GridSpacing(weight_gap=44.0, row_gap=22.0, column_gap=64.0)
-    grid, nodes, arrows = _arrange(network, groups, boxes, columns, dict.fromkeys(boxes, ()), links, spacing)
-    frames, texts, unframed = _plate_frames(network, nodes, groups, graph)
+    spacing = GridSpacing(weight_gap=44.0, row_gap=FOLDED_ROW_GAP, column_gap=64.0, min_column_gap=28.0)
+    grid, nodes, arrows = _arrange(network, groups, boxes, columns, dict.fromkeys(boxes, ()), links, spacing, density)
+    frames, texts, unframed = _plate_frames(network, nodes, groups, graph, density)
     nodes = tuple(replace(box, num_stacked=2) if box.name in unframed else box for box in nodes)
     right = max((frame.x + frame.width for frame in frames), default=0.0)
     lines, numbers = _slice_lines(grid, groups, right, is_always_shown=True)
@@ -182,7 +195,11 @@ def layout_template_graph(network: Network, graph: nx.MultiDiGraph) -> Picture:
 
 
 def _plate_frames(
-    network: Network, boxes: Sequence[NodeBox], node_groups: Mapping[str, NodeGroup], graph: nx.MultiDiGraph
+    network: Network,
+    boxes: Sequence[NodeBox],
+    node_groups: Mapping[str, NodeGroup],
+    graph: nx.MultiDiGraph,
+    density: Density,
 ) -> tuple[list[Frame], list[TextLine], set[str]]:
     """Return the frames of plates, their labels, and the nodes of plates without a frame.
 
@@ -199,7 +216,7 @@ def _plate_frames(
     texts: list[TextLine] = []
     unframed: set[str] = set()
     for (plate, stack, _), group in sorted(groups.items(), key=lambda item: -len(item[1])):
-        pad = 26.0 if plate == WORD else 14.0
+        pad = max(26.0 * min(density.gap, 1.0), 12.0) if plate == WORD else max(14.0 * min(density.gap, 1.0), 7.0)
         name = f"{stack} word".strip() if plate == WORD else f"{plate} × {network.graph.plate_sizes[plate]}"
         frame = _bounding_frame(group, pad, "plate", name)
         names = {box.name for box in group}
@@ -214,8 +231,8 @@ def _plate_frames(
 # both
 
 
-def finish_picture(picture: Picture, options: FigureOptions, title: str, caption: Sequence[str]) -> Picture:
-    """The picture in its theme, with highlighted nodes and arrows, legend and caption."""
+def make_drawing(picture: Picture, options: FigureOptions, title: str, caption: Sequence[str]) -> Drawing:
+    """The picture with highlighted nodes and arrows, and its title and caption."""
     if options.highlight is not None:
         marks, marked_arrows = resolve_highlight(options.highlight, dict.fromkeys(box.name for box in picture.boxes))
         boxes = [replace(b, mark=marks.get(b.name, ""), is_faded=b.name not in marks) for b in picture.boxes]
@@ -225,9 +242,7 @@ def finish_picture(picture: Picture, options: FigureOptions, title: str, caption
             width, opacity = (max(arrow.width, 1.8), 1.0) if is_marked else (arrow.width, arrow.opacity * 0.25)
             arrows.append(replace(arrow, width=width, opacity=opacity))
         picture = replace(picture, boxes=tuple(boxes), arrows=tuple(arrows))
-    return add_legend_and_caption(
-        replace(picture, theme=options.theme), legend=options.legend, title=title, caption=caption
-    )
+    return Drawing(picture, title, caption, has_legend=options.legend)
 
 
 def _arrange(
@@ -238,6 +253,7 @@ def _arrange(
     order: Mapping[str, tuple[int, ...]],
     unrouted_arrows: Sequence[PictureArrow],
     spacing: GridSpacing,
+    density: Density,
 ) -> tuple[Grid, tuple[NodeBox, ...], tuple[PictureArrow, ...]]:
     """The grid, the boxes at their positions in the order of `boxes`, and the routed arrows."""
     rows = assign_rows(network.graph, {group.index for group in groups.values()})
@@ -254,7 +270,7 @@ def _arrange(
         items = _separate_columnless(items)
     else:
         items, spacing = _order_rows(items, unrouted_arrows), replace(spacing, box_gap=WORDLESS_BOX_GAP)
-    grid = Grid(items, weights, unrouted_arrows, spacing)
+    grid = Grid(items, weights, unrouted_arrows, spacing.compact(density))
     positioned, arrows = grid.layout()
     by_name = {box.name: box for box in positioned}
     return grid, tuple(by_name[name] for name in boxes), arrows
@@ -281,7 +297,7 @@ def _group_name(attrs: Mapping[str, Any]) -> str:
     return join_name(stem, () if attrs["slice"] is None else (attrs["slice"],))
 
 
-def _make_box(name: str, attrs: Mapping[str, Any], label: tuple[TextRun, ...]) -> NodeBox:
+def _make_box(name: str, attrs: Mapping[str, Any], label: tuple[TextRun, ...], density: Density) -> NodeBox:
     """The box of a node from its attributes in the networkx graph."""
     is_done, token = bool(attrs.get("do")), attrs.get("token")
     learnable = attrs["learnable"] and not is_done
@@ -292,7 +308,7 @@ def _make_box(name: str, attrs: Mapping[str, Any], label: tuple[TextRun, ...]) -
         name,
         0.0,
         0.0,
-        max(measure_label(label, LABEL_SIZE) + 16.0, 36.0),
+        max(measure_label(label, LABEL_SIZE) + density.padding, density.min_box_width),
         BOX_HEIGHT,
         label,
         fill="do" if is_done else "observed" if kind == "observed" else "paper",
@@ -315,8 +331,10 @@ def _slice_lines(
     stacks = list(dict.fromkeys(stack for stack, _ in steps))
     if len(steps) < 2 and not is_always_shown:
         return [], []
-    lanes = [end + 18.0 + 6.0 * grid.num_lanes.get(column, 0) for column, (_, end) in grid.columns.items()]
-    right = 16.0 + max([min_x, *lanes, *(box.bounds[2] for box in grid.boxes.values())])
+    low = min((box.bounds[1] for boxes in steps.values() for box in boxes), default=0.0)
+    high = max((box.bounds[3] for boxes in steps.values() for box in boxes), default=0.0)
+    right_ends = [box.bounds[2] for box in grid.boxes.values() if low <= box.y <= high]
+    right = 16.0 + max([min_x, grid.right_edge, *right_ends])
     frames, texts = [], []
     for (stack, step), boxes in steps.items():
         x = right + 58.0 * stacks.index(stack)
@@ -335,7 +353,7 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
             groups.setdefault(box_names[box.name], []).append(box)
     frames, texts = [], []
     for name, group in groups.items():
-        frame = _bounding_frame(group, 8.0, "box", name)
+        frame = _bounding_frame(group, BOX_FRAME_PADDING, "box", name)
         frame = replace(frame, height=frame.height + 8.0)
         outside = [b.name for b in boxes if box_names.get(b.name) != name and _overlaps(b, frame)]
         if outside:

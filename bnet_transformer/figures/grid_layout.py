@@ -6,15 +6,20 @@ Every other arrow is routed through gaps and gutters, so no arrow crosses a box.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bnet_transformer.figures.picture import NodeBox, PictureArrow, Point, cubic_curve, level_line, rounded_polyline
+from bnet_transformer.figures.size import Density
 
-BOX_GAP = 7.0  # between boxes of one cell
 WEIGHT_SPACING = 32.0  # between weights of one row
+BOX_GAP = 7.0  # between boxes of one cell
+MIN_ROW_GAP = 20.0  # for the horizontal parts of arrows, which are up to 19 points above a row
+MIN_BOX_GAP = 4.0  # of the most compact layout
+MIN_LANE_GAP = 8.0  # likewise
 LANE_WIDTH = 6.0
 PORT_SPACING = 6.5
 
@@ -49,6 +54,8 @@ class GridSpacing:
         weight_gap: Between weights and words.
         reach_factor: The gap above a row is at least this factor times the horizontal extent of its widest arrow.
         box_gap: Between the boxes of one cell.
+        lane_gap: Between a column and the first arrow of its gutter.
+        min_column_gap: Between columns in the most compact layout.
     """
 
     row_gap: float = 30.0
@@ -56,6 +63,20 @@ class GridSpacing:
     weight_gap: float = 22.0
     reach_factor: float = 0.22
     box_gap: float = BOX_GAP
+    lane_gap: float = 18.0
+    min_column_gap: float = 4.0
+
+    def compact(self, density: Density) -> GridSpacing:
+        """The spacing with the gaps of a density."""
+        gap = density.gap
+        return replace(
+            self,
+            row_gap=max(self.row_gap * density.row_gap, MIN_ROW_GAP),
+            column_gap=max(self.column_gap * gap, self.min_column_gap),
+            weight_gap=self.weight_gap * min(gap, 1.0),
+            box_gap=max(self.box_gap * min(gap, 1.0), MIN_BOX_GAP),
+            lane_gap=max(self.lane_gap * min(gap, 1.0), MIN_LANE_GAP),
+        )
 
 
 class Grid:
@@ -80,7 +101,6 @@ class Grid:
         self.rows: dict[int, tuple[float, float]] = {}
         self.columns: dict[int, tuple[float, float]] = {}
         self.num_lanes: dict[int, int] = {}
-        self.lanes_start = 0.0  # x of the lanes at the right of the last column: centred boxes may be wider
 
     def layout(self) -> tuple[tuple[NodeBox, ...], tuple[PictureArrow, ...]]:
         """The boxes at their positions and the arrows with their routes; arrows keep their order."""
@@ -160,14 +180,12 @@ class Grid:
         for column in sorted(widths):
             self.columns[column] = (x, x + widths[column])
             lanes = self.num_lanes.get(column, 0)
-            x += widths[column] + self.spacing.column_gap + (LANE_WIDTH * lanes + 12.0 if lanes else 0.0)
-        right = max((end for _, end in self.columns.values()), default=0.0)
-        if self.columns:
-            centred = max(
-                (self._cell_width(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0
+            x += (
+                widths[column]
+                + self.spacing.column_gap
+                + (LANE_WIDTH * lanes + self.spacing.lane_gap / 1.5 if lanes else 0.0)
             )
-            last = max(self.columns)
-            self.lanes_start = max(self.columns[last][1], (right + centred) / 2)
+        right = max((end for _, end in self.columns.values()), default=0.0)
         for (_, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
             left = (low + high) / 2 - self._cell_width(cell) / 2
@@ -209,7 +227,7 @@ class Grid:
         """Set the positions of the weights, left of the other boxes."""
         if not self.weights:
             return
-        right = self._left_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
+        right = self._weights_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
         width = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
         for row in {weight.row for weight in self.weights}:
             row_weights = self._weights_above(row)
@@ -249,6 +267,15 @@ class Grid:
         return min((self.boxes[name].bounds[0] for name in self.items_by_name), default=0.0)
 
     @cached_property
+    def _weights_edge(self) -> float:
+        """The left end of the boxes in the rows of the weights; of all boxes if an arrow of a weight passes rows."""
+        if self.remote_weights or any(weight.depth > 1 for weight in self.weights):
+            return self._left_edge
+        rows = {row for weight in self.weights for row in (weight.row - 1, weight.row)}
+        items = [item for item in self.items if item.row in rows]
+        return min((self.boxes[item.box.name].bounds[0] for item in items), default=self._left_edge)
+
+    @cached_property
     def _port_points(self) -> dict[int, Point]:
         """The end of each arrow at the top of its target box; the ends are sorted by the x from which arrows arrive."""
         incoming: dict[str, list[int]] = defaultdict(list)
@@ -277,8 +304,32 @@ class Grid:
     def _lane_x(self, k: int) -> float:
         """The x of the lane of an arrow."""
         column, lane = self.lane_by_arrow[k]
-        right = self.lanes_start if column == max(self.columns) else self.columns[column][1]
-        return right + 18.0 + LANE_WIDTH * lane
+        return self._lane_starts[column] + self.spacing.lane_gap + LANE_WIDTH * lane
+
+    @cached_property
+    def _lane_starts(self) -> dict[int, float]:
+        """The right end of the boxes that the lanes of each column pass; centred boxes count for the last column."""
+        rows: dict[int, set[int]] = defaultdict(set)
+        for k, (column, _) in self.lane_by_arrow.items():
+            ends = [self.items_by_name[name].row for name in (self.arrows[k].source, self.arrows[k].target)]
+            rows[column] |= set(range(min(ends), max(ends) + 1))
+        last = max(self.columns)
+        return {
+            column: max(
+                (
+                    self.boxes[item.box.name].bounds[2]
+                    for item in self.items
+                    if item.row in passed and (item.column == column or (item.column is None and column == last))
+                ),
+                default=self.columns[column][1],
+            )
+            for column, passed in rows.items()
+        }
+
+    @property
+    def right_edge(self) -> float:
+        """The x of the rightmost lane; negative infinity without lanes."""
+        return max(map(self._lane_x, self.lane_by_arrow), default=-math.inf)
 
     def _route_arrow(self, k: int) -> PictureArrow:
         """An arrow with its route."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +19,7 @@ _LETTER_WIDTHS = """
 63 55 63 62 35 63 63 28 28 58 28 97 63 61 63 63 41 52 39 63 59 82 59 59 52 64 34 64 84
 """
 LETTER_WIDTHS = tuple(map(int, _LETTER_WIDTHS.split()))
+_FONT: ContextVar[str | None] = ContextVar("font", default=None)  # the font for which labels are measured
 
 
 @dataclass(frozen=True)
@@ -128,17 +131,34 @@ def text_to_label(text: str) -> tuple[TextRun, ...]:
     return (TextRun(text),)
 
 
+@contextmanager
+def measuring_font(font: str | None) -> Iterator[None]:
+    """Measure labels for a font: a letter is at least as wide as in this font, if it is installed."""
+    token = _FONT.set(font)
+    try:
+        yield
+    finally:
+        _FONT.reset(token)
+
+
 def measure_label(label: Iterable[TextRun], size: float) -> float:
     """Return an upper estimate of the width of a label in points."""
+    font = _FONT.get()
     return sum(
-        sum(map(_letter_width, run.text)) * size * (SCRIPT_SCALE if run.style in ("sub", "sup") else 1.0)
+        sum(_letter_width(letter, font) for letter in run.text)
+        * size
+        * (SCRIPT_SCALE if run.style in ("sub", "sup") else 1.0)
         for run in label
     )
 
 
 @lru_cache(maxsize=2**12)
-def _letter_width(letter: str) -> float:
+def _letter_width(letter: str, font: str | None = None) -> float:
     """The width of a character, relative to the font size."""
+    if font is not None:
+        from bnet_transformer.figures.fonts import advance_width
+
+        return max(_letter_width(letter), advance_width(letter, font))
     if letter.isascii():
         return LETTER_WIDTHS[ord(letter) - 32] / 100 if " " <= letter <= "~" else 0.7
     if unicodedata.combining(letter):

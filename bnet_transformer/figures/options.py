@@ -12,19 +12,25 @@ import networkx as nx
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_names
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
+from bnet_transformer.figures.font_names import check_font_name
+from bnet_transformer.figures.size import parse_width
 from bnet_transformer.figures.style import DEFAULT_MARK as MARKED
 from bnet_transformer.graph import Trail
 
 DEFAULT_LIMIT = 2_000  # arrows in one figure
 DETAILS = (None, "nodes", "words", "folded")
 BOX_KINDS = ("words", "roles")
+TEXT_OPTIONS = ("width", "font", "title")  # the options of every figure, in addition to theme=
 VIEW_OPTIONS: Mapping[str, tuple[str, ...]] = {  # the options that each view uses, in addition to detail=
     "nodes": (
         *("weights", "slices", "words", "heads", "attention", "min_weight", "top"),
-        *("only", "highlight", "boxes", "theme", "legend", "limit"),
+        *("only", "highlight", "boxes", "theme", "legend", "limit", "special", *TEXT_OPTIONS),
     ),
-    "words": ("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
-    "folded": ("slices", "weights", "highlight", "theme", "legend"),
+    "words": (
+        *("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
+        *("special", *TEXT_OPTIONS),
+    ),
+    "folded": ("slices", "weights", "highlight", "theme", "legend", *TEXT_OPTIONS),
 }
 THEMES = ("light", "dark", "auto")
 MarkedArrows = frozenset[tuple[str, str]]
@@ -52,6 +58,10 @@ class FigureOptions:
         theme: The colours: `"light"`, `"dark"` or `"auto"`.
         legend: Whether to draw a legend.
         limit: The maximum number of arrows; None for any number.
+        special: Whether to draw special tokens, such as `[CLS]`.
+        width: The width of the figure, such as "8.5cm", "column", "text" or "slide"; None for its natural size.
+        font: The family of the font, such as "Times New Roman" or "serif"; None for the default font.
+        title: The text above the figure; None or an empty string for no text.
     """
 
     weights: bool = True
@@ -68,9 +78,13 @@ class FigureOptions:
     theme: str = "light"
     legend: bool = True
     limit: int | None = DEFAULT_LIMIT
+    special: bool = True
+    width: str | None = None
+    font: str | None = None
+    title: str | None = None
 
     def __post_init__(self) -> None:
-        for flag in ("weights", "legend"):
+        for flag in ("weights", "legend", "special"):
             check_choice(flag, getattr(self, flag), (True, False))
         check_choice("attention", self.attention, (None, True, False))
         check_choice("detail", self.detail, DETAILS)
@@ -81,6 +95,11 @@ class FigureOptions:
             check_int("top", self.top)
         if self.limit is not None:
             check_int("limit", self.limit, minimum=0)
+        if self.width is not None:
+            parse_width(self.width)
+        check_font_name(self.font)
+        if not isinstance(self.title, str | None):
+            raise BNetError("title", expected="a string", actual=self.title)
         if isinstance(self.boxes, str):
             check_choice("boxes", self.boxes, BOX_KINDS)
         else:

@@ -123,6 +123,9 @@ class Picture:
         theme: `"light"`, `"dark"` or `"auto"`.
         width: The width in points.
         height: The height in points.
+        scale: The factor from these points to the points of the file; None if the file format determines it.
+        font: The family of the font; None for the default fonts.
+        heading: The text above the figure, which `title=` sets.
     """
 
     boxes: tuple[NodeBox, ...]
@@ -135,6 +138,9 @@ class Picture:
     theme: str = "light"
     width: float = 0.0
     height: float = 0.0
+    scale: float | None = None
+    font: str | None = None
+    heading: str = ""
 
     @property
     def lines(self) -> Iterator[TextLine]:
@@ -168,14 +174,15 @@ def bounding_box(rectangles: Iterable[Bounds]) -> Bounds:
     return min(lefts), min(tops), max(rights), max(bottoms)
 
 
-def fit_to_extent(picture: Picture) -> Picture:
-    """Move the content of a picture to the margin, and set `width` and `height`."""
+def fit_to_extent(picture: Picture, margin: float = PAGE_MARGIN, width: float | None = None) -> Picture:
+    """Move the content of a picture to the margin, and set `width` and `height`; `width` centres it in this width."""
     left, top, right, bottom = extent(picture)
-    dx, dy = PAGE_MARGIN - left, PAGE_MARGIN - top
+    width = right - left + 2 * margin if width is None else width
+    dx, dy = (width - (right - left)) / 2 - left, margin - top
     parts: dict[str, Any] = {
         kind: tuple(translate(part, dx, dy) for part in getattr(picture, kind)) for kind in PART_FIELDS
     }
-    return replace(picture, **parts, width=right - left + 2 * PAGE_MARGIN, height=bottom - top + 2 * PAGE_MARGIN)
+    return replace(picture, **parts, width=width, height=bottom - top + 2 * margin)
 
 
 def translate(part: PartT, dx: float, dy: float) -> PartT:

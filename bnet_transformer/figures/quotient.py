@@ -13,13 +13,15 @@ from bnet_transformer.attention import Tan, TanTree
 from bnet_transformer.figures.grid_layout import Grid, GridItem, GridSpacing
 from bnet_transformer.figures.labels import TextRun, format_node_label, format_token, measure_label
 from bnet_transformer.figures.picture import NodeBox, Picture, PictureArrow, arch_curve
-from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption, to_sentence_case
+from bnet_transformer.figures.size import Density
+from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, Drawing, to_sentence_case
 from bnet_transformer.graph import Quotient
 
 CLASS_BOX = "class"
+BOX_GAP = 20.0  # between the boxes of a row
 
 
-def layout_quotient(quotient: Quotient, top_box: str | None = None) -> Picture:
+def layout_quotient(quotient: Quotient, density: Density, top_box: str | None = None) -> Drawing:
     """Lay out a quotient graph; boxes of one cycle share a row, and `top_box` is in the first row."""
     graph = quotient.to_networkx()
     rows = _assign_rows(graph, quotient.boxes, top_box)
@@ -29,28 +31,28 @@ def layout_quotient(quotient: Quotient, top_box: str | None = None) -> Picture:
         title = f"{quotient.boxes[i]} → {quotient.boxes[j]}: {count} arrows of the ground graph"
         width = 0.8 + 0.35 * math.log2(count)
         arrows.append(PictureArrow(quotient.boxes[i], quotient.boxes[j], (), "grey", width, title=title))
-    picture = _layout_rows([_make_box(name) for name in quotient.boxes], rows, arrows)
+    boxes = [_make_box(name, _box_label(name, density.max_token), density) for name in quotient.boxes]
     caption = f"Each arrow represents up to {max_count} arrows of the ground graph" if max_count > 1 else ""
-    return add_legend_and_caption(picture, legend=False, title="Shrunk bnet", caption=[caption])
+    return Drawing(_layout_rows(boxes, rows, arrows, density), "Shrunk bnet", [caption], has_legend=False)
 
 
-def layout_tan(tan: Tan) -> Picture:
+def layout_tan(tan: Tan, density: Density) -> Drawing:
     """Lay out a TAN with its class on top."""
-    picture = layout_quotient(tan.quotient, tan.class_box)
+    drawing = layout_quotient(tan.quotient, density, tan.class_box)
     title = to_sentence_case(tan.kind.replace("no DAG", "not a DAG"))
     title += "" if tan.class_box == CLASS_BOX else f" with class {format_token(tan.class_box)}"
     if tan.missing:
         title += f"; with arrows to {', '.join(map(format_token, tan.missing))} it would be {tan.nearly}"
-    plain = replace(picture, texts=(), caption="")
-    return add_legend_and_caption(plain, legend=False, title=title, caption=[title, picture.caption.removesuffix(".")])
+    return replace(drawing, title=title, caption=[title, *drawing.caption])
 
 
-def layout_tan_tree(tree: TanTree) -> Picture:
+def layout_tan_tree(tree: TanTree, density: Density) -> Drawing:
     """Lay out a tree of best parents: words in a row below the class; the width of an arrow is its attention weight."""
     names = [f"word_{i}" for i in range(len(tree.tokens))]
-    boxes = [_make_box(CLASS_BOX, (TextRun("x", "math"), TextRun(str(tree.slice), "sup")))]
+    boxes = [_make_box(CLASS_BOX, (TextRun("x", "math"), TextRun(str(tree.slice), "sup")), density)]
     for name, token in zip(names, tree.tokens, strict=True):
-        boxes.append(_make_box(name, (TextRun(format_token(token), "token"),), f"{name} “{format_token(token, None)}”"))
+        label = (TextRun(format_token(token, density.max_token), "token"),)
+        boxes.append(_make_box(name, label, density, f"{name} “{format_token(token, None)}”"))
     rows = {CLASS_BOX: 0, **dict.fromkeys(names, 1)}
     arrows = [PictureArrow(CLASS_BOX, name, (), "line", title=f"{CLASS_BOX} → {name}") for name in names]
     for i, (parent, weight) in enumerate(zip(tree.parents, tree.weights, strict=True)):
@@ -59,32 +61,30 @@ def layout_tan_tree(tree: TanTree) -> Picture:
             style = 0.6 + 2.3 * weight, 0.35 + 0.65 * weight  # width and opacity
             arrows.append(PictureArrow(names[parent], names[i], (), "accent", *style, weight=weight, title=title))
     caption = f"Slice {tree.slice}, {tree.head}: the tree has {tree.mass:.1%} of the attention between words"
-    return add_legend_and_caption(
-        _layout_rows(boxes, rows, arrows), has_box_signs=False, title="Tree of best parents", caption=[caption]
-    )
+    content = _layout_rows(boxes, rows, arrows, density)
+    return Drawing(content, "Tree of best parents", [caption], has_box_signs=False)
 
 
-def _make_box(name: str, label: tuple[TextRun, ...] = (), title: str = "") -> NodeBox:
+def _make_box(name: str, label: tuple[TextRun, ...], density: Density, title: str = "") -> NodeBox:
     """The box of a quotient graph."""
-    label = label or _box_label(name)
     return NodeBox(
         name,
         0.0,
         0.0,
-        max(measure_label(label, LABEL_SIZE) + 18.0, 40.0),
+        max(measure_label(label, LABEL_SIZE) + density.padding + 2.0, density.min_box_width + 4.0),
         BOX_HEIGHT,
         label,
         title=title or format_token(name, None),
     )
 
 
-def _box_label(name: str) -> tuple[TextRun, ...]:
+def _box_label(name: str, max_length: int) -> tuple[TextRun, ...]:
     """The label of a box: letter and indices if its name is that of a node or node group, else its name."""
     stem, indices = split_name(name)
     letter = stem.rsplit("_", 1)[-1]
     if indices and stem.isidentifier() and (len(letter) == 1 or stem[1:2] == "_") and len(indices) < 3:
         return format_node_label(stem, slice=indices[0], word=indices[1] if len(indices) == 2 else None)
-    return (TextRun(format_token(name).replace("_", " "), "name"),)
+    return (TextRun(format_token(name, max_length).replace("_", " "), "name"),)
 
 
 def _assign_rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> dict[str, int]:
@@ -103,20 +103,25 @@ def _assign_rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> 
     return {box: 0 if box == first else row_by_box[box] for box in boxes}
 
 
-def _layout_rows(boxes: Sequence[NodeBox], rows: dict[str, int], arrows: Sequence[PictureArrow]) -> Picture:
+def _layout_rows(
+    boxes: Sequence[NodeBox], rows: dict[str, int], arrows: Sequence[PictureArrow], density: Density
+) -> Picture:
     """Lay out boxes in centred rows; arrows between rows are curves, arrows within a row are arches below it."""
     lines: dict[int, list[str]] = {}
     for name, row in rows.items():
         lines.setdefault(row, []).append(name)
     order = {name: k for line in lines.values() for k, name in enumerate(line)}
     named = {box.name: box for box in boxes}
+    between_rows = [a for a in arrows if rows[a.source] != rows[a.target]]
+    # Rows are centred. An arrow that passes a row needs columns, in which it can pass between boxes.
+    has_columns = any(rows[a.target] != rows[a.source] + 1 for a in between_rows)
     items = [
-        GridItem(named[name], row, None if len(line) == 1 else order[name], (order[name],))
+        GridItem(named[name], row, order[name] if has_columns and len(line) > 1 else None, (order[name],))
         for row, line in sorted(lines.items())
         for name in line
     ]
-    between_rows = [a for a in arrows if rows[a.source] != rows[a.target]]
-    positioned, routed = Grid(items, (), between_rows, GridSpacing(reach_factor=0.3)).layout()
+    spacing = GridSpacing(reach_factor=0.3, box_gap=BOX_GAP * max(density.gap, 1.0)).compact(density)
+    positioned, routed = Grid(items, (), between_rows, spacing).layout()
     named, next_routed = {box.name: box for box in positioned}, iter(routed)
     result = []
     for arrow in arrows:

@@ -16,24 +16,40 @@ def assign_rows(template_graph: TemplateGraph, group_ids: Collection[int]) -> di
     the row of its children: at depth 1 above groups of depth 0, at depth 2 above groups of depth 1, and so on.
     """
     wordless = template_graph.word_independent
-    graph = nx.DiGraph()
-    graph.add_nodes_from(group.index for group in template_graph.groups if group.index not in wordless)
-    pairs = ((edge.parent, edge.child) for edge in template_graph.edges if edge.parent < edge.child)
-    graph.add_edges_from((parent, child) for parent, child in pairs if parent in graph and child in graph)
+    graph = _contract_hidden(template_graph, {index for index in group_ids if index not in wordless})
     # Longest-path layering puts every node below its parents. Then, children first, each node is moved down to the row
     # above its children: it stays below its parents, and its arrows become shorter.
     rows = {idx: row for row, indices in enumerate(nx.topological_generations(graph)) for idx in indices}
     for idx in reversed(list(graph)):
         if graph[idx]:
             rows[idx] = min(rows[child] for child in graph[idx]) - 1
-    row_numbers = {row: k for k, row in enumerate(sorted({rows[idx] for idx in graph if idx in group_ids}))}
-    result = {idx: (row_numbers[rows[idx]], 0) for idx in graph if idx in group_ids}
+    row_numbers = {row: k for k, row in enumerate(sorted({rows[idx] for idx in graph}))}
+    result = {idx: (row_numbers[rows[idx]], 0) for idx in graph}
     for group in reversed(template_graph.groups):
         if group.index in group_ids and group.index in wordless:
             children = [result[edge.child] for edge in template_graph.out_edges[group.index] if edge.child in result]
             row = min((row for row, _ in children), default=0)
             result[group.index] = row, 1 + max((depth for _, depth in children), default=0)
     return result
+
+
+def _contract_hidden(template_graph: TemplateGraph, visible: Collection[int]) -> nx.DiGraph:
+    """The graph of the visible groups, with an arrow for each path between two of them through hidden groups.
+
+    So a slice that is not drawn takes no rows, and parts of the graph that only it separates are drawn side by side.
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(group.index for group in template_graph.groups if group.index in visible)
+    nearest: dict[int, set[int]] = {}  # the visible groups from which a path through hidden groups leads to a group
+    for group in template_graph.groups:  # parents come first, except along recurrent arrows
+        sources: set[int] = set()
+        for edge in template_graph.in_edges[group.index]:
+            if edge.parent < group.index and edge.parent not in template_graph.word_independent:
+                sources |= {edge.parent} if edge.parent in visible else nearest[edge.parent]
+        nearest[group.index] = sources
+        if group.index in visible:
+            graph.add_edges_from((source, group.index) for source in sources)
+    return graph
 
 
 def minimize_crossings(

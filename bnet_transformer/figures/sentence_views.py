@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from bnet_transformer.figures.attention_grid import (
     get_attention_specs,
     get_end_states,
     layout_attention_grid,
+    select_edges,
 )
-from bnet_transformer.figures.graph_layout import finish_picture, layout_ground_graph, layout_net
+from bnet_transformer.figures.fit_width import compose_picture
+from bnet_transformer.figures.graph_layout import layout_ground_graph, layout_net, make_drawing
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.options import (
     VIEW_OPTIONS,
@@ -38,6 +41,9 @@ from bnet_transformer.figures.options import (
     select_subgraph,
 )
 from bnet_transformer.figures.picture import Picture
+from bnet_transformer.figures.size import GRID_DENSITIES, Density
+from bnet_transformer.figures.special_tokens import describe_special_words, exclude_special_words
+from bnet_transformer.figures.style import Drawing
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.inference.intervention_values import match_nodes
@@ -50,7 +56,7 @@ MAX_OPEN_STATES = 64  # by default, attention is averaged over at most this many
 MAX_GRID_STATES = 15_000  # of words in one attention grid
 MAX_GRID_PAIRS = 10_000_000  # of words in one attention grid, before the strongest pairs are selected
 MAX_WEIGHED_ARROWS = 2_000_000  # arrows for which weights are computed to select some of them
-FILTER_OPTIONS = ("slices", "words", "heads", "weights")  # options that exclude nodes
+FILTER_OPTIONS = ("slices", "words", "heads", "weights", "special")  # options that exclude nodes
 MAX_MATCHED_NODES = 20_000  # an unknown name is compared with all nodes of a net with at most this many nodes
 
 ArrowWeights = Mapping[tuple[int, int], float]
@@ -58,7 +64,10 @@ ArrowWeights = Mapping[tuple[int, int], float]
 
 def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
     """The part of the ground graph that the options select."""
-    return state.selection(weights=options.weights, slices=options.slices, words=options.words, heads=options.heads)
+    selection = state.selection(
+        weights=options.weights, slices=options.slices, words=options.words, heads=options.heads
+    )
+    return selection if options.special else exclude_special_words(state, selection)
 
 
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
@@ -188,17 +197,26 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
     )
     if options.only is not None:
         graph = select_subgraph(graph, options.only, ground.id)
-    elif options.slices is not None or options.words is not None:
+    elif options.slices is not None or options.words is not None or not options.special:
         graph = drop_wordless_components(graph)
     if graph.number_of_edges() > limit:
         raise _arrow_limit_error(state, options, selection)
     if not len(graph):
         raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
-    picture = layout_ground_graph(state.network, graph, boxes=_assign_boxes(state, options, list(graph)))
+    boxes = _assign_boxes(state, options, list(graph))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
     counts = " and ".join(f"{count:,} of {total:,} {kind}" for count, total, kind in hidden if count)
-    return finish_picture(picture, options, _format_title(state), [f"{counts} are not drawn" if counts else "", reason])
+    caption = [f"{counts} are not drawn" if counts else "", reason]
+    if not options.special:
+        attentions = [] if weights is None else _word_attentions(state, selection)
+        caption.append(_describe_special(state, selection, attentions))
+
+    def layout(density: Density) -> Drawing:
+        picture = layout_ground_graph(state.network, graph, density, boxes=boxes)
+        return make_drawing(picture, options, _format_title(state), caption)
+
+    return compose_picture(layout, options, partial(_list_reductions, state, options, "nodes"))
 
 
 def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequence[str]) -> NodeSelection:
@@ -357,17 +375,57 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
         if count > maximum:
             expected = f"at most {maximum} {unit} of words"
             raise BudgetError("attention grid", expected=expected, actual=count, hint=hint)
-    heads = selection.plates.get("head")
-    attentions = [
-        StateAttention(*states, _mean_attention(state, spec, heads), compute_read_mask(state.model, spec))
-        for spec, states in ends
-    ]
+    attentions = _word_attentions(state, selection)
     grid = _grid_nodes(state, selection) if options.highlight is not None else {}
     highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_names(name, grid)}
     stems = {stack: _state_stem(network, stack) for stack in stacks}
-    picture, hidden = layout_attention_grid(state.tokens, words, stems, attentions, options, highlighted)
-    counts = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
-    return finish_picture(picture, options, _format_title(state), [_describe_heads(network, options), *hidden, counts])
+    edges = select_edges(attentions, words, options, highlighted)
+    num_nodes = state.ground.count_nodes()
+    special = "" if options.special else _describe_special(state, selection, attentions)
+
+    def layout(density: Density) -> Drawing:
+        picture = layout_attention_grid(state.tokens, stems, attentions, edges, density)
+        counts = f"{len(picture.boxes):,} of {num_nodes:,} nodes are drawn"
+        caption = [_describe_heads(network, options), *edges.captions, special, counts]
+        return make_drawing(picture, options, _format_title(state), caption)
+
+    return compose_picture(layout, options, partial(_list_reductions, state, options, "words"), GRID_DENSITIES)
+
+
+def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
+    """The options that make a figure narrower, as text."""
+    names = {"nodes": ("words", "heads"), "words": ("words", "slices")}[view]
+    reductions = [f"{name}=" for name in names if name != "heads" or "head" in state.network.graph.plate_sizes]
+    if options.special and state.encoded.find_special_words(state.network):
+        reductions.append("special=False")
+    if view == "nodes" and options.weights and state.network.graph.word_independent:
+        reductions.append("weights=False")
+    if (
+        view == "nodes"
+        and _can_draw_grid(state, select_nodes(state, options))
+        and _can_draw_all(state, options, "words")
+    ):
+        reductions.append("detail='words'")
+    return [*reductions, "detail='folded'"] if _can_draw_all(state, options, "folded") else reductions
+
+
+def _word_attentions(state: SentenceState, selection: NodeSelection) -> list[StateAttention]:
+    """Return the mean attention of each node group of a selection that has one, between all words."""
+    heads = selection.plates.get("head")
+    return [
+        StateAttention(
+            *get_end_states(state.network, spec),
+            _mean_attention(state, spec, heads),
+            compute_read_mask(state.model, spec),
+        )
+        for spec in _attention_specs(state, selection)
+    ]
+
+
+def _describe_special(state: SentenceState, selection: NodeSelection, attentions: Sequence[StateAttention]) -> str:
+    """Return the caption for the special tokens that are not drawn."""
+    words = {stack: selection.words.get(stack, range(len(tokens))) for stack, tokens in state.tokens.items()}
+    return describe_special_words(state.tokens, words, state.encoded.find_special_words(state.network), attentions)
 
 
 def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray[np.float64]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from bnet_transformer._core.checks import check_choice
@@ -22,14 +23,15 @@ from bnet_transformer.figures.picture import (
     TextLine,
     cubic_curve,
     extent,
-    fit_to_extent,
     translate,
 )
 
 LABEL_SIZE = 11.0  # of labels
 CAPTION_SIZE = 8.5  # of the legend and the caption
+HEADING_SIZE = 12.0  # of the text above a figure
 BOX_HEIGHT = 26.0
-MIN_WIDTH = 340.0
+MIN_TEXT_WIDTH = 220.0  # of the legend and the caption of a small figure
+SAMPLE_WIDTH = 30.0  # of a sample of the legend, with the gap to its text
 DEFAULT_MARK = "marked"
 FADED_OPACITY = 0.3  # of nodes that are not highlighted
 
@@ -193,48 +195,98 @@ def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
             yield TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box))
 
 
-def add_legend_and_caption(
-    picture: Picture, *, legend: bool = True, has_box_signs: bool = True, title: str = "", caption: Sequence[str] = ()
-) -> Picture:
-    """Add the legend and the caption below a picture, and fit its size.
+@dataclass(frozen=True)
+class Drawing:
+    """The layout of a figure before its texts are added.
 
-    `caption` has sentences without full stops; empty ones are ignored. Without `has_box_signs` the legend explains only
-    the arrows.
+    Args:
+        content: The boxes, arrows, frames and their labels.
+        title: What the figure shows.
+        caption: Sentences without full stops; empty ones are ignored.
+        has_legend: Whether the styles of boxes and arrows are explained.
+        has_box_signs: Whether the legend explains boxes; else it explains only arrows.
     """
-    picture = replace(picture, texts=(*picture.texts, *label_marks(picture.boxes)))
-    left, _, right, bottom = extent(picture)
-    width = max(right - left, MIN_WIDTH)
+
+    content: Picture
+    title: str
+    caption: Sequence[str] = ()
+    has_legend: bool = True
+    has_box_signs: bool = True
+
+    @cached_property
+    def signs(self) -> list[tuple[NodeBox | PictureArrow, str]]:
+        """The samples of the legend with their explanations."""
+        if not self.has_legend:
+            return []
+        return collect_legend(self.content.boxes if self.has_box_signs else (), self.content.arrows)
+
+    @property
+    def full_caption(self) -> str:
+        """The caption as one text."""
+        return " ".join(f"{sentence}." for sentence in self.caption if sentence)
+
+    def min_text_width(self, heading: str) -> float:
+        """The width of the longest part that has no line break: a word, or an entry of the legend."""
+        widths = [measure_label(text_to_label(word), CAPTION_SIZE) for word in self.full_caption.split()]
+        widths += [measure_label(text_to_label(word), HEADING_SIZE) for word in heading.split()]
+        widths += [measure_label(text_to_label(text), CAPTION_SIZE) + SAMPLE_WIDTH for _, text in self.signs]
+        return max(widths, default=0.0)
+
+
+def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = None) -> Picture:
+    """Add the heading above a drawing, and its legend and caption below.
+
+    `text_width` is the width at which they are wrapped; None for the width of the drawing, but at least a width at
+    which they are readable.
+    """
+    picture = add_marks(drawing.content)
+    left, top, right, bottom = extent(picture)
+    width = text_width
+    if width is None:
+        lengths = [
+            measure_label(text_to_label(text), size)
+            for text, size in ((drawing.full_caption, CAPTION_SIZE), (heading, HEADING_SIZE))
+        ]
+        width = max(right - left, min(MIN_TEXT_WIDTH, max(lengths)), drawing.min_text_width(heading))
     left -= (width - (right - left)) / 2
-    y = bottom + 24.0
-    entries: list[LegendEntry] = []
-    if legend:
-        entries, y = _layout_legend(
-            collect_legend(picture.boxes if has_box_signs else (), picture.arrows), left, width, y
-        )
-    full_caption = " ".join(f"{sentence}." for sentence in caption if sentence)
-    lines = _wrap_text(full_caption, width)
+    entries, y = _layout_legend(drawing.signs, left, width, bottom + 24.0)
+    lines = _wrap_text(drawing.full_caption, width, CAPTION_SIZE)
     texts = [
         TextLine(left + width / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
         for k, text in enumerate(lines)
     ]
-    result = replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption=full_caption)
-    return fit_to_extent(result)
+    for k, text in enumerate(reversed(_wrap_text(heading, width, HEADING_SIZE))):
+        y = top - 16.0 - 1.4 * HEADING_SIZE * k
+        texts.append(TextLine(left + width / 2, y, text_to_label(text), size=HEADING_SIZE))
+    titles: dict[str, Any] = {"title": heading or drawing.title, "heading": heading, "caption": drawing.full_caption}
+    return replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), **titles)
+
+
+def add_marks(picture: Picture) -> Picture:
+    """Add the marks of highlighted boxes as texts above the boxes."""
+    return replace(picture, texts=(*picture.texts, *label_marks(picture.boxes)))
 
 
 def _layout_legend(
     signs: Sequence[tuple[NodeBox | PictureArrow, str]], left: float, max_width: float, y: float
 ) -> tuple[list[LegendEntry], float]:
     """The entries of the legend in centred rows of similar length, and the y below the last row."""
-    widths = [(sample, text, 30.0 + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs]
-    width, rows = max_width, _wrap_entries(widths, max_width)
+    if not signs:
+        return [], y
+    widths = [
+        (sample, text, SAMPLE_WIDTH + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs
+    ]
+    width = max_width + 14.0  # the gap after the last entry of a row is not drawn
+    rows = _wrap_entries(widths, width)
     while width > 60.0 and len(_wrap_entries(widths, width * 0.97)) == len(rows):  # rows of about one length
         width *= 0.97
     entries = []
     for row in _wrap_entries(widths, width):
         x = left + (max_width - sum(entry_width for *_, entry_width in row) + 14.0) / 2
         for sample, text, entry_width in row:
-            text_line = TextLine(x + 30.0, y, text_to_label(text), "start", CAPTION_SIZE)
-            entries.append(LegendEntry(translate(sample, x + 12.0, y), text_line))
+            text_line = TextLine(x + SAMPLE_WIDTH, y, text_to_label(text), "start", CAPTION_SIZE)
+            offset = -2.5 if isinstance(sample, NodeBox) and sample.num_stacked else 0.0
+            entries.append(LegendEntry(translate(sample, x + 12.0 + offset, y), text_line))
             x += entry_width
         y += 17.0
     return entries, y + 2.0
@@ -252,11 +304,20 @@ def _wrap_entries(
     return rows
 
 
-def _wrap_text(text: str, max_width: float) -> list[str]:
-    """The lines of a text of at most `max_width`."""
+def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
+    """The lines of a text of at most `max_width`, of about one length."""
+    lines = _break_lines(text, max_width, size)
+    width = max_width
+    while len(lines) > 1 and width > 60.0 and len(shorter := _break_lines(text, width * 0.97, size)) == len(lines):
+        width, lines = width * 0.97, shorter
+    return lines
+
+
+def _break_lines(text: str, max_width: float, size: float) -> list[str]:
+    """The lines of a text, as long as possible; a word that is wider than `max_width` is a line."""
     lines: list[str] = []
     for word in text.split():
-        if lines and measure_label(text_to_label(f"{lines[-1]} {word}"), CAPTION_SIZE) <= max_width:
+        if lines and measure_label(text_to_label(f"{lines[-1]} {word}"), size) <= max_width:
             lines[-1] += f" {word}"
         else:
             lines.append(word)

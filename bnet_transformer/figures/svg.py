@@ -13,9 +13,11 @@ import functools
 import importlib.util
 import inspect
 import shutil
+import struct
 import tempfile
 import unicodedata
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -26,6 +28,7 @@ from xml.sax import saxutils
 import graphviz
 
 from bnet_transformer.figures.dot import DotSource, to_dot
+from bnet_transformer.figures.font_names import GENERIC_FONTS, resolve_font
 from bnet_transformer.figures.labels import (
     SCRIPT_SCALE,
     TextRun,
@@ -41,9 +44,13 @@ SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
 MAX_SHOWN_WIDTH = 680.0  # points: wider pictures are shown smaller
 PDF_PAGE_SIZE = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
-PNG_DPI = 192.0
+PNG_DPI, PRINT_DPI = 192.0, 300.0
 MAX_PNG_PIXELS = 8000.0  # the maximum width and height of a PNG
-DEJAVU_FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all fonts that figures use by name
+# All fonts that figures use by name: those of the default, then those of a generic `font=`.
+DEJAVU_FONTS = (
+    *("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf"),
+    *("DejaVuSans-Oblique.ttf", "DejaVuSansMono.ttf", "DejaVuSansMono-Oblique.ttf"),
+)
 # The files of this package and of the standard library: a warning is reported at the first stack frame outside them.
 INTERNAL_PATHS = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
 # The figure is passed as an input, so no text in it is parsed as typst. Without a date, equal figures have equal bytes.
@@ -91,39 +98,42 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
     character.
     """
     width, height = picture.width, picture.height
-    scale = min(1.0, MAX_SHOWN_WIDTH / width) if width else 1.0
-    colours = SvgColours(picture.theme, is_print)
+    style = SvgStyle(picture.theme, is_print, picture.font)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_fmt(width * scale)}" height="{_fmt(height * scale)}" '
-        f'viewBox="0 0 {_fmt(width)} {_fmt(height)}" role="img" font-family={quoteattr(SANS)} '
-        'style="max-width:100%;height:auto">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {_format_size(picture)} '
+        f'viewBox="0 0 {_fmt(width)} {_fmt(height)}" role="img" font-family={quoteattr(style.sans)}>',
         f"<title>{escape(picture.title)}</title>",
         f"<desc>{escape(_describe_picture(picture))}</desc>",
-        colours.dark_style_sheet(),
-        f'<rect width="{_fmt(width)}" height="{_fmt(height)}"{colours.fill("paper")}/>',
+        style.dark_style_sheet(),
+        f'<rect width="{_fmt(width)}" height="{_fmt(height)}"{style.fill("paper")}/>',
         '<g class="frames">',
-        *(_render_frame(frame, colours) for frame in picture.frames),
+        *(_render_frame(frame, style) for frame in picture.frames),
         '</g><g class="arrows">',
-        *(_render_arrow(arrow, colours) for arrow in picture.arrows),
+        *(_render_arrow(arrow, style) for arrow in picture.arrows),
         '</g><g class="nodes">',
-        *(_render_box(box, colours) for box in picture.boxes),
+        *(_render_box(box, style) for box in picture.boxes),
         '</g><g class="texts">',
-        *(_render_text(line, colours) for line in picture.texts),
+        *(_render_text(line, style) for line in picture.texts),
         '</g><g class="legend">',
         *(
-            _render_arrow(e.handle, colours) if isinstance(e.handle, PictureArrow) else _render_box(e.handle, colours)
+            _render_arrow(e.handle, style) if isinstance(e.handle, PictureArrow) else _render_box(e.handle, style)
             for e in picture.legend
         ),
-        *(_render_text(e.text, colours) for e in picture.legend),
+        *(_render_text(e.text, style) for e in picture.legend),
         "</g></svg>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-class SvgColours:
-    """Colours as SVG attributes; with `has_dark_mode`, also as classes for the style sheet of the dark mode."""
+class SvgStyle:
+    """Fonts and colours as SVG attributes; with `has_dark_mode`, also as classes for the style sheet of the dark mode.
 
-    def __init__(self, theme: str, is_print: bool = False) -> None:
+    A font replaces both default fonts, which become the fonts of the characters that it lacks.
+    """
+
+    def __init__(self, theme: str, is_print: bool = False, font: str | None = None) -> None:
+        first = "" if font is None else f"{font}, " if font in GENERIC_FONTS else f"'{font}', "
+        self.sans, self.serif = first + SANS, first + SERIF
         self.has_dark_mode = theme == "auto" and not is_print
         self.colours = get_palette("light" if theme == "auto" else theme)
         self.is_print = is_print
@@ -144,6 +154,15 @@ class SvgColours:
         return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
 
 
+def _format_size(picture: Picture) -> str:
+    """The attributes of the size of a picture: its physical size, or pixels that a small screen may reduce."""
+    if picture.scale is not None:
+        return f'width="{picture.width * picture.scale:.6g}pt" height="{picture.height * picture.scale:.6g}pt"'
+    scale = min(1.0, MAX_SHOWN_WIDTH / picture.width) if picture.width else 1.0
+    size = f'width="{_fmt(picture.width * scale)}" height="{_fmt(picture.height * scale)}"'
+    return f'{size} style="max-width:100%;height:auto"'
+
+
 def _describe_picture(picture: Picture) -> str:
     """The description of a picture for screen readers."""
     legend = ", ".join(label_to_text(entry.text.runs) for entry in picture.legend)
@@ -157,7 +176,7 @@ def _fmt(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
-def _render_box(box: NodeBox, colours: SvgColours) -> str:
+def _render_box(box: NodeBox, style: SvgStyle) -> str:
     """The SVG element of a box."""
     left, top, _, _ = box.bounds
     faded = f' opacity="{FADED_OPACITY}"' if box.is_faded else ""
@@ -167,21 +186,21 @@ def _render_box(box: NodeBox, colours: SvgColours) -> str:
     if box.title:
         parts.append(f"<title>{escape(box.title)}</title>")
     if box.border == "dot":
-        parts.append(f'<circle cx="{_fmt(box.x)}" cy="{_fmt(box.y)}" r="{_fmt(box.width / 2)}"{colours.fill(line)}/>')
+        parts.append(f'<circle cx="{_fmt(box.x)}" cy="{_fmt(box.y)}" r="{_fmt(box.width / 2)}"{style.fill(line)}/>')
     else:
         dash = ' stroke-dasharray="3.2 2"' if box.is_dashed else ""
         for start, end, line_width in box_outlines(box):
             width, height = box.width + (end - start), box.height + (end - start)
             geometry = f'x="{_fmt(left + start)}" y="{_fmt(top + start)}" width="{_fmt(width)}" height="{_fmt(height)}"'
             geometry += f' rx="{_fmt(min(5.0, height / 3))}"'
-            parts.append(f"<rect {geometry}{colours.fill(box.fill)}/>")
-            parts.append(f'<rect {geometry}{colours.stroke(line)} stroke-width="{_fmt(line_width)}"{dash}/>')
+            parts.append(f"<rect {geometry}{style.fill(box.fill)}/>")
+            parts.append(f'<rect {geometry}{style.stroke(line)} stroke-width="{_fmt(line_width)}"{dash}/>')
     if box.label:
-        parts.append(_render_text(TextLine(box.x, box.y, box.label, size=LABEL_SIZE), colours))
+        parts.append(_render_text(TextLine(box.x, box.y, box.label, size=LABEL_SIZE), style))
     return "".join(parts) + "</g>"
 
 
-def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
+def _render_arrow(arrow: PictureArrow, style: SvgStyle) -> str:
     """The SVG element of an arrow."""
     points, head = split_arrow_head(arrow)
     path = f"M{_format_point(points[0])}C" + " ".join(_format_point(point) for point in points[1:])
@@ -193,11 +212,11 @@ def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
     start_tag = f"<g{attrs}{weight}>" if arrow.source else "<g>"
     title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
     opacity = f' opacity="{_fmt(arrow.opacity)}"' if arrow.opacity < 1 else ""
-    line = f'<path d="{path}"{colours.stroke(arrow.colour)} stroke-width="{_fmt(arrow.width)}"{dashes}{cap}{opacity}/>'
+    line = f'<path d="{path}"{style.stroke(arrow.colour)} stroke-width="{_fmt(arrow.width)}"{dashes}{cap}{opacity}/>'
     point = ""
     if head:
         tip, left, right = map(_format_point, head)
-        point = f'<path d="M{tip}L{left} {right}Z"{colours.fill(arrow.colour)}{opacity}/>'
+        point = f'<path d="M{tip}L{left} {right}Z"{style.fill(arrow.colour)}{opacity}/>'
     return f"{start_tag}{title}{line}{point}</g>"
 
 
@@ -207,59 +226,75 @@ def _format_point(point: tuple[float, float]) -> str:
     return f"{_fmt(point[0])},{_fmt(point[1])}"
 
 
-def _render_frame(frame: Frame, colours: SvgColours) -> str:
+def _render_frame(frame: Frame, style: SvgStyle) -> str:
     """The SVG element of a frame."""
     if frame.kind == "line":
         path = f"M{_fmt(frame.x)},{_fmt(frame.y)}v{_fmt(frame.height)}"
-        return f'<path d="{path}"{colours.stroke("grey")} stroke-width="0.8"/>'
+        return f'<path d="{path}"{style.stroke("grey")} stroke-width="0.8"/>'
     colour, line_width = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
     rect = f'x="{_fmt(frame.x)}" y="{_fmt(frame.y)}" width="{_fmt(frame.width)}" height="{_fmt(frame.height)}" rx="8"'
-    return f'<rect data-name={quoteattr(frame.name)} {rect}{colours.stroke(colour)} stroke-width="{line_width}"/>'
+    return f'<rect data-name={quoteattr(frame.name)} {rect}{style.stroke(colour)} stroke-width="{line_width}"/>'
 
 
-def _render_text(line: TextLine, colours: SvgColours) -> str:
+def _render_text(line: TextLine, style: SvgStyle) -> str:
     """The SVG elements of a line of text."""
     label, size = line.runs, line.size
     word = next((k for k, run in enumerate(label) if run.style == "token" and has_non_latin(run.text)), 0)
-    if colours.is_print and word and line.anchor == "middle":  # a separate element, and so a separate font
+    if style.is_print and word and line.anchor == "middle":  # a separate element, and so a separate font
         middle = line.x - measure_label(label, size) / 2 + measure_label(label[:word], size)
         before = replace(line, x=middle, runs=label[:word], anchor="end", title="")
-        return _render_text(before, colours) + _render_text(replace(before, runs=label[word:], anchor="start"), colours)
+        return _render_text(before, style) + _render_text(replace(before, runs=label[word:], anchor="start"), style)
     title = f"<title>{escape(line.title)}</title>" if line.title else ""
     attrs = f'x="{_fmt(line.x)}" y="{_fmt(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_fmt(size)}"'
-    spans = "".join(_render_spans(label, size))
-    return f'<text {attrs}{colours.fill(line.colour)} xml:space="preserve">{title}{spans}</text>'
+    spans = "".join(_render_spans(label, size, style.serif))
+    return f'<text {attrs}{style.fill(line.colour)} xml:space="preserve">{title}{spans}</text>'
 
 
-def _render_spans(label: tuple[TextRun, ...], size: float) -> Iterator[str]:
+def _render_spans(label: tuple[TextRun, ...], size: float, serif: str) -> Iterator[str]:
     """Yield runs as spans. `dy` is relative in SVG, so the text after a subscript or superscript is moved back."""
     offset = 0.0
     for run in label:
         target = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
         shift = f' dy="{_fmt(target - offset)}"' if target != offset else ""
         offset = target
-        style = ""
+        attrs = ""
         if run.style in ("sub", "sup"):
-            style = f' font-size="{_fmt(size * SCRIPT_SCALE)}"'
+            attrs = f' font-size="{_fmt(size * SCRIPT_SCALE)}"'
         elif run.style in ("math", "name"):
-            style = f" font-family={quoteattr(SERIF)}" + (' font-style="italic"' if run.style == "math" else "")
+            attrs = f" font-family={quoteattr(serif)}" + (' font-style="italic"' if run.style == "math" else "")
         elif run.style == "token":
-            style = ' style="unicode-bidi:isolate"'
-        yield f"<tspan{shift}{style}>{escape(run.text)}</tspan>"
+            attrs = ' style="unicode-bidi:isolate"'
+        yield f"<tspan{shift}{attrs}>{escape(run.text)}</tspan>"
 
 
 # PNG and PDF
 
 
 def to_png(picture: Picture) -> bytes:
-    """Return the picture as PNG, at 192 dpi, or at a lower resolution if a side would exceed 8,000 pixels."""
-    dpi = min(PNG_DPI, 72.0 * MAX_PNG_PIXELS / max(picture.width, picture.height, 1.0))
-    return _compile_typst(picture, 1.0, format="png", ppi=dpi)
+    """Return the picture as PNG, at a lower resolution if a side would exceed 8,000 pixels.
+
+    The resolution is 192 dpi. With a physical width it is that of print, 300 dpi, and the file contains it.
+    """
+    scale = picture.scale or 1.0
+    max_dpi = 72.0 * MAX_PNG_PIXELS / max(picture.width * scale, picture.height * scale, 1.0)
+    dpi = min(PNG_DPI if picture.scale is None else PRINT_DPI, max_dpi)
+    png = _compile_typst(picture, scale, format="png", ppi=dpi)
+    return png if picture.scale is None else _set_resolution(png, dpi)
+
+
+def _set_resolution(png: bytes, dpi: float) -> bytes:
+    """Return a PNG with its resolution, which typst does not write."""
+    per_metre = round(dpi / 0.0254)
+    chunk = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)
+    # The chunk follows the signature (8 bytes) and the header (25 bytes), which is always the first chunk.
+    return png[:33] + struct.pack(">I", 9) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
 
 
 def to_pdf(picture: Picture) -> bytes:
-    """Return the picture as PDF with vector graphics and selectable text, scaled down to fit a page."""
-    scale = min(1.0, PDF_PAGE_SIZE[0] / max(picture.width, 1.0), PDF_PAGE_SIZE[1] / max(picture.height, 1.0))
+    """Return the picture as PDF with vector graphics and selectable text, in its physical width or fit to a page."""
+    scale = picture.scale
+    if scale is None:
+        scale = min(1.0, PDF_PAGE_SIZE[0] / max(picture.width, 1.0), PDF_PAGE_SIZE[1] / max(picture.height, 1.0))
     return _compile_typst(picture, scale, format="pdf")
 
 
@@ -267,10 +302,13 @@ def _compile_typst(picture: Picture, scale: float, **options: Any) -> bytes:
     """Convert a picture to PNG or PDF with typst."""
     import typst
 
+    fonts = _load_fonts()
+    if picture.font is not None:
+        picture = replace(picture, font=resolve_font(picture.font, fonts.families()))
     page = TYPST_TEMPLATE.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
     inputs = {"svg": to_svg(picture, is_print=True), "title": escape_invisible(picture.title or "Figure")}
     _warn_missing_glyphs(picture)
-    return bytes(typst.compile(page.encode(), font_paths=_load_fonts(), sys_inputs=inputs, **options))
+    return bytes(typst.compile(page.encode(), font_paths=fonts, sys_inputs=inputs, **options))
 
 
 @cache

@@ -10,7 +10,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 
 from bnet_transformer.equations import PAGE_SETUP
-from bnet_transformer.figures.labels import TextRun
+from bnet_transformer.figures.attention_grid import STATE_SIZE
+from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun
 from bnet_transformer.figures.picture import DASH_PATTERNS, Frame, NodeBox, Picture, PictureArrow, TextLine
 from bnet_transformer.figures.style import (
     FADED_OPACITY,
@@ -23,6 +24,12 @@ from bnet_transformer.figures.style import (
 
 MAX_WIDTH = 495.0  # of the text area, in TeX points
 MAX_HEIGHT = 620.0
+LABEL_MARGIN = 6.0  # of a label in its box
+GENERIC_FAMILIES: Mapping[str, str] = {
+    "serif": r"\let\sfdefault\rmdefault",
+    "sans-serif": r"\let\rmdefault\sfdefault",
+    "monospace": r"\let\rmdefault\ttdefault\let\sfdefault\ttdefault",
+}
 
 PREAMBLE = r"""\documentclass{article}
 \IfFileExists{lmodern.sty}{\usepackage[T1]{fontenc}\usepackage{lmodern}}{}
@@ -81,7 +88,7 @@ LATEX_ACCENTS = {
 def to_tikz(picture: Picture, equations: str = "") -> str:
     """The picture as a LaTeX document, with the LaTeX of `equations` below it."""
     colours = get_palette("light" if picture.theme == "auto" else picture.theme)
-    parts = [PREAMBLE + PAGE_SETUP]
+    parts = [PREAMBLE + PAGE_SETUP, *_render_page_size(picture), *_render_font(picture.font)]
     parts += [rf"\definecolor{{bnet{name}}}{{HTML}}{{{value[1:].upper()}}}" for name, value in colours.items()]
     parts += [r"\begin{document}", *render_tikzpicture(picture)]
     if equations:
@@ -89,14 +96,41 @@ def to_tikz(picture: Picture, equations: str = "") -> str:
     return "\n".join([*parts, r"\end{document}"]) + "\n"
 
 
+def _render_page_size(picture: Picture) -> Iterator[str]:
+    """The lines for a figure with a physical width: a page on which it fits, and the sizes of scripts in SVG."""
+    if picture.scale is None:
+        return
+    width, height = picture.width * picture.scale, picture.height * picture.scale
+    if width > MAX_WIDTH or height > MAX_HEIGHT:
+        paper = f"paperwidth={max(width, MAX_WIDTH) + 60:.2f}bp,paperheight={max(height, MAX_HEIGHT) + 120:.2f}bp"
+        yield rf"\usepackage[{paper},margin=30bp]{{geometry}}"
+    for size in (LABEL_SIZE, STATE_SIZE):  # by default, TeX has smaller scripts, which are below the minimum size
+        yield rf"\DeclareMathSizes{{{size:g}}}{{{size:g}}}{{{SCRIPT_SCALE * size:g}}}{{{SCRIPT_SCALE * size:g}}}"
+
+
+def _render_font(font: str | None) -> Iterator[str]:
+    """The lines that select a font; pdflatex has no fonts of the system and uses its own."""
+    if font is None:
+        return
+    if font in GENERIC_FAMILIES:
+        yield GENERIC_FAMILIES[font]
+    else:
+        name = escape_tex(font)
+        yield rf"\ifPDFTeX\else\IfFontExistsTF{{{name}}}{{\setmainfont{{{name}}}\setsansfont{{{name}}}}}{{}}\fi"
+
+
 def render_tikzpicture(picture: Picture) -> Iterator[str]:
-    """The lines of the `tikzpicture`, scaled to fit a page."""
-    scale = min(1.0, MAX_WIDTH / max(picture.width, 1.0), MAX_HEIGHT / max(picture.height, 1.0))
+    """The lines of the `tikzpicture`, in its physical width or scaled to fit a page."""
+    scale = picture.scale
+    if scale is None:
+        scale = min(1.0, MAX_WIDTH / max(picture.width, 1.0), MAX_HEIGHT / max(picture.height, 1.0))
     yield r"\begin{center}"
     yield (
         rf"\begin{{tikzpicture}}[x={scale:.4f}bp,y=-{scale:.4f}bp,every node/.style={{inner sep=0pt,outer sep=0pt,"
         rf"transform shape=false,scale={scale:.4f}}},line cap=butt,text=bnetink]"
     )
+    if picture.scale is not None:
+        yield rf"\useasboundingbox (0,0) rectangle ({picture.width:.4f},{picture.height:.4f});"
     if picture.theme == "dark":
         yield rf"\fill[bnetpaper] (0,0) rectangle ({picture.width:.2f},{picture.height:.2f});"
     for frame in picture.frames:
@@ -173,7 +207,7 @@ def _render_box(box: NodeBox, scale: float) -> Iterator[str]:
             rectangle = f"({left + start:.2f},{top + start:.2f}) rectangle ({right + end:.2f},{bottom + end:.2f})"
             yield rf"\path[{style}{fill},line width={width * scale:.2f}bp] {rectangle};"
     if box.label:
-        content = rf"\bnetfit{{{box.width - 8:.1f}bp}}{{{_render_label(box.label)}}}"
+        content = rf"\bnetfit{{{box.width - LABEL_MARGIN:.1f}bp}}{{{_render_label(box.label)}}}"
         yield rf"\node[{_font_option(LABEL_SIZE)}{opacity}] at ({box.x:.2f},{box.y:.2f}) {{{content}}};"
 
 

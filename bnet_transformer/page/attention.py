@@ -43,6 +43,10 @@ class PageAttention:
     has_mean: bool = False
     note: str = ""
 
+    def mean_attention(self) -> NDArray[np.float64]:
+        """The first slot, averaged over plates, `[word, word attended to]`."""
+        return np.asarray(self.attention[0].mean(0), dtype=np.float64)
+
 
 def prepare_attention(state: SentenceState, specs: Sequence[NodeSpec]) -> None:
     """Compute the attention of these nodes in one pass through the net, except of groups that `do` sets."""

@@ -22,11 +22,12 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.bridges.networkx import get_display_kind
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.figures.attention_grid import get_attention_specs, get_end_states
+from bnet_transformer.figures.attention_grid import StateAttention, get_attention_specs, get_end_states
 from bnet_transformer.figures.labels import escape_invisible, format_token, parse_role
 from bnet_transformer.figures.options import THEMES
 from bnet_transformer.figures.picture import DASH_PATTERNS
 from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
+from bnet_transformer.figures.special_tokens import describe_special_words, exclude_words
 from bnet_transformer.figures.style import ARROW_OPACITY, ARROW_WIDTH, ROLE_DASHES, arrow_colour
 from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup
 from bnet_transformer.inference import SentenceState
@@ -66,6 +67,7 @@ class PageOptions:
         heads: The heads whose attention the page contains; None for all heads.
         inclusion: A result of `bt.inclusion`, or probabilities `[slice, head]` that heads are included.
         contributions: A result of `Sentence.contributions` for this sentence, or a list of such results.
+        special: Whether special tokens, such as `[CLS]`, are shown.
     """
 
     detail: str | None = None
@@ -76,11 +78,13 @@ class PageOptions:
     heads: int | Collection[int] | None = None
     inclusion: object = None
     contributions: object = None
+    special: bool = True
 
     def __post_init__(self) -> None:
         parse_contributions(self.contributions)
         check_choice("detail", self.detail, PAGE_DETAILS)
         check_choice("theme", self.theme, THEMES)
+        check_choice("special", self.special, (True, False))
         if self.title is not None and not isinstance(self.title, str):
             raise BNetError("title", expected="a string", actual=self.title)
 
@@ -113,6 +117,8 @@ def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[
         bit_tables.append([num_rows, num_columns, len(buffer)])
         buffer += bits
     notes = [result for result in results if isinstance(result, str)] + [a.note for a in attentions if a.note]
+    hidden = {} if options.special else state.encoded.find_special_words(network)
+    notes += [f"{_describe_hidden_words(state, hidden, attentions)}."] if hidden else []
     description = {
         "title": escape_invisible(options.title or _format_title(state)),
         "net": network.declaration.name,
@@ -132,7 +138,7 @@ def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[
         "edges": edges,
         "bit_tables": bit_tables,
         "severed": sorted(ground.cut_nodes),
-        "stacks": [_describe_stack(state, name) for name in network.graph.slices],
+        "stacks": [_describe_stack(state, name, hidden.get(name, ())) for name in network.graph.slices],
         "interventions": {ground.name(node): _format_value(value) for node, value in model.do.items()}
         | {ground.name(node): "a row of attention" for node in model.attention_rows},
         "evidence": {ground.name(node): _format_value(value, state, node) for node, value in state.evidence.items()},
@@ -274,8 +280,24 @@ def _is_state(network: Network, group: NodeGroup) -> bool:
     return network.is_state(group)
 
 
-def _describe_stack(state: SentenceState, name: str) -> dict[str, Any]:
-    """The description of a stack and its words."""
+def _describe_hidden_words(
+    state: SentenceState, hidden: Mapping[str, Sequence[int]], attentions: Sequence[PageAttention]
+) -> str:
+    """The note on the special tokens that the page does not show."""
+    words = exclude_words(state.tokens, {stack: range(len(w)) for stack, w in state.tokens.items()}, hidden)
+    model = state.model
+    means = [
+        StateAttention(
+            *get_end_states(model.network, item.spec), item.mean_attention(), compute_read_mask(model, item.spec)
+        )
+        for item in attentions
+        if item.has_mean or not item.choices
+    ]
+    return describe_special_words(state.tokens, words, hidden, means)
+
+
+def _describe_stack(state: SentenceState, name: str, hidden: Sequence[int]) -> dict[str, Any]:
+    """The description of a stack and its words; the words of `hidden` are not shown."""
     words = state.tokens.get(name, ())
     return {
         "name": name,
@@ -286,6 +308,7 @@ def _describe_stack(state: SentenceState, name: str) -> dict[str, Any]:
             for k, word in enumerate(words)
             if format_token(word, None) != format_token(word)
         },
+        "hidden": list(hidden),
     }
 
 

@@ -8,11 +8,11 @@ import time
 from collections import Counter
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.attention import Inclusion
 
 SENTENCE = "The cat sat on the mat"
 FRESH = (
@@ -22,6 +22,7 @@ FRESH = (
 )  # of equal length, so they run in one batch
 RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "heads.json"
 NUM_ROWS = 8
+SLICE, HEAD, FOUR_WORDS = 2, 3, ["cat", "sat", "on", "mat"]  # of the figure with all nodes
 
 
 def main() -> None:
@@ -40,9 +41,9 @@ def main() -> None:
     print_answers(s)
     print_heads()
     print_step(3, "fit which heads matter for three sentences (the longest step: under a minute on two cores)")
-    result = print_inclusion(net)
+    print_inclusion(net)
     print_step(4, "draw, and write graphs and equations")
-    files = write_files(s, folder, result)
+    files = write_files(s, folder)
     print(f"\nDone in {time.perf_counter() - start:.0f} s. Written:")
     for path, subject in files.items():
         print(f"  {path!s:28} {subject}")
@@ -116,17 +117,32 @@ def print_heads() -> None:
     print(f"\nThe net 'tiny' draws one head for each sentence: P(c) = {prior}, P(c | the words seen) = {posterior}")
 
 
-def print_inclusion(net: bt.BNet) -> Inclusion:
-    """Print which heads matter: the top of a stored table that took minutes, if it exists; and a small new one."""
-    entry = json.loads(RESULTS.read_text(encoding="utf-8")).get("minilm-inclusion") if RESULTS.exists() else None
-    if entry is not None:
-        print("\nWhich heads of MiniLM matter: stored result of `python -m experiments minilm-inclusion`")
-        print(f"  {entry['summary']}")
-        rows = [entry["head"], *entry["rows"][:NUM_ROWS]]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
-        print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has all rows")
+def read_stored_result() -> dict[str, Any]:
+    """Return the stored result of the experiment `minilm-inclusion`, which takes half an hour: its rows and summary."""
+    entry: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))["minilm-inclusion"]
+    return entry
+
+
+def read_stored_table(column: str) -> torch.Tensor:
+    """Return a column of the stored result, `[slice, head]`."""
+    entry = read_stored_result()
+    index = entry["head"].index(column)
+    table = torch.zeros(6, 12)
+    for row in entry["rows"]:
+        table[int(row[1].removeprefix("a_")), int(row[2])] = float(row[index])
+    return table
+
+
+def print_inclusion(net: bt.BNet) -> None:
+    """Print which heads matter: the top of the stored table, and a small new one."""
+    entry = read_stored_result()
+    print("\nWhich heads of MiniLM matter: stored result of `python -m experiments minilm-inclusion`")
+    print(f"  {entry['summary']}")
+    rows = [entry["head"], *entry["rows"][:NUM_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
+    print(f"  ... the first {NUM_ROWS} of {len(entry['rows'])}: docs/experiments/heads.json has all rows")
     start = time.perf_counter()
     result = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
@@ -134,26 +150,28 @@ def print_inclusion(net: bt.BNet) -> Inclusion:
     columns = ["slice", "head", "rho", "log_bayes", "error", "importance", "ablation"]
     table = result.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
     print("\n".join(f"  {line}" for line in table.splitlines()))
-    return result
 
 
-def write_files(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, str]:
+def write_files(s: bt.Sentence, folder: Path) -> dict[Path, str]:
     """Write figures, the graph with its strongest reads, and the equations."""
     files = {}
     figures = {
         "cat.svg": ("the grid of reads: every word in every slice, and the strongest reads", {"theme": "auto"}),
         "cat.png": ("the same as an image", {}),
         "ground.png": (
-            "every node of head 3 in slice 2",
-            {"detail": "nodes", "slices": 2, "heads": 3, "weights": False},
+            f"every node of four words, for head {HEAD} in slice {SLICE}",
+            {"detail": "nodes", "slices": SLICE, "heads": HEAD, "words": FOUR_WORDS, "weights": False},
         ),
     }
     for name, (subject, options) in figures.items():
         s.draw(folder / name, **options)
         files[folder / name] = subject
-    bt.plot(result).savefig(folder / "heads.png", dpi=144)
-    files[folder / "heads.png"] = "the posterior probability of each head"
-    s.explore(folder / "cat.html", inclusion=result)
+    labels = {"slice": [f"slice {k}" for k in range(6)]}
+    options = {"axes": ("slice", "head"), "labels": labels, "value_label": "log Bayes factor (approximate)"}
+    title = "Which heads of MiniLM matter, from 150 sentences"
+    bt.plot(read_stored_table("log_bayes"), **options, title=title).savefig(folder / "heads.png", dpi=144)
+    files[folder / "heads.png"] = "the stored result: the log Bayes factor of each head"
+    s.explore(folder / "cat.html", inclusion=read_stored_table("rho"))
     files[folder / "cat.html"] = "the interactive page, for a browser"
     s.net.draw(folder / "folded.png")
     files[folder / "folded.png"] = "the template graph: one box for each node group"

@@ -20,6 +20,8 @@ export class PageAttention {
     this.j = Int32Array.from(columnsOf.flat());
     this.rowStart = [0]; // row i has the pairs rowStart[i] to rowStart[i + 1] (compressed sparse rows)
     for (const row of columnsOf) this.rowStart.push(this.rowStart[this.rowStart.length - 1] + row.length);
+    this.hiddenTargets = graph.hiddenWords(description.group);
+    this.hiddenSources = graph.hiddenWords(description.source_group);
     this.buffer = buffer.subarray(description.offset, description.offset + description.num_slots * description.num_plates * this.i.length);
     /** @type {Map<string, Float32Array>} */
     this.cache = new Map();
@@ -66,8 +68,16 @@ export class PageAttention {
     const weights = this.weights(view);
     if (!weights) return [];
     const entries = [];
-    for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) entries.push({ i, j: this.j[k], weight: weights[k], plate: view.plate });
+    for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) if (!this.hiddenSources.has(this.j[k])) entries.push({ i, j: this.j[k], weight: weights[k], plate: view.plate });
     return entries.sort((a, b) => b.weight - a.weight || a.j - b.j);
+  }
+
+  /** The sum of P(j | i) over the words j that are not shown. @param {AttentionView} view @param {number} i */
+  hiddenMass(view, i) {
+    const weights = this.weights(view);
+    let mass = 0;
+    if (weights) for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) if (this.hiddenSources.has(this.j[k])) mass += weights[k];
+    return mass;
   }
 
   /** The words that attend to word j, strongest first. @param {AttentionView} view @param {number} j @returns {AttentionEntry[]} */
@@ -75,7 +85,7 @@ export class PageAttention {
     const weights = this.weights(view);
     if (!weights) return [];
     const entries = [];
-    for (let k = 0; k < weights.length; k++) if (this.j[k] === j) entries.push({ i: this.i[k], j, weight: weights[k], plate: view.plate });
+    for (let k = 0; k < weights.length; k++) if (this.j[k] === j && !this.hiddenTargets.has(this.i[k])) entries.push({ i: this.i[k], j, weight: weights[k], plate: view.plate });
     return entries.sort((a, b) => b.weight - a.weight || a.i - b.i);
   }
 
@@ -84,10 +94,12 @@ export class PageAttention {
     const weights = this.weights(view), entries = [];
     if (!weights) return [];
     for (let i = 0; i < this.numWords; i++) {
+      if (this.hiddenTargets.has(i)) continue;
       /** @type {number[]} the selected pairs of the row, strongest first if `top` limits them */
       const selected = [];
       for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) {
         const weight = weights[k];
+        if (this.hiddenSources.has(this.j[k])) continue;
         if (weight < minWeight || weight <= 0 || (selected.length >= top && weight <= weights[selected[selected.length - 1]])) continue;
         // Insertion sort into at most `top` pairs. Without a limit all pairs are drawn, and their order does not matter.
         let index = selected.length;

@@ -184,7 +184,8 @@ export class AttentionLines {
       const rows = head === -1 ? [] : (isTarget ? attention.sourcesOf(view, word) : attention.readersOf(view, word)).map((entry) => ({ index: isTarget ? entry.j : entry.i, word: stack?.words[isTarget ? entry.j : entry.i] ?? "", weight: entry.weight }));
       const name = this.graph.groups[attention.description.group].name, heads = attention.description.num_plates === 1 && !this.description.heads ? "" : plate === "mean" ? `mean over ${attention.description.num_plates} heads` : `head ${this.description.heads?.[plate] ?? plate}`;
       const states = !attention.description.choices.length ? "" : view.states ? attention.description.choices.map(([choice]) => `${choice} = ${view.states?.[choice] ?? 0}`).join(", ") : "posterior mean";
-      return { title: isTarget ? "Attends to" : "Attended to by", isVisible: head !== -1, key: `${isTarget ? "reads" : "readers"}-${name}`, rows, note: [`P(j | i) of ${name}`, heads, states].filter(Boolean).join(", ") };
+      const hiddenMass = isTarget && attention.hiddenSources.size ? `special tokens, not listed: ${attention.hiddenMass(view, word).toFixed(2)}` : "";
+      return { title: isTarget ? "Attends to" : "Attended to by", isVisible: head !== -1, key: `${isTarget ? "reads" : "readers"}-${name}`, rows, note: [`P(j | i) of ${name}`, heads, states, hiddenMass].filter(Boolean).join(", ") };
     };
     return [...asTarget.map((attention) => makeTable(attention, true)), ...asSource.map((attention) => makeTable(attention, false))].filter(({ isVisible }) => isVisible);
   }

@@ -7,7 +7,7 @@
  *   value_shape: number[], label: [string, string, string[]], is_selector: boolean, equation: number}} Group  `dims`: the number of nodes along each plate, words last
  * @typedef {{columnsOf: number[][], rowsOf: number[][]}} Relation  a sparse boolean matrix: the columns of each row, and the rows of each column
  * @typedef {{parent: number, child: number, plates: Relation, words: Relation, hue: string}} Edge  the arrows between two groups: their adjacency over plates times that over words
- * @typedef {{name: string, num_slices: number, words: string[], full_words: Record<string, string>}} Stack
+ * @typedef {{name: string, num_slices: number, words: string[], full_words: Record<string, string>, hidden: number[]}} Stack  `hidden`: the words that are not shown
  * @typedef {Record<string, any>} Description
  */
 
@@ -45,6 +45,11 @@ export class GroundGraph {
     this.edgesOutOf = this.groups.map((_, k) => this.edges.filter((edge) => edge.parent === k));
     /** @type {Set<number>} nodes without incoming arrows, because do set them */
     this.severed = new Set(description.severed);
+  }
+
+  /** The words of a group that are not shown. @param {number} group @returns {Set<number>} */
+  hiddenWords(group) {
+    return new Set(this.stacks.find((stack) => stack.name === this.groups[group].word_stack)?.hidden);
   }
 
   /** The index of a node's group, by binary search in the offsets. @param {number} node */

@@ -47,7 +47,7 @@ const isGlobalSelector = (group) => group.is_selector && group.depth > 0 && (gro
 
 /** Lay out the visible nodes. @param {GroundGraph} graph @param {LayoutOptions} options @returns {Layout} */
 export function computeLayout(graph, options) {
-  const hasLabels = graph.stacks.reduce((sum, stack) => sum + stack.words.length, 0) <= MAX_LABELLED_WORDS;
+  const hasLabels = graph.stacks.reduce((sum, stack) => sum + stack.words.length - stack.hidden.length, 0) <= MAX_LABELLED_WORDS;
   const sections = getSections(graph);
   const isVisible = (/** @type {number} */ k) => {
     const group = graph.groups[k];
@@ -78,14 +78,15 @@ export function computeLayout(graph, options) {
     for (const other of cellGroups) { if (other === k) break; offset += size(other).width + NODE_GAP; }
     const centres = group.word_stack === null ? [columns.centre(group.stack)] : columns.positions[group.word_stack];
     centres.forEach((centre, word) => {
+      if (centre === null) return;
       for (let plate = 0; plate < numUnfolded(k); plate++) {
         const x = centre + shift - width / 2 + offset + size(k).width / 2, y = row.y + (size(k).height + 4) * plate;
         boxes.push(makeBox(graph, k, group.word_stack === null ? null : word, options, plate, x, y, size(k), row.index, word, numUnfolded(k) > 1));
       }
     });
   }
-  const words = graph.stacks.flatMap((stack) => (columns.positions[stack.name] ?? []).map((x, word) => (
-    { x: x + shift, text: stack.words[word], fullText: stack.full_words[word] ?? stack.words[word], stack: stack.name, word })));
+  const words = graph.stacks.flatMap((stack) => (columns.positions[stack.name] ?? []).flatMap((x, word) => (
+    x === null ? [] : [{ x: x + shift, text: stack.words[word], fullText: stack.full_words[word] ?? stack.words[word], stack: stack.name, word }])));
   const states = inRows.filter((k) => graph.groups[k].is_state && graph.groups[k].word_stack !== null).map((group) => ({ y: rows.centre(graph.groups[group].row), group }));
   const sectionMarks = layoutSections(graph, sections, options, rows);
   const isSlanted = !hasLabels;
@@ -111,9 +112,9 @@ function makeBox(graph, k, word, options, plate, x, y, size, row, column, isUnfo
   return { ids, group: k, word, plate: plates === 1 ? null : shownPlate, x, y: y + size.height / 2, ...size, isStacked: shownPlate === null, isDot, row, column };
 }
 
-/** The centres of the word columns, as wide as the widest row of nodes. @param {GroundGraph} graph @param {number[]} inRows @param {boolean} hasLabels @param {(k: number) => {width: number}} size */
+/** The centres of the word columns, as wide as the widest row of nodes; null for a word that is not shown. @param {GroundGraph} graph @param {number[]} inRows @param {boolean} hasLabels @param {(k: number) => {width: number}} size */
 function layoutColumns(graph, inRows, hasLabels, size) {
-  /** @type {Record<string, number[]>} */
+  /** @type {Record<string, (number|null)[]>} */
   const positions = {};
   let x = 18;
   for (const stack of graph.stacks) {
@@ -123,7 +124,8 @@ function layoutColumns(graph, inRows, hasLabels, size) {
     const cells = new Map();
     for (const k of groups) cells.set(graph.groups[k].row, (cells.get(graph.groups[k].row) ?? -NODE_GAP) + size(k).width + NODE_GAP);
     const minWidth = Math.max(...cells.values());
-    positions[stack.name] = stack.words.map((word) => {
+    positions[stack.name] = stack.words.map((word, index) => {
+      if (stack.hidden.includes(index)) return null;
       const width = Math.max(minWidth, hasLabels ? textWidth(word, 12.5) : 14) + (hasLabels ? 20 : 10);
       x += width;
       return x - width / 2;
@@ -132,7 +134,7 @@ function layoutColumns(graph, inRows, hasLabels, size) {
   }
   const width = x - 56 + 18;
   const centre = (/** @type {string} */ stack) => {
-    const centres = positions[stack] ?? Object.values(positions).flat();
+    const centres = (positions[stack] ?? Object.values(positions).flat()).filter((centre) => centre !== null);
     return centres.length ? (Math.min(...centres) + Math.max(...centres)) / 2 : 40;
   };
   return { positions, width: Math.max(width, 120), centre };
