@@ -12,7 +12,7 @@ from bnet_transformer._core.checks import check_names
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.calibration.result import CALIBRATED
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
 
 MAX_COLUMNS = 3
 PANEL_HEIGHT = 1.55  # inches
@@ -41,7 +41,7 @@ def plot_calibration(result: Calibration, canvas: Canvas, *, quantity: str | Non
     if len(names) == 1:
         panels = [canvas.add_axes(3.4, 2.3)]
     else:
-        size = PAGE_WIDTH * columns / MAX_COLUMNS, PANEL_HEIGHT * rows + 0.3
+        size = canvas.page_width * columns / MAX_COLUMNS, PANEL_HEIGHT * rows + 0.3
         panels = canvas.add_panels(rows, columns, *size, sharex=True, sharey=True)
     verdicts = result.verdicts
     for name, ax in zip(names, panels, strict=False):

@@ -18,7 +18,7 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.inference import GroupStates, RankedStates
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SEQUENTIAL_COLOURS, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.canvas import SEQUENTIAL_COLOURS, SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import tick_label_width
 
 CELL_FONT_SIZE = 6.5
@@ -76,7 +76,9 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
     stacks = dict.fromkeys(group.stack for group in result.groups if group.stack is not None)
     labels = [label for group in result.groups for label in _row_labels(group)]
     left = tick_label_width(labels or [""])
-    width = min(PAGE_WIDTH - left - NUMBERS_WIDTH, max(1.6, max(_natural_width(g, result) for g in result.groups)))
+    width = min(
+        canvas.page_width - left - NUMBERS_WIDTH, max(1.6, max(_natural_width(g, result) for g in result.groups))
+    )
     blocks = [_build_word_block(result, stack, width, stack == next(iter(stacks))) for stack in stacks]
     blocks = blocks or [_build_node_block(result)]
     heights = [count * block.pitch - (block.pitch > 1) for block in blocks]
@@ -325,6 +327,6 @@ def _add_state_legend(canvas: Canvas, ax: Axes, groups: Sequence[GroupStates]) -
     texts, fonts = canvas.format_texts(texts, 30)
     patches = [Patch(color=state_colour(canvas, k, count), label=text) for k, text in enumerate(texts)]
     width = max(text_width(text, SMALL_FONT_SIZE) for text in texts) + 30
-    columns = max(1, min(count, int(72 * (PAGE_WIDTH - NUMBERS_WIDTH - 0.5) / width)))
+    columns = max(1, min(count, int(72 * (canvas.page_width - NUMBERS_WIDTH - 0.5) / width)))
     style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "columnspacing": 1.2}
     canvas.add_legend(ax, handles=patches, ncols=columns, prop={"family": fonts, "size": SMALL_FONT_SIZE}, **style)

@@ -20,14 +20,9 @@ from bnet_transformer.attention import Reads
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import BASE_FONT, text_width
 from bnet_transformer.figures.labels import format_token
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
-from bnet_transformer.plots.heat_maps import (
-    FloatArray,
-    HeatMapData,
-    draw_heat_map,
-    probability_limits,
-    tick_label_width,
-)
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, probability_limits, tick_label_width
+from bnet_transformer.plots.numbers import FloatArray
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
 MAX_BLOCK_HEIGHT = 0.86  # the height of a block with mass 1, in rows
@@ -126,7 +121,7 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     rows = sorted({*np.flatnonzero(is_end.any(0)).tolist(), *path})
     row_by_word = {i: k for k, i in enumerate(rows)}
     label_width = tick_label_width([tokens[i] for i in rows]) + 0.35
-    column_width = min(1.6, max(0.5, (PAGE_WIDTH - 2 * label_width) / last))
+    column_width = min(1.6, max(0.5, (canvas.page_width - 2 * label_width) / last))
     bar = 0.035 / column_width
     ax = canvas.add_axes(2 * label_width + column_width * last, min(7.5, 0.34 * len(rows) + 1.0))
     for t in range(last):
