@@ -23,6 +23,7 @@ from bnet_transformer.plots.numbers import UnitFormatter, choose_unit
 from bnet_transformer.plots.panel_fitting import fit_into_axes, fit_to_width
 from bnet_transformer.plots.saved_figure import (
     DPI,
+    NOTE_SHARE,
     PADDING,
     FigureLayout,
     PlotFigure,
@@ -39,7 +40,8 @@ SMALL_FONT_SIZE = 7.0
 TITLE_FONT_SIZE = 9.0
 
 MAX_LABEL_SHARE = 0.38  # of the width of the page for the labels at the left of an axis
-COLOUR_BAR_WIDTH = 0.62  # inches of a colour bar with its ticks and label
+NARROW_WIDTH = 5.0  # inches
+COLOUR_BAR_WIDTH = 0.57  # inches of a colour bar with its ticks and label
 USER_AXES_SHARE = 0.9  # of the measured size: notes that are added last reduce the size of the user's axes
 
 MAX_LABEL_LENGTH = 18  # characters of a word
@@ -96,7 +98,7 @@ class Canvas:
         self.user_axes = ax
         self.title, self.title_size = title, TITLE_FONT_SIZE
         self.figure: Figure | SubFigure | None = None if ax is None else ax.figure
-        self.layout = FigureLayout(exact_width=self.width is not None)
+        self.layout = FigureLayout(self.width is not None, self.font_scale)
         self._colour_bar_axes: Axes | None = None
         self._title, self._is_title_above_legend = "", False
         self._label_style: dict[str, Any] = {
@@ -129,6 +131,11 @@ class Canvas:
     def limit_label_length(self, longest: int) -> int:
         """The number of characters of a label that has at most a third of the width of the page."""
         return max(4, min(longest, int(MAX_LABEL_SHARE * 72 * self.page_width / (0.6 * SMALL_FONT_SIZE))))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the figure is narrower than two panels with axes."""
+        return self.page_width < NARROW_WIDTH
 
     def draw_when_sized(self, draw: Callable[[], None]) -> None:
         """Draw a part that depends on the final size of the panels, which `panel_size` then returns."""
@@ -295,7 +302,13 @@ class Canvas:
         fonts = {} if "prop" in options else {"prop": {"family": self.with_font([BASE_FONT]), "size": SMALL_FONT_SIZE}}
         options = {"frameon": False, "handlelength": 1.6, "labelcolor": self.colours["ink"], **fonts, **options}
         self.legends[ax] = options
-        ax.legend(**options)
+        self.show_legend(ax)
+
+    def show_legend(self, ax: Axes) -> None:
+        """Draw the legend of a panel with its current options."""
+        options = self.legends[ax]
+        # The layout would narrow the panel for a legend above it, which then extends even farther.
+        ax.legend(**options).set_in_layout(self.width is None or options.get("loc") != "lower left")
 
     def style_curve_axes(self, ax: Axes, x: str, y: str, num_ticks: int) -> None:
         """Label the axes of curves, with integer ticks along x and faint horizontal lines."""
@@ -377,7 +390,7 @@ class Canvas:
             panels[0].set_title(line, loc="left", pad=8, **style)
         else:
             if self.width is not None:
-                line = wrap_text(line, TITLE_FONT_SIZE * self.font_scale, 72 * (self.width - 2 * PADDING))
+                line = wrap_text(line, TITLE_FONT_SIZE * self.font_scale, NOTE_SHARE * 72 * (self.width - 2 * PADDING))
             self._figure_texts["title"] = line, style | {"va": "bottom"}
 
     def finish_panels(self) -> None:

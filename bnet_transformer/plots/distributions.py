@@ -15,7 +15,7 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference import GroupPosterior, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps
+from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps
 from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
 
 MAX_WORD_LABELS = 60  # with more words than this, the columns of a heat map have numbers
@@ -80,7 +80,7 @@ def plot_group_posterior(result: GroupPosterior, canvas: Canvas) -> None:
     if len(maps) == 1:
         panels = [draw_heat_map(canvas, maps[0], **style, limits=(0.0, 1.0))]
     else:
-        num_columns, width = (1, 5.4) if len(columns) > 16 else (min(4, len(maps)), 2.0)
+        num_columns, width = (1, 5.4) if len(columns) > 16 else (count_columns(canvas, len(maps), 4), 2.0)
         style |= {"num_columns": num_columns, "max_width": width, "aspect": min(1.0, 0.2 * len(states) / width)}
         panels = draw_heat_maps(canvas, maps, **style, limits=(0.0, 1.0), square=False, should_thin_labels=True)
     if is_long:

@@ -57,7 +57,6 @@ RELATION_SIGNS = {
     "later": "≫",
     "other": "·",
 }
-MIN_LEGEND_AT_RIGHT = 5.0  # inches of a figure with the legend at the right of the panel
 CONFIDENT_PROBABILITY = 0.9  # a role with a lower probability has a question mark
 MIN_FILL = 0.1  # the intensity of the cell of a head whose attention equals chance
 
@@ -277,7 +276,7 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     colours = _assign_colours(result.relations, canvas)
     rows, columns = result.probability.shape
     left = tick_label_width(result.slices)
-    right = 1.6 if canvas.page_width >= MIN_LEGEND_AT_RIGHT else 0.1
+    right = 0.1 if canvas.is_narrow else 1.6
     width, height = min(canvas.page_width - left - right, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
     ax = canvas.add_axes(width + left + right, height + 0.9)
     planned = width, height
@@ -297,13 +296,12 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     canvas.set_axis_labels(ax, f"state of {selectors}" if selectors else "head")
     used_roles = {name for row in result.role for name in row}
     handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in used_roles]
-    is_narrow = canvas.page_width < MIN_LEGEND_AT_RIGHT
-    if is_narrow:
+    if canvas.is_narrow:
         canvas.add_legend(ax, handles=handles, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=4)
     else:
         canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
     plural = "s" * (result.sentences != 1)
-    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}", is_above_legend=is_narrow)
+    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}", is_above_legend=canvas.is_narrow)
     canvas.add_note("Cell: the relation whose share of the attention is farthest above chance, and that share.")
     canvas.add_note(
         f"Intense colour: all attention. Pale: chance. ?: probability of the role below {CONFIDENT_PROBABILITY:.0%}."

@@ -35,6 +35,8 @@ MIN_PANEL_WIDTHS = {6: 1.0, MAX_PANELS: 0.44}  # inches, by the number of panels
 NUMBER_SIZES = (6.5, 6.0, 5.5, MIN_FONT_SIZE)  # points; the largest that fits is chosen
 ERROR_SIZE = 5.2
 MIN_LINE_CELL = (9.0, 16.0)  # points: the interval in a smaller cell is a bar
+TICK_SPACE = 0.2  # inches that `tick_label_width` has beyond the labels
+MAX_CELL_RATIO = 1.6  # of the height and the width of a cell in a figure with a width
 MIN_BAR_CELL = (4.0, 6.0)  # points: a smaller cell has no interval
 
 
@@ -95,6 +97,8 @@ def draw_heat_map(
         width, height = min(canvas.page_width - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
     if data.low is not None or data.error is not None:
         height = min(7.0, max(1.2, (0.34 if data.low is None else 0.44) * rows))
+        if canvas.width is not None:
+            height = min(height, max(1.2, MAX_CELL_RATIO * width / columns * rows))
     ax = canvas.add_axes(width + left + 1.1, height + below + 0.75)
     planned = width, height
     width, height = canvas.panel_size(ax, planned)
@@ -175,7 +179,7 @@ def draw_heat_maps(
         panels = canvas.add_panels(rows, num_columns, *size, sharex=True, sharey=True)
     else:
         gap = 0.08, 0.22 if any(is_titled[num_columns:]) else 0.08
-        left += row_title_width + (SHARED_LABEL_HEIGHT if canvas.width else 0.0)
+        left += row_title_width + (SHARED_LABEL_HEIGHT if canvas.width else 0.0) - TICK_SPACE
         panel_width = min(1.8, (canvas.page_width - left - COLOUR_BAR_WIDTH) / num_columns - gap[0])
         panels = canvas.add_panel_grid(rows, num_columns, (panel_width, aspect * panel_width), gap, left)
     titles = _panel_titles(canvas, maps, names, 72 * panel_width)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice
@@ -131,8 +131,11 @@ def _plot_target(
     if show == "rank":
         ax.set_yscale("log")
         ax.set_ylim(1.15 * max(2, ranks.max()), 0.85)
+        ticks = [k * 10**power for power in range(len(str(ranks.max()))) for k in (1, 2, 5)]
+        step = 1 if ranks.max() < 100 else 3  # powers of ten only
+        ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks[::step] if tick <= ranks.max()]))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_minor_locator(NullLocator())
         canvas.style_curve_axes(ax, "state", f"rank of {label}", 10)
     else:
         ax.set_ylim(-0.03, 1.1)

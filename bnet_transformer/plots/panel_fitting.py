@@ -9,11 +9,19 @@ from matplotlib.transforms import Bbox
 
 from bnet_transformer.figures.size import MIN_FONT_SIZE
 from bnet_transformer.plots import text_fitting
-from bnet_transformer.plots.saved_figure import PADDING, PlotFigure, wrap_text
+from bnet_transformer.plots.saved_figure import (
+    NOTE_SHARE,
+    PADDING,
+    SHARED_LABEL_HEIGHT,
+    PlotFigure,
+    measure_content,
+    wrap_text,
+)
 
 if TYPE_CHECKING:
     from bnet_transformer.plots.canvas import Canvas
 
+MAX_GROWTH = 0.5  # of the height of a figure, to fill its width
 FIT_STEPS = 2  # wrapped labels change the size of panels, on which labels depend
 SMALL_SPACE = 150.0  # points: texts in a smaller space have the smallest size
 SMALL_TEXT = 0.72  # the factor of the sizes of texts in a small space
@@ -29,10 +37,16 @@ def fit_to_width(canvas: Canvas, figure: PlotFigure, width: float) -> None:
         width: The width of the figure in inches.
     """
     canvas.is_laid_out = True
+    canvas.add_figure_texts()
+    points = NOTE_SHARE * 72 * (width - 2 * PADDING)
+    for ax in canvas.layout.panels:
+        _fit_legend(canvas, ax, points)  # the layout of a legend that is too wide leaves no space for the panel
+        text_fitting.wrap_axis_labels(ax, points / 1.3)
     for _ in range(FIT_STEPS):
         canvas.layout.size = ()
         canvas.layout.execute(figure)
-        _fit_texts(canvas, 72 * (width - 2 * PADDING))
+        _fit_texts(canvas, points)
+        _fill_width(canvas, figure)
     canvas.layout.size = ()
     canvas.layout.execute(figure)
     canvas.finish_panels()
@@ -42,6 +56,19 @@ def fit_to_width(canvas: Canvas, figure: PlotFigure, width: float) -> None:
     _crop_height(figure)
 
 
+def _fill_width(canvas: Canvas, figure: PlotFigure) -> None:
+    """Increase the height of a narrow figure if panels of a fixed shape do not fill its width."""
+    panels = [ax for ax in canvas.layout.panels if ax.get_visible()]
+    if not canvas.is_narrow or panels[0].get_aspect() == "auto" or panels[0].get_subplotspec() is None:
+        return
+    width, height = figure.get_size_inches()
+    inches = figure.dpi_scale_trans.inverted()
+    content = inches.transform_bbox(measure_content(figure))
+    box = inches.transform_bbox(Bbox.union([ax.get_window_extent() for ax in panels]))
+    slack = width - 2 * PADDING - content.width - (SHARED_LABEL_HEIGHT if "y" in canvas.layout.texts else 0.0)
+    figure.set_size_inches(width, height + min(max(0.0, slack) * box.height / box.width, MAX_GROWTH * height))
+
+
 def _fit_texts(canvas: Canvas, width: float) -> None:
     """Thin ticks, wrap labels and reduce the columns of legends; `width` is that of the figure in points."""
     panels = [ax for ax in canvas.layout.panels if ax.get_visible()]
@@ -49,30 +76,40 @@ def _fit_texts(canvas: Canvas, width: float) -> None:
         canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
     for ax in panels:
         text_fitting.thin_numeric_ticks(ax)
-        points = text_fitting.measure_axes(ax)[0] / canvas.font_scale
-        text_fitting.wrap_axis_labels(ax, width if len(panels) == 1 else max(points, 60.0))
+        points = text_fitting.measure_axes(ax)[0]
+        if len(panels) == 1:
+            box, pixels = ax.get_window_extent(), text_fitting.get_pixels(ax)
+            middle = (box.x0 + box.x1) / 2 / pixels
+            points = 2 * min(middle, 72 * canvas.page_width - middle) - 6
+        text_fitting.wrap_axis_labels(ax, max(points, 60.0) / canvas.font_scale)
         for bar in ax.child_axes:
             text_fitting.wrap_axis_labels(bar, width)
         if canvas.panel_titles.get(ax):
-            text_fitting.wrap_panel_title(ax, points)
+            text_fitting.wrap_panel_title(ax, points / canvas.font_scale)
         _fit_legend(canvas, ax, width)
 
 
 def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
-    """Reduce the columns of a legend until it is not wider than `width` points."""
-    options = canvas.legends.get(ax, {})
+    """Reduce the columns of a legend until it is not wider than `width` points; move a wide one to the left edge."""
+    options = canvas.legends.get(ax)
+    if options is None:
+        return
     while options.get("ncols", 1) > 1 and text_fitting.legend_width(ax) > width:
         options["ncols"] -= 1
-        ax.legend(**options)
+        canvas.show_legend(ax)
+    box, pixels = ax.get_window_extent(), text_fitting.get_pixels(ax)
+    left = (box.x0 - text_fitting.find_left_edge(ax)) / pixels
+    if options.get("bbox_to_anchor") == (0, 1) and text_fitting.legend_width(ax) > width - left:
+        options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width, 1)
+        canvas.show_legend(ax)
 
 
 def _crop_height(figure: PlotFigure) -> None:
     """Set the height of the figure to that of its content."""
     width, height = figure.get_size_inches()
     inches = figure.dpi_scale_trans.inverted()
-    boxes = [ax.get_tightbbox() for ax in figure.axes if ax.get_visible()]
-    boxes += [text.get_window_extent() for text in figure.texts]
-    box = inches.transform_bbox(Bbox.union([box for box in boxes if box is not None]))
+    boxes = [measure_content(figure), *(text.get_window_extent() for text in figure.texts)]
+    box = inches.transform_bbox(Bbox.union(boxes))
     low, new_height = box.y0 - PADDING, box.height + 2 * PADDING
 
     def move(y: float) -> float:

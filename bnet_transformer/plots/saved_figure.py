@@ -27,6 +27,7 @@ from bnet_transformer.figures.fonts import BASE_FONT, text_width
 
 PADDING = 0.06  # inches around the content
 SHARED_LABEL_HEIGHT = 0.17  # inches of the label that all panels share
+NOTE_SHARE = 0.97  # of the width: letters on a screen are up to 3% wider than in print
 DPI = 144  # points per inch
 
 RC_PARAMS: Any = {
@@ -172,15 +173,23 @@ def _cut(line: str, size: float, points: float) -> str:
     return next((f"{line[:n].rstrip()}…" for n in lengths if text_width(f"{line[:n]}…", size) <= points), "…")
 
 
+def measure_content(figure: Figure) -> Bbox:
+    """The box in pixels of the axes of a figure with their labels and legends, without the texts of the figure."""
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    legends = [legend for ax in panels if (legend := ax.get_legend()) is not None]
+    boxes = [*(ax.get_tightbbox() for ax in panels), *(legend.get_window_extent() for legend in legends)]
+    return Bbox.union([box for box in boxes if box is not None])
+
+
 class FigureLayout(ConstrainedLayoutEngine):
     """Packs the panels as tightly as their labels allow, and puts title, shared axis labels and notes around them.
 
     With `exact_width`, title and notes span the width of the figure.
     """
 
-    def __init__(self, exact_width: bool = False) -> None:
+    def __init__(self, exact_width: bool = False, font_scale: float = 1.0) -> None:
         super().__init__(compress=True)
-        self.exact_width = exact_width
+        self.exact_width, self.font_scale = exact_width, font_scale
         self.texts: dict[str, Text] = {}
         self.notes: list[str] = []
         self.size: tuple[float, ...] = ()
@@ -195,8 +204,7 @@ class FigureLayout(ConstrainedLayoutEngine):
             super().execute(fig)  # a second run would move the panels slightly
         self.size = size
         inches = fig.dpi_scale_trans.inverted()
-        boxes = [ax.get_tightbbox() for ax in fig.axes if ax.get_visible()]
-        box = inches.transform_bbox(Bbox.union(boxes))
+        box = inches.transform_bbox(measure_content(fig))
         panels = inches.transform_bbox(Bbox.union([ax.bbox for ax in self.panels if ax.get_visible()]))
         left = box.x0 - (SHARED_LABEL_HEIGHT if "y" in self.texts else 0.0)
         right = box.x1
@@ -213,5 +221,5 @@ class FigureLayout(ConstrainedLayoutEngine):
             text.set_position(np.divide(positions[name], size).tolist())
         if "notes" in self.texts:
             text = self.texts["notes"]
-            points = max(120.0, 72 * (right - left))
+            points = max(120.0, NOTE_SHARE * 72 * (right - left)) / self.font_scale
             text.set_text("\n".join(wrap_text(note, text.get_fontsize(), points) for note in self.notes))

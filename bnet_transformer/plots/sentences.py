@@ -19,7 +19,13 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.selection import find_attention_spec, merge_words, parse_attention_slices
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps, probability_limits
+from bnet_transformer.plots.heat_maps import (
+    HeatMapData,
+    count_columns,
+    draw_heat_map,
+    draw_heat_maps,
+    probability_limits,
+)
 from bnet_transformer.plots.labelled_arrays import (
     BarSeries,
     draw_bars,
@@ -30,6 +36,7 @@ from bnet_transformer.plots.labelled_arrays import (
 from bnet_transformer.reference.node_tables import compute_read_mask
 
 TOKEN_WORDS = "tokens"
+MIN_PANEL_WIDTH = 0.55  # inches of the attention of one head
 BLANK_NOTE = "Blank: no arrow; word i cannot attend to word j."
 
 
@@ -81,22 +88,25 @@ def plot_sentence(
         draw_heat_map(canvas, maps[0], **labels, limits=limits, square=True)
         canvas.set_title(f"Slice {slices[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
         return
-    num_columns, panels = arrange_panels(maps_by_slice)
+    num_columns, panels = arrange_panels(canvas, maps_by_slice)
     draw_heat_maps(canvas, panels, **labels, num_columns=num_columns, limits=limits)
     canvas.set_title(f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs by slice")
 
 
-def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int, list[HeatMapData | None]]:
+def arrange_panels(
+    canvas: Canvas, maps_by_slice: Mapping[int, list[HeatMapData]]
+) -> tuple[int, list[HeatMapData | None]]:
     """The number of columns, and the panels row by row; each slice starts a new row, which is filled with None."""
     panels: list[HeatMapData | None] = []
     max_maps = max(map(len, maps_by_slice.values()))
     if max_maps == 1:
         panels += [replace(maps[0], name=f"slice {t}", short_name="") for t, maps in maps_by_slice.items()]
-        return min(4, len(panels)), panels
+        return count_columns(canvas, len(panels), 4), panels
     if len(maps_by_slice) == 1:
         panels += next(iter(maps_by_slice.values()))
-        return min(4, len(panels)), panels
-    num_columns = max_maps if max_maps <= 16 else 8
+        return count_columns(canvas, len(panels), 4), panels
+    limit, smallest = (max_maps, MIN_PANEL_WIDTH) if max_maps <= 16 else (8, None)
+    num_columns = count_columns(canvas, max_maps, limit, smallest)
     for t, maps in maps_by_slice.items():
         panels += [replace(m, row_title=f"slice {t}") for m in maps]
         panels += [None] * (-len(maps) % num_columns)

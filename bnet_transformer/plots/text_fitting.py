@@ -77,10 +77,10 @@ def wrap_panel_title(ax: Axes, points: float) -> None:
 
 
 def _wrap(label: Text, points: float, max_lines: int = MAX_LABEL_LINES) -> None:
-    """Wrap each line of a label."""
-    lines = label.get_text().split("\n")
-    size = float(label.get_fontsize())
-    label.set_text("\n".join(wrap_text(line, size, points, max_lines) for line in lines))
+    """Wrap a label, which may be wrapped already."""
+    text = label.get_text()
+    if text:
+        label.set_text(wrap_text(text.replace("\n", " "), float(label.get_fontsize()), points, max_lines))
 
 
 def shrink_texts(ax: Axes, factor: float) -> None:
@@ -97,6 +97,11 @@ def legend_width(ax: Axes) -> float:
     """The width of the legend of axes in points."""
     legend = ax.get_legend()
     return 0.0 if legend is None else float(legend.get_window_extent().width / get_pixels(ax))
+
+
+def find_left_edge(ax: Axes) -> float:
+    """The left end of the figure of axes in pixels."""
+    return float(ax.figure.bbox.x0)
 
 
 # the space of the user's axes
