@@ -133,9 +133,9 @@ def model_comparison() -> ModelComparison:
 
 def faithfulness_curves() -> Any:
     """Curves of two rankings of edges."""
-    clean, corrupt = pair(True)
-    scores = {"sweep of arrows": bt.sweep(clean[:2], corrupt[:2], at="v -> a", metric=METRIC)}
-    return bt.faithfulness_curves(clean, corrupt, metric=METRIC, scores=scores)
+    (clean, *_), (corrupt, *_) = pair(True)
+    scores = {"sweep of arrows": bt.sweep(clean, corrupt, at="v -> a", metric=METRIC)}
+    return bt.faithfulness_curves([clean] * 3, [corrupt] * 3, metric=METRIC, scores=scores)
 
 
 def calibration() -> Calibration:

@@ -97,10 +97,11 @@ def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
     while options.get("ncols", 1) > 1 and text_fitting.legend_width(ax) > width:
         options["ncols"] -= 1
         canvas.show_legend(ax)
-    box, pixels = ax.get_window_extent(), text_fitting.get_pixels(ax)
-    left = (box.x0 - text_fitting.find_left_edge(ax)) / pixels
-    if options.get("bbox_to_anchor") == (0, 1) and text_fitting.legend_width(ax) > width - left:
-        options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width, 1)
+    if options.get("loc") == "lower left":  # above the panel
+        box, pixels = ax.get_window_extent(), text_fitting.get_pixels(ax)
+        left = (box.x0 - text_fitting.find_left_edge(ax)) / pixels
+        is_wide = text_fitting.legend_width(ax) > width - left
+        options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width if is_wide else 0, 1)
         canvas.show_legend(ax)
 
 
