@@ -11,6 +11,7 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 import bnet_transformer as bt
 from bnet_transformer.figures.size import MIN_FONT_SIZE, NAMED_WIDTHS
@@ -24,22 +25,14 @@ QUICK = ("attention, one head", "posterior", "sweep, errors")
 def get_texts(figure):
     """The visible texts of a figure that are not empty."""
     figure.draw_without_rendering()
-    shown = [
-        text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip() and is_visible(text)
-    ]
-    hidden = {
-        id(label)
-        for ax in get_axes(figure)
-        for axis in (ax.xaxis, ax.yaxis)
-        for label in axis.get_ticklabels(which="both")
-        if label not in get_tick_labels(axis)
-    }
-    return [text for text in shown if id(text) not in hidden]
-
-
-def is_visible(artist):
-    ax = artist.axes
-    return ax is None or ax.get_visible()
+    axes = get_axes(figure)
+    hidden = {id(text) for ax in figure.axes if not ax.get_visible() for text in ax.findobj(Text)}
+    for axis in (axis for ax in axes for axis in (ax.xaxis, ax.yaxis)):
+        labels = {id(label) for label in get_tick_labels(axis)}
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        hidden |= {id(label) for tick in ticks for label in (tick.label1, tick.label2)} - labels
+    texts = figure.findobj(lambda item: isinstance(item, Text) and item.get_visible() and item.get_text().strip())
+    return [text for text in texts if id(text) not in hidden]
 
 
 def get_axes(figure):
@@ -76,11 +69,13 @@ def check_ticks(figure):
 
 
 def check_inside(texts, box):
+    """All texts lie in a box in pixels."""
+    outside = []
     for text in texts:
-        extent = text.get_window_extent()
-        is_inside = extent.x0 >= box.x0 - TOLERANCE and extent.x1 <= box.x1 + TOLERANCE
-        is_inside &= extent.y0 >= box.y0 - TOLERANCE and extent.y1 <= box.y1 + TOLERANCE
-        assert is_inside, (text.get_text(), extent, box)
+        (x0, y0), (x1, y1) = text.get_window_extent().get_points()
+        if min(x0 - box.x0, y0 - box.y0, box.x1 - x1, box.y1 - y1) < -TOLERANCE:
+            outside.append((text.get_text(), [x0 - box.x0, y0 - box.y0, box.x1 - x1, box.y1 - y1]))
+    assert not outside
 
 
 def check_cells(figure):
@@ -132,3 +127,55 @@ def test_a_plot_has_exactly_its_width_and_legible_texts(name, width):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="pdf", **options)
         assert get_width(buffer.getvalue(), "pdf") == pytest.approx(NAMED_WIDTHS[width], abs=1e-4)
+
+
+def draw_grid(names, layout=None):
+    """Nine plots in the subplots of a figure of the width of a column; return the figure, and the space of each."""
+    figure = Figure(figsize=(3.3, 3.6), dpi=144, layout=layout)
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(3, 3).ravel().tolist()
+    for name, ax in zip(names, panels, strict=False):
+        bt.plot(build(name), ax=ax, **EXAMPLES[name].options)
+    figure.draw_without_rendering()
+    return figure, panels
+
+
+def get_panel_texts(ax):
+    inside = {id(text) for text in ax.findobj(Text)}
+    return [text for text in get_texts(ax.figure) if id(text) in inside]
+
+
+SEVERAL_PANELS = ("attention", "attention, heads", "attention, many heads", "sweep, three axes", "sweep, arrows")
+SEVERAL_PANELS += ("mediation, maps", "heads of a fit, cosine", "three axes")
+SINGLE_PANELS = [
+    name
+    for name in EXAMPLES
+    if name not in SEVERAL_PANELS
+    and name not in ("attention, heads", "attention, many heads", "heads of a fit, cosine")
+]
+
+
+def test_an_attention_plot_stays_in_the_cell_of_a_small_subplot():
+    figure, panels = draw_grid(["attention, one head"])
+    check_grid(figure, panels, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, len(SINGLE_PANELS), 9))
+def test_plots_stay_in_the_cells_of_small_subplots(start):
+    names = SINGLE_PANELS[start : start + 9]
+    figure, panels = draw_grid(names)
+    check_grid(figure, panels, len(names))
+
+
+def check_grid(figure, panels, count):
+    spec = figure.axes[0].get_gridspec()
+    bottoms, tops, lefts, rights = spec.get_grid_positions(figure)
+    middles = [0, *((rights[:-1] + lefts[1:]) / 2), 1], [1, *((bottoms[:-1] + tops[1:]) / 2), 0]
+    for k, ax in enumerate(panels[:count]):
+        row, column = divmod(k, 3)
+        texts = get_panel_texts(ax)
+        cell = figure.bbox.width * np.array(middles[0][column : column + 2])
+        ends = figure.bbox.height * np.array(middles[1][row : row + 2])
+        assert min(text.get_fontsize() for text in texts) >= MIN_FONT_SIZE
+        check_inside(texts, Bbox.from_extents(cell[0], ends[1], cell[1], ends[0]))

@@ -88,4 +88,5 @@ def _draw_difference(result: Calibration, canvas: Canvas, ax: Axes, name: str) -
     text = "\n".join(lines if canvas.is_narrow else [lines[0], " ".join(lines[1:])])
     style: dict[str, Any] = {"fontsize": SMALL_FONT_SIZE - 1, "color": canvas.colours["grey"], "va": alignment}
     style["bbox"] = {"facecolor": canvas.colours["paper"], "alpha": 0.7, "linewidth": 0, "pad": 1}
-    ax.text(0.03, y, text, transform=ax.transAxes, fontfamily=canvas.with_font([BASE_FONT]), **style)
+    if not canvas.is_small:
+        ax.text(0.03, y, text, transform=ax.transAxes, fontfamily=canvas.with_font([BASE_FONT]), **style)

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.transforms import Bbox
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import BASE_FONT, MISSING_GLYPH, replace_missing_glyphs, text_width
@@ -41,6 +42,8 @@ TITLE_FONT_SIZE = 9.0
 
 MAX_LABEL_SHARE = 0.38  # of the width of the page for the labels at the left of an axis
 NARROW_WIDTH = 5.0  # inches
+SMALL_SPACE = 2.1  # inches: texts in a smaller space of the user's axes have the smallest size
+MIN_PANEL_WIDTH = 0.12  # inches
 COLOUR_BAR_WIDTH = 0.57  # inches of a colour bar with its ticks and label
 USER_AXES_SHARE = 0.9  # of the measured size: notes that are added last reduce the size of the user's axes
 
@@ -88,8 +91,11 @@ class Canvas:
             raise BNetError("width= cannot be combined with ax=", hint=hint)
         self.width = None if width is None else parse_width(width)
         self.page_width = PAGE_WIDTH if self.width is None else self.width
+        self.space = Bbox.unit() if ax is None else find_space(ax)  # of the user's axes, in pixels
+        self.is_small = False  # in a small part of the figure of the user, all texts have the smallest size
         if ax is not None:
-            self.page_width = find_space(ax).width / ax.figure.dpi
+            self.page_width = self.space.width / ax.figure.dpi
+            self.is_small = min(self.space.width, self.space.height) / ax.figure.dpi < SMALL_SPACE
         self.font = check_font(font)
         self.font_scale = relative_font_width(self.font)
         self.colours = get_palette(theme)
@@ -114,7 +120,6 @@ class Canvas:
         self.panel_titles: dict[Axes, str] = {}
         self._final_steps: list[Callable[[], None]] = []
         self.is_laid_out = False  # then sizes are measured
-        self.is_small = False  # in a small part of the figure of the user, all texts have the smallest size
 
     def with_font(self, fonts: Sequence[str]) -> list[str]:
         """Font families, the first choice first: the font of the user, then those that contain the characters."""
@@ -147,9 +152,7 @@ class Canvas:
 
     def add_panels(self, rows: int, columns: int, width: float, height: float, **options: Any) -> list[Axes]:
         """The panels of a new figure, row by row; or the user's axes if there is only one panel."""
-        if self.user_axes is not None and rows * columns > 1:
-            hint = "Choose one panel by an option of the plot, or leave out ax="
-            raise BNetError("ax", expected="a plot with one panel", actual=f"{rows * columns} panels", hint=hint)
+        self._check_panels(rows * columns)
         if self.user_axes is not None:
             return self._style_axes([self.user_axes])
         panels = self._create_figure(width, height).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
@@ -163,7 +166,10 @@ class Canvas:
         `left` is the space for the labels of the first column. The positions are computed directly, without the slow
         constrained layout.
         """
+        self._check_panels(rows * columns)
         (w, h), (gap_x, gap_y) = panel_size, gap
+        if w < MIN_PANEL_WIDTH:
+            raise self.narrow_error()
         width, height = left + columns * (w + gap_x) + COLOUR_BAR_WIDTH, rows * (h + gap_y)
         width = width if self.width is None else self.width
         figure, axes = self._create_figure(width, height), []
@@ -176,6 +182,17 @@ class Canvas:
         bar_bounds = ((left + columns * (w + gap_x) + 0.04) / width, bar_bottom, 0.09 / width, bar_height / height)
         self._colour_bar_axes = figure.add_axes(bar_bounds, label="scale")
         return self._style_axes(axes)
+
+    def _check_panels(self, count: int) -> None:
+        """Raise an error for several panels on the axes of the user."""
+        if self.user_axes is not None and count > 1:
+            hint = "Choose one panel by an option of the plot, or leave out ax="
+            raise BNetError("ax", expected="a plot with one panel", actual=f"{count} panels", hint=hint)
+
+    def narrow_error(self) -> BNetError:
+        """The error for a width in which the labels leave no space for a panel."""
+        hint = "Use a larger width, or plot a part of the result"
+        return BNetError("width", expected="space for the labels of this plot", actual=f"{self.width:g}in", hint=hint)
 
     def _create_figure(self, width: float, height: float) -> PlotFigure:
         """A new figure of a size in inches."""
@@ -308,7 +325,9 @@ class Canvas:
         """Draw the legend of a panel with its current options."""
         options = self.legends[ax]
         # The layout would narrow the panel for a legend above it, which then extends even farther.
-        ax.legend(**options).set_in_layout(self.width is None or options.get("loc") != "lower left")
+        is_anchored, is_above = "bbox_to_anchor" in options, options.get("loc") == "lower left"
+        is_free = is_anchored if self.user_axes is not None else is_above and self.width is not None
+        ax.legend(**options).set_in_layout(not is_free)
 
     def style_curve_axes(self, ax: Axes, x: str, y: str, num_ticks: int) -> None:
         """Label the axes of curves, with integer ticks along x and faint horizontal lines."""

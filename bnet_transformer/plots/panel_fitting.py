@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -23,8 +25,15 @@ if TYPE_CHECKING:
 
 MAX_GROWTH = 0.5  # of the height of a figure, to fill its width
 FIT_STEPS = 2  # wrapped labels change the size of panels, on which labels depend
-SMALL_SPACE = 150.0  # points: texts in a smaller space have the smallest size
-SMALL_TEXT = 0.72  # the factor of the sizes of texts in a small space
+SMALL_TEXT, SMALL_LINES = 0.72, 0.65  # the factors of the sizes of texts and lines in a small space
+SMALL_TITLE = 5.5  # points
+SMALL_LEGEND = {
+    "handlelength": 1.0,
+    "labelspacing": 0.2,
+    "handletextpad": 0.4,
+    "columnspacing": 0.8,
+    "title_fontsize": 5,
+}
 MIN_PANEL_SHARE = 0.38  # of the space of the user's axes; notes are omitted before a panel gets smaller
 
 
@@ -44,11 +53,18 @@ def fit_to_width(canvas: Canvas, figure: PlotFigure, width: float) -> None:
         text_fitting.wrap_axis_labels(ax, points / 1.3)
     for _ in range(FIT_STEPS):
         canvas.layout.size = ()
-        canvas.layout.execute(figure)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
+            canvas.layout.execute(figure)
         _fit_texts(canvas, points)
         _fill_width(canvas, figure)
     canvas.layout.size = ()
-    canvas.layout.execute(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
+        try:
+            canvas.layout.execute(figure)
+        except UserWarning:
+            raise canvas.narrow_error() from None
     canvas.finish_panels()
     canvas.add_figure_texts()
     canvas.layout.execute(figure)
@@ -94,15 +110,20 @@ def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
     options = canvas.legends.get(ax)
     if options is None:
         return
-    while options.get("ncols", 1) > 1 and text_fitting.legend_width(ax) > width:
+    is_inside = "bbox_to_anchor" not in options
+    limit = max(40.0, 0.9 * text_fitting.measure_axes(ax)[0]) if is_inside else width
+    if canvas.user_axes is not None and not is_inside and options.get("loc") == "upper left":
+        limit = (canvas.space.x1 - ax.get_window_extent().x0) / text_fitting.get_pixels(ax)
+    while options.get("ncols", 1) > 1 and text_fitting.legend_width(ax) > limit:
         options["ncols"] -= 1
         canvas.show_legend(ax)
     if options.get("loc") == "lower left":  # above the panel
         box, pixels = ax.get_window_extent(), text_fitting.get_pixels(ax)
-        left = (box.x0 - text_fitting.find_left_edge(ax)) / pixels
+        left = (box.x0 - canvas.space.x0) / pixels
         is_wide = text_fitting.legend_width(ax) > width - left
         options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width if is_wide else 0, 1)
         canvas.show_legend(ax)
+    text_fitting.shorten_legend(ax, limit)
 
 
 def _crop_height(figure: PlotFigure) -> None:
@@ -133,44 +154,56 @@ def fit_into_axes(canvas: Canvas, ax: Axes, title: str) -> None:
         ax: The axes of the user.
         title: The title.
     """
-    space = text_fitting.find_space(ax)
-    canvas.is_small = min(space.width, space.height) / text_fitting.get_pixels(ax) < SMALL_SPACE
     if canvas.is_small:
-        text_fitting.shrink_texts(ax, SMALL_TEXT)
+        text_fitting.shrink_lines(ax, SMALL_LINES)
+        _shrink(canvas, ax)
     label = ax.get_xlabel()
     canvas.is_laid_out = True
-    _fit_user_axes(canvas, ax, space, title, label)
+    _fit_user_axes(canvas, ax, title, label)
     canvas.finish_panels()
-    _fit_user_axes(canvas, ax, space, title, label)
     if canvas.is_small:
-        text_fitting.shrink_texts(ax, SMALL_TEXT)
+        _shrink(canvas, ax)
+    _fit_user_axes(canvas, ax, title, label)
 
 
-def _fit_user_axes(canvas: Canvas, ax: Axes, space: Bbox, title: str, label: str) -> None:
-    """Fit with the notes; without them if the panel would be too small."""
-    for notes in (canvas.notes, []):
+def _shrink(canvas: Canvas, ax: Axes) -> None:
+    """Reduce the sizes of texts in a small space."""
+    if ax in canvas.legends:
+        fonts = {**canvas.legends[ax]["prop"], "size": MIN_FONT_SIZE}
+        canvas.legends[ax] |= SMALL_LEGEND | {"prop": fonts}
+        canvas.show_legend(ax)
+    text_fitting.shrink_texts(ax, SMALL_TEXT)
+
+
+def _fit_user_axes(canvas: Canvas, ax: Axes, title: str, label: str) -> None:
+    """Fit with the notes; without them, and with a title of one line, if the panel would be too small."""
+    for notes, lines in ((canvas.notes, 3), ([], 3), ([], 1)):
         is_large = True
         for _ in range(FIT_STEPS + 1):
-            is_large = _fit_once(canvas, ax, space, title, [label, *notes])
-        if is_large or not canvas.notes:
+            is_large = _fit_once(canvas, ax, title, label, notes, lines)
+        for ticks in canvas.tick_labels.values():
+            canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
+        if is_large:
             return
 
 
-def _fit_once(canvas: Canvas, ax: Axes, space: Bbox, title: str, lines: list[str]) -> bool:
+def _fit_once(canvas: Canvas, ax: Axes, title: str, label: str, notes: Sequence[str], title_lines: int) -> bool:
     """Wrap and thin the texts for the current position of the axes, and move the axes."""
-    points, box = text_fitting.get_pixels(ax), ax.get_window_extent()
-    factor = SMALL_TEXT if canvas.is_small else 1.0
+    points, box, space = text_fitting.get_pixels(ax), ax.get_window_extent(), canvas.space
     middle = (box.x0 + box.x1) / 2
     centred = 2 * min(middle - space.x0, space.x1 - middle) / points / canvas.font_scale
-    ax.set_xlabel("\n".join(line for line in lines if line))
+    ax.set_xlabel(label)
     text_fitting.wrap_axis_labels(ax, centred)
+    size = ax.xaxis.label.get_fontsize()
+    lines = [ax.get_xlabel(), *(wrap_text(note, size, centred) for note in notes)]
+    ax.set_xlabel("\n".join(line for line in lines if line))
     for bar in ax.child_axes:
         text_fitting.wrap_axis_labels(bar, space.width / points)
     for ticks in canvas.tick_labels.values():
         canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
     text_fitting.thin_numeric_ticks(ax)
     _fit_legend(canvas, ax, space.width / points)
-    _set_title(canvas, ax, title, (space.x1 - box.x0) / points, factor)
+    _set_title(canvas, ax, title, (space.x1 - box.x0) / points, title_lines)
     engine: Any = ax.get_figure(root=True).get_layout_engine()  # type: ignore[union-attr]
     if engine is not None:
         engine.execute(ax.get_figure(root=True))
@@ -179,14 +212,14 @@ def _fit_once(canvas: Canvas, ax: Axes, space: Bbox, title: str, lines: list[str
     return text_fitting.move_into(ax, space, MIN_PANEL_SHARE)
 
 
-def _set_title(canvas: Canvas, ax: Axes, title: str, width: float, factor: float) -> None:
+def _set_title(canvas: Canvas, ax: Axes, title: str, width: float, lines: int) -> None:
     """Set the title of the user's axes, above a legend that is above the panel."""
     (line,), fonts = canvas.format_texts([title], 120) if title else ([""], [])
-    size = max(MIN_FONT_SIZE, canvas.title_size * factor)
-    legend, pad = ax.get_legend(), 8 * factor**2
+    size = SMALL_TITLE if canvas.is_small else canvas.title_size
+    legend, pad = ax.get_legend(), 3 if canvas.is_small else 8
     if legend is not None and title:
         overlap = legend.get_window_extent().y1 - ax.get_window_extent().y1
         pad = max(pad, overlap / text_fitting.get_pixels(ax) + 2)
-    text = wrap_text(line, size * canvas.font_scale, width, 2)
+    text = wrap_text(line, size * canvas.font_scale, width, lines)
     style: Any = {"fontfamily": fonts} if fonts else {}
     ax.set_title(text, loc="left", pad=pad, fontsize=size, color=canvas.colours["ink"], **style)

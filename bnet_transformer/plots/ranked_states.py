@@ -100,7 +100,8 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
             is_labelled = _draw_row(canvas, ax, row, range(k, count * block.pitch, block.pitch), scale)
             unlabelled += [] if is_labelled else row.groups
         _label_axes(canvas, ax, block, count, (panel_width, panel_height))
-    _write_probabilities(canvas, panels[0], result, blocks[0], count)
+    if not canvas.is_small:
+        _write_probabilities(canvas, panels[0], result, blocks[0], count)
     _add_state_legend(canvas, panels[0], unlabelled)
     name = "most probable explanation" if result.method == "most_probable" else "marginal MAP"
     canvas.set_title(
@@ -281,10 +282,9 @@ def _label_axes(canvas: Canvas, ax: Axes, block: Block, count: int, size: tuple[
     canvas.draw_frame(ax)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    canvas.set_tick_labels(ax, "y", [row.label or "-" for row in block.rows], size[1] / count)
-    font_size = ax.get_yticklabels()[0].get_fontsize()
     ticks = [(r * block.pitch + k, row.label) for r in range(count) for k, row in enumerate(block.rows) if row.label]
-    ax.set_yticks([y for y, _ in ticks], labels=[label for _, label in ticks], fontsize=font_size)
+    labels, places = [label for _, label in ticks], [float(y) for y, _ in ticks]
+    canvas.set_tick_labels(ax, "y", labels, size[1], positions=places)
     if 72 * size[0] / len(block.columns) >= MIN_WORD_PITCH:
         canvas.set_tick_labels(ax, "x", block.columns, size[0])
         canvas.set_axis_labels(ax, block.column_name)

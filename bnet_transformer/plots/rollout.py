@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,9 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer.attention import Reads
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.fonts import BASE_FONT, text_width
+from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
+from bnet_transformer.figures.size import MIN_FONT_SIZE
 from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, probability_limits, tick_label_width
 from bnet_transformer.plots.numbers import FloatArray
@@ -143,7 +145,9 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     ax.set_xlim(-0.12, last + 0.12)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_yticks([])
-    ax.set_xticks([t + 0.5 for t in range(last)], labels=[f"slice {t}" for t in result.slices], fontfamily=BASE_FONT)
+    names = [f"slice {t}" for t in result.slices]
+    width = canvas.panel_size(ax, (column_width * last, 0.0))[0]
+    canvas.set_tick_labels(ax, "x", names, width, positions=[t + 0.5 for t in range(last)])
     ax.tick_params(length=0)
     hidden = (flows > 0) & ~mask
     if hidden.any():
@@ -212,7 +216,12 @@ def _draw_words(
     """Draw the source words with their weights at the left, and the output word at the right."""
     texts = [format_fraction(float(word_weights[i])) if word_weights[i] > 0 else "–" for i in rows]
     offset = max(28.0, 12 + max(text_width(text, SMALL_FONT_SIZE + 0.5) for text in texts))
+    step = 1
+    if canvas.user_axes is not None:
+        step = max(1, math.ceil(1.2 * MIN_FONT_SIZE * len(rows) / (0.6 * 72 * canvas.space.height / ax.figure.dpi)))
     for k, (i, text) in enumerate(zip(rows, texts, strict=True)):
+        if k % step and i != word:
+            continue
         (line,), fonts = canvas.format_texts([result.tokens[i]], 14)
         style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL_FONT_SIZE + 0.5}
         style |= {"textcoords": "offset points", "parse_math": False}

@@ -162,10 +162,10 @@ def wrap_text(text: str, size: float, points: float, max_lines: int | None = Non
             lines.append(word)
     if max_lines is not None and len(lines) > max_lines:
         lines = [*lines[: max_lines - 1], " ".join(lines[max_lines - 1 :])]
-    return "\n".join(_cut(line, size, points) for line in lines)
+    return "\n".join(cut(line, size, points) for line in lines)
 
 
-def _cut(line: str, size: float, points: float) -> str:
+def cut(line: str, size: float, points: float) -> str:
     """The line, shortened with an ellipsis if it is wider than `points`."""
     if text_width(line, size) <= points:
         return line

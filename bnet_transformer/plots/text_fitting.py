@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.gridspec import GridSpecFromSubplotSpec, SubplotSpec
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 from matplotlib.transforms import Bbox
 
 from bnet_transformer.figures.size import MIN_FONT_SIZE
-from bnet_transformer.plots.saved_figure import wrap_text
+from bnet_transformer.plots.saved_figure import cut, wrap_text
 
 SPACE_PADDING = 0.03  # inches between the content and the end of the space of the user's axes
 MIN_TICK_GAP = 2.0  # points between the labels of two ticks
@@ -41,15 +42,19 @@ def measure_unit(ax: Axes, axis_name: str) -> float:
 
 
 def thin_numeric_ticks(ax: Axes) -> None:
-    """Reduce the ticks of linear axes with numbers until their labels do not overlap."""
+    """Reduce the ticks of axes with numbers until their labels do not overlap."""
     for axis, side in ((ax.xaxis, 0), (ax.yaxis, 1)):
-        locator: Any = axis.get_major_locator()
-        if not isinstance(locator, MaxNLocator) or axis.get_scale() != "linear" or not axis.get_visible():
-            continue
-        for count in range(8, MIN_TICKS - 1, -1):
-            if not _labels_overlap(axis, side, get_pixels(ax) * MIN_TICK_GAP):
-                break
-            locator.set_params(nbins=count)
+        locator, gap = axis.get_major_locator(), get_pixels(ax) * MIN_TICK_GAP
+        if isinstance(locator, MaxNLocator) and axis.get_scale() == "linear":
+            for count in range(8, MIN_TICKS - 1, -1):
+                if not _labels_overlap(axis, side, gap):
+                    break
+                locator.set_params(nbins=count)
+        elif isinstance(locator, FixedLocator) and axis.get_scale() != "linear":
+            places, labels = axis.get_majorticklocs(), [label.get_text() for label in axis.get_ticklabels()]
+            while len(places) > MIN_TICKS and _labels_overlap(axis, side, gap):
+                places, labels = places[::2], labels[::2]
+                axis.set_ticks(places, labels=labels)
 
 
 def _labels_overlap(axis: Any, side: int, gap: float) -> bool:
@@ -99,9 +104,26 @@ def legend_width(ax: Axes) -> float:
     return 0.0 if legend is None else float(legend.get_window_extent().width / get_pixels(ax))
 
 
-def find_left_edge(ax: Axes) -> float:
-    """The left end of the figure of axes in pixels."""
-    return float(ax.figure.bbox.x0)
+def shorten_legend(ax: Axes, width: float) -> None:
+    """Shorten the texts of a legend that is wider than `width` points."""
+    legend, excess = ax.get_legend(), legend_width(ax) - width
+    if legend is None or excess <= 0:
+        return
+    widest = max(text.get_window_extent().width for text in legend.get_texts()) / get_pixels(ax)
+    for text in legend.get_texts():
+        text.set_text(cut(text.get_text(), float(text.get_fontsize()), max(8.0, 0.97 * (widest - excess))))
+
+
+def shrink_lines(ax: Axes, factor: float) -> None:
+    """Multiply the widths of lines and the sizes of markers."""
+    for line in ax.lines:
+        line.set_linewidth(line.get_linewidth() * factor)
+        line.set_markersize(line.get_markersize() * factor)
+        line.set_markeredgewidth(line.get_markeredgewidth() * factor)
+    for collection in ax.collections:
+        collection.set_linewidths([width * factor for width in np.atleast_1d(collection.get_linewidths())])
+    for patch in ax.patches:
+        patch.set_linewidth(patch.get_linewidth() * factor)
 
 
 # the space of the user's axes
@@ -165,9 +187,13 @@ def _space_between(ax: Axes, figure: Any) -> Bbox:
 
 def move_into(ax: Axes, space: Bbox, min_share: float) -> bool:
     """Move axes so that their labels lie in a space in pixels; return whether they have `min_share` of its height."""
-    box, tight = ax.get_window_extent(), ax.get_tightbbox()
+    tight, legend = ax.get_tightbbox(), ax.get_legend()
+    box = ax.get_window_extent()  # after get_tightbbox, which applies the aspect
     if tight is None:
         return True
+    if legend is not None:
+        extent = legend.get_window_extent()
+        tight = Bbox.from_extents(tight.x0, min(tight.y0, extent.y0), tight.x1, max(tight.y1, extent.y1))
     margins = box.x0 - tight.x0, box.y0 - tight.y0, tight.x1 - box.x1, tight.y1 - box.y1
     left, bottom, right, top = (max(0.0, float(margin)) for margin in margins)
     target = [space.x0 + left, space.y0 + bottom, space.x1 - right, space.y1 - top]
@@ -183,3 +209,4 @@ def set_pixel_box(ax: Axes, box: Bbox) -> None:
     bounds = ax.figure.bbox
     x0, y0 = (box.x0 - bounds.x0) / bounds.width, (box.y0 - bounds.y0) / bounds.height
     ax.set_position((x0, y0, box.width / bounds.width, box.height / bounds.height))
+    ax.apply_aspect()
