@@ -551,7 +551,7 @@ class Sentence(StructureQueries):
         """
         stack, numbers = parse_attention_slices(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
-        return compute_reads(
+        reads = compute_reads(
             query,
             self.state.tokens[stack],
             numbers,
@@ -562,6 +562,8 @@ class Sentence(StructureQueries):
             inclusion=inclusion,
             evaluator=None if self.state.evidence else self.state.evaluator,
         )
+        special = self.state.encoded.find_special_words(self.state.network).get(stack, ())
+        return replace(reads, special=tuple(k in special for k in range(len(reads.tokens))))
 
     def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:
         """The logit lens: the readout applied to every state `x_t` of every word, as if it were the last state `x_T`.

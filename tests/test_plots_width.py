@@ -4,9 +4,11 @@ import io
 import itertools
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,8 +17,10 @@ from matplotlib.transforms import Bbox
 
 import bnet_transformer as bt
 from bnet_transformer.figures.size import MIN_FONT_SIZE, NAMED_WIDTHS
+from bnet_transformer.learning.training.loop import Trained
+from bnet_transformer.plots.labelled_arrays import make_labelled_array
 from bnet_transformer.plots.registry import PLOTS_BY_TYPE
-from tests.plot_examples import EXAMPLES, build
+from tests.plot_examples import EXAMPLES, build, random_array
 
 TOLERANCE = 1.5  # pixels
 QUICK = ("attention, one head", "posterior", "sweep, errors")
@@ -179,3 +183,162 @@ def check_grid(figure, panels, count):
         ends = figure.bbox.height * np.array(middles[1][row : row + 2])
         assert min(text.get_fontsize() for text in texts) >= MIN_FONT_SIZE
         check_inside(texts, Bbox.from_extents(cell[0], ends[1], cell[1], ends[0]))
+
+
+@pytest.mark.parametrize(("kind", "width", "inches"), [("png", "8.5cm", 8.5 / 2.54), ("svg", "240pt", 240 / 72)])
+def test_files_have_the_physical_width(kind, width, inches):
+    figure = bt.plot(build("attention, one head"), width=width, **EXAMPLES["attention, one head"].options)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, dpi=200, bbox_inches=None)
+    assert get_width(buffer.getvalue(), kind) == pytest.approx(inches, abs=0.006)
+    assert len(figure._repr_png_()) > 1000
+
+
+@pytest.mark.parametrize("width", ["wide", 8.5, "8.5", "3 feet", "0.1in"])
+def test_an_unknown_width_is_an_error(width):
+    with pytest.raises(bt.BNetError, match="width"):
+        bt.plot(build("posterior"), width=width, **EXAMPLES["posterior"].options)
+
+
+def test_a_width_without_space_and_a_width_of_foreign_axes_are_errors():
+    with pytest.raises(bt.BNetError, match="space for the labels"):
+        bt.plot(build("attention, heads"), width="0.6in")
+    with pytest.raises(bt.BNetError, match="ax="):
+        bt.plot(build("posterior"), width="column", ax=Figure().subplots(), node="c")
+    with pytest.raises(bt.BNetError, match="special"):
+        bt.plot(build("check"), special=False)
+
+
+def test_titles_are_replaced_or_left_out():
+    titles = [
+        bt.plot(build("attention, one head"), width="column", title=title, slice=0, head=0).texts
+        for title in (None, "", "A title " * 12)
+    ]
+    written = [[text.get_text() for text in texts] for texts in titles]
+    assert "Slice 0, head 0" in written[0] and not any("Slice" in text for text in written[1])
+    (long,) = [text for text in titles[2] if text.get_text().startswith("A title")]
+    assert "\n" in long.get_text() and long.get_text().replace("\n", " ") == ("A title " * 12).strip()
+
+
+def test_a_font_is_named_in_svg_and_required_in_other_files():
+    figure = bt.plot(build("posterior"), font="No Such Font", width="column", **EXAMPLES["posterior"].options)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    texts = re.findall(rb"<text[^>]*>", buffer.getvalue())
+    assert texts and all(b"No Such Font" in text for text in texts)
+    with pytest.raises(bt.BNetError, match="installed font"):
+        figure.savefig(io.BytesIO(), format="png")
+    with pytest.warns(UserWarning, match="installed font"):
+        figure._repr_png_()
+    serif = bt.plot(build("posterior"), font="serif", width="column", **EXAMPLES["posterior"].options)
+    serif.savefig(io.BytesIO(), format="pdf")
+    assert {text.get_fontfamily()[0] for text in get_texts(serif)} == {"serif"}
+    with pytest.raises(bt.BNetError, match="font"):
+        bt.plot(build("posterior"), font=12, **EXAMPLES["posterior"].options)
+
+
+def get_ticks(ax, axis="x"):
+    return [label.get_text() for label in (ax.get_xticklabels() if axis == "x" else ax.get_yticklabels())]
+
+
+def get_notes(figure):
+    return " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+
+
+FLAGS = (True, *[False] * 7, True)
+
+
+def test_special_tokens_are_left_out_of_reads_with_a_note():
+    reads = replace(build("reads"), special=FLAGS)
+    figure = bt.plot(reads, special=False)
+    cells = np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan)
+    np.testing.assert_allclose(np.nan_to_num(cells), reads.matrix[1:8, 1:8].numpy())
+    share = float(reads.matrix[1:8][:, [0, 8]].sum(1).mean())
+    assert f"{share:.1%} of the attention" in get_notes(figure) and get_ticks(figure.axes[0]) == list(reads.tokens[1:8])
+    assert len(get_ticks(bt.plot(reads, special=False, show="entropy").axes[0])) == 7
+    with pytest.raises(bt.BNetError, match="unknown"):
+        bt.plot(replace(reads, special=()), special=False)
+    with pytest.raises(bt.BNetError, match="all words are special"):
+        bt.plot(replace(reads, special=(True,) * 9), special=False)
+    with pytest.raises(bt.BNetError, match="flow"):
+        bt.plot(reads, special=False, word=8)
+
+
+def test_special_tokens_are_left_out_of_attention(monkeypatch):
+    s = build("attention, one head")
+    monkeypatch.setattr(type(s.state.encoded), "flag_special_tokens", lambda *_: FLAGS)
+    figure = bt.plot(s, slice=0, head=1, special=False)
+    cells = np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan)
+    attention = s.attention(0)[1].numpy()
+    np.testing.assert_allclose(np.nan_to_num(cells), attention[1:8, 1:8])
+    assert f"{attention[1:8][:, [0, 8]].sum(1).mean():.1%} of the attention" in get_notes(figure)
+
+
+def test_special_tokens_are_left_out_of_results_by_word():
+    lens = replace(build("lens"), special=FLAGS)
+    assert get_ticks(bt.plot(lens, special=False).axes[0]) == list(lens.words[1:8])
+    sweep = replace(build("sweep"), special={"word": (True, False, False, False, False)})
+    figure = bt.plot(sweep, special=False)
+    assert get_ticks(figure.axes[0]) == ["cat / dog", "sat / ran", "on", "a"] and "Special tokens the" in get_notes(
+        figure
+    )
+    group = replace(build("posteriors of a group"), special=(True, False, False))
+    assert len(get_ticks(bt.plot(group, special=False).axes[0])) == 2
+    parts = replace(build("contributions, words"), special=(True, False, False, False))
+    figure = bt.plot(parts, by="word", special=False)
+    frame = parts.by_word()
+    hidden = frame["total"].iloc[0]
+    assert get_ticks(figure.axes[0]) == ["1 cat", "2 sat"] and f"sum to {hidden:+.3g}" in get_notes(figure)
+    with pytest.raises(bt.BNetError, match="a plot with words"):
+        bt.plot(parts, by="head", special=False)
+
+
+def test_words_of_sweeps_have_both_tokens_or_their_number():
+    assert get_ticks(bt.plot(build("sweep")).axes[0]) == ["the", "cat / dog", "sat / ran", "on", "a"]
+    assert get_ticks(bt.plot(build("sweep, errors")).axes[0]) == ["word 0", "word 1", "word 2", "on", "a"]
+
+
+def test_arrows_without_effect_are_left_out_and_zeros_are_written():
+    found = build("sweep, arrows")
+    values = found.values.numpy()
+    figure = bt.plot(found)
+    has_effect = (np.nan_to_num(values) != 0).any(0)
+    expected = values[:, has_effect.any(1)][:, :, has_effect.any(0)]
+    for k in range(len(values)):
+        cells = np.ma.filled(figure.axes[k].collections[0].get_array(), np.nan)
+        np.testing.assert_allclose(cells, expected[k])
+        texts = {tuple(map(round, text.get_position())): text.get_text() for text in figure.axes[k].texts}
+        for (row, column), value in np.ndenumerate(expected[k]):
+            assert (texts.get((column, row)) == "0") == (value == 0)
+            assert ((column, row) in texts) == (not np.isnan(value))
+
+
+def test_numbers_share_a_power_of_ten_that_the_label_names():
+    figure = bt.plot(build("small numbers"), axes=("slice", "head"))
+    assert figure.axes[0].child_axes[0].get_ylabel() == "value, in 10⁻⁶"
+    bars = bt.plot(torch.tensor([2e-7, -3e-7]), axes="feature")
+    bars.draw_without_rendering()
+    assert bars.axes[0].get_ylabel() == "value, in 10⁻⁶" and bars.axes[0].yaxis.get_offset_text().get_text() == ""
+    curve = bt.plot(Trained(None, (3e7, 2e7, 1e7), (), 3))
+    curve.draw_without_rendering()
+    assert curve.axes[0].get_ylabel() == "loss, in 10⁶" and curve.axes[0].yaxis.get_offset_text().get_text() == ""
+
+
+def test_intervals_of_small_cells_are_bars():
+    values, error = random_array(30, 30), torch.full((30, 30), 0.3)
+    array = make_labelled_array(values, ("slice", "head"), error=error)
+    figure = bt.plot(array, width="column")
+    interval = next(item for item in figure.axes[0].collections if item.get_label() == "interval")
+    assert interval.get_linewidths()[0] > 1.2 and "interval (bar)" in get_notes(figure)
+    low, high = array.low.min(), array.high.max()
+    ends = [low + (high - low) * (0.4 - (interval.get_segments()[0][:, 1])) / 0.8]
+    np.testing.assert_allclose(ends[0], [array.low[0, 0], array.high[0, 0]])
+
+
+def test_the_panels_of_many_heads_share_the_words_at_the_outer_edges():
+    figure = bt.plot(build("attention, many heads"), slice=0)
+    panels = [ax for ax in figure.axes if ax.get_label().startswith("panel") and ax.get_visible()]
+    columns = len({round(ax.get_position().x0, 4) for ax in panels})
+    for k, ax in enumerate(panels):
+        has_rows, has_columns = bool(get_tick_labels(ax.yaxis)), bool(get_tick_labels(ax.xaxis))
+        assert has_rows == (k % columns == 0) and has_columns == (k + columns >= len(panels))

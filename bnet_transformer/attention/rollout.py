@@ -251,6 +251,7 @@ class Reads(Drawable):
         head_entropies: The entropy of the TPM of each head in nats, `[slice, head, word]`.
         readable: The pairs of words that have an arrow, `[slice, word, word]`.
         state: The role of the hidden states that the chain connects, such as `x` or `dec_x`.
+        special: For each word, whether it is a special token; empty if this is unknown.
     """
 
     matrix: Tensor
@@ -265,6 +266,7 @@ class Reads(Drawable):
     head_entropies: Tensor = field(repr=False)
     readable: Tensor = field(repr=False)
     state: str = "x"
+    special: tuple[bool, ...] = ()
 
     @property
     def chain(self) -> Tensor:

@@ -60,6 +60,12 @@ class EncodedSentence:
                 flags += [is_image and k == 0 for k in range(len(tokens))]
         return tuple(flags)
 
+    def find_special_words(self, network: Network) -> dict[str, tuple[int, ...]]:
+        """The indices of the special tokens of each stack that has some."""
+        flags = iter(self.flag_special_tokens(network))
+        words = {stack: tuple(k for k, _ in enumerate(tokens) if next(flags)) for stack, tokens in self.tokens.items()}
+        return {stack: indices for stack, indices in words.items() if indices}
+
     def get_spans(self) -> tuple[Span | None, ...]:
         """For each token of all stacks, its character span in the text; None without a text."""
         spans: list[Span | None] = []

@@ -57,6 +57,14 @@ class HeatMapData:
     high: FloatArray | None = field(default=None, repr=False)
     error: FloatArray | None = field(default=None, repr=False)
 
+    def select(self, rows: Sequence[int], columns: Sequence[int]) -> HeatMapData:
+        """The data of some rows and columns."""
+        index, names = np.ix_(rows, columns), ("values", "low", "high", "error")
+        parts: Any = {name: getattr(self, name)[index] for name in names if getattr(self, name) is not None}
+        parts["row_labels"] = tuple(self.row_labels[k] for k in rows)
+        parts["column_labels"] = tuple(self.column_labels[k] for k in columns)
+        return replace(self, **parts)
+
     def scale(self, unit: float) -> HeatMapData:
         """The same data with all numbers multiplied by a factor."""
         if unit == 1:

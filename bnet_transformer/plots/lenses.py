@@ -18,6 +18,7 @@ from bnet_transformer.inference.selection import parse_words
 from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_cells, shared_limits, tick_label_width
 from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.residual_stream import Lens, TunedLens
 
 COLOURS = {"probability": "probability of the word", "entropy": "entropy (nats)", "kl": "KL(end || lens) (nats)"}
@@ -35,12 +36,14 @@ def plot_lens(
     show: str | None = None,
     slices: object = None,
     words: object = None,
+    special: bool = True,
 ) -> None:
     """Plot the most probable word of every state, or the probability or rank of a `target` word by state.
 
     In the grid, words are along x and slices along y, with the last state on top. `colour` is the quantity of the
-    colours: `"probability"` of the written word, `"entropy"` or `"kl"`. `slices` and `words` select a part. With
-    `target`, the curve is that of the last selected word: of its probability, or with `show="rank"` of its rank.
+    colours: `"probability"` of the written word, `"entropy"` or `"kl"`. `slices` and `words` select a part, and
+    `special=False` leaves out special tokens. With `target`, the curve is that of the last selected word: of its
+    probability, or with `show="rank"` of its rank.
     """
     check_choice("colour", colour, COLOURS)
     check_choice("show", show, (None, "probability", "rank"))
@@ -50,6 +53,10 @@ def plot_lens(
         )
     rows = result.parse_slices(range(len(result.states)) if slices is None else slices)
     columns = parse_words(result.words, range(len(result.words)) if words is None else words)
+    shown = set(select_words(canvas, result.words, result.special, special))
+    columns = [k for k in columns if k in shown]
+    if not columns:
+        raise BNetError("words", expected="words that are no special tokens", actual=words)
     kind = "Tuned lens" if result.is_tuned else "Logit lens"
     norm = f"The readout applies {result.norm} to each state." if result.norm else "No norm is applied to the states."
     canvas.add_note(norm if result.is_tuned else f"{norm} The lens of early slices is biased.")

@@ -25,6 +25,7 @@ from bnet_transformer.figures.size import MIN_FONT_SIZE
 from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, probability_limits, tick_label_width
 from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.special_words import select_words
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
 MAX_BLOCK_HEIGHT = 0.86  # the height of a block with mass 1, in rows
@@ -33,11 +34,18 @@ MIN_FLOW = 1e-3  # the weight of a flow that is drawn by default
 
 
 def plot_reads(
-    result: Reads, canvas: Canvas, *, show: str | None = None, word: int | None = None, min_weight: float | None = None
+    result: Reads,
+    canvas: Canvas,
+    *,
+    show: str | None = None,
+    word: int | None = None,
+    min_weight: float | None = None,
+    special: bool = True,
 ) -> None:
     """Plot `P(source word | output word)`, the flow from one output `word` through the slices, or entropies.
 
     `min_weight` draws all flows of at least this weight; without it, the strongest flows that fit on a page are drawn.
+    `special=False` leaves out special tokens, except in a flow.
     """
     show = show if show is not None else "flow" if word is not None else "matrix"
     check_choice("show", show, ROLLOUT_VIEWS)
@@ -49,17 +57,24 @@ def plot_reads(
     first, last = result.slices[0], result.slices[-1]
     span = f"slice {first}" if len(result.slices) == 1 else f"slices {first}–{last}"
     note = f"Product of attention TPMs, residual share {result.residual:g}, {result.head}; not a posterior of the bnet."
+    if show == "flow" and not special:
+        expected = 'show="matrix" or show="entropy": the flow passes through special tokens'
+        raise BNetError("special=False", expected=expected, actual=show)
     if show == "matrix":
         is_flow = result.method == "flow"
         labels: Any = {"value_label": "maximum flow" if is_flow else "P(source | output)"}
         labels |= {"x": "source word", "y": "output word"}
         values = to_numpy(result.matrix.masked_fill(~reachability(result), torch.nan))
         limits = None if is_flow else probability_limits([values])
-        data = HeatMapData(values, result.tokens, result.tokens)
+        rows = [k for k, is_special in enumerate(result.special) if not is_special] if not special else slice(None)
+        shown = select_words(canvas, result.tokens, result.special, special, None if is_flow else values[rows])
+        data = HeatMapData(values, result.tokens, result.tokens).select(shown, shown)
         draw_heat_map(canvas, data, **labels, limits=limits, square=True)
         canvas.set_title(f"Attention over {span}")
     elif show == "entropy":
         data = HeatMapData(to_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
+        shown = select_words(canvas, result.tokens, result.special, special)
+        data = data.select(range(len(result.slices)), shown)
         draw_heat_map(canvas, data, value_label="entropy of P(j | i), nats", x="word i that attends", y="slice")
         return
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
 from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.special_words import select_words
 
 MAX_BAR_CELLS = 12  # more cells with direct and indirect effects are drawn as heat maps
 MAX_STACKED_PANELS = 12  # in a column on a page
@@ -41,11 +41,12 @@ def plot_sweep(
     intervals: bool | None = None,
     confidence: float = 0.95,
     top: int = 20,
+    special: bool = True,
 ) -> None:
     """Plot the mean effect of each cell: bars for one axis, a heat map for two, panels for three; NaN is blank.
 
-    `restored` plots fractions of the total effect. Bars have bootstrap intervals; cells of a heat map have standard
-    errors, or intervals if `intervals=True`.
+    `special=False` leaves out special tokens. `restored` plots fractions of the total effect. Bars
+    have bootstrap intervals; cells of a heat map have standard errors, or intervals if `intervals=True`.
     """
     check_fraction("confidence", confidence)
     check_choice("restored", restored, (True, False))
@@ -62,11 +63,11 @@ def plot_sweep(
     bounds = _compute_interval(result, confidence) if has_intervals else None
     panels: list[Axes] = []
     if len(result.axes) < 2:
-        _draw_bars(canvas, result, [_make_series(result, values, bounds)], value_label, top)
+        _draw_bars(canvas, result, [_make_series(result, values, bounds)], value_label, top, special)
     elif len(result.axes) == 2:
         low, high = bounds or (None, None)
         data = HeatMapData(values, *_get_labels(result, (0, 1)), low=low, high=high, error=errors)
-        (data,) = _crop(canvas, result, (0, 1), [data])
+        (data,) = _crop(canvas, result, (0, 1), _drop_special(canvas, result, (0, 1), [data], special))
         limits, options = symmetric_limits(data.values), _axis_options(result, (0, 1))
         panels = [draw_heat_map(canvas, data, value_label=value_label, limits=limits, **options)]
         canvas.draw_when_sized(lambda: _draw_strokes(canvas, panels, [data.values]))
@@ -75,7 +76,7 @@ def plot_sweep(
         axis, other_dims = result.axes[by], tuple(dim for dim in range(3) if dim != by)
         matrices = list(np.moveaxis(values, by, 0))
         names = [f"{axis} {label}" for label in result.labels[axis]]
-        _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4)
+        _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4, special)
     canvas.set_title(f"{result.at}, {_describe_patches(result)}")
     canvas.add_note("Blank: the cell does not exist." if len(result.names) < values.size else "")
     if has_intervals:
@@ -92,7 +93,13 @@ def plot_sweep(
 
 
 def plot_mediation(
-    result: Mediation, canvas: Canvas, *, show: str | None = None, confidence: float = 0.95, top: int = MAX_BAR_CELLS
+    result: Mediation,
+    canvas: Canvas,
+    *,
+    show: str | None = None,
+    confidence: float = 0.95,
+    top: int = MAX_BAR_CELLS,
+    special: bool = True,
 ) -> None:
     """Plot direct and indirect effects: as bars for a list, for paths and for few cells, else as two heat maps.
 
@@ -102,7 +109,7 @@ def plot_mediation(
     check_int("top", top)
     total = f"{float(result.total.mean()):.3g}".replace("-", "−")
     if show is not None:
-        plot_sweep(result.of(show), canvas, confidence=confidence, top=top)
+        plot_sweep(result.of(show), canvas, confidence=confidence, top=top, special=special)
         canvas.add_note(
             f"{'Interaction' if show == 'interaction' else f'{show.capitalize()} effect'}; total effect: {total}."
         )
@@ -112,7 +119,7 @@ def plot_mediation(
     if len(result.axes) > 1 and len(result.names) > MAX_BAR_CELLS:
         if len(result.axes) > 2:
             raise _axes_limit_error(result, 2)
-        _draw_panels(canvas, result, values, (0, 1), "effect", 2)
+        _draw_panels(canvas, result, values, (0, 1), "effect", 2, special)
         canvas.add_note("Blank: the cell does not exist." if len(result.names) < values["direct"].size else "")
     else:
         has_intervals = result.examples > 1
@@ -121,7 +128,7 @@ def plot_mediation(
         for name, part in parts.items():
             bounds = _compute_interval(part, confidence) if has_intervals else None
             series.append(_make_series(result, values[name], bounds, name=name, **styles[name]))
-        _draw_bars(canvas, result, series, "effect", top)
+        _draw_bars(canvas, result, series, "effect", top, special)
         canvas.add_note(_interval_note(parts["direct"], confidence) if has_intervals else "")
     canvas.set_title(f"Effects through {result.at}", is_above_legend=True)
     canvas.add_note(f"Total effect: {total} = direct + indirect + interaction.")
@@ -163,14 +170,19 @@ def _make_series(result: Sweep | Mediation, values: FloatArray, interval: Interv
 
 
 def _draw_bars(
-    canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int
+    canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int, special: bool
 ) -> Axes:
     """Draw a bar for each cell with its name, or with its label if there is one axis; at most the `top` strongest."""
     labels, category = list(result.names.values()), "cell"
     if len(result.axes) == 1:
         (category,) = result.axes
         names = _label_axis(result, category)
-        labels = [names[k] for (k,) in result.names]
+        cells = [k for (k,) in result.names]
+        labels = [names[k] for k in cells]
+        if category == WORD:
+            shown = set(_select_along(canvas, result, WORD, special))
+            index = [position for position, k in enumerate(cells) if k in shown]
+            series, labels = [bars.select(index) for bars in series], [labels[k] for k in index]
     if len(labels) > top:
         indices = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
         canvas.add_note(f"Showing the {top} strongest of {len(labels):,}.")
@@ -191,11 +203,12 @@ def _draw_panels(
     dims: tuple[int, ...],
     value_label: str,
     max_columns: int,
+    special: bool,
 ) -> None:
     """Draw heat maps on one scale, at most `max_columns` in a row; fewer if labels would not fit."""
     labels = _get_labels(result, dims)
     maps = [HeatMapData(matrix, *labels, name, short_name=name.split()[-1]) for name, matrix in values.items()]
-    maps = _crop(canvas, result, dims, maps)
+    maps = _crop(canvas, result, dims, _drop_special(canvas, result, dims, maps, special))
     rows, columns = maps[0].values.shape
     count = count_columns(canvas, len(maps), max_columns)
     panels_width = min(PANELS_WIDTH, canvas.page_width - 0.9)
@@ -228,17 +241,24 @@ def _crop(
         names = ("attend" if result.axes[dim] == WORD else "are attended to" for dim in dims)
         hidden = " and ".join(f"{count} that {name}" for count, name in zip(counts, names, strict=True) if count)
         canvas.add_note(f"Not shown: words whose arrows all have an effect of exactly 0, {hidden}.")
-    index = np.ix_(rows, columns)
-    return [_select_cells(data, index, rows, columns) for data in maps]
+    return [data.select(rows.tolist(), columns.tolist()) for data in maps]
 
 
-def _select_cells(data: HeatMapData, index: Any, rows: Sequence[int], columns: Sequence[int]) -> HeatMapData:
-    """A part of the cells of a heat map."""
-    parts = {name: getattr(data, name) for name in ("values", "low", "high", "error")}
-    selected: Any = {name: None if part is None else part[index] for name, part in parts.items()}
-    selected["row_labels"] = tuple(data.row_labels[k] for k in rows)
-    selected["column_labels"] = tuple(data.column_labels[k] for k in columns)
-    return replace(data, **selected)
+def _drop_special(
+    canvas: Canvas, result: Sweep | Mediation, dims: tuple[int, ...], maps: Sequence[HeatMapData], special: bool
+) -> list[HeatMapData]:
+    """The maps without the rows and columns of special tokens."""
+    shown = []
+    for dim, size in zip(dims, maps[0].values.shape, strict=True):
+        axis = result.axes[dim]
+        is_of_words = axis in (WORD, READ)
+        shown.append(_select_along(canvas, result, axis, special) if is_of_words else list(range(size)))
+    return [data.select(*shown) for data in maps]
+
+
+def _select_along(canvas: Canvas, result: Sweep | Mediation, axis: str, special: bool) -> list[int]:
+    """The positions of the words that are shown along an axis."""
+    return select_words(canvas, _label_axis(result, axis), result.special.get(axis, ()), special)
 
 
 def _get_labels(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -248,8 +268,8 @@ def _get_labels(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple
 
 
 def _label_axis(result: Sweep | Mediation, axis: str) -> tuple[str, ...]:
-    """The labels along an axis; a word whose token differs between examples is "word 1"."""
-    labels = result.labels[axis]
+    """The labels along an axis: "sat / ran" for aligned tokens, "word 1" if the tokens of the examples differ."""
+    labels = result.aligned.get(axis, result.labels[axis])
     if axis not in (WORD, READ):
         return labels
     numbers = map(str, result.positions_along(axis))
