@@ -25,7 +25,7 @@ def choose_unit(*arrays: FloatArray) -> tuple[float, str]:
     power = 0
     while 0 < largest < MIN_UNSCALED and largest * 10.0**power < 0.1 and power < MAX_POWER:
         power += 3
-    while largest * 10.0**power >= MAX_UNSCALED and power > -MAX_POWER:
+    while largest >= MAX_UNSCALED and largest * 10.0**power >= 1000 and power > -MAX_POWER:
         power -= 3
     return 10.0**power, f", in 10{str(-power).translate(SUPERSCRIPTS)}" if power else ""
 
