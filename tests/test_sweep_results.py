@@ -216,7 +216,7 @@ def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
     figure = bt.plot(result, top=2)
     top = sorted(int(name[2:]) for name, _ in result.top(2))
     assert get_heights(figure) == pytest.approx(result.values[top].tolist()) and "2 strongest of 6" in get_notes(figure)
-    assert get_heights(bt.plot(make_sweep((), ()))) == pytest.approx([1e3 * float(make_sweep((), ()).values)])
+    assert get_heights(bt.plot(make_sweep((), ()))) == pytest.approx([float(make_sweep((), ()).values)])
     result = make_mediation(axes=("cell",), sizes=(3,))
     assert get_heights(bt.plot(result)) == pytest.approx([*result.direct.tolist(), *result.indirect.tolist()])
     result = make_mediation(sizes=(5, 3))

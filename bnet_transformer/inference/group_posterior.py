@@ -37,12 +37,14 @@ class GroupPosterior(SavedResult):
             its state; the row of a node that is set to a vector is NaN.
         axes: The names of the dims of `probabilities`: plates such as `head`, then `word` and `state`.
         labels: The labels along each axis, for axes with labels: the tokens of the words, the labels of the states.
+        special: For each word, whether it is a special token; empty if this is unknown.
     """
 
     name: str
     probabilities: Tensor
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    special: tuple[bool, ...] = field(default=(), repr=False)
 
     def labels_along(self, dim: int) -> tuple[str, ...]:
         """The labels along a dim of `probabilities`.
@@ -90,7 +92,9 @@ def compute_group_posterior(state: SentenceState, query: Query, name: str) -> Gr
     labels = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
         labels["word"] = state.tokens[group.word_stack]
-    return GroupPosterior(name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels)
+    special = state.encoded.find_special_words(state.network).get(group.word_stack or "", ())
+    flags = tuple(k in special for k in range(len(labels.get("word", ()))))
+    return GroupPosterior(name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels, flags)
 
 
 def find_group_nodes(model: GroundModel, name: str) -> list[int]:

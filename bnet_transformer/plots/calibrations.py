@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 
 from bnet_transformer._core.checks import check_names
 from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.fonts import BASE_FONT
 from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.calibration.result import CALIBRATED
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
 
 MAX_COLUMNS = 3
 PANEL_HEIGHT = 1.55  # inches
@@ -36,12 +37,12 @@ def plot_calibration(result: Calibration, canvas: Canvas, *, quantity: str | Non
     elif canvas.user_axes is not None:
         names = [min(names, key=lambda name: p[name])]
         canvas.add_note("The quantity with the smallest p; choose another with quantity=.")
-    columns = min(MAX_COLUMNS, len(names))
+    columns = min(2 if canvas.is_narrow else MAX_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
     if len(names) == 1:
         panels = [canvas.add_axes(3.4, 2.3)]
     else:
-        size = PAGE_WIDTH * columns / MAX_COLUMNS, PANEL_HEIGHT * rows + 0.3
+        size = canvas.page_width * columns / MAX_COLUMNS, PANEL_HEIGHT * rows + 0.3
         panels = canvas.add_panels(rows, columns, *size, sharex=True, sharey=True)
     verdicts = result.verdicts
     for name, ax in zip(names, panels, strict=False):
@@ -83,5 +84,9 @@ def _draw_difference(result: Calibration, canvas: Canvas, ax: Axes, name: str) -
     p = f"p = {result.p[name]:.2g}" if result.p[name] >= MIN_P else f"p < {MIN_P:g}"
     is_low = bool(difference.mean() < 0)  # the text is on the other side of the curve
     y, alignment = (0.97, "top") if is_low else (0.03, "bottom")
+    lines = [p, "90% interval", f"covers {mean:.0%} ± {error:.0%}"]
+    text = "\n".join(lines if canvas.is_narrow else [lines[0], " ".join(lines[1:])])
     style: dict[str, Any] = {"fontsize": SMALL_FONT_SIZE - 1, "color": canvas.colours["grey"], "va": alignment}
-    ax.text(0.03, y, f"{p}\n90% interval covers {mean:.0%} ± {error:.0%}", transform=ax.transAxes, **style)
+    style["bbox"] = {"facecolor": canvas.colours["paper"], "alpha": 0.7, "linewidth": 0, "pad": 1}
+    if not canvas.is_small:
+        ax.text(0.03, y, text, transform=ax.transAxes, fontfamily=canvas.with_font([BASE_FONT]), **style)

@@ -49,7 +49,8 @@ def plot_faithfulness_curves(
         )
     rankings = RANKINGS if ranking is None and canvas.user_axes is None else (ranking or "signed",)
     height = 2.4 + LEGEND_LINE * len(names)
-    panels = canvas.add_panels(1, len(rankings), 3.3 * len(rankings) + 0.2, height, sharey=True)
+    rows, columns = (len(rankings), 1) if canvas.is_narrow else (1, len(rankings))
+    panels = canvas.add_panels(rows, columns, 3.3 * columns + 0.2, height * rows, sharey=True)
     styles = _choose_styles(names, canvas)
     ranges = []
     for ax, kind in zip(panels, rankings, strict=True):
@@ -59,7 +60,7 @@ def plot_faithfulness_curves(
             line.set_label(f"{name}, {measure} {areas[name]:.2f}")
         if len(panels) > 1:
             canvas.set_panel_title(ax, RANKING_TITLES[kind])
-        canvas.set_axis_labels(ax, "share of the edges", "faithfulness f(k)" if ax is panels[0] else "")
+        canvas.set_axis_labels(ax, "share of the edges", "faithfulness f(k)" if ax is panels[0] or rows > 1 else "")
         # Below the label of the axis the legend covers no curve.
         below = ax.transAxes + ScaledTranslation(0, -LEGEND_OFFSET, ax.figure.dpi_scale_trans)
         canvas.add_legend(ax, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0.0)

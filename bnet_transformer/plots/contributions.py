@@ -8,9 +8,11 @@ import numpy as np
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer.errors import BNetError
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
+from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.plots.sweeps import symmetric_limits
 from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
 from bnet_transformer.residual_stream.results import KINDS, rank_writers
@@ -21,19 +23,24 @@ PLOTS = (None, "writer", "head", "word")
 SCALE_NOTE = "The scales of norms are held fixed: an identity at this sentence, not an effect."
 
 
-def plot_contributions(result: Contributions, canvas: Canvas, *, by: str | None = None, top: int = MAX_BARS) -> None:
+def plot_contributions(
+    result: Contributions, canvas: Canvas, *, by: str | None = None, top: int = MAX_BARS, special: bool = True
+) -> None:
     """Plot the parts of a readout: bars for at most 16 writers, else a heat map of slices and heads.
 
     `by` selects the plot: `"writer"` (bars of the `top` strongest), `"head"` (the heat map) or `"word"` (a heat
-    map of kinds of writers and words: the words that heads attend to, and the words of other writers).
+    map of kinds of writers and words: the words that heads attend to, and the words of other writers). There
+    `special=False` leaves out special tokens.
     """
     check_choice("by", by, PLOTS)
     check_int("top", top)
     heads = [writer for writer in result.writers if writer.kind == "attention"]
     if by is None:
         by = "head" if len(result.writers) > MAX_BARS and len(heads) > 1 else "writer"
+    if not special and by != "word":
+        raise BNetError("special=False", expected='by="word", a plot with words', actual=by)
     if by == "word":
-        _plot_words(result, canvas)
+        _plot_words(result, canvas, special)
     elif by == "head" and heads:
         _plot_heads(result, canvas)
     else:
@@ -94,13 +101,18 @@ def _name_column(writer: Writer, same_kind: Sequence[Writer]) -> str:
     return head if len(roles) == 1 else f"{role} {head}"
 
 
-def _plot_words(result: Contributions, canvas: Canvas) -> None:
+def _plot_words(result: Contributions, canvas: Canvas, special: bool) -> None:
     """A heat map with a row for each kind of writer and a column for each word."""
     frame = result.by_word()
     kinds = [kind for kind in KINDS if kind in frame]
     matrix = frame[kinds].to_numpy().T
     labels = [f"{k} {word}" if word else "no word" for k, word in enumerate(frame["word"])]
     data = HeatMapData(matrix, tuple(kinds), tuple(labels))
+    shown = select_words(canvas, list(frame["word"]), result.special[: len(labels)], special)
+    if len(shown) < len(labels):
+        remainder = float(matrix.sum() - matrix[:, shown].sum())
+        canvas.add_note(f"The parts of the words that are not shown sum to {_format(remainder)}.")
+    data = data.select(range(len(kinds)), shown)
     limits = symmetric_limits(matrix)
     draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="word (of a head: attended to)", y="")
 
@@ -113,13 +125,23 @@ def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: i
     heads = sorted(rank_writers(magnitude.amax(-1), top))
     writers = sorted(rank_writers(magnitude.amax(-2), top))
     values = to_numpy(result.values[heads][:, writers].T)
-    values = np.where(values == 0, np.nan, values)  # a head reads no later writer
+    can_read = np.array([[_can_read(result, h, w) for h in heads] for w in writers])
+    values = np.where((values == 0) & ~can_read, np.nan, values)
     names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.writers, writers), (result.heads, heads))]
     data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
     draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head", y="writer")
     canvas.set_title(f"{result.of} at {result.node}: paths of two")
     _note_selection(canvas, (len(writers), len(result.writers), "writers"), (len(heads), len(result.heads), "heads"))
     canvas.add_note("Attention and the scales of norms are held fixed.")
+
+
+def _can_read(result: PathContributions, head: int, writer: int) -> bool:
+    """Whether a head can read a writer: an earlier one, and no bias of another head of its slice."""
+    names = [item.name for item in result.writers]
+    reader, source = result.heads[head], result.writers[writer]
+    is_of_other_head = source.slice == reader.slice and bool(source.plates) and source.plates != reader.plates
+    position = names.index(reader.name) if reader.name in names else len(names)
+    return writer < position and not is_of_other_head
 
 
 def plot_score_contributions(

@@ -11,12 +11,14 @@ from torch.distributions import Categorical, Distribution
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference import GroupPosterior, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps
+from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps
 from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
+from bnet_transformer.plots.special_words import select_words
 
 MAX_WORD_LABELS = 60  # with more words than this, the columns of a heat map have numbers
 
@@ -62,8 +64,11 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
         canvas.add_legend(ax)
 
 
-def plot_group_posterior(result: GroupPosterior, canvas: Canvas) -> None:
-    """Plot the posteriors of the nodes of a group: words as columns, states as rows, a panel for each other index."""
+def plot_group_posterior(result: GroupPosterior, canvas: Canvas, *, special: bool = True) -> None:
+    """Plot the posteriors of the nodes of a group: words as columns, states as rows, a panel for each other index.
+
+    `special=False` leaves out special tokens.
+    """
     probs, names = to_numpy(result.probabilities.double()), result.axes
     if probs.ndim == 1:  # one node
         array = make_labelled_array(probs, names, labels=result.labels, value_label=f"P({result.name} | evidence)")
@@ -77,10 +82,13 @@ def plot_group_posterior(result: GroupPosterior, canvas: Canvas) -> None:
         HeatMapData(probs[index].T, states, columns, ", ".join(f"{a} {k}" for a, k in zip(names, index, strict=False)))
         for index in np.ndindex(*probs.shape[:-2])
     ]
+    if names[-2] == WORD and not special:
+        shown = select_words(canvas, columns, result.special, special)
+        maps = [m.select(range(len(states)), shown) for m in maps]
     if len(maps) == 1:
         panels = [draw_heat_map(canvas, maps[0], **style, limits=(0.0, 1.0))]
     else:
-        num_columns, width = (1, 5.4) if len(columns) > 16 else (min(4, len(maps)), 2.0)
+        num_columns, width = (1, 5.4) if len(columns) > 16 else (count_columns(canvas, len(maps), 4), 2.0)
         style |= {"num_columns": num_columns, "max_width": width, "aspect": min(1.0, 0.2 * len(states) / width)}
         panels = draw_heat_maps(canvas, maps, **style, limits=(0.0, 1.0), square=False, should_thin_labels=True)
     if is_long:

@@ -16,10 +16,12 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
 from bnet_transformer.learning.fit.head_summary import find_unidentified
 from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
-from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
+from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, frame_cell
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
+from bnet_transformer.plots.numbers import FloatArray
 
+MIN_PANEL_WIDTH = 1.9  # inches of a panel with axes
 FIT_VIEWS = ("pi", "theta", "history")
 MAX_RANGE_RATIO = 5.0  # a fit below this multiple of the range of the better fits is drawn at the lower edge
 MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn in a pale colour, with its running mean
@@ -64,9 +66,9 @@ def plot_fit(
         canvas.add_note(f"Selector {selectors[0]} of {', '.join(selectors)}; choose another with owner=.")
         selectors = selectors[:1]
     num_panels = len(selectors) + ("history" in selected)
-    num_columns = min(2 if num_panels == 4 else 3, num_panels)
+    num_columns = count_columns(canvas, num_panels, 2 if num_panels == 4 else 3, MIN_PANEL_WIDTH)
     rows = math.ceil(num_panels / num_columns)
-    width = PAGE_WIDTH if num_columns > 1 else 3.6 if selectors else 4.6
+    width = canvas.page_width if num_columns > 1 else 3.6 if selectors else 4.6
     panels = canvas.add_panels(rows, num_columns, width, 2.5 * rows)
     for selector, ax in zip(selectors, panels, strict=False):
         _plot_pi(result, canvas, ax, selector, share)
@@ -82,7 +84,7 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     """Plot the usage of each head, with dead ones labelled; or the cosine similarity of the heads' matrices."""
     check_choice("show", show, ("usage", "cosine"))
     if show == "usage":
-        ax = canvas.add_axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
+        ax = canvas.add_axes(max(2.8, min(canvas.page_width, 0.5 * len(result.usage) + 0.9)), 2.4)
         _plot_usage(canvas, ax, result)
         canvas.set_title(f"{result.live} of {len(result.usage)} heads live, effective number {result.effective:.2f}")
         return
@@ -95,7 +97,7 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
         draw_heat_map(canvas, maps[0], **labels, limits=(-1.0, 1.0), square=True)
         canvas.set_title(maps[0].name)
         return
-    draw_heat_maps(canvas, maps, **labels, num_columns=min(4, len(maps)), limits=(-1.0, 1.0))
+    draw_heat_maps(canvas, maps, **labels, num_columns=count_columns(canvas, len(maps), 4), limits=(-1.0, 1.0))
     canvas.set_title("Similarity of heads")
 
 
@@ -126,7 +128,7 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     x[order] = heads[order] if is_by_heads else np.arange(len(heads))
     is_in_range = _find_fits_in_range(gain, error, result.tie)
     is_in_range[choice] = True
-    ax = canvas.add_axes(max(3.4, min(PAGE_WIDTH, 0.42 * len(heads) + 1.6)), 2.6)
+    ax = canvas.add_axes(max(3.4, min(canvas.page_width, 0.42 * len(heads) + 1.6)), 2.6)
     accent, second, grey = (canvas.colours[name] for name in ("accent", "second", "grey"))
     ax.axhline(density[best], color=grey, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     shown = [k for k in order if is_in_range[k]]

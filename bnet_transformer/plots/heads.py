@@ -21,16 +21,19 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.head_attention import OTHER
 from bnet_transformer.attention.heads.head_roles import Roles
 from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
+from bnet_transformer.figures.size import MIN_FONT_SIZE
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas, make_norm
 from bnet_transformer.plots.heat_maps import (
-    FloatArray,
+    ERROR_SIZE,
     HeatMapData,
     draw_heat_map,
+    fit_font_size,
     probability_limits,
     shared_limits,
     tick_label_width,
 )
 from bnet_transformer.plots.labelled_arrays import to_float_array
+from bnet_transformer.plots.numbers import FloatArray
 
 MEASURES = {  # for each measure: the label of its scale, the title, and the attribute with its errors
     "rho": ("share of sentences, rho", "Inclusion of heads", None),
@@ -38,6 +41,7 @@ MEASURES = {  # for each measure: the label of its scale, the title, and the att
     "importance": ("gradient importance, nats", "Gradient importance of heads", "importance_error"),
     "ablation": ("ablation, nats", "Ablation of single heads", "ablation_error"),
 }
+MIN_TWO_LINES = 0.3  # inches of a cell with a number and its error or interval
 LOG_SCALE_RATIO = 50.0  # the ratio of the largest number to the median above which a scale is logarithmic
 LINE_STYLES = (("accent", "-", "o"), ("second", "--", "s"), ("v", ":", "^"))
 
@@ -88,10 +92,15 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
     data = HeatMapData(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
 
     def write_cells(ax: Axes, image: Any, width: float, height: float) -> None:
-        if width >= 0.27 and height >= 0.16:
-            _write_cells(canvas, ax, image, values, error, height >= 0.3)
-        if show == "rho" and height >= 0.3:
-            _draw_intervals(canvas, ax, image, result)
+        has_numbers = _write_cells(canvas, ax, image, values, error, (width, height))
+        if show == "rho" and (height >= MIN_TWO_LINES or not has_numbers):
+            _draw_intervals(canvas, ax, image, result, height=None if has_numbers else height)
+        if result.has_interval.any() and any(line.get_label() == "interval" for line in ax.collections):
+            place = "Line below each mean" if has_numbers else "Bar"
+            canvas.add_note(f"{place}: {result.interval:.0%} interval, on a scale from 0 (left) to 1.")
+        if any("±" in text.get_text() for text in ax.texts):
+            kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
+            canvas.add_note(f"±: {kind}.")
 
     norm = Normalize(0.0, 1.0) if show == "rho" else choose_norm(values)
     ax = draw_heat_map(canvas, data, value_label=value_label, x="head", y="", norm=norm, write_cells=write_cells)
@@ -103,11 +112,6 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
         bar.set_yticks(ticks, labels=[format_short(tick) for tick in ticks])
         bar.minorticks_off()
     _frame_dead_heads(result, canvas, ax, values, norm)
-    if result.has_interval.any() and any(line.get_label() == "interval" for line in ax.collections):
-        canvas.add_note(f"Line below each mean: {result.interval:.0%} interval, on a scale from 0 (left) to 1.")
-    if any("±" in text.get_text() for text in ax.texts):
-        kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
-        canvas.add_note(f"±: {kind}.")
 
 
 def choose_norm(values: FloatArray) -> Normalize:
@@ -136,34 +140,51 @@ def format_short(value: float) -> str:
 
 
 def _write_cells(
-    canvas: Canvas, ax: Axes, image: Any, values: FloatArray, error: FloatArray | None, has_two_lines: bool
-) -> None:
-    """Write the number of each cell, with its error below it if `has_two_lines`."""
-    for (i, j), value in np.ndenumerate(values):
-        style: Any = {
-            "ha": "center",
-            "va": "center_baseline",
-            "color": canvas.contrasting_colour(image.cmap(image.norm(value))),
-        }
-        canvas.add_text(ax, j, i - (0.16 if has_two_lines else 0), format_short(value), fontsize=6.5, **style)
-        if has_two_lines and error is not None and error[i, j] >= 0.005:
-            canvas.add_text(ax, j, i + 0.24, f"±{format_short(float(error[i, j]))}", fontsize=5.2, **style)
+    canvas: Canvas, ax: Axes, image: Any, values: FloatArray, error: FloatArray | None, cell: tuple[float, float]
+) -> bool:
+    """Write the number of each cell, with its error below it if there is space; return whether the numbers fit."""
+    texts = {index: format_short(float(value)) for index, value in np.ndenumerate(values)}
+    size = fit_font_size(canvas, texts.values(), cell)
+    has_two_lines = cell[1] >= MIN_TWO_LINES
+    errors = {}
+    if error is not None:
+        errors = {k: f"±{format_short(float(e))}" for k, e in np.ndenumerate(error) if e >= 0.005}
+    has_errors = has_two_lines and fit_font_size(canvas, errors.values(), cell) is not None
+    if size is None:
+        return False
+    for (i, j), text in texts.items():
+        colour = canvas.contrasting_colour(image.cmap(image.norm(values[i, j])))
+        style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
+        canvas.add_text(ax, j, i - (0.16 if has_two_lines else 0), text, fontsize=size, **style)
+        if has_errors and (i, j) in errors:
+            canvas.add_text(ax, j, i + 0.24, errors[i, j], fontsize=ERROR_SIZE, **style)
+    return True
 
 
-def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion) -> None:
-    """Draw in each cell the interval of rho, from 0 at the left to 1 at the right, with a dot for the mean."""
+def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion, height: float | None) -> None:
+    """Draw in each cell the interval of rho, from 0 at the left to 1 at the right, with a dot for the mean.
+
+    With the `height` of a cell in inches, the interval is a bar in the middle of the cell, with a line for the mean.
+    """
     low, mean, high = (to_float_array("rho", tensor) for tensor in (result.low, result.mean, result.high))
-    tracks, lines, dots, colours = [], [], [], []
+    tracks, lines, marks, colours, fills = [], [], [], [], []
+    offset = 0.26 if height is None else 0.0
     for (i, j), value in np.ndenumerate(mean):
-        y_line = i + 0.26
-        tracks.append([(j - 0.4, y_line), (j + 0.4, y_line)])
-        lines.append([(j - 0.4 + 0.8 * low[i, j], y_line), (j - 0.4 + 0.8 * high[i, j], y_line)])
-        dots.append((j - 0.4 + 0.8 * value, y_line))
-        colours.append(canvas.contrasting_colour(image.cmap(image.norm(value))))
+        y, left = i + offset, j - 0.4
+        tracks.append([(left, y), (left + 0.8, y)])
+        lines.append([(left + 0.8 * low[i, j], y), (left + 0.8 * high[i, j], y)])
+        marks.append([(left + 0.8 * value, y - 0.25), (left + 0.8 * value, y + 0.25)])
+        fills.append(image.cmap(image.norm(value)))
+        colours.append(canvas.contrasting_colour(fills[-1]))
     ax.add_collection(LineCollection(tracks, colors=colours, linewidths=0.4, alpha=0.5, label="from 0 to 1"))
-    ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.3, label="interval"))
-    x, y = np.array(dots).T
-    ax.scatter(x, y, s=7, c=colours, linewidths=0, zorder=3)
+    thickness = 1.3 if height is None else 0.5 * 72 * height
+    style: Any = {"linewidths": thickness, "capstyle": "butt", "label": "interval", "zorder": 2.5}
+    ax.add_collection(LineCollection(lines, colors=colours, **style))
+    if height is not None:
+        ax.add_collection(LineCollection(marks, colors=fills, linewidths=0.9, label="mean", zorder=3))
+        return
+    x, y_middle = np.array(marks).mean(1).T
+    ax.scatter(x, y_middle, s=7, c=colours, linewidths=0, zorder=3)
 
 
 def _frame_dead_heads(result: Inclusion, canvas: Canvas, ax: Axes, values: FloatArray, norm: Normalize) -> None:
@@ -186,7 +207,7 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
         for tensor in (result.low, result.mean, result.high, result.log_bayes, result.error)
     )
     height = max(1.0, 0.19 * len(names))
-    ax = canvas.add_axes(min(PAGE_WIDTH, 4.6 + tick_label_width(names)), height + 0.8)
+    ax = canvas.add_axes(min(canvas.page_width, 4.6 + tick_label_width(names)), height + 0.8)
     _, height = canvas.panel_size(ax, (0.0, height))
     y = np.arange(len(names))
     colour = canvas.colours["accent"]
@@ -255,19 +276,32 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     colours = _assign_colours(result.relations, canvas)
     rows, columns = result.probability.shape
     left = tick_label_width(result.slices)
-    width, height = min(PAGE_WIDTH - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
-    ax = canvas.add_axes(width + left + 1.6, height + 0.9)
-    width, height = canvas.panel_size(ax, (width, height))
-    _draw_cells(result, canvas, ax, signs, colours, (width / columns, height / rows))
+    right = 0.1 if canvas.is_narrow else 1.6
+    width, height = min(canvas.page_width - left - right, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
+    ax = canvas.add_axes(width + left + right, height + 0.9)
+    planned = width, height
+    width, height = canvas.panel_size(ax, planned)
+
+    def fill_cells() -> None:
+        size = canvas.panel_size(ax, planned)
+        _draw_cells(result, canvas, ax, signs, colours, (size[0] / columns, size[1] / rows))
+
+    canvas.draw_when_sized(fill_cells)
+    ax.set_xlim(-0.5, columns - 0.5)
+    ax.set_ylim(rows - 0.5, -0.5)
+    canvas.draw_frame(ax)
     canvas.set_tick_labels(ax, "x", [str(head) for head in range(columns)], width)
     canvas.set_tick_labels(ax, "y", result.slices, height)
     selectors = ", ".join(dict.fromkeys(name for name in result.selectors if name))
     canvas.set_axis_labels(ax, f"state of {selectors}" if selectors else "head")
     used_roles = {name for row in result.role for name in row}
     handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in used_roles]
-    canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
+    if canvas.is_narrow:
+        canvas.add_legend(ax, handles=handles, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=4)
+    else:
+        canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
     plural = "s" * (result.sentences != 1)
-    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}")
+    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}", is_above_legend=canvas.is_narrow)
     canvas.add_note("Cell: the relation whose share of the attention is farthest above chance, and that share.")
     canvas.add_note(
         f"Intense colour: all attention. Pale: chance. ?: probability of the role below {CONFIDENT_PROBABILITY:.0%}."
@@ -320,14 +354,11 @@ def _draw_cells(
         has_two_lines = width >= 0.27 and height >= 0.26
         style: Any = {"ha": "center", "va": "center", "color": canvas.contrasting_colour(colour)}
         text = signs[name] + ("" if sure[t, h] >= CONFIDENT_PROBABILITY else "?")
-        canvas.add_text(
-            ax, h, t - (0.16 if has_two_lines else 0), text, fontsize=min(9.0, 60 * min(width, height)), **style
-        )
+        size = min(9.0, 60 * min(width, height))
+        if size >= MIN_FONT_SIZE:
+            canvas.add_text(ax, h, t - (0.16 if has_two_lines else 0), text, fontsize=size, **style)
         if has_two_lines:
             canvas.add_text(ax, h, t + 0.24, f"{share[t, h]:.2f}".lstrip("0"), fontsize=5.5, **style)
-    ax.set_xlim(-0.5, columns - 0.5)
-    ax.set_ylim(rows - 0.5, -0.5)
-    canvas.draw_frame(ax)
 
 
 def _plot_relation(result: Roles, canvas: Canvas, relation: str) -> None:

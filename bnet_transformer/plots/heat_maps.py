@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,32 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
-from bnet_transformer.plots.canvas import FONT_SIZE, MAX_LABEL_LENGTH, PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
-
-FloatArray = NDArray[np.float64]
+from bnet_transformer.figures.size import MIN_FONT_SIZE
+from bnet_transformer.plots.canvas import (
+    COLOUR_BAR_WIDTH,
+    FONT_SIZE,
+    MAX_LABEL_LENGTH,
+    SMALL_FONT_SIZE,
+    Canvas,
+    make_norm,
+)
+from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_number
+from bnet_transformer.plots.saved_figure import SHARED_LABEL_HEIGHT
 
 MAX_PANELS = 256
 MAX_GAPPED_CELLS = 40  # with more rows or columns, cells have no gaps and are an image in SVG and PDF
+MAX_LAID_OUT_PANELS = 24  # the positions of more panels are computed without the slow constrained layout
+MIN_PANEL_WIDTHS = {6: 1.0, MAX_PANELS: 0.44}  # inches, by the number of panels in a row, in a figure with a width
+NUMBER_SIZES = (6.5, 6.0, 5.5, MIN_FONT_SIZE)  # points; the largest that fits is chosen
+ERROR_SIZE = 5.2
+MIN_LINE_CELL = (9.0, 16.0)  # points: the interval in a smaller cell is a bar
+TICK_SPACE = 0.2  # inches that `tick_label_width` has beyond the labels
+MAX_CELL_RATIO = 1.6  # of the height and the width of a cell in a figure with a width
+MIN_BAR_CELL = (4.0, 6.0)  # points: a smaller cell has no interval
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,22 @@ class HeatMapData:
     low: FloatArray | None = field(default=None, repr=False)
     high: FloatArray | None = field(default=None, repr=False)
     error: FloatArray | None = field(default=None, repr=False)
+
+    def select(self, rows: Sequence[int], columns: Sequence[int]) -> HeatMapData:
+        """The data of some rows and columns."""
+        index, names = np.ix_(rows, columns), ("values", "low", "high", "error")
+        parts: Any = {name: getattr(self, name)[index] for name in names if getattr(self, name) is not None}
+        parts["row_labels"] = tuple(self.row_labels[k] for k in rows)
+        parts["column_labels"] = tuple(self.column_labels[k] for k in columns)
+        return replace(self, **parts)
+
+    def scale(self, unit: float) -> HeatMapData:
+        """The same data with all numbers multiplied by a factor."""
+        if unit == 1:
+            return self
+        names = ("values", "low", "high", "error")
+        scaled = {name: getattr(self, name) * unit for name in names if getattr(self, name) is not None}
+        return replace(self, **scaled)
 
 
 def draw_heat_map(
@@ -61,30 +92,52 @@ def draw_heat_map(
     `width` and `height` are those of a cell in inches.
     """
     rows, columns = data.values.shape
-    longest = MAX_LABEL_LENGTH if square else 2 * MAX_LABEL_LENGTH
-    left, below = tick_label_width(data.row_labels, longest), tick_label_width(data.column_labels)
+    if norm is None:
+        limits = limits or shared_limits([data.values])
+        unit, unit_text = choose_unit(np.array(limits))
+        data, limits, value_label = data.scale(unit), (limits[0] * unit, limits[1] * unit), value_label + unit_text
+    longest = canvas.limit_label_length(MAX_LABEL_LENGTH if square else 2 * MAX_LABEL_LENGTH)
+    shorter = canvas.limit_label_length(MAX_LABEL_LENGTH)
+    left, below = tick_label_width(data.row_labels, longest), tick_label_width(data.column_labels, shorter)
     if square:
-        width = height = min(PAGE_WIDTH - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
+        width = height = min(canvas.page_width - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
     else:
-        width, height = min(PAGE_WIDTH - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
+        width, height = min(canvas.page_width - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
     if data.low is not None or data.error is not None:
         height = min(7.0, max(1.2, (0.34 if data.low is None else 0.44) * rows))
+        if canvas.width is not None:
+            height = min(height, max(1.2, MAX_CELL_RATIO * width / columns * rows))
     ax = canvas.add_axes(width + left + 1.1, height + below + 0.75)
-    width, height = canvas.panel_size(ax, (width, height))
+    planned = width, height
+    width, height = canvas.panel_size(ax, planned)
     image = draw_cells(canvas, ax, data, limits, norm)
     if square:
         ax.set_aspect("equal")
-    canvas.set_tick_labels(ax, "x", data.column_labels, width)
+    canvas.set_tick_labels(ax, "x", data.column_labels, width, shorter)
     canvas.set_tick_labels(ax, "y", data.row_labels, height, longest)
     canvas.set_axis_labels(ax, x, y)
-    if write_cells is not None:
-        write_cells(ax, image, width / columns, height / rows)
-    elif data.low is not None:
-        draw_intervals(canvas, ax, data, image)
-    elif width / columns >= 0.27 and height / rows >= 0.16:
-        write_numbers(canvas, ax, data.values, image, data.error if height / rows >= 0.3 else None)
+
+    def fill_cells() -> None:
+        cell = np.divide(canvas.panel_size(ax, planned), (columns, rows)).tolist()
+        if write_cells is not None:
+            write_cells(ax, image, *cell)
+        elif data.low is not None:
+            draw_intervals(canvas, ax, data, image, (cell[0], cell[1]))
+        else:
+            write_numbers(canvas, [ax], [data], image, (cell[0], cell[1]))
+
+    canvas.draw_when_sized(fill_cells)
     canvas.add_colour_bar(image, value_label, [ax])
     return ax
+
+
+def count_columns(canvas: Canvas, count: int, limit: int, smallest: float | None = None) -> int:
+    """The number of panels in a row: at most `limit`; in a figure with a width, as many as have the smallest width."""
+    if canvas.width is None:
+        return min(limit, count)
+    smallest = smallest or next(width for most, width in MIN_PANEL_WIDTHS.items() if count <= most)
+    fitting = max(1, min(limit, count, int((canvas.width - 1.0) / smallest)))
+    return math.ceil(count / math.ceil(count / fitting))
 
 
 def draw_heat_maps(
@@ -112,25 +165,31 @@ def draw_heat_maps(
     if len(filled) > MAX_PANELS:
         hint = "Plot fewer panels with slice=, head= or do, such as s.do(c=1)"
         raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(filled)}", hint=hint)
+    limits = limits or shared_limits([m.values for m in filled])
+    unit, unit_text = choose_unit(np.array(limits))
+    limits, value_label = (limits[0] * unit, limits[1] * unit), value_label + unit_text
+    maps = [None if m is None else m.scale(unit) for m in maps]
+    filled = [m for m in maps if m is not None]
     first, rows = filled[0], math.ceil(len(maps) / num_columns)
     names = ["" if m is None else m.name for m in maps]
     is_titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(maps))]
-    panel_width = (PAGE_WIDTH - 1.1) / num_columns - 0.1
-    num_labels = max(len(first.column_labels), len(first.row_labels) / min(1.0, aspect or 1.0))
-    labelled_width = min(max_width, panel_width - tick_label_width(first.row_labels) / num_columns)
-    has_labels = should_thin_labels or labelled_width * 72 / num_labels >= 6.5
+    longest = canvas.limit_label_length(MAX_LABEL_LENGTH)
+    left, below = tick_label_width(first.row_labels, longest), tick_label_width(first.column_labels, longest)
+    row_title_width = SHARED_LABEL_HEIGHT if any(m.row_title for m in filled) else 0.0
     aspect = aspect or (1.0 if square else 0.8)
-    if has_labels:
-        left, below = tick_label_width(first.row_labels), tick_label_width(first.column_labels)
-        panel_width = min(max_width, (PAGE_WIDTH - 0.9 - left) / num_columns)
+    available = canvas.page_width - 0.9 - left - row_title_width
+    panel_width = min(max_width, available / num_columns)
+    num_labels = max(len(first.column_labels), len(first.row_labels) / min(1.0, aspect))
+    is_labelled = panel_width * 72 / num_labels >= 6.5
+    if should_thin_labels or (is_labelled and len(maps) <= MAX_LAID_OUT_PANELS):
         total_height = rows * (aspect * panel_width + 0.1) + 0.16 * sum(is_titled[::num_columns]) + below + 0.4
         size = panel_width * num_columns + left + 0.9, min(9.4, total_height)
         panels = canvas.add_panels(rows, num_columns, *size, sharex=True, sharey=True)
     else:
-        panel_width = min(1.8, panel_width)
         gap = 0.08, 0.22 if any(is_titled[num_columns:]) else 0.08
-        panels = canvas.add_panel_grid(rows, num_columns, (panel_width, aspect * panel_width), gap)
-    limits = limits or shared_limits([m.values for m in filled])
+        left += row_title_width + (SHARED_LABEL_HEIGHT if canvas.width else 0.0) - TICK_SPACE
+        panel_width = min(1.8, (canvas.page_width - left - COLOUR_BAR_WIDTH) / num_columns - gap[0])
+        panels = canvas.add_panel_grid(rows, num_columns, (panel_width, aspect * panel_width), gap, left)
     titles = _panel_titles(canvas, maps, names, 72 * panel_width)
     image: Any = None
     for k, ax in enumerate(panels):
@@ -140,25 +199,28 @@ def draw_heat_maps(
             continue
         image = draw_cells(canvas, ax, data, limits)
         canvas.set_panel_title(ax, titles[k] if is_titled[k] else "")
-        canvas.set_axis_labels(ax, y=data.row_title if k % num_columns == 0 else "")
-        if not has_labels:
-            ax.set_xticks([])
-            ax.set_yticks([])
-            continue
         if square:
             ax.set_aspect("equal")
-        cell = panel_width / len(first.column_labels), aspect * panel_width / len(first.row_labels)
-        if should_write_numbers and cell[0] >= 0.27 and cell[1] >= 0.16:
-            write_numbers(canvas, ax, data.values, image)
-        is_lowest = k + num_columns >= len(maps) or maps[k + num_columns] is None
-        if k % num_columns == 0:
-            canvas.set_tick_labels(ax, "y", first.row_labels, aspect * panel_width * 0.95)
+        is_first, is_lowest = k % num_columns == 0, k + num_columns >= len(maps) or maps[k + num_columns] is None
+        canvas.set_axis_labels(ax, y=data.row_title if is_first else "")
+        if is_first:
+            canvas.set_tick_labels(ax, "y", first.row_labels, aspect * panel_width * 0.95, longest)
         if is_lowest:
-            canvas.set_tick_labels(ax, "x", first.column_labels, panel_width * 0.95)
-        ax.tick_params(labelleft=k % num_columns == 0, labelbottom=is_lowest)
+            canvas.set_tick_labels(ax, "x", first.column_labels, panel_width * 0.95, longest)
+        ax.tick_params(labelleft=is_first, labelbottom=is_lowest)
+    shown = [ax for ax in panels if ax.get_visible()]
+    if should_write_numbers:
+        shape = len(first.column_labels), len(first.row_labels)
+        planned = panel_width, aspect * panel_width
+
+        def fill_cells() -> None:
+            cell = np.divide(canvas.panel_size(shown[0], planned), shape).tolist()
+            write_numbers(canvas, shown, filled, image, (cell[0], cell[1]))
+
+        canvas.draw_when_sized(fill_cells)
     canvas.set_shared_labels(x, y)
     canvas.add_colour_bar(image, value_label, panels)
-    return [ax for ax in panels if ax.get_visible()]
+    return shown
 
 
 def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Sequence[str], points: float) -> list[str]:
@@ -214,49 +276,101 @@ def probability_limits(arrays: Sequence[FloatArray]) -> tuple[float, float]:
     return 0.0, next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf) if largest <= end)
 
 
-def write_numbers(canvas: Canvas, ax: Axes, values: FloatArray, image: Any, error: FloatArray | None = None) -> None:
-    """Write the number of each cell, with its error below it, in a colour with contrast."""
-    largest = float(np.nanmax(np.abs(values), initial=0.0))
-    is_integer = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
-    for (i, j), value in np.ndenumerate(values):
-        if np.isnan(value) or (error is None and abs(value) < 0.005):
-            continue
-        text = f"{value:.0f}" if is_integer else f"{value:.2f}" if largest < 100 else f"{value:.3g}"
-        text = text.replace("0.", ".", 1) if largest <= 1 and abs(value) < 0.995 else text
-        text = text.replace("-", "−") if abs(value) >= 0.005 else "0"
-        colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
-        style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
-        canvas.add_text(ax, j, i if error is None else i - 0.14, text, fontsize=6.5, **style)
-        if error is not None and error[i, j] >= 0.005:
-            error_text = f"{error[i, j]:.2f}".lstrip("0") if largest < 100 else f"{error[i, j]:.3g}"
-            canvas.add_text(ax, j, i + 0.24, f"±{error_text}", fontsize=5.2, **style)
+def write_numbers(
+    canvas: Canvas, panels: Sequence[Axes], maps: Sequence[HeatMapData], image: Any, cell: tuple[float, float]
+) -> None:
+    """Write the number of each cell, with its error below it, in a colour with contrast.
+
+    `cell` is the size of a cell in inches. If one number does not fit, none is written, so that no cell is misread.
+    """
+    finite = np.concatenate([data.values[np.isfinite(data.values)] for data in maps])
+    largest, is_integer = float(np.abs(finite).max(initial=0.0)), bool(np.all(np.mod(finite, 1) == 0))
+    texts = [
+        {
+            index: format_number(float(value), largest, is_integer=is_integer)
+            for index, value in np.ndenumerate(data.values)
+            if not np.isnan(value)
+        }
+        for data in maps
+    ]
+    size = fit_font_size(canvas, {text for by_cell in texts for text in by_cell.values()}, cell)
+    if size is None:
+        return
+    errors = [_format_errors(data, largest) for data in maps]
+    has_errors = 72 * cell[1] >= 1.25 * (size + ERROR_SIZE) + 1 and bool(
+        fit_font_size(canvas, {text for by_cell in errors for text in by_cell.values()}, cell)
+    )
+    for ax, data, by_cell, error_by_cell in zip(panels, maps, texts, errors, strict=True):
+        has_two_lines = has_errors and data.error is not None
+        for (i, j), text in by_cell.items():
+            colour = canvas.contrasting_colour(image.cmap(image.norm(data.values[i, j])))
+            style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
+            canvas.add_text(ax, j, i - 0.14 if has_two_lines else i, text, fontsize=size, **style)
+            if has_two_lines and (i, j) in error_by_cell:
+                canvas.add_text(ax, j, i + 0.24, error_by_cell[i, j], fontsize=ERROR_SIZE, **style)
 
 
-def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any) -> None:
-    """Draw the interval of each cell as a vertical line, on one scale for all cells; a dot is the value."""
+def _format_errors(data: HeatMapData, largest: float) -> dict[tuple[int, ...], str]:
+    """The texts of the errors that are not 0."""
+    if data.error is None:
+        return {}
+    numbers = {index: float(error) for index, error in np.ndenumerate(data.error) if error >= 0.005}
+    return {index: f"±{format_number(error, largest if largest >= 100 else 1.0)}" for index, error in numbers.items()}
+
+
+def fit_font_size(canvas: Canvas, texts: Collection[str], cell: tuple[float, float]) -> float | None:
+    """The largest size in points at which all texts fit into a cell with a size in inches; None if none does."""
+    width, height = 72 * cell[0] - 2.5, 72 * cell[1]
+    longest = sorted(texts, key=len)[-12:]
+    for size in NUMBER_SIZES:
+        widest = max((text_width(text, size) for text in longest), default=0.0)
+        if canvas.font_scale * widest <= width and 1.25 * size <= height:
+            return size
+    return None
+
+
+def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any, cell: tuple[float, float]) -> None:
+    """Draw the interval of each cell as a vertical line, on one scale for all cells; a dot is the value.
+
+    In a small cell, the interval is a bar, with a line for the value. `cell` is the size of a cell in inches.
+    """
     assert data.low is not None and data.high is not None
     smallest, largest = float(np.nanmin(data.low, initial=0.0)), float(np.nanmax(data.high, initial=0.0))
     span = (largest - smallest) or 1.0
+    points = 72 * cell[0], 72 * cell[1]
+    if points[0] < MIN_BAR_CELL[0] or points[1] < MIN_BAR_CELL[1]:
+        widest = float(np.nanmax(data.high - data.low, initial=0.0))
+        canvas.add_note(f"Intervals do not fit into the cells; the widest is {widest:.2g}.")
+        return
+    is_bar = points[0] < MIN_LINE_CELL[0] or points[1] < MIN_LINE_CELL[1]
 
     def height(value: Any) -> Any:
         return 0.4 - 0.8 * (value - smallest) / span
 
-    lines, zeros, colours, dots = [], [], [], []
+    lines, zeros, marks, colours, fills = [], [], [], [], []
     for (i, j), value in np.ndenumerate(data.values):
         if np.isnan(value):
             continue
-        colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
+        fill = image.cmap(image.norm(value))
         lines.append([(j, i + height(data.low[i, j])), (j, i + height(data.high[i, j]))])
         zeros.append([(j - 0.3, i + height(0.0)), (j + 0.3, i + height(0.0))])
-        dots.append((j, i + height(value)))
-        colours.append(colour)
-    if not dots:
+        marks.append([(j - 0.3, i + height(value)), (j + 0.3, i + height(value))])
+        colours.append(canvas.contrasting_colour(fill))
+        fills.append(fill)
+    if not lines:
         return
     ax.add_collection(LineCollection(zeros, colors=colours, linewidths=0.5, alpha=0.6, label="zero"))
-    ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.1, label="interval"))
-    x, y = np.array(dots).T
-    ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
-    canvas.add_note(f"Cell: value (dot) and interval, on a scale from {smallest:.2g} to {largest:.2g}; thin line: 0.")
+    thickness = 0.5 * points[0] if is_bar else 1.1
+    ax.add_collection(
+        LineCollection(lines, colors=colours, linewidths=thickness, capstyle="butt", label="interval", zorder=2.5)
+    )
+    if is_bar:
+        ax.add_collection(LineCollection(marks, colors=fills, linewidths=0.9, label="value", zorder=3))
+    else:
+        x, y = np.array(marks).mean(1).T
+        ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
+    parts = "interval (bar) and value (line in it)" if is_bar else "value (dot) and interval"
+    canvas.add_note(f"Cell: {parts}, on a scale from {smallest:.2g} to {largest:.2g}; thin line: 0.")
 
 
 def tick_label_width(labels: Sequence[str], max_length: int = MAX_LABEL_LENGTH) -> float:

@@ -13,19 +13,21 @@ from torch import Tensor
 from bnet_transformer._core.arrays import copy_to_tensor, to_numpy
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_names
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.fonts import text_width
+from bnet_transformer.figures.fonts import BASE_FONT, text_width
 from bnet_transformer.figures.labels import format_token
-from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import (
-    FloatArray,
     HeatMapData,
+    count_columns,
     draw_heat_map,
     draw_heat_maps,
     probability_limits,
     tick_label_width,
 )
+from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_number
 
 MAX_UPRIGHT_BARS = 16  # with more bars than this, bars are horizontal
+MAX_BAR_NUMBERS = 60  # more bars have no numbers
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,9 @@ def _plot_panels(result: LabelledArray, canvas: Canvas, value_label: str) -> Non
         for name, matrix in zip(names, values, strict=True)
     ]
     y, x = (result.axes[dim] for dim in other_dims)
-    draw_heat_maps(canvas, maps, value_label=value_label, x=x, y=y, num_columns=min(4, len(maps)), square=x == y)
+    draw_heat_maps(
+        canvas, maps, value_label=value_label, x=x, y=y, num_columns=count_columns(canvas, len(maps), 4), square=x == y
+    )
 
 
 @dataclass(frozen=True)
@@ -240,6 +244,11 @@ class BarSeries:
         """The series of some of the bars."""
         low, high = (None if bound is None else bound[index] for bound in (self.low, self.high))
         return replace(self, values=self.values[index], low=low, high=high)
+
+    def scale(self, unit: float) -> BarSeries:
+        """The same bars with all numbers multiplied by a factor."""
+        low, high = (None if bound is None else bound * unit for bound in (self.low, self.high))
+        return replace(self, values=self.values * unit, low=low, high=high)
 
 
 def select_top(series: Sequence[BarSeries], labels: Sequence[str], top: int) -> tuple[list[BarSeries], list[str], str]:
@@ -265,21 +274,26 @@ def draw_bars(
     ax: Axes | None = None,
 ) -> Axes:
     """Draw bars with numbers at their ends: vertical for a few bars with short labels, else horizontal."""
+    unit, unit_text = choose_unit(*(bars.values for bars in series))
+    series, value_label = [bars.scale(unit) for bars in series], value_label + unit_text
+    max_length = canvas.limit_label_length(max_length)
     max_width = max(text_width(format_token(label, max_length), SMALL_FONT_SIZE + 0.5) for label in labels)
-    is_upright = len(labels) <= MAX_UPRIGHT_BARS and max_width < 60
-    width = max(2.6, min(PAGE_WIDTH, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
+    max_upright = MAX_UPRIGHT_BARS if canvas.width is None else min(MAX_UPRIGHT_BARS, 3.5 * canvas.page_width)
+    is_upright = len(labels) <= max_upright and max_width < 60
+    width = max(2.6, min(canvas.page_width, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
     height = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
     planned_size = (width, height) if ax is None else None
     if ax is None and is_upright:
         ax = canvas.add_axes(width, 2.3)
     elif ax is None:
-        ax = canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels, max_length)), height + 0.8)
+        ax = canvas.add_axes(min(canvas.page_width, 3.4 + tick_label_width(labels, max_length)), height + 0.8)
     width, height = canvas.panel_size(ax, planned_size)
     positions = np.arange(len(labels))
     thickness = (0.74 if len(labels) > 3 else 0.56) / len(series)
-    for k, bars in enumerate(series):
-        centres = positions + (k - (len(series) - 1) / 2) * thickness
-        _draw_series(canvas, ax, centres, thickness * 0.94, bars, is_upright)
+    centres = [positions + (k - (len(series) - 1) / 2) * thickness for k in range(len(series))]
+    for places, bars in zip(centres, series, strict=True):
+        _draw_series(canvas, ax, places, thickness * 0.94, bars, is_upright)
+    canvas.draw_when_sized(lambda: _write_bar_numbers(canvas, ax, centres, series, is_upright, (width, height)))
     if is_upright:
         canvas.set_tick_labels(ax, "x", labels, width - 0.7, max_length)
         canvas.set_axis_labels(ax, category_label, value_label)
@@ -301,19 +315,49 @@ def _draw_series(canvas: Canvas, ax: Axes, positions: Any, thickness: float, bar
     bar_style = {"color": canvas.colours[bars.colour], "label": bars.name or None, "linewidth": 0}
     for bar in draw(positions, np.nan_to_num(bars.values), thickness, **bar_style):
         bar.set_hatch(bars.hatch)
-    ends = np.maximum(np.nan_to_num(bars.values), 0)
     if bars.low is not None and bars.high is not None:
         line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {bars.name}".strip()}
         (ax.vlines if is_upright else ax.hlines)(positions, bars.low, bars.high, **line)
-        ends = np.maximum(ends, np.nan_to_num(bars.high))
-    if len(positions) > 30:
+
+
+def _write_bar_numbers(
+    canvas: Canvas,
+    ax: Axes,
+    centres: Sequence[FloatArray],
+    series: Sequence[BarSeries],
+    is_upright: bool,
+    planned: tuple[float, float],
+) -> None:
+    """Write the number of each bar at its end, unless the numbers of neighbouring bars would overlap."""
+    largest = max(float(np.nanmax(np.abs(bars.values), initial=0.0)) for bars in series)
+    texts = [
+        ["none" if np.isnan(x) else format_number(x, largest, short=False) for x in bars.values] for bars in series
+    ]
+    size = 72 * np.array(canvas.panel_size(ax, planned))
+    low, high = sorted(ax.get_xlim() if is_upright else ax.get_ylim())
+    spacing = centres[1][0] - centres[0][0] if len(series) > 1 else 1.0
+    pitch = spacing * size[0 if is_upright else 1] / (high - low)
+    widest = max(text_width(text, 6.5) for line in texts for text in line) * canvas.font_scale
+    if sum(map(len, texts)) > MAX_BAR_NUMBERS or (widest + 1.5 if is_upright else 6.0) > pitch:
         return
+    low, high = ax.get_ylim() if is_upright else ax.get_xlim()
+    ends = [
+        max(
+            np.nanmax(bars.values, initial=0.0), np.nanmax(bars.values if bars.high is None else bars.high, initial=0.0)
+        )
+        for bars in series
+    ]
+    share = 10 / size[1] if is_upright else (widest + 5) / size[0]  # of the axis, for the numbers above the ends
+    high = max(high, low + (max(ends) - low) / (1 - min(share, 0.5)))
+    (ax.set_ylim if is_upright else ax.set_xlim)(low, high)
     style: Any = {"ha": "center", "va": "bottom"} if is_upright else {"ha": "left", "va": "center_baseline"}
-    style |= {"fontsize": 6.5, "color": canvas.colours["grey"]}
-    for position, end, value in zip(positions, ends, bars.values, strict=True):
-        text = "none" if np.isnan(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
-        point, offset = ((position, end), (0, 2)) if is_upright else ((end, position), (3, 0))
-        ax.annotate(text, point, offset, textcoords="offset points", **style)
+    style |= {"fontsize": 6.5, "color": canvas.colours["grey"], "fontfamily": canvas.with_font([BASE_FONT])}
+    for places, bars, line in zip(centres, series, texts, strict=True):
+        ends = np.maximum(np.nan_to_num(bars.values), 0)
+        ends = ends if bars.high is None else np.maximum(ends, np.nan_to_num(bars.high))
+        for place, end, text in zip(places, ends, line, strict=True):
+            point, offset = ((place, end), (0, 2)) if is_upright else ((end, place), (3, 0))
+            ax.annotate(text, point, offset, textcoords="offset points", **style)
 
 
 def _set_value_limits(ax: Axes, series: Sequence[BarSeries], is_upright: bool) -> None:

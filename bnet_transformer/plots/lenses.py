@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice
@@ -15,14 +15,16 @@ from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.inference.selection import parse_words
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
-from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_cells, shared_limits, tick_label_width
+from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.heat_maps import HeatMapData, draw_cells, shared_limits, tick_label_width
+from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.residual_stream import Lens, TunedLens
 
 COLOURS = {"probability": "probability of the word", "entropy": "entropy (nats)", "kl": "KL(end || lens) (nats)"}
 MAX_GRID_CELLS = 4096
 MAX_GRID_HEIGHT = 8.4  # inches
-MIN_TEXT_WIDTH = 0.2  # inches of a cell below which its text is not readable
+MIN_TEXT_WIDTH, MIN_TEXT_HEIGHT = 0.2, 0.09  # inches of a cell below which its text is not readable
 
 
 def plot_lens(
@@ -34,12 +36,14 @@ def plot_lens(
     show: str | None = None,
     slices: object = None,
     words: object = None,
+    special: bool = True,
 ) -> None:
     """Plot the most probable word of every state, or the probability or rank of a `target` word by state.
 
     In the grid, words are along x and slices along y, with the last state on top. `colour` is the quantity of the
-    colours: `"probability"` of the written word, `"entropy"` or `"kl"`. `slices` and `words` select a part. With
-    `target`, the curve is that of the last selected word: of its probability, or with `show="rank"` of its rank.
+    colours: `"probability"` of the written word, `"entropy"` or `"kl"`. `slices` and `words` select a part, and
+    `special=False` leaves out special tokens. With `target`, the curve is that of the last selected word: of its
+    probability, or with `show="rank"` of its rank.
     """
     check_choice("colour", colour, COLOURS)
     check_choice("show", show, (None, "probability", "rank"))
@@ -49,6 +53,10 @@ def plot_lens(
         )
     rows = result.parse_slices(range(len(result.states)) if slices is None else slices)
     columns = parse_words(result.words, range(len(result.words)) if words is None else words)
+    shown = set(select_words(canvas, result.words, result.special, special))
+    columns = [k for k in columns if k in shown]
+    if not columns:
+        raise BNetError("words", expected="words that are no special tokens", actual=words)
     kind = "Tuned lens" if result.is_tuned else "Logit lens"
     norm = f"The readout applies {result.norm} to each state." if result.norm else "No norm is applied to the states."
     canvas.add_note(norm if result.is_tuned else f"{norm} The lens of early slices is biased.")
@@ -69,11 +77,12 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
     texts = [[result.labels[int(result.top_states[t, i, 0])] for i in columns] for t in rows]
     row_labels = tuple(result.states[t] for t in rows)
     column_labels = tuple(result.words[i] for i in columns)
-    left, below = tick_label_width(row_labels), tick_label_width(column_labels)
+    longest = canvas.limit_label_length(MAX_LABEL_LENGTH)
+    left, below = tick_label_width(row_labels), tick_label_width(column_labels, longest)
     label_width = (
         max(text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for line in texts for text in line) / 72
     )
-    width = min(PAGE_WIDTH - left - 1.0, max(1.6, (label_width + 0.12) * len(columns)))
+    width = min(canvas.page_width - left - 1.0, max(1.6, (label_width + 0.12) * len(columns)))
     height = min(MAX_GRID_HEIGHT, max(1.0, 0.2 * len(rows)))
     ax = canvas.add_axes(width + left + 1.0, height + below + 0.75)
     width, height = canvas.panel_size(ax, (width, height))
@@ -81,14 +90,19 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
     # The divergence of x_0 is often ten times that of other states: a root makes the others visible.
     norm = PowerNorm(0.5, low, high) if colour == "kl" else None
     image = draw_cells(canvas, ax, HeatMapData(values, row_labels, column_labels), (low, high), norm)
-    canvas.set_tick_labels(ax, "x", column_labels, width)
+    canvas.set_tick_labels(ax, "x", column_labels, width, longest)
     canvas.set_tick_labels(ax, "y", row_labels, height)
     canvas.set_axis_labels(ax, "word", "state")
-    cell = width / len(columns), height / len(rows)
-    if cell[0] >= MIN_TEXT_WIDTH and cell[1] >= 0.09:
-        _write_words(canvas, ax, image, values, texts, cell)
-    else:
-        canvas.add_note("The words do not fit into the cells; select some by slices= and words=.")
+
+    def fill_cells() -> None:
+        size = canvas.panel_size(ax, (width, height))
+        cell = size[0] / len(columns), size[1] / len(rows)
+        if cell[0] >= MIN_TEXT_WIDTH and cell[1] >= MIN_TEXT_HEIGHT:
+            _write_words(canvas, ax, image, values, texts, cell)
+        else:
+            canvas.add_note("The words do not fit into the cells; select some by slices= and words=.")
+
+    canvas.draw_when_sized(fill_cells)
     canvas.add_colour_bar(image, COLOURS[colour], [ax])
 
 
@@ -97,7 +111,7 @@ def _write_words(
 ) -> None:
     """Write the words into the cells, shortened to their width, in a colour with contrast."""
     size = min(SMALL_FONT_SIZE, 0.78 * 72 * cell[1])
-    points = 72 * cell[0] - 3
+    points = (72 * cell[0] - 3) / canvas.font_scale
     shortened = {text: _shorten(text.strip() or text, size, points) for line in texts for text in line}
     for (row, column), value in np.ndenumerate(values):
         style: Any = {"fontsize": size, "ha": "center", "va": "center_baseline"}
@@ -124,8 +138,11 @@ def _plot_target(
     if show == "rank":
         ax.set_yscale("log")
         ax.set_ylim(1.15 * max(2, ranks.max()), 0.85)
+        ticks = [k * 10**power for power in range(len(str(ranks.max()))) for k in (1, 2, 5)]
+        step = 1 if ranks.max() < 100 else 3  # powers of ten only
+        ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks[::step] if tick <= ranks.max()]))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_minor_locator(NullLocator())
         canvas.style_curve_axes(ax, "state", f"rank of {label}", 10)
     else:
         ax.set_ylim(-0.03, 1.1)

@@ -18,7 +18,7 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.inference import GroupStates, RankedStates
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SEQUENTIAL_COLOURS, SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.canvas import SEQUENTIAL_COLOURS, SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import tick_label_width
 
 CELL_FONT_SIZE = 6.5
@@ -76,7 +76,9 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
     stacks = dict.fromkeys(group.stack for group in result.groups if group.stack is not None)
     labels = [label for group in result.groups for label in _row_labels(group)]
     left = tick_label_width(labels or [""])
-    width = min(PAGE_WIDTH - left - NUMBERS_WIDTH, max(1.6, max(_natural_width(g, result) for g in result.groups)))
+    width = min(
+        canvas.page_width - left - NUMBERS_WIDTH, max(1.6, max(_natural_width(g, result) for g in result.groups))
+    )
     blocks = [_build_word_block(result, stack, width, stack == next(iter(stacks))) for stack in stacks]
     blocks = blocks or [_build_node_block(result)]
     heights = [count * block.pitch - (block.pitch > 1) for block in blocks]
@@ -98,7 +100,8 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
             is_labelled = _draw_row(canvas, ax, row, range(k, count * block.pitch, block.pitch), scale)
             unlabelled += [] if is_labelled else row.groups
         _label_axes(canvas, ax, block, count, (panel_width, panel_height))
-    _write_probabilities(canvas, panels[0], result, blocks[0], count)
+    if not canvas.is_small:
+        _write_probabilities(canvas, panels[0], result, blocks[0], count)
     _add_state_legend(canvas, panels[0], unlabelled)
     name = "most probable explanation" if result.method == "most_probable" else "marginal MAP"
     canvas.set_title(
@@ -279,10 +282,9 @@ def _label_axes(canvas: Canvas, ax: Axes, block: Block, count: int, size: tuple[
     canvas.draw_frame(ax)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    canvas.set_tick_labels(ax, "y", [row.label or "-" for row in block.rows], size[1] / count)
-    font_size = ax.get_yticklabels()[0].get_fontsize()
     ticks = [(r * block.pitch + k, row.label) for r in range(count) for k, row in enumerate(block.rows) if row.label]
-    ax.set_yticks([y for y, _ in ticks], labels=[label for _, label in ticks], fontsize=font_size)
+    labels, places = [label for _, label in ticks], [float(y) for y, _ in ticks]
+    canvas.set_tick_labels(ax, "y", labels, size[1], positions=places)
     if 72 * size[0] / len(block.columns) >= MIN_WORD_PITCH:
         canvas.set_tick_labels(ax, "x", block.columns, size[0])
         canvas.set_axis_labels(ax, block.column_name)
@@ -325,6 +327,6 @@ def _add_state_legend(canvas: Canvas, ax: Axes, groups: Sequence[GroupStates]) -
     texts, fonts = canvas.format_texts(texts, 30)
     patches = [Patch(color=state_colour(canvas, k, count), label=text) for k, text in enumerate(texts)]
     width = max(text_width(text, SMALL_FONT_SIZE) for text in texts) + 30
-    columns = max(1, min(count, int(72 * (PAGE_WIDTH - NUMBERS_WIDTH - 0.5) / width)))
+    columns = max(1, min(count, int(72 * (canvas.page_width - NUMBERS_WIDTH - 0.5) / width)))
     style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "columnspacing": 1.2}
     canvas.add_legend(ax, handles=patches, ncols=columns, prop={"family": fonts, "size": SMALL_FONT_SIZE}, **style)

@@ -45,8 +45,9 @@ from bnet_transformer.plots import (
     sweeps,
     tan,
 )
-from bnet_transformer.plots.canvas import Canvas, plot_rc_context
+from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.labelled_arrays import LabelledArray
+from bnet_transformer.plots.saved_figure import plot_rc_context
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 
 # The first type that matches a result determines its plot.
@@ -94,7 +95,14 @@ UNTYPED_RESULTS = "an object with values and axes, a list of Sentences"
 
 
 def plot(
-    result: object, *, ax: Axes | None = None, theme: str = "light", title: str | None = None, **options: Any
+    result: object,
+    *,
+    ax: Axes | None = None,
+    theme: str = "light",
+    title: str | None = None,
+    width: str | None = None,
+    font: str | None = None,
+    **options: Any,
 ) -> Figure | SubFigure:
     """Plot any result with matplotlib.
 
@@ -106,25 +114,31 @@ def plot(
         result: The result, such as a `Sentence`, a `Sweep`, a `Fit`, an array.
         ax: The matplotlib axes to draw on, for plots with one panel; None for a new figure.
         theme: The colours, "light" or "dark".
-        title: The title; None for the default title.
+        title: The title; "" for none; None for the default title.
+        width: The exact width of the figure: a number with a unit ("8.5cm", "3.3in"), or "column", "text" or "slide".
+            None for the width that the content requires, at most that of a page.
+        font: The name of a font family, such as "Times New Roman" or "serif"; None for DejaVu Sans. Files other than
+            SVG require that the font is installed.
         **options: The options of the plot for this type of result.
 
     Returns:
         The new figure, or the figure that contains `ax`.
 
     Raises:
-        BNetError: The result has no plot, or an option is unknown or invalid.
+        BNetError: The result has no plot, or an option or the width is unknown or invalid.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
     >>> figure = bt.plot(s, slice=0)
     >>> [panel.get_title() for panel in figure.axes[:2]]
     ['c = 0', 'c = 1']
+    >>> bt.plot(s, slice=0, width="column").get_figwidth()
+    3.3
     """
     draw = _find_plot(result)
     known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
     check_names(f"option of a plot of {type(result).__name__}", options, known)
-    canvas = Canvas(ax, theme, title)
+    canvas = Canvas(ax, theme, title, width, font)
     with plot_rc_context(canvas.colours["ink"]):
         draw(result, canvas, **options)
         return canvas.finish()

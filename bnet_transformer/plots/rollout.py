@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,16 +19,13 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer.attention import Reads
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.fonts import BASE_FONT, text_width
+from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas
-from bnet_transformer.plots.heat_maps import (
-    FloatArray,
-    HeatMapData,
-    draw_heat_map,
-    probability_limits,
-    tick_label_width,
-)
+from bnet_transformer.figures.size import MIN_FONT_SIZE
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
+from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, probability_limits, tick_label_width
+from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.special_words import select_words
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
 MAX_BLOCK_HEIGHT = 0.86  # the height of a block with mass 1, in rows
@@ -36,11 +34,18 @@ MIN_FLOW = 1e-3  # the weight of a flow that is drawn by default
 
 
 def plot_reads(
-    result: Reads, canvas: Canvas, *, show: str | None = None, word: int | None = None, min_weight: float | None = None
+    result: Reads,
+    canvas: Canvas,
+    *,
+    show: str | None = None,
+    word: int | None = None,
+    min_weight: float | None = None,
+    special: bool = True,
 ) -> None:
     """Plot `P(source word | output word)`, the flow from one output `word` through the slices, or entropies.
 
     `min_weight` draws all flows of at least this weight; without it, the strongest flows that fit on a page are drawn.
+    `special=False` leaves out special tokens, except in a flow.
     """
     show = show if show is not None else "flow" if word is not None else "matrix"
     check_choice("show", show, ROLLOUT_VIEWS)
@@ -52,17 +57,24 @@ def plot_reads(
     first, last = result.slices[0], result.slices[-1]
     span = f"slice {first}" if len(result.slices) == 1 else f"slices {first}–{last}"
     note = f"Product of attention TPMs, residual share {result.residual:g}, {result.head}; not a posterior of the bnet."
+    if show == "flow" and not special:
+        expected = 'show="matrix" or show="entropy": the flow passes through special tokens'
+        raise BNetError("special=False", expected=expected, actual=show)
     if show == "matrix":
         is_flow = result.method == "flow"
         labels: Any = {"value_label": "maximum flow" if is_flow else "P(source | output)"}
         labels |= {"x": "source word", "y": "output word"}
         values = to_numpy(result.matrix.masked_fill(~reachability(result), torch.nan))
         limits = None if is_flow else probability_limits([values])
-        data = HeatMapData(values, result.tokens, result.tokens)
+        rows = [k for k, is_special in enumerate(result.special) if not is_special] if not special else slice(None)
+        shown = select_words(canvas, result.tokens, result.special, special, None if is_flow else values[rows])
+        data = HeatMapData(values, result.tokens, result.tokens).select(shown, shown)
         draw_heat_map(canvas, data, **labels, limits=limits, square=True)
         canvas.set_title(f"Attention over {span}")
     elif show == "entropy":
         data = HeatMapData(to_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
+        shown = select_words(canvas, result.tokens, result.special, special)
+        data = data.select(range(len(result.slices)), shown)
         draw_heat_map(canvas, data, value_label="entropy of P(j | i), nats", x="word i that attends", y="slice")
         return
     else:
@@ -126,7 +138,7 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     rows = sorted({*np.flatnonzero(is_end.any(0)).tolist(), *path})
     row_by_word = {i: k for k, i in enumerate(rows)}
     label_width = tick_label_width([tokens[i] for i in rows]) + 0.35
-    column_width = min(1.6, max(0.5, (PAGE_WIDTH - 2 * label_width) / last))
+    column_width = min(1.6, max(0.5, (canvas.page_width - 2 * label_width) / last))
     bar = 0.035 / column_width
     ax = canvas.add_axes(2 * label_width + column_width * last, min(7.5, 0.34 * len(rows) + 1.0))
     for t in range(last):
@@ -148,7 +160,9 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     ax.set_xlim(-0.12, last + 0.12)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_yticks([])
-    ax.set_xticks([t + 0.5 for t in range(last)], labels=[f"slice {t}" for t in result.slices], fontfamily=BASE_FONT)
+    names = [f"slice {t}" for t in result.slices]
+    width = canvas.panel_size(ax, (column_width * last, 0.0))[0]
+    canvas.set_tick_labels(ax, "x", names, width, positions=[t + 0.5 for t in range(last)])
     ax.tick_params(length=0)
     hidden = (flows > 0) & ~mask
     if hidden.any():
@@ -217,7 +231,12 @@ def _draw_words(
     """Draw the source words with their weights at the left, and the output word at the right."""
     texts = [format_fraction(float(word_weights[i])) if word_weights[i] > 0 else "–" for i in rows]
     offset = max(28.0, 12 + max(text_width(text, SMALL_FONT_SIZE + 0.5) for text in texts))
+    step = 1
+    if canvas.user_axes is not None:
+        step = max(1, math.ceil(1.2 * MIN_FONT_SIZE * len(rows) / (0.6 * 72 * canvas.space.height / ax.figure.dpi)))
     for k, (i, text) in enumerate(zip(rows, texts, strict=True)):
+        if k % step and i != word:
+            continue
         (line,), fonts = canvas.format_texts([result.tokens[i]], 14)
         style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL_FONT_SIZE + 0.5}
         style |= {"textcoords": "offset points", "parse_math": False}

@@ -19,7 +19,13 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.selection import find_attention_spec, merge_words, parse_attention_slices
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps, probability_limits
+from bnet_transformer.plots.heat_maps import (
+    HeatMapData,
+    count_columns,
+    draw_heat_map,
+    draw_heat_maps,
+    probability_limits,
+)
 from bnet_transformer.plots.labelled_arrays import (
     BarSeries,
     draw_bars,
@@ -27,9 +33,11 @@ from bnet_transformer.plots.labelled_arrays import (
     plot_labelled_array,
     select_top,
 )
+from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.reference.node_tables import compute_read_mask
 
 TOKEN_WORDS = "tokens"
+MIN_PANEL_WIDTH = 0.55  # inches of the attention of one head
 BLANK_NOTE = "Blank: no arrow; word i cannot attend to word j."
 
 
@@ -54,11 +62,15 @@ def plot_sentence(
     head: int | None = None,
     role: str | None = None,
     words: str = TOKEN_WORDS,
+    special: bool = True,
     node: str | Sequence[str] | None = None,
     evidence: Mapping[str, object] | None = None,
     top: int = 20,
 ) -> None:
-    """Plot the attention TPMs of slices, by default of all; or the posterior of `node` given the `evidence`."""
+    """Plot the attention TPMs of slices, by default of all; or the posterior of `node` given the `evidence`.
+
+    `special=False` leaves out the rows and columns of special tokens.
+    """
     if node is not None:
         if slice is not None or head is not None or role is not None or words != TOKEN_WORDS:
             options = {"slice": slice, "head": head, "role": role, "words": None if words == TOKEN_WORDS else words}
@@ -72,6 +84,7 @@ def plot_sentence(
     check_choice("words", words, (TOKEN_WORDS, "words"))
     slices = parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
     maps_by_slice = {t: build_attention_maps(s, t, head, role, words) for t in slices}
+    maps_by_slice = _drop_special(s, canvas, maps_by_slice, role, words, special)
     maps = [m for slice_maps in maps_by_slice.values() for m in slice_maps]
     labels: Any = {"value_label": "P(j | i)", "x": "word j attended to", "y": "word i that attends"}
     if any(bool(np.isnan(m.values).any()) for m in maps):
@@ -81,22 +94,54 @@ def plot_sentence(
         draw_heat_map(canvas, maps[0], **labels, limits=limits, square=True)
         canvas.set_title(f"Slice {slices[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
         return
-    num_columns, panels = arrange_panels(maps_by_slice)
+    num_columns, panels = arrange_panels(canvas, maps_by_slice)
     draw_heat_maps(canvas, panels, **labels, num_columns=num_columns, limits=limits)
     canvas.set_title(f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs by slice")
 
 
-def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int, list[HeatMapData | None]]:
+def _drop_special(
+    s: SentenceLike,
+    canvas: Canvas,
+    maps_by_slice: Mapping[int, list[HeatMapData]],
+    role: str | None,
+    words: str,
+    special: bool,
+) -> dict[int, list[HeatMapData]]:
+    """The maps without the rows and columns of special tokens."""
+    spec = find_attention_spec(s.state.model, next(iter(maps_by_slice)), role)
+    stacks = spec.group.word_stack or "", s.state.model.network.get_source_stack(spec)
+    rows, columns = ([*_flag_special(s, stack, words)] for stack in stacks)
+    first = next(iter(maps_by_slice.values()))[0]
+    row_ids = select_words(canvas, first.row_labels, rows, special) if stacks[0] != stacks[1] else []
+    row_ids = row_ids or [k for k, is_special in enumerate(rows) if special or not is_special]
+    masses = np.stack([m.values[row_ids] for maps in maps_by_slice.values() for m in maps])
+    column_ids = select_words(canvas, first.column_labels, columns, special, masses)
+    return {t: [m.select(row_ids, column_ids) for m in maps] for t, maps in maps_by_slice.items()}
+
+
+def _flag_special(s: SentenceLike, stack: str, words: str) -> list[bool]:
+    """Whether each word of a stack is a special token."""
+    special = s.state.encoded.find_special_words(s.state.network).get(stack, ())
+    flags = [k in special for k in range(len(s.state.tokens[stack]))]
+    if words == TOKEN_WORDS:
+        return flags
+    return [all(flags[k] for k in group) for group in s.state.encoded.group_subwords()]
+
+
+def arrange_panels(
+    canvas: Canvas, maps_by_slice: Mapping[int, list[HeatMapData]]
+) -> tuple[int, list[HeatMapData | None]]:
     """The number of columns, and the panels row by row; each slice starts a new row, which is filled with None."""
     panels: list[HeatMapData | None] = []
     max_maps = max(map(len, maps_by_slice.values()))
     if max_maps == 1:
         panels += [replace(maps[0], name=f"slice {t}", short_name="") for t, maps in maps_by_slice.items()]
-        return min(4, len(panels)), panels
+        return count_columns(canvas, len(panels), 4), panels
     if len(maps_by_slice) == 1:
         panels += next(iter(maps_by_slice.values()))
-        return min(4, len(panels)), panels
-    num_columns = max_maps if max_maps <= 16 else 8
+        return count_columns(canvas, len(panels), 4), panels
+    limit, smallest = (max_maps, MIN_PANEL_WIDTH) if max_maps <= 16 else (8, None)
+    num_columns = count_columns(canvas, max_maps, limit, smallest)
     for t, maps in maps_by_slice.items():
         panels += [replace(m, row_title=f"slice {t}") for m in maps]
         panels += [None] * (-len(maps) % num_columns)

@@ -11,11 +11,15 @@ from matplotlib.collections import LineCollection
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.sweeps.cell_spec import READ
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, tick_label_width
+from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
+from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.special_words import select_words
 
 MAX_BAR_CELLS = 12  # more cells with direct and indirect effects are drawn as heat maps
 MAX_STACKED_PANELS = 12  # in a column on a page
@@ -25,8 +29,6 @@ MIN_STROKE_EFFECT = 0.02  # relative to the largest effect; weaker effects have 
 MAX_NAME_LENGTH = 44  # characters of the name of a cell or a path
 PANELS_WIDTH = 5.6  # of all panels of a row, in inches
 MIN_WORD_PITCH = 6.7  # points between words
-
-SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 IntervalEnds = tuple[FloatArray, FloatArray] | None
 
@@ -39,11 +41,12 @@ def plot_sweep(
     intervals: bool | None = None,
     confidence: float = 0.95,
     top: int = 20,
+    special: bool = True,
 ) -> None:
     """Plot the mean effect of each cell: bars for one axis, a heat map for two, panels for three; NaN is blank.
 
-    `restored` plots fractions of the total effect. Bars have bootstrap intervals; cells of a heat map have standard
-    errors, or intervals if `intervals=True`.
+    `special=False` leaves out special tokens. `restored` plots fractions of the total effect. Bars
+    have bootstrap intervals; cells of a heat map have standard errors, or intervals if `intervals=True`.
     """
     check_fraction("confidence", confidence)
     check_choice("restored", restored, (True, False))
@@ -57,38 +60,46 @@ def plot_sweep(
     value_label = "effect" if result.examples == 1 else "mean effect"
     if restored:
         value_label = "from corrupt, 0, to clean, 1" if result.direction == "noise" else "share of the total"
-    unit, unit_text = _choose_unit(values)
-    value_label += unit_text
-    bounds = _scale_interval(result, confidence, unit) if has_intervals else None
-    ax = None
+    bounds = _compute_interval(result, confidence) if has_intervals else None
+    panels: list[Axes] = []
     if len(result.axes) < 2:
-        ax = _draw_bars(canvas, result, [_make_series(result, values * unit, bounds)], value_label, top)
+        _draw_bars(canvas, result, [_make_series(result, values, bounds)], value_label, top, special)
     elif len(result.axes) == 2:
         low, high = bounds or (None, None)
-        error = None if errors is None else errors * unit
-        data = HeatMapData(values * unit, *_get_labels(result, (0, 1)), low=low, high=high, error=error)
+        data = HeatMapData(values, *_get_labels(result, (0, 1)), low=low, high=high, error=errors)
+        (data,) = _crop(canvas, result, (0, 1), _drop_special(canvas, result, (0, 1), [data], special))
         limits, options = symmetric_limits(data.values), _axis_options(result, (0, 1))
-        ax = draw_heat_map(canvas, data, value_label=value_label, limits=limits, **options)
-        _draw_strokes(canvas, [ax], [values])
+        panels = [draw_heat_map(canvas, data, value_label=value_label, limits=limits, **options)]
+        canvas.draw_when_sized(lambda: _draw_strokes(canvas, panels, [data.values]))
     else:
         by = result.axes.index("head") if "head" in result.axes else 0
         axis, other_dims = result.axes[by], tuple(dim for dim in range(3) if dim != by)
-        matrices = list(np.moveaxis(values * unit, by, 0))
+        matrices = list(np.moveaxis(values, by, 0))
         names = [f"{axis} {label}" for label in result.labels[axis]]
-        _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4)
+        _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4, special)
     canvas.set_title(f"{result.at}, {_describe_patches(result)}")
     canvas.add_note("Blank: the cell does not exist." if len(result.names) < values.size else "")
     if has_intervals:
         canvas.add_note(_interval_note(result, confidence))
     elif errors is not None:
         maximum, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
-        in_cells = ax is not None and any("±" in text.get_text() for text in ax.texts)
-        note = f"±: standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
-        canvas.add_note(note)
+
+        def add_error_note() -> None:
+            in_cells = any("±" in text.get_text() for ax in panels for text in ax.texts)
+            note = f"±: standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
+            canvas.add_note(note)
+
+        canvas.draw_when_sized(add_error_note)
 
 
 def plot_mediation(
-    result: Mediation, canvas: Canvas, *, show: str | None = None, confidence: float = 0.95, top: int = MAX_BAR_CELLS
+    result: Mediation,
+    canvas: Canvas,
+    *,
+    show: str | None = None,
+    confidence: float = 0.95,
+    top: int = MAX_BAR_CELLS,
+    special: bool = True,
 ) -> None:
     """Plot direct and indirect effects: as bars for a list, for paths and for few cells, else as two heat maps.
 
@@ -98,28 +109,26 @@ def plot_mediation(
     check_int("top", top)
     total = f"{float(result.total.mean()):.3g}".replace("-", "−")
     if show is not None:
-        plot_sweep(result.of(show), canvas, confidence=confidence, top=top)
+        plot_sweep(result.of(show), canvas, confidence=confidence, top=top, special=special)
         canvas.add_note(
             f"{'Interaction' if show == 'interaction' else f'{show.capitalize()} effect'}; total effect: {total}."
         )
         return
     parts = {name: result.of(name) for name in ("direct", "indirect")}
     values = {name: to_float_array(name, part.values) for name, part in parts.items()}
-    unit, unit_text = _choose_unit(*values.values())
-    values = {name: matrix * unit for name, matrix in values.items()}
     if len(result.axes) > 1 and len(result.names) > MAX_BAR_CELLS:
         if len(result.axes) > 2:
             raise _axes_limit_error(result, 2)
-        _draw_panels(canvas, result, values, (0, 1), f"effect{unit_text}", 2)
+        _draw_panels(canvas, result, values, (0, 1), "effect", 2, special)
         canvas.add_note("Blank: the cell does not exist." if len(result.names) < values["direct"].size else "")
     else:
         has_intervals = result.examples > 1
         styles: Any = {"direct": {"colour": "prior"}, "indirect": {"colour": "accent", "hatch": "////"}}
         series = []
         for name, part in parts.items():
-            bounds = _scale_interval(part, confidence, unit) if has_intervals else None
+            bounds = _compute_interval(part, confidence) if has_intervals else None
             series.append(_make_series(result, values[name], bounds, name=name, **styles[name]))
-        _draw_bars(canvas, result, series, f"effect{unit_text}", top)
+        _draw_bars(canvas, result, series, "effect", top, special)
         canvas.add_note(_interval_note(parts["direct"], confidence) if has_intervals else "")
     canvas.set_title(f"Effects through {result.at}", is_above_legend=True)
     canvas.add_note(f"Total effect: {total} = direct + indirect + interaction.")
@@ -148,18 +157,10 @@ def _interval_note(result: Sweep, confidence: float) -> str:
     return f"{confidence:.0%} bootstrap intervals over {result.examples:,} examples."
 
 
-def _choose_unit(*arrays: FloatArray) -> tuple[float, str]:
-    """A power of ten that scales small numbers, and its text for the label of the values."""
-    largest, power = symmetric_limits(*arrays)[1], 0
-    while largest * 10**power < 0.1 and power < 15:
-        power += 3
-    return 10.0**power, f", in 10{str(-power).translate(SUPERSCRIPTS)}" if power else ""
-
-
-def _scale_interval(result: Sweep, confidence: float, unit: float) -> IntervalEnds:
-    """The ends of the intervals of the effects, multiplied by a unit."""
+def _compute_interval(result: Sweep, confidence: float) -> IntervalEnds:
+    """The ends of the intervals of the effects."""
     low, high = result.interval(confidence)
-    return to_numpy(low) * unit, to_numpy(high) * unit
+    return to_numpy(low), to_numpy(high)
 
 
 def _make_series(result: Sweep | Mediation, values: FloatArray, interval: IntervalEnds, **style: Any) -> BarSeries:
@@ -169,18 +170,27 @@ def _make_series(result: Sweep | Mediation, values: FloatArray, interval: Interv
 
 
 def _draw_bars(
-    canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int
+    canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int, special: bool
 ) -> Axes:
     """Draw a bar for each cell with its name, or with its label if there is one axis; at most the `top` strongest."""
     labels, category = list(result.names.values()), "cell"
     if len(result.axes) == 1:
         (category,) = result.axes
-        labels = [result.labels[category][k] for (k,) in result.names]
+        names = _label_axis(result, category)
+        cells = [k for (k,) in result.names]
+        labels = [names[k] for k in cells]
+        if category == WORD:
+            shown = set(_select_along(canvas, result, WORD, special))
+            index = [position for position, k in enumerate(cells) if k in shown]
+            series, labels = [bars.select(index) for bars in series], [labels[k] for k in index]
     if len(labels) > top:
         indices = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
         canvas.add_note(f"Showing the {top} strongest of {len(labels):,}.")
-        if category == "word":
-            labels = [f"{i} {label}" for i, label in zip(result.positions_along(category), labels, strict=True)]
+        if category == WORD:
+            numbers = result.positions_along(category)
+            labels = [
+                label if label == f"word {i}" else f"{i} {label}" for i, label in zip(numbers, labels, strict=True)
+            ]
         series, labels = [bars.select(indices) for bars in series], [labels[k] for k in indices]
     axis_labels: Any = {"value_label": value_label, "category_label": category}
     return draw_bars(canvas, series, labels, **axis_labels, max_length=MAX_NAME_LENGTH)
@@ -193,36 +203,86 @@ def _draw_panels(
     dims: tuple[int, ...],
     value_label: str,
     max_columns: int,
+    special: bool,
 ) -> None:
     """Draw heat maps on one scale, at most `max_columns` in a row; fewer if labels would not fit."""
     labels = _get_labels(result, dims)
     maps = [HeatMapData(matrix, *labels, name, short_name=name.split()[-1]) for name, matrix in values.items()]
+    maps = _crop(canvas, result, dims, _drop_special(canvas, result, dims, maps, special))
     rows, columns = maps[0].values.shape
-    count = min(max_columns, len(maps))
-    width = (PANELS_WIDTH - tick_label_width(labels[0])) * 72
+    count = count_columns(canvas, len(maps), max_columns)
+    panels_width = min(PANELS_WIDTH, canvas.page_width - 0.9)
+    width = (panels_width - tick_label_width(maps[0].row_labels)) * 72
     fits = [k for k in range(1, count + 1) if width / k / columns >= MIN_WORD_PITCH]
     should_thin = not fits and len(maps) <= MAX_THINNED_PANELS
     num_columns = max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
     options = _axis_options(result, dims)
     aspect = None if options["square"] or not (fits or should_thin) else min(1.0, max(0.16, 1.1 * rows / columns))
+    if options["square"] and rows != columns:  # a part of the words was left out
+        options["square"], aspect = False, min(1.6, max(0.16, rows / columns))
     options |= {"value_label": value_label, "num_columns": 1 if should_thin else num_columns, "aspect": aspect}
-    options |= {"limits": symmetric_limits(*values.values()), "max_width": PANELS_WIDTH}
+    options |= {"limits": symmetric_limits(*(m.values for m in maps)), "max_width": panels_width}
     panels = draw_heat_maps(canvas, maps, **options, should_write_numbers=True, should_thin_labels=should_thin)
-    _draw_strokes(canvas, panels, list(values.values()))
+    canvas.draw_when_sized(lambda: _draw_strokes(canvas, panels, [m.values for m in maps]))
+
+
+def _crop(
+    canvas: Canvas, result: Sweep | Mediation, dims: tuple[int, ...], maps: Sequence[HeatMapData]
+) -> list[HeatMapData]:
+    """The maps of arrows between words without the words whose arrows have an effect of exactly 0 in all maps."""
+    if READ not in (result.axes[dim] for dim in dims):
+        return list(maps)
+    has_effect = np.any([np.nan_to_num(m.values) != 0 for m in maps], axis=0)
+    if not has_effect.any():
+        return list(maps)
+    rows, columns = np.flatnonzero(has_effect.any(1)), np.flatnonzero(has_effect.any(0))
+    counts = [size - len(shown) for size, shown in zip(has_effect.shape, (rows, columns), strict=True)]
+    if any(counts):
+        names = ("attend" if result.axes[dim] == WORD else "are attended to" for dim in dims)
+        hidden = " and ".join(f"{count} that {name}" for count, name in zip(counts, names, strict=True) if count)
+        canvas.add_note(f"Not shown: words whose arrows all have an effect of exactly 0, {hidden}.")
+    return [data.select(rows.tolist(), columns.tolist()) for data in maps]
+
+
+def _drop_special(
+    canvas: Canvas, result: Sweep | Mediation, dims: tuple[int, ...], maps: Sequence[HeatMapData], special: bool
+) -> list[HeatMapData]:
+    """The maps without the rows and columns of special tokens."""
+    shown = []
+    for dim, size in zip(dims, maps[0].values.shape, strict=True):
+        axis = result.axes[dim]
+        is_of_words = axis in (WORD, READ)
+        shown.append(_select_along(canvas, result, axis, special) if is_of_words else list(range(size)))
+    return [data.select(*shown) for data in maps]
+
+
+def _select_along(canvas: Canvas, result: Sweep | Mediation, axis: str, special: bool) -> list[int]:
+    """The positions of the words that are shown along an axis."""
+    return select_words(canvas, _label_axis(result, axis), result.special.get(axis, ()), special)
 
 
 def _get_labels(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The labels of the rows and the columns."""
-    rows, columns = (result.labels[result.axes[dim]] for dim in dims)
+    rows, columns = (_label_axis(result, result.axes[dim]) for dim in dims)
     return rows, columns
+
+
+def _label_axis(result: Sweep | Mediation, axis: str) -> tuple[str, ...]:
+    """The labels along an axis: "sat / ran" for aligned tokens, "word 1" if the tokens of the examples differ."""
+    labels = result.aligned.get(axis, result.labels[axis])
+    if axis not in (WORD, READ):
+        return labels
+    numbers = map(str, result.positions_along(axis))
+    is_index = [label == number for label, number in zip(labels, numbers, strict=True)]
+    return tuple(f"word {label}" if is_number else label for label, is_number in zip(labels, is_index, strict=True))
 
 
 def _axis_options(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str, Any]:
     """The names of the axes as options of a heat map, which is square if both are words."""
     y, x = (result.axes[dim] for dim in dims)
-    is_attention = "read" in (x, y)
-    names = {"read": "word attended to", "word": "word that attends" if is_attention else "word"}
-    return {"x": names.get(x, x), "y": names.get(y, y), "square": is_attention and "word" in (x, y)}
+    is_attention = READ in (x, y)
+    names = {READ: "word attended to", WORD: "word that attends" if is_attention else "word"}
+    return {"x": names.get(x, x), "y": names.get(y, y), "square": is_attention and WORD in (x, y)}
 
 
 def symmetric_limits(*arrays: FloatArray) -> tuple[float, float]:

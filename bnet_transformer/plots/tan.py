@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer.attention import CorpusTan, Tan, TanTree
 from bnet_transformer.errors import BNetError
-from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
+from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, frame_cell, tick_label_width
 from bnet_transformer.plots.rollout import format_fraction
 
@@ -101,7 +101,7 @@ def draw_arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: in
     parents, tokens = tree.parents, tree.tokens
     n = len(tokens)
     span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
-    width = max(3.0, min(PAGE_WIDTH, 0.55 * n + 0.4))
+    width = max(3.0, min(canvas.page_width, 0.55 * n + 0.4))
     ax = canvas.add_axes(width, min(4.0, 0.75 + tick_label_width(tokens) + 0.16 * span))
     panel_width, _ = canvas.panel_size(ax, (width - 0.3, 0.0))
     for i, (parent, weight) in enumerate(zip(parents, tree.weights, strict=True)):

@@ -57,7 +57,9 @@ def compute_contributions(
     effects = _compute_effects(state, name, readout, table.writers, value) if exact else None
     norms = (*table.norms, *norms)
     parts = table.writers, table.words, table.values[0]
-    return Contributions(name, norms, readout.label, *parts, value, effects, readout, choices=run.count_choice_states())
+    special = (*state.encoded.flag_special_tokens(state.network), False)  # the last entry is for nodes without words
+    choices = run.count_choice_states()
+    return Contributions(name, norms, readout.label, *parts, value, effects, readout, special, choices=choices)
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:

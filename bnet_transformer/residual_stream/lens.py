@@ -117,6 +117,7 @@ class Lens(SavedResult):
         norm: The name of the norm that is applied between a state and the readout; None if there is none.
         is_tuned: Whether a tuned lens maps the states.
         reader: Computes the distributions from the states.
+        special: For each word, whether it is a special token; empty if this is unknown.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
@@ -136,6 +137,7 @@ class Lens(SavedResult):
     norm: str | None
     is_tuned: bool
     reader: LensReader
+    special: tuple[bool, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -390,7 +392,9 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
         raise BNetError(f"lens of {readout.group.name}", expected="numbers", actual="NaN")
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
-    return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader)
+    special = () if stack is None else state.encoded.find_special_words(state.network).get(stack, ())
+    flags = tuple(k in special for k in range(len(words)))
+    return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader, flags)
 
 
 def _as_slice(index: int) -> slice:

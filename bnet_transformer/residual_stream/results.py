@@ -121,6 +121,7 @@ class Contributions(ContributionTable):
             writer is zero at the words of its row (`writer.words`) and all later nodes follow, `[writer]`; NaN for
             biases. None otherwise.
         readout: The readout as a linear function of the node.
+        special: For each of `words`, whether it is a special token; empty if this is unknown.
     """
 
     of: str
@@ -130,6 +131,7 @@ class Contributions(ContributionTable):
     value: Tensor = field(repr=False)
     effects: Tensor | None = field(default=None, repr=False)
     readout: Readout | None = field(default=None, repr=False)
+    special: tuple[bool, ...] = field(default=(), repr=False)
 
     def _to_fields(self) -> Fields:
         return {**super()._to_fields(), "readout": None}  # a part of the net, which only checks the sentence of a page

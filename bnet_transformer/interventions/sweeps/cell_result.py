@@ -50,6 +50,9 @@ class CellResult(ComparableResult):
         direction: `"denoise"` if the clean values are patched into the corrupt run, `"noise"` if the corrupt values are
             patched into the clean run.
         metric: The kind of metric, and the node groups that it reads, in words.
+        aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
+            if they are unknown.
+        special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
     """
 
     at: str
@@ -62,6 +65,8 @@ class CellResult(ComparableResult):
     parts: Mapping[str, CellGrid] = field(default_factory=dict, kw_only=True)
     direction: str = field(default="denoise", kw_only=True)
     metric: str = field(default="", kw_only=True)
+    aligned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+    special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, kw_only=True)
 
     @property
     def base(self) -> Tensor:

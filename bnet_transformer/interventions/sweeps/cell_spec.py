@@ -14,7 +14,7 @@ import numpy as np
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.checks import check_sequence
-from bnet_transformer._core.naming import SLICE
+from bnet_transformer._core.naming import SLICE, WORD
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
@@ -87,6 +87,8 @@ class PatchCells:
     paths: tuple[NodePath, ...] = field(default=(), repr=False)
     edges: EdgeCells | None = field(default=None, repr=False)
     parts: Mapping[str, CellGrid] = field(default_factory=dict, repr=False)
+    aligned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,7 +114,7 @@ class PatchCells:
 
     def to_result_fields(self) -> dict[str, Any]:
         """The fields of `CellResult` that describe the cells."""
-        return {**vars(self.grid), "parts": self.parts}
+        return {**vars(self.grid), "parts": self.parts, "aligned": self.aligned, "special": self.special}
 
     def select(self, cell_ids: IntArray) -> PatchCells:
         """Some of the cells; the other positions of the grid are then no cells."""
@@ -247,6 +249,36 @@ def check_patchable(model: GroundModel, spec: NodeSpec) -> None:
             allowed=", ".join(dict.fromkeys(names)),
             hint=f"To patch {spec.group.name}, set it in both runs by do({spec.group.name}=...)",
         )
+
+
+def align_labels(
+    positions: Mapping[str, tuple[int, ...]], clean: Examples, corrupt: Examples
+) -> dict[str, tuple[str, ...]]:
+    """The tokens of clean and corrupt along the axes of words, such as "sat / ran"; a number if examples differ.
+
+    Empty for several stacks of words, of which an axis may have any.
+    """
+    if any(len(tokens) != 1 for tokens in (*clean.tokens, *corrupt.tokens)):
+        return {}
+    runs = [[next(iter(tokens.values())) for tokens in run.tokens] for run in (clean, corrupt)]
+    aligned = {}
+    for axis in {WORD, READ} & positions.keys():
+        labels = []
+        for i in positions[axis]:
+            names = [{str(i) if i >= len(words) else words[i] for words in run} for run in runs]
+            tokens = [run.pop() for run in names if len(run) == 1]
+            labels.append(" / ".join(dict.fromkeys(tokens)) if len(tokens) == len(runs) else str(i))
+        aligned[axis] = tuple(labels)
+    return aligned
+
+
+def flag_special_positions(positions: Mapping[str, tuple[int, ...]], examples: Examples) -> dict[str, tuple[bool, ...]]:
+    """Whether each word along the axes of words is a special token in all examples; empty for several stacks."""
+    if any(len(tokens) != 1 for tokens in examples.tokens):
+        return {}
+    special = [next(iter(words.values()), ()) for words in examples.special]
+    axes = {WORD, READ} & positions.keys()
+    return {axis: tuple(all(i in words for words in special) for i in positions[axis]) for axis in axes}
 
 
 def label_positions(

@@ -35,11 +35,13 @@ class Examples:
         module: The compiled net.
         models: The ground model of each sentence.
         tokens: The tokens of each sentence, by stack.
+        special: The indices of the special tokens of each sentence, by stack.
     """
 
     module: CompiledModule
     models: tuple[GroundModel, ...]
     tokens: tuple[Mapping[str, Sequence[str]], ...]
+    special: tuple[Mapping[str, Sequence[int]], ...] = ()
 
     @property
     def model(self) -> GroundModel:
@@ -160,7 +162,8 @@ def parse_examples(subject: str, sentences: object) -> Examples:
             expected = f"interventions on the same nodes as in {subject}[0]"
             hint = "Set the same nodes in each sentence, or pass the sentences in separate calls"
             raise BNetError(name, expected=expected, hint=hint)
-    return Examples(first.module, tuple(s.model for s in states), tuple(s.tokens for s in states))
+    special = tuple(s.encoded.find_special_words(s.network) for s in states)
+    return Examples(first.module, tuple(s.model for s in states), tuple(s.tokens for s in states), special)
 
 
 def parse_example_pair(clean: object, corrupt: object, *, has_alignment: bool = False) -> tuple[Examples, Examples]:

@@ -15,7 +15,12 @@ from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
 from bnet_transformer.interventions.edges.structure import EdgeStructure
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.alignment import WordAlignment, parse_words
-from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, is_index_valued
+from bnet_transformer.interventions.sweeps.cell_spec import (
+    PatchCells,
+    align_labels,
+    flag_special_positions,
+    is_index_valued,
+)
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
 from bnet_transformer.interventions.sweeps.engine import ExampleBatch, SweepOptions
 from bnet_transformer.interventions.sweeps.examples import Examples, has_difference, parse_example_pair, parse_examples
@@ -115,6 +120,7 @@ def parse_request(
         return build_structure(base, source, parsed_metric.nodes)
 
     cells = parse_cells(base, at, over, find_edges, is_real=first_order)
+    cells = replace(cells, special=flag_special_positions(cells.positions, base))
     if source is not None and alignment.is_identity and not has_difference(source, base):
         actual = "clean and corrupt sentences with the same values at every cell"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
@@ -136,6 +142,9 @@ def parse_request(
         expected = "None, because an edge sets all words of its reader"
         raise BNetError("words", expected=expected, actual=words)
     cells = alignment.drop_unaligned(cells)
+    if alignment.is_identity:
+        runs = (base, source) if is_noise else (source, base)
+        cells = replace(cells, aligned=align_labels(cells.positions, *runs))
     return SweepRequest(source, base, alignment, cells, parsed_metric, options, check, check_seed(seed))
 
 

@@ -1,0 +1,46 @@
+"""The words of an axis without special tokens, with a note about what is not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bnet_transformer._core.checks import check_choice
+from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.labels import format_token
+from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.numbers import FloatArray
+
+MAX_NAMED_TOKENS = 4  # in a note
+
+
+def select_words(
+    canvas: Canvas, tokens: Sequence[str], flags: Sequence[bool], special: bool, masses: FloatArray | None = None
+) -> list[int]:
+    """The indices of the words to show: all, or with `special=False` those that are no special tokens.
+
+    `masses` are the shares of attention that go to each word, `[..., j]`, with NaN for none; the note has the mean
+    share that goes to the words that are not shown.
+    """
+    check_choice("special", special, (True, False))
+    if special:
+        return list(range(len(tokens)))
+    if len(flags) != len(tokens):
+        hint = "Compute the result from sentences, or select words by other options"
+        raise BNetError(
+            "special", expected="True: the special tokens of this result are unknown", actual=special, hint=hint
+        )
+    shown = [k for k, is_special in enumerate(flags) if not is_special]
+    if not shown:
+        raise BNetError("special", expected="words that are no special tokens", actual="all words are special")
+    hidden = [k for k in range(len(tokens)) if flags[k]]
+    if hidden:
+        names = list(dict.fromkeys(format_token(tokens[k]) for k in hidden))
+        listed = f" {', '.join(names)}" if len(names) <= MAX_NAMED_TOKENS else ""
+        share = ""
+        if masses is not None:
+            total = float(np.nansum(masses[..., hidden], -1).mean())
+            share = f"; {total:.1%} of the attention of the words shown goes to them"
+        canvas.add_note(f"Special tokens{listed} are not shown{share}.")
+    return shown
