@@ -1,7 +1,7 @@
 """The functions behind `picture` and `draw`: the layout of the figure of each kind of result, and its file formats.
 
 To add a figure for another kind of result, register a function for it with `make_picture` and derive the class of the
-result from `Drawable`. To add a file format for figures, add a writer to `_figure_writers`; for graphs, to `get_graph_writers`.
+result from `Drawable`. To add a file format, add a writer to `_figure_writers` or, for graphs, `get_graph_writers`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bnet_transformer._core.files import Writers, as_path, write_file
 from bnet_transformer._core.picture_registry import Drawable, make_picture, write_picture
 from bnet_transformer.attention import Reads, Tan, TanTree
 from bnet_transformer.bridges.networkx import sentence_to_networkx, template_graph_to_networkx, to_json
+from bnet_transformer.bridges.parquet import is_folder, write_ground_graph, write_template_graph
 from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
@@ -51,6 +52,7 @@ __all__ = ["build_mime_bundle", "check_options", "make_picture", "make_widget", 
 
 PathLike = str | os.PathLike[str]
 GRAPH_SUFFIXES = (".gexf", ".graphml", ".json")
+FOLDER_HINT = "A path that ends in / is a folder of two Parquet files"
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -138,25 +140,32 @@ def draw_result(result: Drawable, path: PathLike, **options: Any) -> None:
 @write_picture.register
 def draw_net(network: Network, path: PathLike, **options: Any) -> None:
     """Write the template graph of a net, or its figure."""
+    if is_folder(path):
+        check_names("option of a graph", options, ())
+        write_template_graph(network, path)
+        return
 
     def graph() -> Any:
         check_names("option of a graph", options, ())
         return template_graph_to_networkx(network)
 
     layout, latex = lambda: make_picture(network, **options), lambda: equations(network).latex
-    write_file(path, get_graph_writers(network, graph) | _figure_writers(layout, latex))
+    write_file(path, get_graph_writers(network, graph) | _figure_writers(layout, latex), FOLDER_HINT)
 
 
 @write_picture.register
 def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its interactive page, or its discrete part as BIF."""
     check_options(path, options)
+    if is_folder(path):
+        write_ground_graph(state, path, **options)
+        return
     layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
     writers = get_graph_writers(state.network, lambda: sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
     writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()
     writers[".html"] = lambda: render_html(*describe_sentence(state, parse_page_options(options)))
-    write_file(path, writers)
+    write_file(path, writers, FOLDER_HINT)
 
 
 def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
@@ -245,7 +254,7 @@ def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
     suffix = as_path(path).suffix.lower()
     if suffix == ".html":
         parse_page_options(options)
-    elif suffix in GRAPH_SUFFIXES:
+    elif suffix in GRAPH_SUFFIXES or is_folder(path):
         check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
     elif suffix == ".bif" and options:
         expected = "no options, because a BIF file contains the whole bnet"

@@ -108,7 +108,7 @@ def ground_graph_to_networkx(
     graph = nx.DiGraph()
     for spec in network.specs:
         if ground.is_selected(spec.group, selection):
-            graph.add_nodes_from(_iter_nodes(ground, spec, selection, tokens or {}, observed))
+            graph.add_nodes_from(iter_nodes(ground, spec, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
     groups = network.graph.groups
     for edge, sources, targets in ground.arrows(selection):
@@ -155,9 +155,8 @@ def sentence_to_networkx(
     check_choice("attention", attention, (True, False))
     selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
     max_arrows = limit
+    check_min_weight(min_weight)
     if min_weight is not None:
-        if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
-            raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
         max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
     check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
     needs_weights = attention or min_weight is not None
@@ -172,6 +171,12 @@ def sentence_to_networkx(
         min_weight=min_weight,
         limit=limit,
     )
+
+
+def check_min_weight(min_weight: float | None) -> None:
+    """Raise an error for a minimum weight that is no probability."""
+    if min_weight is not None and not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
+        raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
 
 
 def check_arrow_limit(
@@ -208,7 +213,7 @@ def _get_group_attributes(spec: NodeSpec) -> dict[str, Any]:
     }
 
 
-def _iter_nodes(
+def iter_nodes(
     ground: GroundGraph,
     spec: NodeSpec,
     selection: NodeSelection,

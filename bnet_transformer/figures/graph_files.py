@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,10 +40,7 @@ YFILES_KEYS = {"node": "d3", "edge": "d7"}
 
 # Characters that XML 1.0 forbids, the carriage return (XML readers convert it to a line feed), and quoted strings.
 _NEEDS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
-_SCRIPTS = {
-    "sub": str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"),
-    "sup": str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾"),
-}
+_SCRIPTS = {"sub": str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"), "sup": str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾")}
 _TYPE_NAMES = {  # by type: the names in GraphML and in GEXF
     bool: ("boolean", "boolean"),
     int: ("int", "integer"),
@@ -202,7 +200,7 @@ def _yfiles_edge(arrow: PictureArrow, boxes: Mapping[str, NodeBox], palette: Map
 def to_gexf(graph: nx.Graph, picture: Picture | None = None) -> str:
     """Convert a graph to GEXF 1.3. Values are encoded as in GraphML.
 
-    Parallel arrows have the attribute `slot` as their kind, without which Gephi merges them.
+    Parallel arrows have different kinds, the slot with a number, because Gephi merges arrows of one kind.
 
     Args:
         graph: The graph.
@@ -222,18 +220,26 @@ def to_gexf(graph: nx.Graph, picture: Picture | None = None) -> str:
     ]
     for name, data in nodes:
         label = quoteattr(str(data.get("label", name)))
+        values = _gexf_values("node", _without(data, "label"))
         drawn = _viz_node(boxes[name], graph.nodes[name], palette) if boxes else ""
-        lines.append(
-            f"<node id={quoteattr(str(name))} label={label}>{_gexf_values('node', _without(data, 'label'))}{drawn}</node>"
-        )
+        lines.append(f"<node id={quoteattr(str(name))} label={label}>{values}{drawn}</node>")
     lines += ["</nodes>", f'<edges count="{len(edges)}">']
+    counts: Counter[tuple[str, str, str]] = Counter()
     for (source, target, data), arrow in zip(edges, arrows, strict=True):
         ends = f"source={quoteattr(str(source))} target={quoteattr(str(target))}"
         weight = f' weight="{data["weight"]!r}"' if "weight" in data else ""
-        kind = f" kind={quoteattr(str(data['slot']))}" if graph.is_multigraph() and "slot" in data else ""
+        kind = f" kind={quoteattr(_next_kind(counts, source, target, data))}" if graph.is_multigraph() else ""
         drawn = "" if arrow is None else _viz_edge(arrow, palette)
         lines.append(f"<edge {ends}{weight}{kind}>{_gexf_values('edge', _without(data, 'weight'))}{drawn}</edge>")
     return "\n".join([*lines, "</edges>", "</graph>", "</gexf>", ""])
+
+
+def _next_kind(counts: Counter[tuple[str, str, str]], source: str, target: str, data: Attributes) -> str:
+    """The kind of an arrow: its slot, with a number from the second arrow of this slot on."""
+    slot = str(data.get("slot", "arrow"))
+    counts[source, target, slot] += 1
+    count = counts[source, target, slot]
+    return slot if count == 1 else f"{slot} {count}"
 
 
 def _gexf_attributes(kind: str, types: Mapping[str, type]) -> Iterator[str]:
