@@ -132,7 +132,7 @@ def check_graphml(text: str, graph: nx.Graph) -> Element:
             assert len(data) == (key.get("yfiles.type") is not None)
             if not len(data):
                 PARSERS[key.get("attr.type") or ""](data.text or "")
-    # Gephi takes the keys d3 and d7 for labels, and drops all but the first of the arrows with one id.
+    # Gephi takes the keys d3 and d7 for labels, and drops further arrows with the id of another.
     assert all(keys[name].get("yfiles.type") for name in ("d3", "d7") if name in keys)
     return root
 

@@ -1,7 +1,7 @@
 """Writes graphs as GraphML and GEXF that Gephi and yEd open as the figure looks.
 
 Both formats have the attributes of nodes and arrows; with a layout, also positions, colours and sizes. yEd reads these
-only from elements of its own namespace `y`, which the schema of yWorks allows inside GraphML's `data`; Gephi reads
+only from elements of the namespace `y`, which the schema of yWorks allows inside GraphML's `data`; Gephi reads
 them from the attributes x, y, size, r, g and b, and from the elements `viz` of GEXF. In both formats y of a node
 increases upwards, except in the geometry of yEd.
 """
@@ -221,16 +221,16 @@ def to_gexf(graph: nx.Graph, picture: Picture | None = None) -> str:
     for name, data in nodes:
         label = quoteattr(str(data.get("label", name)))
         values = _gexf_values("node", _without(data, "label"))
-        drawn = _viz_node(boxes[name], graph.nodes[name], palette) if boxes else ""
-        lines.append(f"<node id={quoteattr(str(name))} label={label}>{values}{drawn}</node>")
+        graphics = _viz_node(boxes[name], graph.nodes[name], palette) if boxes else ""
+        lines.append(f"<node id={quoteattr(str(name))} label={label}>{values}{graphics}</node>")
     lines += ["</nodes>", f'<edges count="{len(edges)}">']
     counts: Counter[tuple[str, str, str]] = Counter()
     for (source, target, data), arrow in zip(edges, arrows, strict=True):
         ends = f"source={quoteattr(str(source))} target={quoteattr(str(target))}"
         weight = f' weight="{data["weight"]!r}"' if "weight" in data else ""
         kind = f" kind={quoteattr(_next_kind(counts, source, target, data))}" if graph.is_multigraph() else ""
-        drawn = "" if arrow is None else _viz_edge(arrow, palette)
-        lines.append(f"<edge {ends}{weight}{kind}>{_gexf_values('edge', _without(data, 'weight'))}{drawn}</edge>")
+        graphics = "" if arrow is None else _viz_edge(arrow, palette)
+        lines.append(f"<edge {ends}{weight}{kind}>{_gexf_values('edge', _without(data, 'weight'))}{graphics}</edge>")
     return "\n".join([*lines, "</edges>", "</graph>", "</gexf>", ""])
 
 
