@@ -18,6 +18,7 @@ from bnet_transformer.plots.registry import PLOTS_BY_TYPE, PUBLIC_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+STYLE = {"theme", "limit", "width", "font", "title", "special"}  # options that every view has
 UNNAMED = {"Table", "Tensor", "ndarray"}  # arrays, which a heading names in words
 
 
@@ -36,7 +37,7 @@ def test_every_kind_of_plot_and_figure_has_an_entry() -> None:
     assert named >= {PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE} - UNNAMED
     figures = {kind.__name__ for kind in make_picture.registry} - {"object", SentenceState.__name__, Network.__name__}
     assert named >= figures and "\ns.draw(" in TEXT and "\nnet.draw(" in TEXT
-    options = {name for names in VIEW_OPTIONS.values() for name in names} - {"theme", "limit"}
+    options = {name for names in VIEW_OPTIONS.values() for name in names} - STYLE
     assert {name for name in options if f"{name}=" not in TEXT} == set()
 
 
@@ -53,7 +54,7 @@ def test_every_entry_has_its_pictures_in_both_themes(script: ModuleType) -> None
     assert size < 3_000_000
 
 
-def test_a_block_is_drawn_once_for_each_theme(
+def test_a_block_is_executed_once_for_each_theme(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "DOCS", tmp_path)
