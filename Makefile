@@ -82,9 +82,10 @@ lint: $(DEV)
 SPHINX = $(BIN)/python -m sphinx -c docs -d build/doctrees -q
 
 docs: $(DOCS)
-	@echo "== docs: the pictures of docs/figures.md and docs/plots.md, made by the code of these pages"
+	@echo "== docs: the pictures of docs/figures.md, docs/plots.md and docs/gallery.md, made by the code of these pages"
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/figures.py
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/plots.py
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/gallery.py
 	@echo "== docs: the links of the pages as plain Markdown"
 	@$(BIN)/python docs/scripts/check_links.py
 	@echo "== docs: the site, into build/docs; a warning is an error"

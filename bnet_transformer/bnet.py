@@ -433,7 +433,9 @@ class BNet(StructureQueries):
         """Write the template graph to a file.
 
         Args:
-            path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, json or graphml.
+            path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, json, graphml or gexf. A path that
+                ends in `/` is a folder, in which `nodes.parquet` and `arrows.parquet` are written; this requires
+                pyarrow (the extra `parquet`).
             **options: The options of `picture`.
 
         >>> import bnet_transformer as bt

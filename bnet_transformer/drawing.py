@@ -1,8 +1,7 @@
 """The functions behind `picture` and `draw`: the layout of the figure of each kind of result, and its file formats.
 
 To add a figure for another kind of result, register a function for it with `make_picture` and derive the class of the
-result from `Drawable`. To add a file format for figures, add a writer to `_figure_writers`; the file formats of graphs
-are in `bridges.networkx`.
+result from `Drawable`. To add a file format, add a writer to `_figure_writers` or, for graphs, `get_graph_writers`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from bnet_transformer._core.checks import check_names
 from bnet_transformer._core.files import Writers, as_path, write_file
 from bnet_transformer._core.picture_registry import Drawable, make_picture, write_picture
 from bnet_transformer.attention import Reads, Tan, TanTree
-from bnet_transformer.bridges.networkx import get_graph_writers, sentence_to_networkx, template_graph_to_networkx
+from bnet_transformer.bridges.networkx import sentence_to_networkx, template_graph_to_networkx, to_json
+from bnet_transformer.bridges.parquet import is_folder, write_ground_graph, write_template_graph
 from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
@@ -32,6 +32,7 @@ from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.attention_grid import StateAttention, layout_attention_grid, select_edges
 from bnet_transformer.figures.dot import to_dot
 from bnet_transformer.figures.fit_width import compose_picture
+from bnet_transformer.figures.graph_files import layout_graph, to_gexf, to_graphml
 from bnet_transformer.figures.graph_layout import layout_net
 from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, parse_options
 from bnet_transformer.figures.picture import Picture
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["build_mime_bundle", "check_options", "make_picture", "make_widget", "write_page", "write_picture"]
 
 PathLike = str | os.PathLike[str]
+GRAPH_SUFFIXES = (".gexf", ".graphml", ".json")
+FOLDER_HINT = "A path that ends in / is a folder of two Parquet files"
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -69,6 +72,25 @@ def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = st
         ".png": lambda: to_png(layout()),
         ".pdf": lambda: to_pdf(layout()),
         ".tex": lambda: to_tikz(layout(), latex()).encode("ascii"),
+    }
+
+
+def get_graph_writers(network: Network, build_graph: Callable[[], Any]) -> Writers:
+    """Return the writers of a graph by suffix; the graph is built and laid out when a file is written.
+
+    Args:
+        network: The net.
+        build_graph: Returns the template graph or the ground graph.
+    """
+
+    def write_with_layout(to_text: Callable[[Any, Picture], str]) -> bytes:
+        graph = build_graph()
+        return to_text(graph, layout_graph(network, graph)).encode()
+
+    return {
+        ".json": lambda: to_json(build_graph()).encode(),
+        ".graphml": lambda: write_with_layout(to_graphml),
+        ".gexf": lambda: write_with_layout(to_gexf),
     }
 
 
@@ -131,25 +153,32 @@ def draw_result(result: Drawable, path: PathLike, **options: Any) -> None:
 @write_picture.register
 def draw_net(network: Network, path: PathLike, **options: Any) -> None:
     """Write the template graph of a net, or its figure."""
+    if is_folder(path):
+        check_names("option of a graph", options, ())
+        write_template_graph(network, path)
+        return
 
     def graph() -> Any:
         check_names("option of a graph", options, ())
         return template_graph_to_networkx(network)
 
     layout, latex = lambda: make_picture(network, **options), lambda: equations(network).latex
-    write_file(path, get_graph_writers(graph) | _figure_writers(layout, latex))
+    write_file(path, get_graph_writers(network, graph) | _figure_writers(layout, latex), FOLDER_HINT)
 
 
 @write_picture.register
 def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its interactive page, or its discrete part as BIF."""
     check_options(path, options)
+    if is_folder(path):
+        write_ground_graph(state, path, **options)
+        return
     layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
-    writers = get_graph_writers(lambda: sentence_to_networkx(state, **options))
+    writers = get_graph_writers(state.network, lambda: sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
     writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()
     writers[".html"] = lambda: render_html(*describe_sentence(state, parse_page_options(options)))
-    write_file(path, writers)
+    write_file(path, writers, FOLDER_HINT)
 
 
 def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
@@ -238,7 +267,7 @@ def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
     suffix = as_path(path).suffix.lower()
     if suffix == ".html":
         parse_page_options(options)
-    elif suffix in (".json", ".graphml"):
+    elif suffix in GRAPH_SUFFIXES or is_folder(path):
         check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
     elif suffix == ".bif" and options:
         expected = "no options, because a BIF file contains the whole bnet"

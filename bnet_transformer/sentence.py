@@ -935,9 +935,11 @@ class Sentence(StructureQueries):
         """Write the figure, the interactive page or the graph of the sentence to a file.
 
         Args:
-            path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, html, json, graphml or bif.
-            **options: The options of `picture`; for json and graphml the options of `graph`; for html the options of
-                `explore`; bif has no options.
+            path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, html, json, graphml, gexf or bif. A
+                path that ends in `/` is a folder, in which `nodes.parquet` and `arrows.parquet` are written; this
+                requires pyarrow (the extra `parquet`).
+            **options: The options of `picture`; for json, graphml, gexf and a folder the options of `graph`; for html
+                the options of `explore`; bif has no options.
 
         >>> import bnet_transformer as bt
         >>> import tempfile

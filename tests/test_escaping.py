@@ -26,10 +26,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.bridges.networkx import to_graphml, to_json
+from bnet_transformer.bridges.networkx import to_json
 from bnet_transformer.bridges.pgmpy import parse_state_name
 from bnet_transformer.cli import main, outputs
 from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.graph_files import to_graphml
 from bnet_transformer.figures.labels import escape_invisible, format_token
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_tex, to_tikz

@@ -17,13 +17,13 @@ from bnet_transformer._core.files import write_file
 from bnet_transformer._core.naming import WORD, format_label
 from bnet_transformer.bridges.networkx import (
     check_arrow_limit,
-    get_graph_writers,
     ground_graph_to_networkx,
     template_graph_to_networkx,
-    to_graphml,
     to_json,
 )
 from bnet_transformer.bridges.pgmpy import to_bif
+from bnet_transformer.drawing import get_graph_writers
+from bnet_transformer.figures.graph_files import to_graphml
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
@@ -228,13 +228,13 @@ def test_json_refuses_what_is_no_number() -> None:
 
 def test_write_by_suffix(tmp_path: Path) -> None:
     sentence, graph = make_graph(next(case for case in CASES if case.name == "codebook"))
-    writers = get_graph_writers(lambda: graph)
+    writers = get_graph_writers(sentence.net.network, lambda: graph)
     write_file(tmp_path / "a.json", writers)
     assert (tmp_path / "a.json").read_text() == to_json(graph)
     write_file(str(tmp_path / "a.GraphML"), writers)
     assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
     for name in ("a.txt", "a", "a.json.gz", "json"):
-        with pytest.raises(bt.BNetError, match=r"allowed: \.graphml, \.json$"):
+        with pytest.raises(bt.BNetError, match=r"allowed: \.gexf, \.graphml, \.json$"):
             write_file(tmp_path / name, writers)
     write_file(tmp_path / "a.txt", {**writers, ".txt": lambda: b"mine"})
     assert (tmp_path / "a.txt").read_bytes() == b"mine"
@@ -243,7 +243,7 @@ def test_write_by_suffix(tmp_path: Path) -> None:
     sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).draw(tmp_path / "b.bif")
     assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
     for name in ("c.bif", "c.html"):  # a net is not a sentence
-        with pytest.raises(bt.BNetError, match=r"allowed: \.dot, \.graphml, \.json, \.pdf"):
+        with pytest.raises(bt.BNetError, match=r"allowed: \.dot, \.gexf, \.graphml, \.json, \.pdf"):
             sentence.net.draw(tmp_path / name)
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -251,12 +251,13 @@ def test_write_by_suffix(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     path.write_text("before")
+    network = bt.bayesuvius(2).network
 
     def fail() -> nx.Graph:
         raise bt.BudgetError("graph", expected="less", actual="more")
 
     with pytest.raises(bt.BudgetError):
-        write_file(path, get_graph_writers(fail))
+        write_file(path, get_graph_writers(network, fail))
     graph = nx.DiGraph([("a", "b")])
 
     def fail_halfway(self: Path, content: bytes) -> int:
@@ -266,9 +267,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", fail_halfway)
         with pytest.raises(bt.FileError, match=r"^[^\n]*No space left on device$"):
-            write_file(path, get_graph_writers(lambda: graph))
+            write_file(path, get_graph_writers(network, lambda: graph))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
     nowhere = [tmp_path / "nowhere" / "a.json", path / "a.json", tmp_path / ("x" * 300 + ".json"), "/proc/nothing.json"]
     for bad in (*nowhere, "", None, 3):
         with pytest.raises(bt.FileError):
-            write_file(bad, get_graph_writers(lambda: graph))  # type: ignore[arg-type]
+            write_file(bad, get_graph_writers(network, lambda: graph))  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ IMPORTERS = {
     "traitlets": {"page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},
     "gguf": {"pretrained/gguf_file.py"},
+    "pyarrow": {"bridges/parquet.py"},
 }
 
 
@@ -97,6 +98,7 @@ MISSING = [
     ("gguf", "gguf", lambda folder: bt.from_pretrained(folder / "net.gguf")),
     ("arviz", "arviz", _export_fit),
     ("anywidget", "notebook", lambda folder: bt.bayesuvius(2).sentence("the cat").widget()),
+    ("pyarrow", "parquet", lambda folder: bt.bayesuvius(2).draw(f"{folder}/graph/")),
     ("h5py", "hdf5", lambda folder: bt.load_geometric(folder / "net.h5")),
 ]
 

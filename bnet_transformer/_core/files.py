@@ -215,12 +215,16 @@ def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 Writers = dict[str, Callable[[], bytes]]  # for each suffix, the function that returns the content of a file
 
 
-def write_file(path: str | os.PathLike[str], writers: Writers) -> None:
-    """Write a file atomically, with the content that the writer of its suffix returns."""
+def write_file(path: str | os.PathLike[str], writers: Writers, hint: str = "") -> None:
+    """Write a file atomically, with the content that the writer of its suffix returns.
+
+    The error for an unknown suffix ends with the hint.
+    """
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:
         actual = repr(suffix) if suffix else NOT_GIVEN
         allowed = ", ".join(sorted(writers))
-        raise BNetError(str(path), expected="a file name with a known suffix", actual=actual, allowed=allowed)
+        expected = "a file name with a known suffix"
+        raise BNetError(str(path), expected=expected, actual=actual, allowed=allowed, hint=hint)
     with atomic_write(path) as temporary:
         temporary.write_bytes(writers[suffix]())

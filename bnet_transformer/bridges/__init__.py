@@ -1,8 +1,9 @@
 """Bridges to other libraries.
 
-networkx   template and ground graphs as networkx graphs, node-link JSON and GraphML
+networkx   template and ground graphs as networkx graphs and node-link JSON
 pgmpy      the discrete part of a sentence's bnet as tables, for pgmpy and as BIF
 pyro       the net as a Pyro model
 
-To add a text format for graphs, add its writer to `networkx.get_graph_writers`; `drawing` selects it by the suffix.
+GraphML and GEXF contain the layout of the figure, so that their writers are in `figures.graph_files`. To add a format
+for graphs, add its writer to `get_graph_writers` of `drawing`.
 """

@@ -1,4 +1,4 @@
-"""The template graph of a net and the ground graph of a sentence as networkx graphs, node-link JSON and GraphML.
+"""The template graph of a net and the ground graph of a sentence as networkx graphs and node-link JSON.
 
 Other exports and figures read only these graphs, because the attributes of nodes (role, slice, word, kind, label, ...)
 contain all that they need.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int
-from bnet_transformer._core.files import Writers
 from bnet_transformer._core.naming import WORD, format_label
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
@@ -31,15 +29,7 @@ MAX_WEIGHTED_ARROWS = 2_000_000  # before those below `min_weight` are left out
 HEAD_PLATE = "head"
 JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
 
-# Characters that XML 1.0 forbids, the carriage return (XML readers convert it to a line feed), and quoted strings.
-_NEEDS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
-
 ArrowWeights = Mapping[tuple[int, int], float]
-
-
-def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
-    """Return the writers of a graph by suffix. The graph is built when a file is written."""
-    return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
 
 
 # graphs
@@ -118,7 +108,7 @@ def ground_graph_to_networkx(
     graph = nx.DiGraph()
     for spec in network.specs:
         if ground.is_selected(spec.group, selection):
-            graph.add_nodes_from(_iter_nodes(ground, spec, selection, tokens or {}, observed))
+            graph.add_nodes_from(iter_nodes(ground, spec, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
     groups = network.graph.groups
     for edge, sources, targets in ground.arrows(selection):
@@ -165,9 +155,8 @@ def sentence_to_networkx(
     check_choice("attention", attention, (True, False))
     selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
     max_arrows = limit
+    check_min_weight(min_weight)
     if min_weight is not None:
-        if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
-            raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
         max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
     check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
     needs_weights = attention or min_weight is not None
@@ -182,6 +171,12 @@ def sentence_to_networkx(
         min_weight=min_weight,
         limit=limit,
     )
+
+
+def check_min_weight(min_weight: float | None) -> None:
+    """Raise an error for a minimum weight that is no probability."""
+    if min_weight is not None and not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
+        raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
 
 
 def check_arrow_limit(
@@ -218,7 +213,7 @@ def _get_group_attributes(spec: NodeSpec) -> dict[str, Any]:
     }
 
 
-def _iter_nodes(
+def iter_nodes(
     ground: GroundGraph,
     spec: NodeSpec,
     selection: NodeSelection,
@@ -281,31 +276,3 @@ def to_json(graph: nx.Graph) -> str:
         return json.dumps(JSON_HEADER | nx.node_link_data(graph, edges="edges"), allow_nan=False)
     except ValueError as error:
         raise BNetError("graph", expected="finite numbers", actual=str(error)) from error
-
-
-def to_graphml(graph: nx.Graph) -> str:
-    """Convert a graph to GraphML.
-
-    Values without a GraphML type are JSON strings: tuples, mappings, and strings with characters that XML forbids.
-    Strings in double quotes are JSON strings too, so that the two are distinct. Attributes that are None are left out.
-    """
-    import networkx as nx
-
-    plain = graph.copy()
-    for *_, data in (*plain.nodes(data=True), *plain.edges(data=True)):
-        attributes = _to_graphml_attributes(data)
-        data.clear()
-        data.update(attributes)
-    header = '<?xml version="1.0" encoding="utf-8"?>'
-    return "\n".join([header, *nx.generate_graphml(plain, encoding="utf-8")]) + "\n"
-
-
-def _to_graphml_attributes(data: dict[str, Any]) -> dict[str, Any]:
-    """Convert attributes to values that GraphML can contain."""
-    attributes = {}
-    for key, value in data.items():
-        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _NEEDS_JSON.search(value)):
-            attributes[key] = value
-        elif value is not None:
-            attributes[key] = json.dumps(value)
-    return attributes

@@ -21,7 +21,7 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     from bnet_transformer.cost import Cost
 
-FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
+FORMATS = (".bif", ".dot", ".gexf", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
 DRAW_OPTIONS = (
     *("weights", "slices", "heads", "attention", "min_weight", "top", "detail", "theme", "limit"),
     *("special", "width", "font", "title"),

@@ -19,6 +19,7 @@ from bnet_transformer.inference.group_posterior import (
 )
 from bnet_transformer.inference.joint_posterior import (
     arrow_weights as arrow_weights,
+    iter_arrow_weights as iter_arrow_weights,
     joint_log_evidence as joint_log_evidence,
     joint_posterior as joint_posterior,
 )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -21,7 +23,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.graph import NodeSelection
+from bnet_transformer.graph import EdgeTemplate, NodeSelection
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.factor_graph import (
     FactorGraph,
@@ -357,6 +359,30 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         The weight of each arrow (source, target), by ground ids. Arrows in other slots (query, residual) have no
         weight.
     """
+    weights = dict[tuple[int, int], float]()
+    for _, sources, targets, values in iter_arrow_weights(query, evaluator, selection):
+        if values is not None:
+            has_weight = ~np.isnan(values)
+            pairs = zip(sources[has_weight].tolist(), targets[has_weight].tolist(), strict=True)
+            weights.update(zip(pairs, values[has_weight].tolist(), strict=True))
+    return weights
+
+
+def iter_arrow_weights(
+    query: Query, evaluator: NodeEvaluator, selection: NodeSelection
+) -> Iterator[tuple[EdgeTemplate, NDArray[Any], NDArray[Any], NDArray[np.float64] | None]]:
+    """The selected arrows with their weights `P(j | i, evidence)`, as arrays.
+
+    Args:
+        query: The sentence and its evidence, the budget and the tolerance.
+        evaluator: The evaluator of the same sentence.
+        selection: The part of the ground graph.
+
+    Returns:
+        For each edge template: the template, the ids of the parents, the ids of the children, and the weights,
+        `[arrow]` each. A weight is NaN if the arrow is in another slot too (query, residual); the weights are None if
+        no arrow of the template is attention.
+    """
     joint_log_evidence(query)  # raises an error for impossible evidence
     ground, specs = query.model.ground, query.model.network.specs
     queries = {
@@ -365,20 +391,21 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         if spec.has_word_attention and spec.tpm.has_attention and ground.is_selected(spec.group, selection)
     }
     evaluator.prefetch_attention([q.spec for q in queries.values() if evaluator.route(q).algorithm == "compiled"])
-    rows, weights = {}, dict[tuple[int, int], float]()
+    rows = {}
     for index, attention_query in queries.items():
         table = to_numpy(expected_group_attention(query, attention_query))
         rows[index] = table.reshape(-1, table.shape[-1])
     for edge, sources, targets in ground.arrows(selection):
-        if edge.child not in rows:
-            continue
-        parents = [parent for parent in queries[edge.child].spec.parents if parent.index == edge.parent]
+        parents = [p for p in queries[edge.child].spec.parents if p.index == edge.parent] if edge.child in rows else []
         if not any(WORD in parent.over for parent in parents):
+            yield edge, sources, targets, None
             continue
         words = (sources - int(ground.offsets[edge.parent])) % ground.shapes[edge.parent][-1]
         values = rows[edge.child][targets - int(ground.offsets[edge.child]), words]
-        arrows = dict(zip(zip(sources.tolist(), targets.tolist(), strict=True), values.tolist(), strict=True))
         if any(WORD not in parent.over for parent in parents):
-            arrows = {(s, t): w for (s, t), w in arrows.items() if s not in find_single_parents(query.model, t)}
-        weights |= arrows
-    return weights
+            children = np.unique(targets).tolist()
+            single = [(s, child) for child in children for s in find_single_parents(query.model, child)]
+            codes = [source * len(ground) + child for source, child in single]
+            is_single = np.isin(sources.astype(np.int64) * len(ground) + targets, np.array(codes, dtype=np.int64))
+            values = np.where(is_single, np.nan, values)
+        yield edge, sources, targets, values
