@@ -23,6 +23,7 @@ from bnet_transformer.figures.graph_layout import layout_ground_graph, layout_te
 from bnet_transformer.figures.labels import TextRun, escape_invisible, label_to_text
 from bnet_transformer.figures.options import DEFAULT_LIMIT
 from bnet_transformer.figures.picture import NodeBox, Picture, PictureArrow
+from bnet_transformer.figures.size import Density
 from bnet_transformer.figures.style import LABEL_SIZE, arrow_colour, get_palette, make_arrow
 
 Attributes = dict[str, Any]
@@ -60,9 +61,9 @@ def layout_graph(network: Network, graph: nx.DiGraph) -> Picture:
     Arrows have routes if the graph has as few arrows as a figure may have; else they are straight lines.
     """
     if graph.is_multigraph():
-        return layout_template_graph(network, graph)
+        return layout_template_graph(network, graph, Density())
     if graph.number_of_edges() <= DEFAULT_LIMIT:
-        return layout_ground_graph(network, graph)
+        return layout_ground_graph(network, graph, Density())
     without_arrows = nx.DiGraph()
     without_arrows.add_nodes_from(graph.nodes(data=True))
     role = nx.get_node_attributes(graph, "role")
@@ -70,7 +71,7 @@ def layout_graph(network: Network, graph: nx.DiGraph) -> Picture:
         make_arrow(parent, child, arrow_colour(role[parent], role[child]), attrs.get("weight"))
         for parent, child, attrs in graph.edges(data=True)
     ]
-    return replace(layout_ground_graph(network, without_arrows), arrows=tuple(arrows))
+    return replace(layout_ground_graph(network, without_arrows, Density()), arrows=tuple(arrows))
 
 
 # GraphML
