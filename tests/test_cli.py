@@ -27,7 +27,7 @@ def assert_line(result, match, code=2):
 
 def test_draw_writes_what_the_sentence_writes(tmp_path):
     s = bt.from_pretrained("tiny").sentence("the cat sat")
-    suffixes = ["json", "graphml", "bif", "svg", "dot", "tex", "png"]
+    suffixes = ["json", "graphml", "gexf", "bif", "svg", "dot", "tex", "png"]
     result = run("draw", "the cat sat", *(part for suffix in suffixes for part in ("-o", tmp_path / f"cat.{suffix}")))
     assert result.exit_code == 0 and "the cat sat" in result.output
     for suffix in suffixes:
