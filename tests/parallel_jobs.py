@@ -95,12 +95,22 @@ def analyze_heads(count):
         ("svi around", texts, {"method": "svi", "rounds": 3, "output": "x_2"}),
     ):
         f = bt.inclusion(net, data, draws=32, progress=False, **options)
-        names = ("rho", "log_bayes", "error", "inclusion", "importance", "importance_error", "ablation", "idle")
+        names = (
+            "rho",
+            "log_bayes",
+            "error",
+            "inclusion",
+            "importance",
+            "importance_error",
+            "ablation",
+            "idle",
+            "losses",
+        )
         result[name] = [getattr(f, name_) for name_ in names]
         curve = damage(f, counts=[1, 2], progress=False)
         result[f"damage, {name}"] = [curve.values, curve.error]
     r = bt.roles(net, texts, draws=100)
-    names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
+    names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top", "by_sentence")
     result["roles"] = [getattr(r, name_) for name_ in names]
     sentences = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
     tan = net.tan(sentences, [0, 1, 0, 1, 0, 1])

@@ -436,7 +436,8 @@ def permutation_p(
 
 def _mean_magnitude(differences: FloatArray, axis: int) -> FloatArray:
     """The absolute mean of differences over the last dim."""
-    return np.abs(differences.mean(axis))
+    magnitude: FloatArray = np.abs(differences.mean(axis))
+    return magnitude
 
 
 def _studentise(first: FloatArray, second: FloatArray, axis: int, *, paired: bool) -> FloatArray:
