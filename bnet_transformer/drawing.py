@@ -118,7 +118,8 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
     tokens, words = {"": result.tokens}, {"": list(range(len(result.tokens)))}
     caption = [to_sentence_case(result.head)]
     special = {"": [k for k, is_special in enumerate(result.special) if is_special]}
-    if special[""] and not parsed.special:
+    has_special = parsed.special and result.has_special
+    if special[""] and not has_special:
         words = exclude_words(tokens, words, special)
         caption.append(describe_special_words(tokens, words, special, attention))
     edges = select_edges(attention, words, parsed)
@@ -128,7 +129,7 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
         grid = layout_attention_grid(tokens, {"": result.state}, attention, edges, density)
         return Drawing(grid, "Attention of each slice", caption)
 
-    reductions = ["special=False"] if special[""] and parsed.special else []
+    reductions = ["special=False"] if special[""] and has_special else []
     return to_notebook_picture(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES))
 
 

@@ -596,6 +596,7 @@ class Sentence(StructureQueries):
         method: str = "rollout",
         budget: int = reference.BUDGET,
         inclusion: Inclusion | None = None,
+        special: bool = True,
     ) -> Reads:
         """Attention rollout: `P(source word | output word)` in the Markov chain of attention over slices.
 
@@ -610,6 +611,8 @@ class Sentence(StructureQueries):
             method: `"rollout"` for the product of the attention matrices, or `"flow"` for the maximum flow.
             budget: The maximum number of joint states (see `posterior`).
             inclusion: The result of `bt.inclusion`, to average over the heads whose gates are on.
+            special: Whether tables have rows and columns of special tokens, such as `[CLS]`. Without them, a column has
+                their total share; the other shares do not change, and `result.matrix` still contains all words.
 
         Returns:
             The chain. `result.matrix` is a tensor `[output word, source word]`.
@@ -620,9 +623,10 @@ class Sentence(StructureQueries):
         >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # causal: word 0 attends to itself only
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
+        check_choice("special", special, (True, False))
         stack, numbers = parse_attention_slices(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
-        reads = compute_reads(
+        result = compute_reads(
             query,
             self.state.tokens[stack],
             numbers,
@@ -633,8 +637,9 @@ class Sentence(StructureQueries):
             inclusion=inclusion,
             evaluator=None if self.state.evidence else self.state.evaluator,
         )
-        special = self.state.encoded.find_special_words(self.state.network).get(stack, ())
-        return replace(reads, special=tuple(k in special for k in range(len(reads.tokens))))
+        words = self.state.encoded.find_special_words(self.state.network).get(stack, ())
+        flags = tuple(k in words for k in range(len(result.tokens)))
+        return replace(result, special=flags, has_special=special)
 
     def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:
         """The logit lens: the readout applied to every state `x_t` of every word, as if it were the last state `x_T`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -168,3 +170,18 @@ def test_top_sums_latent_choices_and_takes_evidence() -> None:
         s.top("W_q_0", 2, evidence, budget=1)
     with pytest.raises(bt.BNetError, match="one node"):
         s.top(["y_0", "y_1"])  # type: ignore[arg-type]
+
+
+def test_tables_of_reads_without_special_tokens_show_their_mass() -> None:
+    s = get_case("encoder, post-norm").sentence
+    every = s.reads()
+    assert every.special == (False,) * 3 and len(every.to_dataframe()) == 9
+    reads = replace(s.reads(special=False), special=(True, False, True))
+    assert torch.equal(reads.matrix, every.matrix)
+    close(reads.special_mass, every.matrix[:, 0] + every.matrix[:, 2])
+    rows = reads.to_dataframe()
+    assert rows["output"].tolist() == [1, 1] and rows["source"].tolist() == [1, -1]
+    close(rows["share"].tolist(), [float(every.matrix[1, 1]), float(reads.special_mass[1])])
+    assert "special tokens" in reads._repr_html_() and "special tokens" not in every._repr_html_()
+    with pytest.raises(bt.BNetError, match="special"):
+        s.reads(special="no")  # type: ignore[arg-type]

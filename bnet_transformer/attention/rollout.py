@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 MAX_FLOWS = 2**16  # maximum flows (state x output word x source word) through three or more slices
 MAX_PATH_PRODUCTS = 2**28  # maximum products in the search for paths
+SPECIAL_TOKENS = "special tokens"  # the label of their total share in tables
 FLOW_RESOLUTION = 2**30  # units in a flow of 1, because scipy takes integer capacities
 
 
@@ -253,6 +254,7 @@ class Reads(ComparableResult, Drawable):
         readable: The pairs of words that have an arrow, `[slice, word, word]`.
         state: The role of the hidden states that the chain connects, such as `x` or `dec_x`.
         special: For each word, whether it is a special token; empty if this is unknown.
+        has_special: False if tables and displays leave special tokens out. `matrix` always contains them.
     """
 
     matrix: Tensor
@@ -267,7 +269,20 @@ class Reads(ComparableResult, Drawable):
     head_entropies: Tensor = field(repr=False)
     readable: Tensor = field(repr=False)
     state: str = "x"
-    special: tuple[bool, ...] = ()
+    special: tuple[bool, ...] = field(default=(), repr=False)
+    has_special: bool = True
+
+    @property
+    def shown_words(self) -> tuple[int, ...]:
+        """The indices of the words in tables: all, or those that are no special tokens."""
+        is_special = self.special or (False,) * len(self.tokens)
+        return tuple(i for i in range(len(self.tokens)) if self.has_special or not is_special[i])
+
+    @property
+    def special_mass(self) -> Tensor:
+        """The probability that each output word is computed from special tokens, `[word]`."""
+        sources = [j for j, is_special in enumerate(self.special) if is_special]
+        return self.matrix[:, sources].sum(-1)
 
     @property
     def chain(self) -> Tensor:
@@ -311,16 +326,19 @@ class Reads(ComparableResult, Drawable):
         return tuple(result)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each output word and each source word."""
+        """Return one row for each output word and each source word.
+
+        Without special tokens, the last row of each output word has the share of all special tokens, with source -1.
+        Shares are not divided by the sum of those that remain.
+        """
         import pandas as pd
 
-        tokens = list(self.tokens)
-        rows = [
-            {"output": i, "output_token": tokens[i], "source": j, "source_token": tokens[j], "share": probability}
-            for i, row in enumerate(self.matrix.tolist())
-            for j, probability in enumerate(row)
-        ]
-        return pd.DataFrame(rows)
+        tokens, words, masses, rows = list(self.tokens), self.shown_words, self.special_mass.tolist(), []
+        for i in words:
+            shares = [(j, tokens[j], float(self.matrix[i, j])) for j in words]
+            shares += [] if self.has_special else [(-1, SPECIAL_TOKENS, masses[i])]
+            rows += [(i, tokens[i], *share) for share in shares]
+        return pd.DataFrame(rows, columns=["output", "output_token", "source", "source_token", "share"])
 
     def _to_sentence_values(self) -> SentenceValues:
         frame = self.to_dataframe()
@@ -333,7 +351,12 @@ class Reads(ComparableResult, Drawable):
         """Return the matrix as an HTML table."""
         import pandas as pd
 
-        table = pd.DataFrame(to_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
+        words = list(self.shown_words)
+        tokens = [self.tokens[i] for i in words]
+        frame = pd.DataFrame(to_numpy(self.matrix[words][:, words]), tokens, tokens)
+        if not self.has_special:
+            frame[SPECIAL_TOKENS] = to_numpy(self.special_mass[words])
+        table = frame.to_html(float_format="{:.3f}".format)
         title = f"{self.method} over slices {list(self.slices)}, residual {self.residual:g}, {self.head}"
         return f"<p>{escape(title)}</p>{table}"
 

@@ -102,8 +102,9 @@ class NodeNames(Sequence[str]):
         Returns:
             The name, or the names.
         """
-        nodes = self._order[index]
-        return list(map(self.ground.name, nodes.tolist())) if isinstance(index, slice) else self.ground.name(nodes)
+        if isinstance(index, slice):
+            return [self.ground.name(node) for node in self._order[index].tolist()]
+        return self.ground.name(int(self._order[index]))
 
     def __iter__(self) -> Iterator[str]:
         return map(self.ground.name, map(int, self._order))

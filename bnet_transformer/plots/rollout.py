@@ -60,6 +60,7 @@ def plot_reads(
     if show == "flow" and not special:
         expected = 'show="matrix" or show="entropy": the flow passes through special tokens'
         raise BNetError("special=False", expected=expected, actual=show)
+    special = special and result.has_special
     if show == "matrix":
         is_flow = result.method == "flow"
         labels: Any = {"value_label": "maximum flow" if is_flow else "P(source | output)"}
