@@ -33,7 +33,7 @@ from bnet_transformer.plots.saved_figure import (
     relative_font_width,
     wrap_text,
 )
-from bnet_transformer.plots.text_fitting import find_space
+from bnet_transformer.plots.text_fitting import find_space, measure_cell
 
 PAGE_WIDTH = 6.9  # the width of the text of a page, in inches
 FONT_SIZE = 8.0
@@ -42,7 +42,7 @@ TITLE_FONT_SIZE = 9.0
 
 MAX_LABEL_SHARE = 0.38  # of the width of the page for the labels at the left of an axis
 NARROW_WIDTH = 5.0  # inches
-SMALL_SPACE = 2.1  # inches: texts in a smaller space of the user's axes have the smallest size
+SMALL_SPACE = 2.0  # inches: texts in a smaller space of the user's axes have the smallest size
 MIN_PANEL_WIDTH = 0.12  # inches
 COLOUR_BAR_WIDTH = 0.57  # inches of a colour bar with its ticks and label
 USER_AXES_SHARE = 0.9  # of the measured size: notes that are added last reduce the size of the user's axes
@@ -95,7 +95,7 @@ class Canvas:
         self.is_small = False  # in a small part of the figure of the user, all texts have the smallest size
         if ax is not None:
             self.page_width = self.space.width / ax.figure.dpi
-            self.is_small = min(self.space.width, self.space.height) / ax.figure.dpi < SMALL_SPACE
+            self.is_small = measure_cell(ax) < SMALL_SPACE
         self.font = check_font(font)
         self.font_scale = relative_font_width(self.font)
         self.colours = get_palette(theme)

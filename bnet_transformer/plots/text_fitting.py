@@ -151,6 +151,17 @@ def find_space(ax: Axes) -> Bbox:
     return Bbox.from_extents(x0 + pad, y0 + pad, x1 - pad, y1 - pad)
 
 
+def measure_cell(ax: Axes) -> float:
+    """The smaller side in inches of the space of axes; of a grid of subplots the same for all cells of one size."""
+    spec, box = ax.get_subplotspec(), ax.figure.bbox
+    if spec is None or isinstance(spec.get_gridspec(), GridSpecFromSubplotSpec):
+        space = find_space(ax)
+        return float(min(space.width, space.height) / ax.figure.dpi)
+    grid = spec.get_gridspec()
+    width = box.width * len(spec.colspan) / grid.ncols
+    return float(min(width, box.height * len(spec.rowspan) / grid.nrows) / ax.figure.dpi)
+
+
 def _cell_of(spec: SubplotSpec, figure: Any) -> Bbox:
     """The cell of a grid with half of the gaps around it, in fractions of the figure."""
     grid: Any = spec.get_gridspec()
