@@ -50,8 +50,8 @@ def get_tick_labels(axis):
     ticks = zip(axis.get_major_ticks(), axis.get_majorticklocs(), strict=False)
     return [
         label
-        for tick, place in ticks
-        if low - margin <= place <= high + margin
+        for tick, position in ticks
+        if low - margin <= position <= high + margin
         for label in (tick.label1, tick.label2)
         if label.get_visible() and label.get_text()
     ]
@@ -63,9 +63,9 @@ def check_ticks(figure):
         for axis, side in ((ax.xaxis, 0), (ax.yaxis, 1)):
             labels = get_tick_labels(axis)
             if any(label.get_rotation() not in (0, 90) for label in labels):
-                places = sorted(label.get_transform().transform(label.get_position())[side] for label in labels)
+                positions = sorted(label.get_transform().transform(label.get_position())[side] for label in labels)
                 height = labels[0].get_fontsize() * figure.dpi / 72
-                assert all(b - a >= 1.3 * height for a, b in itertools.pairwise(places))
+                assert all(b - a >= 1.3 * height for a, b in itertools.pairwise(positions))
                 continue
             ends = sorted(tuple(label.get_window_extent().get_points()[:, side]) for label in labels)
             texts = [label.get_text() for label in labels]
@@ -73,7 +73,7 @@ def check_ticks(figure):
 
 
 def check_inside(texts, box):
-    """All texts lie in a box in pixels."""
+    """All texts are inside a box in pixels."""
     outside = []
     for text in texts:
         (x0, y0), (x1, y1) = text.get_window_extent().get_points()
@@ -83,7 +83,7 @@ def check_inside(texts, box):
 
 
 def check_cells(figure):
-    """The numbers of cells lie in their cells."""
+    """The numbers of cells are inside their cells."""
     for ax in get_axes(figure):
         if not any(type(artist).__name__ == "QuadMesh" for artist in ax.collections) or "colorbar" in ax.get_label():
             continue
@@ -149,12 +149,12 @@ def get_panel_texts(ax):
     return [text for text in get_texts(ax.figure) if id(text) in inside]
 
 
-SEVERAL_PANELS = ("attention", "attention, heads", "attention, many heads", "sweep, three axes", "sweep, arrows")
-SEVERAL_PANELS += ("mediation, maps", "heads of a fit, cosine", "three axes")
+MULTIPLE_PANELS = ("attention", "attention, heads", "attention, many heads", "sweep, three axes", "sweep, arrows")
+MULTIPLE_PANELS += ("mediation, maps", "heads of a fit, cosine", "three axes")
 SINGLE_PANELS = [
     name
     for name in EXAMPLES
-    if name not in SEVERAL_PANELS
+    if name not in MULTIPLE_PANELS
     and name not in ("attention, heads", "attention, many heads", "heads of a fit, cosine")
 ]
 
@@ -186,7 +186,10 @@ def check_grid(figure, panels, count):
         check_inside(texts, Bbox.from_extents(cell[0], ends[1], cell[1], ends[0]))
 
 
-@pytest.mark.parametrize(("kind", "width", "inches"), [("svg", "8.5cm", 8.5 / 2.54), pytest.param("png", "240pt", 240 / 72, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "width", "inches"),
+    [("svg", "8.5cm", 8.5 / 2.54), pytest.param("png", "240pt", 240 / 72, marks=pytest.mark.slow)],
+)
 def test_files_have_the_physical_width(kind, width, inches):
     figure = bt.plot(build("posterior"), width=width, **EXAMPLES["posterior"].options)
     buffer = io.BytesIO()
@@ -303,9 +306,9 @@ def test_words_of_sweeps_have_both_tokens_or_their_number():
 
 
 def test_arrows_without_effect_are_left_out_and_zeros_are_written():
-    found = build("sweep, arrows")
-    values = found.values.numpy()
-    figure = bt.plot(found)
+    result = build("sweep, arrows")
+    values = result.values.numpy()
+    figure = bt.plot(result)
     has_effect = (np.nan_to_num(values) != 0).any(0)
     expected = values[:, has_effect.any(1)][:, :, has_effect.any(0)]
     for k in range(len(values)):

@@ -33,7 +33,7 @@ from bnet_transformer.plots.saved_figure import (
     relative_font_width,
     wrap_text,
 )
-from bnet_transformer.plots.text_fitting import find_space
+from bnet_transformer.plots.text_fitting import find_space, measure_cell
 
 PAGE_WIDTH = 6.9  # the width of the text of a page, in inches
 FONT_SIZE = 8.0
@@ -42,7 +42,7 @@ TITLE_FONT_SIZE = 9.0
 
 MAX_LABEL_SHARE = 0.38  # of the width of the page for the labels at the left of an axis
 NARROW_WIDTH = 5.0  # inches
-SMALL_SPACE = 2.1  # inches: texts in a smaller space of the user's axes have the smallest size
+SMALL_SPACE = 2.0  # inches: texts in a smaller space of the user's axes have the smallest size
 MIN_PANEL_WIDTH = 0.12  # inches
 COLOUR_BAR_WIDTH = 0.57  # inches of a colour bar with its ticks and label
 USER_AXES_SHARE = 0.9  # of the measured size: notes that are added last reduce the size of the user's axes
@@ -95,7 +95,7 @@ class Canvas:
         self.is_small = False  # in a small part of the figure of the user, all texts have the smallest size
         if ax is not None:
             self.page_width = self.space.width / ax.figure.dpi
-            self.is_small = min(self.space.width, self.space.height) / ax.figure.dpi < SMALL_SPACE
+            self.is_small = measure_cell(ax) < SMALL_SPACE
         self.font = check_font(font)
         self.font_scale = relative_font_width(self.font)
         self.colours = get_palette(theme)
@@ -270,26 +270,26 @@ class Canvas:
         Only as many labels are shown as do not overlap in a length of `inches`. Wide labels are rotated.
         """
         texts, fonts = self.format_texts(labels, max_length)
-        places = tuple(map(float, range(len(texts)) if positions is None else positions))
-        ticks = TickLabels(ax, axis_name, tuple(texts), tuple(fonts), places)
+        tick_positions = tuple(map(float, range(len(texts)) if positions is None else positions))
+        ticks = TickLabels(ax, axis_name, tuple(texts), tuple(fonts), tick_positions)
         self.tick_labels[ax, axis_name] = ticks
-        span = places[-1] - places[0] + 1 if places else 1
+        span = tick_positions[-1] - tick_positions[0] + 1 if tick_positions else 1
         self.show_tick_labels(ticks, 72 * inches / span)
 
     def show_tick_labels(self, ticks: TickLabels, unit: float) -> None:
         """Show as many labels as do not overlap, where a unit of the axis is `unit` points long."""
-        texts, places = ticks.texts, ticks.positions
+        texts, tick_positions = ticks.texts, ticks.positions
         if not texts:
             return
         size = SMALL_FONT_SIZE + 0.5 if not self.is_small else MIN_FONT_SIZE
-        pitch = unit * min(np.diff(sorted(places)), default=1.0)
+        pitch = unit * min(np.diff(sorted(tick_positions)), default=1.0)
         if pitch < 1.2 * size:
             size = max(min(6.0, size), min(size, pitch / 1.2))
         step = max(1, math.ceil(1.2 * size / pitch))
         shown = range(0, len(texts), step)
         rotation: dict[str, Any] = {}
-        widest = self.font_scale * max(text_width(texts[k], size) for k in shown)
-        if ticks.axis_name == "x" and widest + 4 > pitch * step:
+        max_width = self.font_scale * max(text_width(texts[k], size) for k in shown)
+        if ticks.axis_name == "x" and max_width + 4 > pitch * step:
             rotation = {"rotation": 90}
             if pitch * step > 1.9 * size:
                 rotation = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
@@ -299,7 +299,7 @@ class Canvas:
         axis = ticks.ax.xaxis if ticks.axis_name == "x" else ticks.ax.yaxis
         labels = [texts[k] for k in shown]
         style |= {"usetex": False, "color": self.colours["ink"], **rotation}
-        axis.set_ticks([places[k] for k in shown], labels=labels, **style)
+        axis.set_ticks([tick_positions[k] for k in shown], labels=labels, **style)
 
     def set_index_ticks(self, ax: Axes) -> None:
         """Label the x axis with the numbers of some columns, where the words of a long sentence do not fit."""

@@ -96,8 +96,8 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
         if show == "rho" and (height >= MIN_TWO_LINES or not has_numbers):
             _draw_intervals(canvas, ax, image, result, height=None if has_numbers else height)
         if result.has_interval.any() and any(line.get_label() == "interval" for line in ax.collections):
-            place = "Line below each mean" if has_numbers else "Bar"
-            canvas.add_note(f"{place}: {result.interval:.0%} interval, on a scale from 0 (left) to 1.")
+            mark = "Line below each mean" if has_numbers else "Bar"
+            canvas.add_note(f"{mark}: {result.interval:.0%} interval, on a scale from 0 (left) to 1.")
         if any("±" in text.get_text() for text in ax.texts):
             kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
             canvas.add_note(f"±: {kind}.")

@@ -135,7 +135,7 @@ def count_columns(canvas: Canvas, count: int, limit: int, smallest: float | None
     """The number of panels in a row: at most `limit`; in a figure with a width, as many as have the smallest width."""
     if canvas.width is None:
         return min(limit, count)
-    smallest = smallest or next(width for most, width in MIN_PANEL_WIDTHS.items() if count <= most)
+    smallest = smallest or next(width for limit_count, width in MIN_PANEL_WIDTHS.items() if count <= limit_count)
     fitting = max(1, min(limit, count, int((canvas.width - 1.0) / smallest)))
     return math.ceil(count / math.ceil(count / fitting))
 
@@ -323,8 +323,8 @@ def fit_font_size(canvas: Canvas, texts: Collection[str], cell: tuple[float, flo
     width, height = 72 * cell[0] - 2.5, 72 * cell[1]
     longest = sorted(texts, key=len)[-12:]
     for size in NUMBER_SIZES:
-        widest = max((text_width(text, size) for text in longest), default=0.0)
-        if canvas.font_scale * widest <= width and 1.25 * size <= height:
+        max_text_width = max((text_width(text, size) for text in longest), default=0.0)
+        if canvas.font_scale * max_text_width <= width and 1.25 * size <= height:
             return size
     return None
 
@@ -339,8 +339,8 @@ def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any, cell
     span = (largest - smallest) or 1.0
     points = 72 * cell[0], 72 * cell[1]
     if points[0] < MIN_BAR_CELL[0] or points[1] < MIN_BAR_CELL[1]:
-        widest = float(np.nanmax(data.high - data.low, initial=0.0))
-        canvas.add_note(f"Intervals do not fit into the cells; the widest is {widest:.2g}.")
+        max_length = float(np.nanmax(data.high - data.low, initial=0.0))
+        canvas.add_note(f"Intervals do not fit into the cells; the widest is {max_length:.2g}.")
         return
     is_bar = points[0] < MIN_LINE_CELL[0] or points[1] < MIN_LINE_CELL[1]
 

@@ -291,8 +291,8 @@ def draw_bars(
     positions = np.arange(len(labels))
     thickness = (0.74 if len(labels) > 3 else 0.56) / len(series)
     centres = [positions + (k - (len(series) - 1) / 2) * thickness for k in range(len(series))]
-    for places, bars in zip(centres, series, strict=True):
-        _draw_series(canvas, ax, places, thickness * 0.94, bars, is_upright)
+    for bar_positions, bars in zip(centres, series, strict=True):
+        _draw_series(canvas, ax, bar_positions, thickness * 0.94, bars, is_upright)
     canvas.draw_when_sized(lambda: _write_bar_numbers(canvas, ax, centres, series, is_upright, (width, height)))
     if is_upright:
         canvas.set_tick_labels(ax, "x", labels, width - 0.7, max_length)
@@ -337,8 +337,8 @@ def _write_bar_numbers(
     low, high = sorted(ax.get_xlim() if is_upright else ax.get_ylim())
     spacing = centres[1][0] - centres[0][0] if len(series) > 1 else 1.0
     pitch = spacing * size[0 if is_upright else 1] / (high - low)
-    widest = max(text_width(text, 6.5) for line in texts for text in line) * canvas.font_scale
-    if sum(map(len, texts)) > MAX_BAR_NUMBERS or (widest + 1.5 if is_upright else 6.0) > pitch:
+    max_text_width = max(text_width(text, 6.5) for line in texts for text in line) * canvas.font_scale
+    if sum(map(len, texts)) > MAX_BAR_NUMBERS or (max_text_width + 1.5 if is_upright else 6.0) > pitch:
         return
     low, high = ax.get_ylim() if is_upright else ax.get_xlim()
     ends = [
@@ -347,16 +347,18 @@ def _write_bar_numbers(
         )
         for bars in series
     ]
-    share = 10 / size[1] if is_upright else (widest + 5) / size[0]  # of the axis, for the numbers above the ends
+    share = (
+        10 / size[1] if is_upright else (max_text_width + 5) / size[0]
+    )  # of the axis, for the numbers above the ends
     high = max(high, low + (max(ends) - low) / (1 - min(share, 0.5)))
     (ax.set_ylim if is_upright else ax.set_xlim)(low, high)
     style: Any = {"ha": "center", "va": "bottom"} if is_upright else {"ha": "left", "va": "center_baseline"}
     style |= {"fontsize": 6.5, "color": canvas.colours["grey"], "fontfamily": canvas.with_font([BASE_FONT])}
-    for places, bars, line in zip(centres, series, texts, strict=True):
+    for bar_positions, bars, line in zip(centres, series, texts, strict=True):
         ends = np.maximum(np.nan_to_num(bars.values), 0)
         ends = ends if bars.high is None else np.maximum(ends, np.nan_to_num(bars.high))
-        for place, end, text in zip(places, ends, line, strict=True):
-            point, offset = ((place, end), (0, 2)) if is_upright else ((end, place), (3, 0))
+        for position, end, text in zip(bar_positions, ends, line, strict=True):
+            point, offset = ((position, end), (0, 2)) if is_upright else ((end, position), (3, 0))
             ax.annotate(text, point, offset, textcoords="offset points", **style)
 
 

@@ -50,7 +50,7 @@ def format_number(value: float, largest: float, *, is_integer: bool = False, sho
 
 
 class UnitFormatter(Formatter):
-    """Formats the ticks of an axis in a common power of ten, which stands in the label of the axis.
+    """Formats the ticks of an axis in a common power of ten, which the label of the axis has.
 
     Args:
         unit: The factor of the numbers.
@@ -58,18 +58,18 @@ class UnitFormatter(Formatter):
 
     def __init__(self, unit: float = 1.0) -> None:
         self.unit = unit
-        self.places: FloatArray = np.zeros(0)
+        self.tick_positions: FloatArray = np.zeros(0)
 
     def set_locs(self, locs: Any) -> None:
-        """Set the places of the ticks, which determine the number of decimals.
+        """Set the positions of the ticks, which determine the number of decimals.
 
         Args:
-            locs: The places.
+            locs: The positions.
         """
-        self.places = np.asarray(locs, dtype=float)
+        self.tick_positions = np.asarray(locs, dtype=float)
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        decimals = count_decimals(np.array([*self.places, x]) * self.unit)
+        decimals = count_decimals(np.array([*self.tick_positions, x]) * self.unit)
         text = f"{abs(x * self.unit):.{decimals}f}"
         return ("−" if x < 0 and text.strip("0.") else "") + text
 

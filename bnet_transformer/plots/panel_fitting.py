@@ -120,8 +120,8 @@ def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
     if options.get("loc") == "lower left":  # above the panel
         box, pixels = ax.get_window_extent(), text_fitting.get_pixels(ax)
         left = (box.x0 - canvas.space.x0) / pixels
-        is_wide = text_fitting.legend_width(ax) > width - left
-        options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width if is_wide else 0, 1)
+        exceeds_width = text_fitting.legend_width(ax) > width - left
+        options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width if exceeds_width else 0, 1)
         canvas.show_legend(ax)
     text_fitting.shorten_legend(ax, limit)
 
@@ -137,10 +137,12 @@ def _crop_height(figure: PlotFigure) -> None:
     def move(y: float) -> float:
         return float((y * height - low) / new_height)
 
-    places = [(ax, ax.get_position(original=True)) for ax in figure.axes]
+    boxes_by_axes = [(ax, ax.get_position(original=True)) for ax in figure.axes]
     figure.set_size_inches(width, new_height)
-    for ax, place in places:
-        ax.set_position((place.x0, move(place.y0), place.width, move(place.y1) - move(place.y0)))
+    for ax, position_box in boxes_by_axes:
+        ax.set_position(
+            (position_box.x0, move(position_box.y0), position_box.width, move(position_box.y1) - move(position_box.y0))
+        )
     for text in figure.texts:
         x, y = text.get_position()
         text.set_position((x, move(y)))
@@ -180,14 +182,14 @@ def _fit_user_axes(canvas: Canvas, ax: Axes, title: str, label: str) -> None:
     for notes, lines in ((canvas.notes, 3), ([], 3), ([], 1)):
         is_large = True
         for _ in range(FIT_STEPS + 1):
-            is_large = _fit_once(canvas, ax, title, label, notes, lines)
+            is_large = _fit_iteration(canvas, ax, title, label, notes, lines)
         for ticks in canvas.tick_labels.values():
             canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
         if is_large:
             return
 
 
-def _fit_once(canvas: Canvas, ax: Axes, title: str, label: str, notes: Sequence[str], title_lines: int) -> bool:
+def _fit_iteration(canvas: Canvas, ax: Axes, title: str, label: str, notes: Sequence[str], title_lines: int) -> bool:
     """Wrap and thin the texts for the current position of the axes, and move the axes."""
     points, box, space = text_fitting.get_pixels(ax), ax.get_window_extent(), canvas.space
     middle = (box.x0 + box.x1) / 2

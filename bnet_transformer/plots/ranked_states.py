@@ -283,8 +283,8 @@ def _label_axes(canvas: Canvas, ax: Axes, block: Block, count: int, size: tuple[
     for spine in ax.spines.values():
         spine.set_visible(False)
     ticks = [(r * block.pitch + k, row.label) for r in range(count) for k, row in enumerate(block.rows) if row.label]
-    labels, places = [label for _, label in ticks], [float(y) for y, _ in ticks]
-    canvas.set_tick_labels(ax, "y", labels, size[1], positions=places)
+    labels, tick_positions = [label for _, label in ticks], [float(y) for y, _ in ticks]
+    canvas.set_tick_labels(ax, "y", labels, size[1], positions=tick_positions)
     if 72 * size[0] / len(block.columns) >= MIN_WORD_PITCH:
         canvas.set_tick_labels(ax, "x", block.columns, size[0])
         canvas.set_axis_labels(ax, block.column_name)

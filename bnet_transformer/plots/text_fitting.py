@@ -51,10 +51,10 @@ def thin_numeric_ticks(ax: Axes) -> None:
                     break
                 locator.set_params(nbins=count)
         elif isinstance(locator, FixedLocator) and axis.get_scale() != "linear":
-            places, labels = axis.get_majorticklocs(), [label.get_text() for label in axis.get_ticklabels()]
-            while len(places) > MIN_TICKS and _labels_overlap(axis, side, gap):
-                places, labels = places[::2], labels[::2]
-                axis.set_ticks(places, labels=labels)
+            positions, labels = axis.get_majorticklocs(), [label.get_text() for label in axis.get_ticklabels()]
+            while len(positions) > MIN_TICKS and _labels_overlap(axis, side, gap):
+                positions, labels = positions[::2], labels[::2]
+                axis.set_ticks(positions, labels=labels)
 
 
 def _labels_overlap(axis: Any, side: int, gap: float) -> bool:
@@ -62,8 +62,8 @@ def _labels_overlap(axis: Any, side: int, gap: float) -> bool:
     limits = sorted(axis.get_view_interval())
     labels = [
         tick.label1
-        for tick, place in zip(axis.get_major_ticks(), axis.get_majorticklocs(), strict=False)
-        if tick.label1.get_visible() and limits[0] <= place <= limits[1]
+        for tick, position in zip(axis.get_major_ticks(), axis.get_majorticklocs(), strict=False)
+        if tick.label1.get_visible() and limits[0] <= position <= limits[1]
     ]
     ends = sorted(tuple(label.get_window_extent().get_points()[:, side]) for label in labels if label.get_text())
     return any(first[1] + gap > second[0] for first, second in itertools.pairwise(ends))
@@ -109,9 +109,9 @@ def shorten_legend(ax: Axes, width: float) -> None:
     legend, excess = ax.get_legend(), legend_width(ax) - width
     if legend is None or excess <= 0:
         return
-    widest = max(text.get_window_extent().width for text in legend.get_texts()) / get_pixels(ax)
+    max_text_width = max(text.get_window_extent().width for text in legend.get_texts()) / get_pixels(ax)
     for text in legend.get_texts():
-        text.set_text(cut(text.get_text(), float(text.get_fontsize()), max(8.0, 0.97 * (widest - excess))))
+        text.set_text(cut(text.get_text(), float(text.get_fontsize()), max(8.0, 0.97 * (max_text_width - excess))))
 
 
 def shrink_lines(ax: Axes, factor: float) -> None:
@@ -151,6 +151,17 @@ def find_space(ax: Axes) -> Bbox:
     return Bbox.from_extents(x0 + pad, y0 + pad, x1 - pad, y1 - pad)
 
 
+def measure_cell(ax: Axes) -> float:
+    """The smaller side in inches of the space of axes; of a grid of subplots the same for all cells of one size."""
+    spec, box = ax.get_subplotspec(), ax.figure.bbox
+    if spec is None or isinstance(spec.get_gridspec(), GridSpecFromSubplotSpec):
+        space = find_space(ax)
+        return float(min(space.width, space.height) / ax.figure.dpi)
+    grid = spec.get_gridspec()
+    width = box.width * len(spec.colspan) / grid.ncols
+    return float(min(width, box.height * len(spec.rowspan) / grid.nrows) / ax.figure.dpi)
+
+
 def _cell_of(spec: SubplotSpec, figure: Any) -> Bbox:
     """The cell of a grid with half of the gaps around it, in fractions of the figure."""
     grid: Any = spec.get_gridspec()
@@ -170,23 +181,23 @@ def _cell_of(spec: SubplotSpec, figure: Any) -> Bbox:
 
 def _space_between(ax: Axes, figure: Any) -> Bbox:
     """The space up to the middle of the gaps to other axes, in fractions of the figure."""
-    own = ax.get_position(original=True)
+    box_of_axes = ax.get_position(original=True)
     x0, y0, x1, y1 = 0.0, 0.0, 1.0, 1.0
     for other in figure.axes:
         box = other.get_position(original=True)
         if other is ax or not other.get_visible():
             continue
-        if box.y0 < own.y1 and own.y0 < box.y1:
-            x0 = max(x0, (box.x1 + own.x0) / 2) if box.x1 <= own.x0 else x0
-            x1 = min(x1, (box.x0 + own.x1) / 2) if box.x0 >= own.x1 else x1
-        if box.x0 < own.x1 and own.x0 < box.x1:
-            y0 = max(y0, (box.y1 + own.y0) / 2) if box.y1 <= own.y0 else y0
-            y1 = min(y1, (box.y0 + own.y1) / 2) if box.y0 >= own.y1 else y1
+        if box.y0 < box_of_axes.y1 and box_of_axes.y0 < box.y1:
+            x0 = max(x0, (box.x1 + box_of_axes.x0) / 2) if box.x1 <= box_of_axes.x0 else x0
+            x1 = min(x1, (box.x0 + box_of_axes.x1) / 2) if box.x0 >= box_of_axes.x1 else x1
+        if box.x0 < box_of_axes.x1 and box_of_axes.x0 < box.x1:
+            y0 = max(y0, (box.y1 + box_of_axes.y0) / 2) if box.y1 <= box_of_axes.y0 else y0
+            y1 = min(y1, (box.y0 + box_of_axes.y1) / 2) if box.y0 >= box_of_axes.y1 else y1
     return Bbox.from_extents(x0, y0, x1, y1)
 
 
 def move_into(ax: Axes, space: Bbox, min_share: float) -> bool:
-    """Move axes so that their labels lie in a space in pixels; return whether they have `min_share` of its height."""
+    """Move axes so that their labels are inside a space in pixels; return whether they have `min_share` of it."""
     tight, legend = ax.get_tightbbox(), ax.get_legend()
     box = ax.get_window_extent()  # after get_tightbbox, which applies the aspect
     if tight is None:
