@@ -32,6 +32,7 @@ def compose_picture(
     options: FigureOptions,
     reductions: Callable[[], Sequence[str]] = list,
     densities: Sequence[Density] = GRAPH_DENSITIES,
+    fallback: Callable[[], Picture] | None = None,
 ) -> Picture:
     """Lay out a figure with its texts, at its natural size or in the width of the options.
 
@@ -40,6 +41,7 @@ def compose_picture(
         options: `width`, `title`, `font` and `theme` of the figure.
         reductions: Returns the options that make the figure smaller, for the error.
         densities: The layouts to try for a given width, from loose to compact.
+        fallback: Lays out a figure that shows less, if this one does not fit the width; None for an error.
 
     Returns:
         The picture. With a width, its `scale` is set.
@@ -48,7 +50,7 @@ def compose_picture(
         BNetError: The figure does not fit the width at a legible size.
     """
     with measuring_font(options.font):
-        return _compose_picture(layout, options, reductions, densities)
+        return _compose_picture(layout, options, reductions, densities, fallback)
 
 
 def _compose_picture(
@@ -56,6 +58,7 @@ def _compose_picture(
     options: FigureOptions,
     reductions: Callable[[], Sequence[str]],
     densities: Sequence[Density],
+    fallback: Callable[[], Picture] | None,
 ) -> Picture:
     """`compose_picture` with the metrics of the current font."""
     heading = options.title or ""
@@ -66,6 +69,8 @@ def _compose_picture(
     candidates = ((density, layout(density)) for density in densities)
     chosen = _choose_layout(candidates, width, heading)
     if isinstance(chosen, float):
+        if fallback is not None:
+            return fallback()
         raise _width_error(options, chosen, reductions())
     drawing, scale = chosen
     picture = _compose(drawing, heading, width / scale)

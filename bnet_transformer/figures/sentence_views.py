@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -73,13 +73,35 @@ def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
     """Lay out a sentence: its nodes if they are few, else the attention grid if it has one, else the folded net."""
     view = options.detail or _choose_view(state, options)
+    views = [view]
+    if options.detail is None and options.width is not None:
+        views += _list_smaller_views(state, options, view)
+    return _layout_first_fit(state, options, views)
+
+
+def _layout_first_fit(state: SentenceState, options: FigureOptions, views: Sequence[str]) -> Picture:
+    """Lay out the first view that fits the width of the options."""
+    view, *others = views
+    fallback = partial(_layout_first_fit, state, options, others) if others else None
     if view == "words":
         options = project_highlight(options, _grid_nodes(state, select_nodes(state, options)))
     if view == "folded":  # a projection has no nodes that the figure omits
         _check_highlights(state, project_highlight(options, state.network.graph.by_name), view)
         return layout_net(state.network, options)
     _check_highlights(state, options, view)
-    return _layout_nodes(state, options) if view == "nodes" else _layout_words(state, options)
+    layout = _layout_nodes if view == "nodes" else _layout_words
+    return layout(state, options, fallback)
+
+
+def _list_smaller_views(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
+    """The views with less detail than a view that draw the sentence with these options."""
+    candidates = {"nodes": ("words", "folded"), "words": ("folded",), "folded": ()}[view]
+    return [
+        name
+        for name in candidates
+        if _can_draw_all(state, options, name)
+        and (name != "words" or _can_draw_grid(state, select_nodes(state, options)))
+    ]
 
 
 def _choose_view(state: SentenceState, options: FigureOptions) -> str:
@@ -167,7 +189,7 @@ def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bo
 # all nodes
 
 
-def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
+def _layout_nodes(state: SentenceState, options: FigureOptions, fallback: Callable[[], Picture] | None) -> Picture:
     """Lay out the selected nodes and their arrows."""
     ground, selection = state.ground, select_nodes(state, options)
     limit = math.inf if options.limit is None else options.limit
@@ -216,7 +238,8 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
         picture = layout_ground_graph(state.network, graph, density, boxes=boxes)
         return make_drawing(picture, options, _format_title(state), caption)
 
-    return compose_picture(layout, options, partial(_list_reductions, state, options, "nodes"))
+    reductions = partial(_list_reductions, state, options, "nodes")
+    return compose_picture(layout, options, reductions, fallback=fallback)
 
 
 def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequence[str]) -> NodeSelection:
@@ -355,7 +378,7 @@ def _grid_nodes(state: SentenceState, selection: NodeSelection) -> dict[str, tup
     return nodes
 
 
-def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
+def _layout_words(state: SentenceState, options: FigureOptions, fallback: Callable[[], Picture] | None) -> Picture:
     """Lay out the attention grid."""
     network, selection = state.network, select_nodes(state, options)
     ends = [(spec, get_end_states(network, spec)) for spec in _attention_specs(state, selection)]
@@ -389,7 +412,8 @@ def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
         caption = [_describe_heads(network, options), *edges.captions, special, counts]
         return make_drawing(picture, options, _format_title(state), caption)
 
-    return compose_picture(layout, options, partial(_list_reductions, state, options, "words"), GRID_DENSITIES)
+    reductions = partial(_list_reductions, state, options, "words")
+    return compose_picture(layout, options, reductions, GRID_DENSITIES, fallback)
 
 
 def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
@@ -400,13 +424,7 @@ def _list_reductions(state: SentenceState, options: FigureOptions, view: str) ->
         reductions.append("special=False")
     if view == "nodes" and options.weights and state.network.graph.word_independent:
         reductions.append("weights=False")
-    if (
-        view == "nodes"
-        and _can_draw_grid(state, select_nodes(state, options))
-        and _can_draw_all(state, options, "words")
-    ):
-        reductions.append("detail='words'")
-    return [*reductions, "detail='folded'"] if _can_draw_all(state, options, "folded") else reductions
+    return [*reductions, *(f"detail={name!r}" for name in _list_smaller_views(state, options, view))]
 
 
 def _word_attentions(state: SentenceState, selection: NodeSelection) -> list[StateAttention]:
