@@ -288,9 +288,9 @@ def draw_bars(
     elif ax is None:
         ax = canvas.add_axes(min(canvas.page_width, 3.4 + tick_label_width(labels, max_length)), height + 0.8)
     width, height = canvas.panel_size(ax, planned_size)
-    positions = np.arange(len(labels))
+    positions = np.arange(len(labels), dtype=np.float64)
     thickness = (0.74 if len(labels) > 3 else 0.56) / len(series)
-    centres = [positions + (k - (len(series) - 1) / 2) * thickness for k in range(len(series))]
+    centres: list[FloatArray] = [positions + (k - (len(series) - 1) / 2) * thickness for k in range(len(series))]
     for bar_positions, bars in zip(centres, series, strict=True):
         _draw_series(canvas, ax, bar_positions, thickness * 0.94, bars, is_upright)
     canvas.draw_when_sized(lambda: _write_bar_numbers(canvas, ax, centres, series, is_upright, (width, height)))
@@ -355,9 +355,9 @@ def _write_bar_numbers(
     style: Any = {"ha": "center", "va": "bottom"} if is_upright else {"ha": "left", "va": "center_baseline"}
     style |= {"fontsize": 6.5, "color": canvas.colours["grey"], "fontfamily": canvas.with_font([BASE_FONT])}
     for bar_positions, bars, line in zip(centres, series, texts, strict=True):
-        ends = np.maximum(np.nan_to_num(bars.values), 0)
-        ends = ends if bars.high is None else np.maximum(ends, np.nan_to_num(bars.high))
-        for position, end, text in zip(bar_positions, ends, line, strict=True):
+        tips = np.maximum(np.nan_to_num(bars.values), 0)
+        tips = tips if bars.high is None else np.maximum(tips, np.nan_to_num(bars.high))
+        for position, end, text in zip(bar_positions, tips, line, strict=True):
             point, offset = ((position, end), (0, 2)) if is_upright else ((end, position), (3, 0))
             ax.annotate(text, point, offset, textcoords="offset points", **style)
 

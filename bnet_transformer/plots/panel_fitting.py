@@ -98,7 +98,7 @@ def _fit_texts(canvas: Canvas, width: float) -> None:
             middle = (box.x0 + box.x1) / 2 / pixels
             points = 2 * min(middle, 72 * canvas.page_width - middle) - 6
         text_fitting.wrap_axis_labels(ax, max(points, 60.0) / canvas.font_scale)
-        for bar in ax.child_axes:
+        for bar in text_fitting.get_child_axes(ax):
             text_fitting.wrap_axis_labels(bar, width)
         if canvas.panel_titles.get(ax):
             text_fitting.wrap_panel_title(ax, points / canvas.font_scale)
@@ -196,10 +196,10 @@ def _fit_iteration(canvas: Canvas, ax: Axes, title: str, label: str, notes: Sequ
     centred = 2 * min(middle - space.x0, space.x1 - middle) / points / canvas.font_scale
     ax.set_xlabel(label)
     text_fitting.wrap_axis_labels(ax, centred)
-    size = ax.xaxis.label.get_fontsize()
+    size = float(ax.xaxis.label.get_fontsize())
     lines = [ax.get_xlabel(), *(wrap_text(note, size, centred) for note in notes)]
     ax.set_xlabel("\n".join(line for line in lines if line))
-    for bar in ax.child_axes:
+    for bar in text_fitting.get_child_axes(ax):
         text_fitting.wrap_axis_labels(bar, space.width / points)
     for ticks in canvas.tick_labels.values():
         canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))

@@ -222,4 +222,4 @@ class FigureLayout(ConstrainedLayoutEngine):
         if "notes" in self.texts:
             text = self.texts["notes"]
             points = max(120.0, NOTE_SHARE * 72 * (right - left)) / self.font_scale
-            text.set_text("\n".join(wrap_text(note, text.get_fontsize(), points) for note in self.notes))
+            text.set_text("\n".join(wrap_text(note, float(text.get_fontsize()), points) for note in self.notes))

@@ -29,6 +29,11 @@ def get_pixels(ax: Axes) -> float:
     return float(ax.figure.dpi) / 72
 
 
+def get_child_axes(ax: Axes) -> list[Axes]:
+    """The axes inside other axes, such as a colour bar."""
+    return [child for child in ax.child_axes if isinstance(child, Axes)]
+
+
 def measure_axes(ax: Axes) -> tuple[float, float]:
     """The width and height of axes in points."""
     box = ax.get_window_extent()
@@ -92,10 +97,10 @@ def shrink_texts(ax: Axes, factor: float) -> None:
     """Multiply the sizes of all texts of axes, to at least the smallest legible size."""
     ticks = [axis for panel in (ax, *ax.child_axes) for axis in (panel.xaxis, panel.yaxis)]
     for axis in ticks:
-        size = axis.get_ticklabels()[0].get_fontsize() if axis.get_ticklabels() else MIN_FONT_SIZE
+        size = float(axis.get_ticklabels()[0].get_fontsize()) if axis.get_ticklabels() else MIN_FONT_SIZE
         axis.set_tick_params(labelsize=max(MIN_FONT_SIZE, size * factor), pad=1.5)
     for text in ax.findobj(Text):
-        text.set_fontsize(max(MIN_FONT_SIZE, text.get_fontsize() * factor))
+        text.set_fontsize(max(MIN_FONT_SIZE, float(text.get_fontsize()) * factor))
 
 
 def legend_width(ax: Axes) -> float:
@@ -121,7 +126,7 @@ def shrink_lines(ax: Axes, factor: float) -> None:
         line.set_markersize(line.get_markersize() * factor)
         line.set_markeredgewidth(line.get_markeredgewidth() * factor)
     for collection in ax.collections:
-        collection.set_linewidths([width * factor for width in np.atleast_1d(collection.get_linewidths())])
+        collection.set_linewidth([width * factor for width in np.atleast_1d(collection.get_linewidth())])
     for patch in ax.patches:
         patch.set_linewidth(patch.get_linewidth() * factor)
 
@@ -212,7 +217,7 @@ def move_into(ax: Axes, space: Bbox, min_share: float) -> bool:
     target[2] = max(target[2], target[0] + 0.1 * space.width)
     target[3] = max(target[3], target[1] + 0.1 * space.height)
     set_pixel_box(ax, Bbox.from_extents(*target))
-    return is_large
+    return bool(is_large)
 
 
 def set_pixel_box(ax: Axes, box: Bbox) -> None:
