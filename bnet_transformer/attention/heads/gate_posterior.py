@@ -186,7 +186,7 @@ def gate_settings(num_heads: int) -> Tensor:
     return (torch.arange(2**num_heads)[:, None] >> torch.arange(num_heads) & 1).double()
 
 
-def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Sample rho by sequential Monte Carlo.
 
     Args:
