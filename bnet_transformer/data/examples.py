@@ -86,8 +86,8 @@ class ExampleReader:
         if len(names) == 1:
             return self._read_parts({names[0]: row})
         if len(task.stacks) > 1 and is_stack_pair(row):
-            sentence, observed = row  # type: ignore[misc]
-            return self._read_parts({**sentence, **self._name_observed(observed)})
+            pair: Any = row
+            return self._read_parts({**pair[0], **self._name_observed(pair[1])})
         if not isinstance(row, tuple | list) or len(row) != len(names):
             raise self._example_error(row, [name or "sentence" for name in names])
         return self._read_parts(dict(zip(names, row, strict=True)))

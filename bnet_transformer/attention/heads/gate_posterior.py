@@ -186,7 +186,7 @@ def gate_settings(num_heads: int) -> Tensor:
     return (torch.arange(2**num_heads)[:, None] >> torch.arange(num_heads) & 1).double()
 
 
-def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Sample rho by sequential Monte Carlo.
 
     Args:
@@ -194,7 +194,8 @@ def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
         generator: The random generator.
 
     Returns:
-        The samples, `[draw, head]`, and the estimate of the log evidence by each population, `[population]`.
+        The samples, `[draw, head]`; the estimate of the log evidence by each population, `[population]`; and the Monte
+        Carlo error of the mean of rho, `[head]`.
     """
     # Sequential Monte Carlo sampler (Del Moral, Doucet and Jasra 2006) on the tempered densities
     # `prod_s sum_xi P(xi | rho) P(y_s | xi)^power`. Power 0 is the prior, so every mode has samples; power 1 is the
