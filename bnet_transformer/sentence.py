@@ -82,7 +82,7 @@ class Sentence(StructureQueries):
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
         >>> s.nodes
-        <19 nodes: c, W_q_0, W_k_0, …, x_1_1, x_1_2>
+        <19 nodes: c, x_0_0, x_0_1, …, x_1_1, x_1_2>
         """
         return NodeNames(self.ground)
 

@@ -205,6 +205,9 @@ def get_cells(s, role, over=None):
         for node in s.ground.select_nodes(group).tolist():
             index = s.ground.unravel_index(node)[1]
             position = dict(zip(axes, (slices.index(group.slice), *index) if "slice" in axes else index, strict=True))
+            if "group" in axes and over is not None and "group" not in over and "head" in over:  # over all groups
+                heads = s.ground.shapes[group.index][axes.index("head") - ("slice" in axes)]
+                position["head"] += heads * position["group"]
             result.setdefault(tuple(position[axis] for axis in (axes if over is None else over)), []).append(node)
     return result
 

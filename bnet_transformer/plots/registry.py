@@ -132,7 +132,7 @@ def plot(
     >>> figure = bt.plot(s, slice=0)
     >>> [panel.get_title() for panel in figure.axes[:2]]
     ['c = 0', 'c = 1']
-    >>> bt.plot(s, slice=0, width="column").get_figwidth()
+    >>> float(bt.plot(s, slice=0, width="column").get_figwidth())
     3.3
     """
     draw = _find_plot(result)

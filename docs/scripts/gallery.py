@@ -23,7 +23,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 LINK = re.compile(r"\]\((gallery/[^)]+)\)")
-COLUMN: dict[str, str] = {}  # the width of every picture
+COLUMN: dict[str, str] = {"width": "column"}  # the width of every picture
 DPI, COLOURS = 160, 128
 
 

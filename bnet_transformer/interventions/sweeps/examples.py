@@ -202,13 +202,14 @@ def _format_word_counts(model: GroundModel) -> str:
 
 def _to_fields(examples: Examples) -> Fields:
     """The sentences without the compiled net, which their net determines."""
-    return {"models": examples.models, "tokens": tuple(dict(tokens) for tokens in examples.tokens)}
+    tokens, special = (tuple(map(dict, values)) for values in (examples.tokens, examples.special))
+    return {"models": examples.models, "tokens": tokens, "special": special}
 
 
 def _from_fields(fields: Fields) -> Examples:
     """The sentences of `_to_fields`."""
     models = fields["models"]
-    return Examples(CompiledModule(models[0].network).eval(), models, fields["tokens"])
+    return Examples(CompiledModule(models[0].network).eval(), models, fields["tokens"], fields["special"])
 
 
 register_codec(Examples, _to_fields, lambda fields, trust: _from_fields(fields))

@@ -41,6 +41,9 @@ class Sweep(CellResult):
         parts: The axes and the cells of each item of `at`, if it is a list; `part` returns the results of one item.
         direction: `"denoise"`, clean values patched into the corrupt run, or `"noise"`, the reverse.
         metric: The kind of metric, and the node groups that it reads, in words.
+        aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
+            if they are unknown.
+        special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
@@ -199,6 +202,9 @@ class Mediation(CellResult):
         parts: The axes and the cells of each item of `through`, if it is a list.
         direction: `"denoise"`; the direct effects are computed by noising.
         metric: The kind of metric, and the node groups that it reads, in words.
+        aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
+            if they are unknown.
+        special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
