@@ -7,6 +7,7 @@ distinguish the colours, and a border, a dash or a label repeats the meaning of 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -304,6 +305,9 @@ def _wrap_entries(
     return rows
 
 
+_WORD = re.compile(r"\S*P\(j \| i\)\S*|\S+")  # of a text that is wrapped; a probability is not divided
+
+
 def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
     """The lines of a text of at most `max_width`, of about one length."""
     lines = _break_lines(text, max_width, size)
@@ -316,7 +320,7 @@ def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
 def _break_lines(text: str, max_width: float, size: float) -> list[str]:
     """The lines of a text, as long as possible; a word that is wider than `max_width` is a line."""
     lines: list[str] = []
-    for word in text.split():
+    for word in _WORD.findall(text):
         if lines and measure_label(text_to_label(f"{lines[-1]} {word}"), size) <= max_width:
             lines[-1] += f" {word}"
         else:
