@@ -1,0 +1,2 @@
+// @ts-check
+import { mount } from "./explorer.js";
