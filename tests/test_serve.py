@@ -17,7 +17,6 @@ from bnet_transformer.page.description import PageOptions, describe_sentence
 from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page
 from bnet_transformer.serve.page_state import Limits, parse_page_state
 from bnet_transformer.serve.sentences import SentenceSource
-from bnet_transformer.tpm import Categorical
 from tests.cases import CASES
 
 pytest.importorskip("starlette", reason='the live page: pip install "bnet-transformer[serve]"')
@@ -26,20 +25,11 @@ from starlette.testclient import TestClient
 
 from bnet_transformer.serve.app import create_app
 from bnet_transformer.serve.jobs import JobQueue
+from tests.live_server import build_decoder, build_selector
 
-WORDS = ["the", "a", "cat", "dog", "sat"]
 TEXT, OTHER = "the cat sat", "the dog sat"
 TOKEN, HOST = "secret-token", "127.0.0.1:8765"
 LIMITS = Limits(words=12, body=5000)
-
-
-def build_decoder():
-    return bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=WORDS, seed=1)
-
-
-def build_selector():
-    return bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5))
-
 
 MODELS = {"decoder": build_decoder, "selector": build_selector}
 

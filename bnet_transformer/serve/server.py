@@ -16,6 +16,8 @@ from bnet_transformer.serve.app import check_serve_installed, create_app
 from bnet_transformer.serve.page_state import Limits
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from bnet_transformer.bnet import BNet
 
 ADDRESS = "127.0.0.1"
@@ -36,6 +38,33 @@ def open_socket(port: int) -> socket.socket:
         hint = "Use --port 0 for a free port"
         raise BNetError("--port", expected="a free port up to 65535", actual=actual, hint=hint) from error
     return listener
+
+
+def build_server(
+    listener: socket.socket, models: Mapping[str, Callable[[], BNet]], limits: Limits
+) -> tuple[uvicorn.Server, str]:
+    """Return the server of a socket, and the address of its page with a new token.
+
+    Args:
+        listener: The socket on which the server listens.
+        models: For each name of a model, a function that loads it.
+        limits: The limits of a request.
+    """
+    import uvicorn
+
+    port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+    app = create_app(models, token=token, hosts=[f"{name}:{port}" for name in (ADDRESS, "localhost")], limits=limits)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        access_log=False,  # an address can have the token
+        server_header=False,
+        log_config=None,
+        log_level="warning",
+    )
+    return uvicorn.Server(config), f"http://{ADDRESS}:{port}/?token={token}"
 
 
 def run_server(
@@ -59,19 +88,10 @@ def run_server(
         BNetError: A package is not installed, or the port is in use.
     """
     check_serve_installed()
-    import uvicorn
-
     with open_socket(port) as listener:
-        number = listener.getsockname()[1]
-        token = secrets.token_urlsafe(24)
-        hosts = [f"{name}:{number}" for name in (ADDRESS, "localhost")]
-        app = create_app(models, token=token, hosts=hosts, limits=limits)
-        # The access log is off, because addresses can have the token.
-        options = {"access_log": False, "server_header": False, "log_config": None, "log_level": "warning"}
-        config = uvicorn.Config(app, http="h11", ws="none", timeout_graceful_shutdown=1, **options)  # type: ignore[arg-type]
-        url = f"http://{ADDRESS}:{number}/?token={token}"
+        server, url = build_server(listener, models, limits)
         print_line(f"{url}\nThe page works on this computer only. Stop the server with Ctrl-C.")
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])

@@ -24,10 +24,13 @@ function renderForm(action, submit, ...children) {
   const form = /** @type {HTMLFormElement} */ (htmlElement("form", { class: "buttons", "data-action": action }, ...children));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    submit(Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value).trim()])));
+    submit(Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value)])));
   });
   return form;
 }
+
+/** The states of a form: one, or two for a difference. They are not trimmed, because a token can begin with a space. @param {Record<string, string>} fields */
+const statesOf = (fields) => [fields.first, fields.second].filter((text) => text !== "");
 
 /** The state of a table: its elements, the line of its error, or a note while it is computed. @param {any} table @param {(table: any) => HTMLElement[]} render */
 function renderAnswer(table, render) {
@@ -53,7 +56,7 @@ export function renderSentenceSections(description, context) {
 function renderPatchSection(live, { state, tables, change, select }) {
   const { node, of } = state.patch, role = state.roles || live.roles[0];
   const roles = htmlElement("select", { name: "roles", "aria-label": "nodes to patch" }, ...live.roles.map((/** @type {string} */ name) => htmlElement("option", { value: name, selected: name === role }, name)));
-  const form = renderForm("patch", (fields) => change({ ...state, other: fields.other, roles: fields.roles, patch: { node: fields.node, of: [fields.first, fields.second].filter(Boolean) } }),
+  const form = renderForm("patch", (fields) => change({ ...state, other: fields.other.trim(), roles: fields.roles, patch: { node: fields.node.trim(), of: statesOf(fields) } }),
     renderInput("other", "another sentence with the same number of words", state.other, "another sentence"),
     htmlElement("label", { class: "field" }, "patch", roles), htmlElement("label", { class: "field" }, "effect on", renderInput("node", "the node whose change is measured", node || live.metric)),
     renderInput("first", "a state of the node", of[0] ?? "", "state"), renderInput("second", "another state, for the difference", of[1] ?? "", "minus"), htmlElement("button", { type: "submit" }, "patch"));
@@ -86,7 +89,7 @@ function renderEvidenceSection(description, name, { state, change }) {
 /** The form of the contributions to a readout. @param {string} name @param {LiveContext} context */
 function renderContributionsSection(name, { state, change }) {
   const isShown = state.contributions?.node === name, [first = "", second = ""] = isShown ? state.contributions?.of ?? [] : [];
-  const form = renderForm("contributions", (fields) => change({ ...state, contributions: { node: name, of: [fields.first, fields.second].filter(Boolean) } }),
+  const form = renderForm("contributions", (fields) => change({ ...state, contributions: { node: name, of: statesOf(fields) } }),
     renderInput("first", "the state whose logit is decomposed", first, "state"), renderInput("second", "another state, for the difference", second, "minus"), htmlElement("button", { type: "submit" }, "show"));
   if (isShown) form.append(renderButton("no-contributions", "hide", () => change({ ...state, contributions: null })));
   return renderSection("Contributions to the logit", "contributions", form);

@@ -4,15 +4,16 @@
 import { htmlElement } from "./elements.js";
 
 const MAX_LARGEST = 3;
+const MAX_LABELLED_COLUMNS = 12; // with more columns, a column is narrow and only every fifth one has a label
 
 /** A number with its sign. @param {number} value */
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`;
 
-/** A table with a row for each word. @param {string} label @param {string[]} words @param {string[]} columns @param {(row: number, column: number) => HTMLElement} renderCell */
-function renderTable(label, words, columns, renderCell) {
-  const head = htmlElement("thead", {}, htmlElement("tr", {}, htmlElement("th", { scope: "col" }, "word"), ...columns.map((name) => htmlElement("th", { scope: "col" }, name))));
+/** A table with a row for each word. @param {string} label @param {string[]} words @param {string[]} columns @param {boolean} isDense @param {(row: number, column: number) => HTMLElement} renderCell */
+function renderTable(label, words, columns, isDense, renderCell) {
+  const head = htmlElement("thead", {}, htmlElement("tr", {}, htmlElement("th", { scope: "col" }, "word"), ...columns.map((name, k) => htmlElement("th", { scope: "col", "aria-label": name }, isDense && k % 5 ? "" : name))));
   const rows = words.map((word, row) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(row)), htmlElement("bdi", {}, word)), ...columns.map((_, column) => renderCell(row, column))));
-  return htmlElement("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": label }, htmlElement("table", { class: "grid-table" }, head, htmlElement("tbody", {}, ...rows)));
+  return htmlElement("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": label }, htmlElement("table", { class: isDense ? "grid-table dense" : "grid-table" }, head, htmlElement("tbody", {}, ...rows)));
 }
 
 /** A cell whose colour shows a fraction from -1 to 1, and which selects a node. @param {string} text @param {string} label @param {number} fraction @param {string|null} name @param {number} weight @param {(name: string) => void} onSelect */
@@ -25,7 +26,7 @@ function renderCell(text, label, fraction, name, weight, onSelect) {
 
 /** The most probable state of the readout for each hidden state. @param {any} lens @param {(name: string) => void} onSelect */
 export function renderLens(lens, onSelect) {
-  const table = renderTable(`lens of ${lens.readout}`, lens.words, lens.states, (word, slice) => {
+  const table = renderTable(`lens of ${lens.readout}`, lens.words, lens.states, false, (word, slice) => {
     const label = lens.labels[slice][word], probability = lens.probabilities[slice][word], name = `${lens.states[slice]}_${word}`;
     return renderCell(label, `${name}: “${label}”, P = ${probability.toFixed(3)}`, probability, name, probability, onSelect);
   });
@@ -38,7 +39,7 @@ export function renderPatch(patch, onSelect) {
   const cells = patch.names.flatMap((/** @type {(string|null)[]} */ row, /** @type {number} */ slice) => row.flatMap((name, word) => (name === null || patch.effects[slice][word] === null ? [] : [{ name, effect: patch.effects[slice][word] }])));
   const greatest = Math.max(...cells.map(({ effect }) => Math.abs(effect)), 1e-300);
   const words = patch.words.map((/** @type {string} */ word, /** @type {number} */ k) => (word === patch.other_words[k] ? word : `${word} ← ${patch.other_words[k]}`));
-  const table = renderTable(`effects of patches of ${patch.role}`, words, patch.slices, (word, slice) => {
+  const table = renderTable(`effects of patches of ${patch.role}`, words, patch.slices, patch.slices.length > MAX_LABELLED_COLUMNS, (word, slice) => {
     const name = patch.names[slice][word], effect = patch.effects[slice][word];
     if (name === null || effect === null) return htmlElement("td", {});
     return renderCell("", `${name}: ${signed(effect)}`, effect / greatest, name.split(/[,\s]/)[0], effect, onSelect);

@@ -52,23 +52,22 @@ class LivePage {
       const { models } = await this.client.listModels();
       this.model.replaceChildren(...models.map((name) => htmlElement("option", { value: name }, name)));
       this.position = this.lastPosition = history.state?.position ?? 0;
-      const state = this.#readAddress() ?? createState(models[0], FIRST_SENTENCE);
+      let state = createState(models[0], FIRST_SENTENCE), fault = null;
+      try { state = decodeState(location.hash, models[0]) ?? state; } catch (error) { fault = error; }
       await this.#show(state, () => history.replaceState({ position: this.position }, "", encodeState(state)));
+      if (fault) this.#report(fault);
     } catch (error) { this.#report(error); }
-  }
-
-  /** The state of the address; a fragment that is none is reported. @returns {LiveState|null} */
-  #readAddress() {
-    try { return decodeState(location.hash, this.model.options[0].value); } catch (error) { this.#report(error); return null; }
   }
 
   /** Show the state of the address, after undo, redo, or a change of the address. */
   async #restore() {
-    const state = this.#readAddress();
-    if (!state) return;
-    this.position = history.state?.position ?? this.lastPosition + 1;
-    this.lastPosition = Math.max(this.lastPosition, this.position);
-    try { await this.#show(state, () => history.replaceState({ position: this.position }, "")); } catch (error) { this.#report(error); }
+    try {
+      const state = decodeState(location.hash, this.model.options[0].value);
+      if (!state) return;
+      this.position = history.state?.position ?? this.lastPosition + 1;
+      this.lastPosition = Math.max(this.lastPosition, this.position);
+      await this.#show(state, () => history.replaceState({ position: this.position }, ""));
+    } catch (error) { this.#report(error); }
   }
 
   /** Show the sentence of the form. */
@@ -149,7 +148,7 @@ class LivePage {
   /** The sections of the panel. @param {any} description @param {string[]} names @returns {HTMLElement[]} */
   #renderSections(description, names) {
     const state = /** @type {LiveState} */ (this.state);
-    const context = { state, tables: this.tables, change: (/** @type {LiveState} */ next) => { this.#changeQuietly(next); }, select: (/** @type {string} */ name) => this.view?.select(name) };
+    const context = { state, tables: this.tables, change: (/** @type {LiveState} */ next) => { this.#changeQuietly({ ...next, selected: this.state?.selected ?? "" }); }, select: (/** @type {string} */ name) => this.view?.select(name) };
     if (!names.length) return renderSentenceSections(description, context);
     if (names.length > 1) return [];
     const index = description.groups.reduce((/** @type {number} */ best, /** @type {any} */ group, /** @type {number} */ k) => ((names[0] === group.name || names[0].startsWith(`${group.name}_`)) && (best < 0 || group.name.length > description.groups[best].name.length) ? k : best), -1);
