@@ -1,10 +1,17 @@
 """The live page without a browser: answers equal those of a sentence, and the server rejects what it must reject."""
 
 import asyncio
+import contextlib
+import gc
+import http.client
 import json
 import logging
+import os
+import re
+import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +32,7 @@ from starlette.testclient import TestClient
 
 from bnet_transformer.serve.app import create_app
 from bnet_transformer.serve.jobs import JobQueue
-from tests.live_server import build_decoder, build_selector
+from tests.live_server import build_decoder, build_selector, run_live_server
 
 TEXT, OTHER = "the cat sat", "the dog sat"
 TOKEN, HOST = "secret-token", "127.0.0.1:8765"
@@ -433,3 +440,105 @@ def test_a_slow_model_does_not_delay_another_tab():
         finish.set()
         waiting.join()
         assert responses[0].status_code == 200
+
+
+# a real server
+
+
+def connect(url):
+    """A connection to the server, and its port."""
+    port = int(re.search(r":(\d+)/", url)[1])
+    return socket.create_connection(("127.0.0.1", port), timeout=20), port
+
+
+def build_request(url, port, body=b"", length=None):
+    token = url.partition("=")[2]
+    head = f"POST /api/page HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n"
+    framing = (
+        f"Content-Length: {len(body) if length is None else length}"
+        if length != "chunked"
+        else ("Transfer-Encoding: chunked")
+    )
+    return f"{head}{framing}\r\n\r\n".encode() + body
+
+
+def receive_status(connection):
+    """The status of an answer, of which the first bytes are received."""
+    return int(connection.recv(64).split()[1])
+
+
+def read_memory():
+    """The resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+BODY = json.dumps({"tab": "tab", "state": {"model": "decoder", "text": TEXT}}).encode()
+
+
+@pytest.mark.slow
+def test_a_body_of_a_gigabyte_and_dropped_connections_leave_the_server_running():
+    with run_live_server(MODELS) as url:
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, length=10**9))
+            assert receive_status(connection) == 413
+        before = read_memory()
+        connection, port = connect(url)
+        chunk = b"100000\r\n" + b"x" * 2**20 + b"\r\n"
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(build_request(url, port, length="chunked"))
+            for _ in range(1000):
+                connection.sendall(chunk)
+        assert read_memory() - before < 60e6
+        for body, length in ((b"x", 500), (BODY, None), (b"", 0)):
+            connection, port = connect(url)
+            connection.sendall(build_request(url, port, body, length))
+            connection.close()
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, BODY))
+            assert receive_status(connection) == 200
+
+
+@pytest.mark.slow
+def test_a_client_that_disconnects_cancels_the_work():
+    started, stopped = threading.Event(), threading.Event()
+
+    def load():
+        started.set()
+        try:
+            return run_until(threading.Event())
+        except Cancelled:
+            stopped.set()
+            raise
+
+    with run_live_server({"decoder": build_decoder, "slow": load}) as url:
+        connection, port = connect(url)
+        connection.sendall(build_request(url, port, BODY.replace(b'"decoder"', b'"slow"')))
+        assert started.wait(20) and not stopped.is_set()
+        connection.close()
+        assert stopped.wait(20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_a_thousand_requests_need_no_more_memory_than_a_hundred():
+    memory = []
+    with run_live_server(MODELS, Limits(words=12)) as url:
+        connection, port = connect(url)
+        base = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.close()
+        for k in range(1100):
+            words = [["the", "a", "cat", "dog", "sat"][(k * m) % 5] for m in range(1, 9)]
+            steps = [{"do": [[f"x_1_{k % 8}", {"set": "zero"}]]}] * (k % 3)
+            state = {"model": "decoder", "text": " ".join(words), "steps": steps}
+            document = {"tab": f"tab {k % 7}", "state": state}
+            headers = {"Authorization": f"Bearer {url.partition('=')[2]}"}
+            base.request("POST", "/api/page", json.dumps(document), headers)
+            with base.getresponse() as response:
+                assert response.status == 200 and response.read()
+            if k in (100, 1099):
+                gc.collect()
+                memory.append(read_memory())
+        base.close()
+    assert memory[1] - memory[0] < 15e6

@@ -109,9 +109,7 @@ def drawn(page):
     with page.expect_response(lambda response: response.url.endswith("/api/page")) as response:
         yield
     assert response.value.status == 200, response.value.text()
-    page.wait_for_selector(
-        ".live:not(.running)"
-    )  # the policy of the page forbids wait_for_function, which evaluates text
+    page.wait_for_selector(".live:not(.running)")  # the policy of the page forbids wait_for_function
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
