@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import torch
+
 from bnet_transformer.errors import BNetError
 from bnet_transformer.serve.app import check_serve_installed, create_app
 from bnet_transformer.serve.page_state import Limits
@@ -88,6 +90,8 @@ def run_server(
         BNetError: A package is not installed, or the port is in use.
     """
     check_serve_installed()
+    # Several tabs compute at the same time; threads of torch that wait for a processor would slow down all of them.
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     with open_socket(port) as listener:
         server, url = build_server(listener, models, limits)
         print_line(f"{url}\nThe page works on this computer only. Stop the server with Ctrl-C.")
