@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, differences, figure, limit_runs
+from benchmarks.harness import Figure, differences, figure, limit_runs, peak_memory
 from benchmarks.page import CHROMIUM, chromium
 
 MODEL, WORDS, SLICES = "minilm", 128, 6
@@ -28,18 +26,19 @@ CLICK = """async () => {
   while (live.classList.contains('running') || !entry()) await new Promise((done) => setTimeout(done));
   await frame();
   await new Promise((done) => setTimeout(done)); // after the frame is painted
-  return [performance.now() - start, entry().responseStart - entry().requestStart, entry().responseEnd - entry().requestStart];
+  const { requestStart, responseStart, responseEnd } = entry();
+  return [performance.now() - start, responseStart - requestStart, responseEnd - requestStart];
 }"""
 LOAD = f"import bnet_transformer as bt; bt.from_pretrained({MODEL!r})"
 
 
 def live_page() -> list[Figure]:
-    """The live page (`bnet-transformer serve`) of MiniLM with 128 words, with the server in a process of its own and
+    """The live page (`bnet-transformer serve`) of MiniLM with 128 words, with the server in a separate process and
     Chromium (headless, no GPU) on the same computer. A click sets a hidden state to zero, in each slice in turn; the
     answer is drawn when the frame with the new page is painted. The server's share is the time from the request to the
     first byte of its answer. The first page is measured from the start of the process, and compared with a process that
     imports the package and loads the model; then the browser is already running. The memory of the server is its
-    resident memory, after the first page and after 200 further answers."""
+    peak memory, after the first page and after 200 further answers."""
     if CHROMIUM is None or importlib.util.find_spec("playwright") is None:
         print("no Chromium, or no Playwright: nothing is measured in a browser", file=sys.stderr)
         return []
@@ -58,13 +57,13 @@ def live_page() -> list[Figure]:
             page = _open_page(browser, url)
             _fill(page, SENTENCE)
             clicks = [_click(page, k) for k in range(limit_runs(5 * SLICES) + 1)][1:]
-            memory = [_read_memory(process)]
+            memory = [peak_memory(process.pid)]
             for k in range(limit_runs(NUM_REQUESTS)):
                 _click(page, k)
-            memory.append(_read_memory(process))
-    drawn, shares, received = zip(*clicks, strict=True)
+            memory.append(peak_memory(process.pid))
+    click_times, shares, received = zip(*clicks, strict=True)
     return [
-        figure(f"{WORDS} words: from click to drawn answer", drawn, "ms", target=150.0),
+        figure(f"{WORDS} words: from click to drawn answer", click_times, "ms", target=150.0),
         figure(f"{WORDS} words: the server's share", shares, "ms", target=80.0),
         figure(f"{WORDS} words: until the answer is received", received, "ms"),
         figure("a process that imports the package and loads the model", loads, "s"),
@@ -111,10 +110,3 @@ def _click(page: Any, k: int) -> tuple[float, float, float]:
         page.locator('[data-command="back"]').click()
     page.wait_for_selector(".live:not(.running)")
     return result
-
-
-def _read_memory(process: subprocess.Popen[str]) -> float:
-    """The resident memory of a process in MB."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    match = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(match[1]) * 1024 / 1e6 if match else float("nan")

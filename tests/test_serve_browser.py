@@ -104,7 +104,7 @@ def fragment(page):
 
 
 @contextmanager
-def drawn(page):
+def wait_until_updated(page):
     """Wait until the page of an action in the block is drawn."""
     with page.expect_response(lambda response: response.url.endswith("/api/page")) as response:
         yield
@@ -118,29 +118,29 @@ def drawn(page):
 
 def test_a_typed_sentence_a_do_and_its_undo_are_those_of_the_sentence(open_tab):
     page = open_tab("decoder", "the a cat")
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[name="text"]').fill(TEXT)
         page.keyboard.press("Enter")
     assert page.locator(".word").evaluate_all("all => all.map(word => word.firstChild.data)") == TEXT.split()
     s = DECODER.sentence(TEXT)
     choose(page, "a_1_0_2") if box(page, "a_1_0_2").count() else choose(page, "x_2_2")
     choose(page, "x_1_0")
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="zero"]').click()
     after = s.do(x_1_0=Zero())
     assert fact(page, "kind") == "set by do"
     choose(page, "x_2_2")
     changed = page.locator('[data-fact="change"]').get_attribute("data-weight")
     assert float(changed) == pytest.approx(float((after["x_2_2"] - s["x_2_2"]).norm() / s["x_2_2"].norm()), abs=1e-5)
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-command="back"]').click()
     assert not page.locator('[data-fact="change"]').count() and "steps" not in fragment(page)
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-command="forward"]').click()
     assert fragment(page)["steps"] == [{"do": [["x_1_0", {"set": "zero"}]]}]
     choose(page, "x_1_0")
     assert fact(page, "kind") == "set by do"
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="undo"]').click()
     assert "steps" not in fragment(page)
 
@@ -149,7 +149,7 @@ def test_a_typed_sentence_a_do_and_its_undo_are_those_of_the_sentence(open_tab):
 def test_the_attention_after_a_do_is_that_of_the_sentence(open_tab):
     page = open_tab("decoder")
     choose(page, "x_1_1")
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="patch"]').select_option("2")
     s = DECODER.sentence(TEXT)
     attention = s.do(x_1_1=s["x_1_2"]).attention(1).detach().mean(0)
@@ -169,10 +169,10 @@ def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
     s = SELECTOR.sentence(TEXT)
     assert np.allclose(posterior(page, "c"), s.posterior("c").numpy(), atol=1e-5)
     choose(page, "y_1")
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="posterior"]').click()
     assert np.allclose(posterior(page, "y_1"), s.posterior("y_1").numpy(), atol=1e-5)
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="observe-3"]').click()
     assert fact(page, "kind") == "observed"
     page.keyboard.press("Escape")
@@ -181,15 +181,15 @@ def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
     assert page.locator('[data-posterior="c"] .bar.prior').count() == 3
     choose(page, "y_2")
     page.locator('[data-action="observe"] input').fill("0")
-    with drawn(page):
+    with wait_until_updated(page):
         page.keyboard.press("Enter")
     page.keyboard.press("Escape")
     both = observed.observe(y_2=0)
     assert np.allclose(posterior(page, "c"), both.posterior("c").numpy(), atol=1e-5)
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="forget-y_1"]').click()
     assert np.allclose(posterior(page, "c"), s.observe(y_2=0).posterior("c").numpy(), atol=1e-5)
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-command="back"]').click()
     assert np.allclose(posterior(page, "c"), both.posterior("c").numpy(), atol=1e-5)
 
@@ -198,13 +198,13 @@ def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
 def test_a_selector_is_set_and_undone(open_tab):
     page = open_tab("selector")
     choose(page, "c")
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="state-2"]').click()
     attention = SELECTOR.sentence(TEXT).do(c=2).attention(0).detach()
     choose(page, "x_1_2")
     check_weights(rows(page, "reads-x_1"), row(attention, 2))
     page.keyboard.press("Escape")
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="undo-all"]').click()
     assert page.locator('[data-posterior="c"]').count() == 1
 
@@ -226,7 +226,7 @@ def test_a_patch_shows_the_sweep_and_its_cells_can_be_set(open_tab):
     )
     page.locator('[data-live="patch"] .cell[data-name="x_1_1"]').click()
     assert fact(page, "name") == "x_1_1"
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[data-action="other"]').click()
     choose(page, "x_2_2")
     after = base.do(x_1_1=clean)
@@ -250,7 +250,7 @@ def test_the_lens_and_contributions_are_those_of_the_sentence(open_tab):
     choose(page, "y_2")
     for name, value in (("first", "cat"), ("second", "sat")):
         page.locator(f'[data-live="contributions"] [name="{name}"]').fill(value)
-    with drawn(page):
+    with wait_until_updated(page):
         page.keyboard.press("Enter")
     table = page.locator('[data-part="contributions"]')
     result = s.contributions("y_2", of=("cat", "sat"))
@@ -267,7 +267,7 @@ def test_a_fragment_restores_the_state_and_has_no_token(open_tab, url):
     token = url.partition("=")[2]
     choose(page, "y_0")
     page.locator('[data-action="observe"] input').fill("2")
-    with drawn(page):
+    with wait_until_updated(page):
         page.keyboard.press("Enter")
     address = page.evaluate("location.href")
     assert token not in address and fragment(page)["selected"] == "y_0"
@@ -277,7 +277,7 @@ def test_a_fragment_restores_the_state_and_has_no_token(open_tab, url):
     second.keyboard.press("Escape")
     expected = SELECTOR.sentence(TEXT).observe(y_0=2).posterior("c")
     assert np.allclose(posterior(second, "c"), expected.numpy(), atol=1e-5)
-    with drawn(second):
+    with wait_until_updated(second):
         second.reload()
     assert np.allclose(posterior(second, "c"), expected.numpy(), atol=1e-5)
 
@@ -317,7 +317,7 @@ def test_bad_input_is_one_line_and_changes_nothing(open_tab):
         assert line and "\n" not in line and page.evaluate("location.hash") == before, text
         assert not page.locator(".live-message *").count() and "hacked" not in page.title()
         assert page.locator(".word").count() == 3
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[name="text"]').fill(OTHER)
         page.keyboard.press("Enter")
     assert page.locator(".live-message").inner_text() == ""
@@ -340,7 +340,7 @@ def test_a_slow_model_does_not_delay_another_tab_and_a_closed_tab_is_no_problem(
     page = open_tab("decoder")
     assert page.locator(".word").count() == 3 and not slow.locator(".node").count()
     closed.context.close()
-    with drawn(page):
+    with wait_until_updated(page):
         page.locator('[name="text"]').fill(OTHER)
         page.keyboard.press("Enter")
     gate.set()
@@ -401,9 +401,9 @@ def test_no_part_of_the_page_is_wider_than_the_window(open_tab, width):
     page = open_tab("decoder", other=OTHER, lens=True, size=(width, 800))
     page.wait_for_selector('[data-live="lens"] .cell')
     page.wait_for_selector('[data-fact="metric"]')
-    wide = """() => [...document.querySelectorAll('.live *:not(.view *):not(.scroller *):not(.status)')]
+    overflowing = """() => [...document.querySelectorAll('.live *:not(.view *):not(.scroller *):not(.status)')]
       .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
-    assert page.evaluate(wide) == [] and page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(overflowing) == [] and page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator('[name="theme"]').select_option("dark")
     background = "selector => getComputedStyle(document.querySelector(selector)).backgroundColor"
     assert page.evaluate(background, ".live") == page.evaluate(background, ".live-content > .bnet")

@@ -55,6 +55,6 @@ export function undoSteps(state, names) {
 
 /** The state with evidence on a node, or without it if the value is null. @param {LiveState} state @param {string} name @param {string|number|null} value @returns {LiveState} */
 export function setEvidence(state, name, value) {
-  const { [name]: _, ...others } = state.evidence;
-  return { ...state, evidence: value === null ? others : { ...others, [name]: value } };
+  const { [name]: _, ...remaining } = state.evidence;
+  return { ...state, evidence: value === null ? remaining : { ...remaining, [name]: value } };
 }
