@@ -472,6 +472,10 @@ class NodeEvaluator:
     @torch.no_grad()
     def _fill_tables(self, table: str, specs: Sequence[NodeSpec]) -> None:
         """Compute the missing tables, all in one pass of the net."""
+        if self.previous is not None:  # tables that the intervention does not change
+            for key in ((table, spec.group.index) for spec in specs):
+                if key not in self._tables and key in self.previous._tables and key[1] not in self._changed_groups:
+                    self._tables[key] = self.previous._tables[key]
         missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
             execution = self.execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))

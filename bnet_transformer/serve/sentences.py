@@ -13,7 +13,9 @@ from bnet_transformer._core.cancellation import check_cancelled
 from bnet_transformer.bnet import BNet
 from bnet_transformer.data.encode import split_stack_texts
 from bnet_transformer.errors import BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.figures.attention_grid import get_attention_specs
 from bnet_transformer.inference import SentenceState
+from bnet_transformer.page.attention import prepare_attention
 from bnet_transformer.page.messages import apply_message
 from bnet_transformer.reference.node_tables import has_ancestor_choices
 from bnet_transformer.sentence import Sentence
@@ -125,6 +127,7 @@ def keep_values(sentence: Sentence) -> Sentence:
     specs = [spec for spec in specs if network.graph.out_edges[spec.group.index]]
     specs = [spec for spec in specs if not has_ancestor_choices(network, [spec.group.index])]
     state.evaluator.prefetch_values(specs)
+    prepare_attention(state, get_attention_specs(network, None))
     return Sentence(sentence.net, state.drop_previous())
 
 

@@ -19,6 +19,7 @@ class LivePage {
   /** @type {ReturnType<typeof mount>|null} */ view = null;
   /** @type {{lens: any, patch: any}} */ tables = { lens: null, patch: null };
   theme = "auto";
+  selection = ""; // the node that the explorer shows; `state.selected` may be that of an earlier state
   position = 0; // in the history of this page
   lastPosition = 0;
 
@@ -113,11 +114,12 @@ class LivePage {
     if (isSame && this.view) this.view.update(data);
     else {
       this.view?.remove();
+      this.selection = "";
       const root = htmlElement("div", { "data-page": "" });
       this.content.replaceChildren(root);
       this.view = mount(root, data, this.#host());
     }
-    if (state.selected) this.view.select(state.selected);
+    if (state.selected && state.selected !== this.selection) this.view.select(state.selected);
   }
 
   /** What the explorer calls. */
@@ -132,7 +134,7 @@ class LivePage {
       renderSections: (description, names) => this.#renderSections(description, names),
       /** @param {string[]} names */
       handleSelection: (names) => {
-        const selected = names.length === 1 ? names[0] : "";
+        const selected = this.selection = names.length === 1 ? names[0] : "";
         if (!this.state || this.state.selected === selected) return;
         this.state = { ...this.state, selected };
         history.replaceState({ position: this.position }, "", encodeState(this.state));
