@@ -86,6 +86,7 @@ class LivePage {
 
   /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} state @param {() => void} commit */
   async #show(state, commit) {
+    const typed = this.text.value;
     this.root.classList.add("running");
     try {
       const data = await this.client.fetchPage(state);
@@ -93,6 +94,7 @@ class LivePage {
       this.state = state;
       commit();
       this.#draw(data, isSame);
+      if (this.text.value === typed) this.text.value = state.text; // else the user has typed the next sentence
     } finally { this.root.classList.toggle("running", this.client.pending.has("page")); }
     this.#refreshTable("lens", state.lens);
     this.#refreshTable("patch", state.other !== "");
@@ -107,7 +109,6 @@ class LivePage {
     this.tables = { lens: null, patch: null };
     document.title = `${data.description.title.slice(0, 80)} — ${state.model}`;
     this.model.value = state.model;
-    if (!isSame || document.activeElement !== this.text) this.text.value = state.text;
     this.undoButton.disabled = this.position === 0;
     this.redoButton.disabled = this.position >= this.lastPosition;
     this.saveButton.disabled = false;
