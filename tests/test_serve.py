@@ -72,6 +72,7 @@ def check_page(source, sentence, page_state, **options):
 TYPED = [case for case in CASES if isinstance(case.text, str | dict)]
 
 
+@pytest.mark.slow  # the tests below are quick ones of the same
 @pytest.mark.parametrize("case", TYPED, ids=lambda case: case.name)
 def test_a_page_is_that_of_explore(case):
     source = SentenceSource({"net": lambda: case.net}, Limits())
