@@ -178,12 +178,14 @@ def run_in_process(function: Callable[P, T], *args: P.args, **options: P.kwargs)
         return pool.submit(function, *args, **options).result()
 
 
-def peak_memory() -> float:
-    """Return the maximum resident memory of this process so far, in MB of 10**6 bytes.
+def peak_memory(pid: int | None = None) -> float:
+    """Return the maximum resident memory of this process so far, or of the process `pid`, in MB of 10**6 bytes.
 
     The source is `VmHWM` of /proc/self/status if it exists, otherwise `getrusage` (on Linux `ru_maxrss` includes the
     memory of the process that forked this one).
     """
+    if pid is not None:
+        return _read_status("VmHWM", Path(f"/proc/{pid}/status").read_text())
     if STATUS.exists():
         return _read_status("VmHWM")
     scale = 1 if sys.platform == "darwin" else 1024

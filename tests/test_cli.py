@@ -250,7 +250,7 @@ def test_explore_opens_a_browser(tmp_path, monkeypatch):
 
 
 COMPLETED = [
-    ("bnet-transformer s", {"sweep"}),
+    ("bnet-transformer s", {"serve", "sweep"}),
     ("bnet-transformer draw -m t", {"tiny"}),
     ("bnet-transformer ask se", {"separated"}),
     ("bnet-transformer heads --sh", {"--show"}),

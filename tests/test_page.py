@@ -403,10 +403,11 @@ def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
 
 
 def test_the_front_end_is_one_module_that_no_tag_can_end():
-    for entry_point in ("boot", "widget"):
+    for entry_point in ("boot", "widget", "serve"):
         text = bundle_script(entry_point)
+        assert ("$live_state" in text) == (entry_point == "serve")  # other pages contain no code of the live page
         assert "</" not in text and "<!--" not in text and not re.search(r"^import ", text, re.M)
-    assert {file.stem for file in FRONTEND.glob("*.js")} == {*MODULES, "boot", "widget"}
+    assert {file.stem for file in FRONTEND.glob("*.js")} == {*MODULES, "boot", "widget", "serve"}
     for k, name in enumerate(MODULES):  # a module imports only earlier modules
         assert set(re.findall(r'^import .* from "\./(\w+)\.js";$', (FRONTEND / f"{name}.js").read_text(), re.M)) <= set(
             MODULES[:k]

@@ -95,7 +95,7 @@ def test_states_of_a_list_belong_to_their_examples() -> None:
         ({"at": "a", "over": HEADS, "metric": {"y_-3": "cat"}}, "y_-3"),
         ({"at": "a", "over": HEADS, "words": {0: 0}}, "words"),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_single_words_are_an_error(options: dict[str, Any], match: str) -> None:
     clean, corrupt = build_pairs()

@@ -24,6 +24,8 @@ EXTRAS = {  # package -> the extra of bnet-transformer that installs it
     "anywidget": "notebook",
     "h5py": "hdf5",
     "pyarrow": "parquet",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 OUT_OF_MEMORY_PATTERNS = ("can't allocate memory", "out of memory", "bad_alloc", "bad allocation")
 

@@ -15,7 +15,14 @@ import click
 from bnet_transformer.cli.errors import exit_with_error, print_warning
 
 COMMANDS = {  # command -> its module
-    **{"draw": "nets", "explore": "nets", "ask": "questions", "sweep": "questions", "fit": "learning"},
+    **{
+        "draw": "nets",
+        "explore": "nets",
+        "serve": "serving",
+        "ask": "questions",
+        "sweep": "questions",
+        "fit": "learning",
+    },
     **{"heads": "questions", "train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
 }
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}

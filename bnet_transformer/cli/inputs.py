@@ -139,16 +139,9 @@ def load_model(model: str) -> BNet:
 
 def split_stacks(net: BNet, text: str) -> object:
     """Return the argument of `net.sentence`: the text, None for a net without words, or the texts of stacks by name."""
-    stacks = net.network.graph.word_stacks
-    if not stacks and text:
-        raise BNetError("the net has no words, so it takes no sentence", hint="Leave out SENTENCE")
-    if len(stacks) < 2:
-        return text or None
-    parts = [part.strip() for part in text.split("|")]
-    if len(parts) != len(stacks):
-        expected = f"{len(stacks)} texts separated by |, one for each of the stacks {', '.join(stacks)}"
-        raise BNetError("sentence", expected=expected, actual=text)
-    return dict(zip(stacks, parts, strict=True))
+    from bnet_transformer.data.encode import split_stack_texts
+
+    return split_stack_texts(net.network, text)
 
 
 def _match_shape(net: BNet, name: str, value: object) -> object:

@@ -23,7 +23,15 @@ from bnet_transformer.errors import BNetError
 
 Count = int  # in an annotation: an integer of at least 1
 SHORT_OPTIONS = {"file": "-f", "model": "-m", "out": "-o"}
-METAVARS = {"model": "MODEL", "out": "FILE", "do": "NAME=VALUE", "given": "NAME=VALUE", "input": "NAME=VALUE"}
+METAVARS = {
+    "sentences": "[SENTENCE]...",
+    "models": "[MODEL]...",
+    "model": "MODEL",
+    "out": "FILE",
+    "do": "NAME=VALUE",
+    "given": "NAME=VALUE",
+    "input": "NAME=VALUE",
+}
 ARGS_SECTION_PATTERN = re.compile(r"^ *Args:\n(?P<args>.*?)(?=^ *\w+:\n|^ *>>>|\Z)", re.MULTILINE | re.DOTALL)
 STATED_DEFAULT = re.compile(r" Default \S+?\.?$")  # the command line shows defaults as [default: X]
 ARG_PATTERN = re.compile(r"^    (?P<name>\w+): (?P<help>.*(?:\n     +.*)*)", re.MULTILINE)
@@ -58,7 +66,11 @@ class FileName(click.ParamType):  # type: ignore[type-arg]
 
 
 CLICK_TYPES = {"Count": click.IntRange(min=1), "bool": bool, "int": int, "float": float}
-FILE_NAME_TYPES = {"file": FileName(), "out": FileName(), "model": FileName("tiny", "minilm", "smollm2")}
+FILE_NAME_TYPES = {
+    "file": FileName(),
+    "out": FileName(),
+    **dict.fromkeys(("model", "models"), FileName("tiny", "minilm", "smollm2")),
+}
 
 
 def is_integer(text: str) -> bool:
@@ -95,7 +107,7 @@ class SignatureParameter:
         kind = self.get_click_type()
         is_multiple = bool(re.search(r"(tuple|Collection|Sequence)\[str", self.annotation))
         if self.default is MISSING:
-            settings: dict[str, Any] = {"nargs": -1, "metavar": "[SENTENCE]..."} if is_multiple else {}
+            settings: dict[str, Any] = {"nargs": -1, "metavar": METAVARS[self.name]} if is_multiple else {}
             return click.Argument([self.name], type=kind, **settings)
         name = self.name.rstrip("_").replace("_", "-")
         text = STATED_DEFAULT.sub("", self.help).replace("{formats}", ", ".join(formats))

@@ -320,6 +320,24 @@ def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool
     return tensor
 
 
+def split_stack_texts(network: Network, text: str) -> object:
+    """Return the argument of `net.sentence` for one text, in which `|` separates the texts of several stacks.
+
+    Returns:
+        The text, None for a net without words, or the texts of stacks by name.
+    """
+    stacks = network.graph.word_stacks
+    if not stacks and text:
+        raise BNetError("the net has no words, so it takes no sentence", hint="Leave out the sentence")
+    if len(stacks) < 2:
+        return text or None
+    parts = [part.strip() for part in text.split("|")]
+    if len(parts) != len(stacks):
+        expected = f"{len(stacks)} texts separated by |, one for each of the stacks {', '.join(stacks)}"
+        raise BNetError("sentence", expected=expected, actual=text)
+    return dict(zip(stacks, parts, strict=True))
+
+
 def suggest_do(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
     """Suggest `do` on a choice if a value has a leading dimension of its states; None for any other value."""
     graph = network.graph

@@ -147,6 +147,12 @@ class Network:
         return frozenset(spec.group.index for spec in self.specs if spec.tpm.kind == "deterministic")
 
     @cached_property
+    def choice_descendants(self) -> frozenset[int]:
+        """The indices of the groups that have a discrete group among their ancestors."""
+        choices = [spec.group.index for spec in self.specs if spec.tpm.kind == "discrete"]
+        return frozenset(self.graph.descendants(choices))
+
+    @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, plates first."""
         return {name: shape for name, (shape, _) in self.parameter_specs.items()}

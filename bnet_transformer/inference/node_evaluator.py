@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer import reference
+from bnet_transformer._core.cancellation import check_cancelled
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, TensorLayout
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
@@ -320,6 +321,11 @@ class NodeEvaluator:
         if self.find_table_fault("attention", specs, ()) is None:
             self._fill_tables("attention", specs)
 
+    def prefetch_values(self, specs: Sequence[NodeSpec]) -> None:
+        """Compute the values of several groups in one pass of the net, if the structure allows it."""
+        if self.find_table_fault("value", specs, ()) is None:
+            self._fill_tables("value", specs)
+
     def find_open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The latent choices on which some nodes depend."""
         return reference.find_open_choices(self.model, nodes, reference.get_fixed(self.model, self.evidence))
@@ -494,6 +500,10 @@ class NodeEvaluator:
     @torch.no_grad()
     def _fill_tables(self, table: str, specs: Sequence[NodeSpec]) -> None:
         """Compute the missing tables, all in one pass of the net."""
+        if self.previous is not None:  # tables that the intervention does not change
+            for key in ((table, spec.group.index) for spec in specs):
+                if key not in self._tables and key in self.previous._tables and key[1] not in self._changed_groups:
+                    self._tables[key] = self.previous._tables[key]
         missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
             execution = self.execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
@@ -509,6 +519,7 @@ class NodeEvaluator:
 
     def execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
+        check_cancelled()
         model, network = self.model, self.model.network
         arguments = group_interventions(self._fixed_model, ancestral_set)
         closed, patched = arguments["do"], arguments["patched"]
@@ -516,7 +527,7 @@ class NodeEvaluator:
         for name, (value, _) in group_values(model, model.do, batched, self.states).items():
             patched.pop(name, None)
             closed[name] = value
-        closed |= self._reuse_previous_values(set(outputs), closed)
+        closed |= self._reuse_values(set(outputs), closed)
         known = frozenset(network.graph.get_group(name).index for name in closed)
         is_open = frozenset(i for i in set(outputs) - known if network.specs[i].tpm.kind == "discrete")
         names = tuple(network.specs[index].group.name for index in outputs if index not in is_open)
@@ -531,34 +542,46 @@ class NodeEvaluator:
         )
         return self.module.run(request)[0]
 
-    def _reuse_previous_values(self, outputs: set[int], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The earlier values of groups that the intervention does not change and that changed groups read."""
-        if self.previous is None:
-            return {}
-        network, changed = self.model.network, self._changed_groups
-        unchanged: set[int] = set()
+    def _reuse_values(self, outputs: set[int], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The known values of groups: those of earlier passes, and those before the intervention that it does not
+        change; only groups that other groups read are included.
+        """
+        network, model = self.model.network, self._fixed_model
+        changed = frozenset[int]() if self.previous is None else self._changed_groups
+        set_groups = {model.ground.group_of(node).index for node in (*model.do, *model.attention_rows)}
+        known: list[NodeSpec] = []
+        unchanged: list[NodeSpec] = []
         visited: set[int] = set()
         stack = list(outputs)
         while stack:
             index = stack.pop()
-            if index in visited or network.graph.groups[index].name in fixed:
+            spec = network.specs[index]
+            if index in visited or spec.group.name in fixed:
                 continue
             visited.add(index)
-            if index not in changed:
-                unchanged.add(index)
+            if self._is_reusable(spec) and index not in set_groups and ("value", index) in self._tables:
+                known.append(spec)
+            elif self.previous is not None and index not in changed:
+                unchanged += [spec] if self._is_reusable(spec) else []
             else:
                 stack.extend(edge.parent for edge in network.graph.in_edges[index])
-        candidates = (spec for spec in map(network.specs.__getitem__, sorted(unchanged)) if spec.parents)
-        candidates = (spec for spec in candidates if spec.tpm.kind == "deterministic")
-        reused = [spec for spec in candidates if not has_ancestor_choices(network, [spec.group.index])]
-        if self.previous.find_table_fault("value", reused, ()) is not None:
-            return {}
-        self.previous._fill_tables("value", reused)
-        tables = [self.previous._tables["value", spec.group.index] for spec in reused]
-        tensors = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, reused, strict=True))
-        values = {spec.group.name: value for spec, value in zip(reused, tensors, strict=True)}
+        values = self._read_tables(known)
+        if self.previous is not None and self.previous.find_table_fault("value", unchanged, ()) is None:
+            self.previous._fill_tables("value", unchanged)
+            values |= self.previous._read_tables(unchanged)
         # NaN is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
+
+    def _is_reusable(self, spec: NodeSpec) -> bool:
+        """Whether the table of values of a group has no dims of choices and no batch of states."""
+        is_value = spec.tpm.kind == "deterministic" and bool(spec.parents) and not self.states
+        return is_value and not has_ancestor_choices(self.model.network, [spec.group.index])
+
+    def _read_tables(self, specs: Sequence[NodeSpec]) -> dict[str, Tensor]:
+        """The computed values of some groups, by name: `[1, *plates, word, *shape]`."""
+        tables = [self._tables["value", spec.group.index] for spec in specs]
+        tensors = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, specs, strict=True))
+        return {spec.group.name: value for spec, value in zip(specs, tensors, strict=True)}
 
     @cached_property
     def _changed_groups(self) -> set[int]:

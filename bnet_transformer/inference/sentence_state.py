@@ -86,6 +86,13 @@ class SentenceState:
             raise BNetError("net: its parameters are on the device meta and have no values")
         return NodeEvaluator(self.module, self.model, self.evidence, self.previous)
 
+    def drop_previous(self) -> SentenceState:
+        """The same state with its computed values, without those of the state before it, which then can be freed."""
+        state = replace(self, previous=None)
+        evaluator = replace(self.evaluator, previous=None)
+        vars(state).update(model=self.model, evaluator=evaluator)
+        return state
+
     def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | AttentionRow]:
         """The values to which nodes are set, by ground id.
 

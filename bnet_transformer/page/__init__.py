@@ -8,4 +8,6 @@ In the front end, `mount(root, {description, buffer}, host)` draws the page and 
 remove()}`. A host runs `do`: `host.do([[name, setting], ...])`, where a name may be a pattern (`a_3_0_*`) and a setting
 is `{"set": "zero"}`, `{"set": "node", "from": "x_1_3"}` or `{"set": "state", "state": 1}`. `host.undo([name, ...])`
 removes interventions, or all interventions if the list is empty. The host then calls `update` with the new description.
+A host may also have `renderSections(description, names)`, which returns elements for the panel of the selected nodes or
+of the sentence, and `handleSelection(names)`.
 """

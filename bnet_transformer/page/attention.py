@@ -68,7 +68,7 @@ def compute_page_attention(
     # these interventions. So the attention is computed without them, and the rows of set nodes become zero.
     if set_nodes:
         interventions = {node: value for node, value in state.interventions.items() if node not in set_nodes}
-        state = replace(state, interventions=interventions, previous=None)
+        state = replace(state, interventions=interventions, previous=state.evaluator)
     query = state.evaluator.attention_query(spec)
     split = split_choices(state.model, query.choices)
     choices = _count_choice_states(state.model, query, [] if split is None else split[1])

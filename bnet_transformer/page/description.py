@@ -37,7 +37,7 @@ from bnet_transformer.page.attention import PageAttention, compute_page_attentio
 from bnet_transformer.page.contributions import describe_contributions, parse_contributions
 from bnet_transformer.page.mathml import describe_equations
 from bnet_transformer.reference import GroundModel
-from bnet_transformer.reference.node_tables import check_discrete_node, compute_read_mask
+from bnet_transformer.reference.node_tables import check_discrete_node, compute_read_mask, has_ancestor_choices
 
 QUANTIZATION_STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MAX_WORDS = 512  # of a stack
@@ -95,8 +95,13 @@ def parse_page_options(options: Mapping[str, Any]) -> PageOptions:
     return PageOptions(**options)
 
 
-def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[str, Any], bytes]:
-    """Return the description of a sentence for JSON, and the buffer to which its offsets refer."""
+def describe_sentence(
+    state: SentenceState, options: PageOptions, clean: SentenceState | None = None
+) -> tuple[dict[str, Any], bytes]:
+    """Return the description of a sentence for JSON, and the buffer to which its offsets refer.
+
+    `clean` is the sentence without its interventions, if its values are known.
+    """
     model, network, ground = state.model, state.network, state.ground
     selection = state.selection(slices=options.slices, heads=options.heads)
     heads = selection.plates.get("head")
@@ -147,7 +152,7 @@ def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[
         "posteriors": _describe_posteriors(state, options),
         "inclusion": describe_inclusion(network, options.inclusion),
         "contributions": describe_contributions(state, parse_contributions(options.contributions)),
-        "relative_changes": _relative_changes(state),
+        "relative_changes": _relative_changes(state, clean),
         "notes": list(dict.fromkeys(notes)),
     }
     return description, bytes(buffer)
@@ -418,28 +423,43 @@ def _format_value(value: Tensor, state: SentenceState | None = None, node: int =
     return format_token(labels[int(value)]) if labels else str(int(value))
 
 
-def _relative_changes(state: SentenceState) -> dict[str, list[float]] | None:
+def _relative_changes(state: SentenceState, clean: SentenceState | None) -> dict[str, list[float]] | None:
     """Return the relative change of each state by `do`, `|x' - x| / |x|`, by group and word.
 
     Return None if a state depends on a latent choice, so that it has no single value.
     """
     if not state.interventions:
         return None
-    clean = state.without_interventions()
+    network, clean = state.network, clean or state.without_interventions()
+    specs = [spec for spec in network.specs if network.is_word_state(spec.group)]
     changes: dict[str, list[float]] = {}
-    network = state.network
-    for group in network.graph.groups:
-        if not network.is_word_state(group):
-            continue
-        row: list[float] = []
-        for node in state.ground.select_nodes(group).tolist():
-            after, before = _state_vector(state, node), _state_vector(clean, node)
-            if after is None or before is None or after.shape != before.shape or after.dim() != 1:
-                return None
-            norm = float(before.norm())
-            row.append(round(float((after - before).norm()) / norm, 6) if norm else 0.0)
-        changes[str(group.index)] = row
+    for spec, after, before in zip(specs, _state_vectors(state, specs), _state_vectors(clean, specs), strict=True):
+        if after is None or before is None or after.shape != before.shape:
+            return None
+        norm, distance = before.norm(dim=-1), (after - before).norm(dim=-1)
+        change = torch.where(norm > 0, distance / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
+        changes[str(spec.group.index)] = [round(value, 6) for value in change.tolist()]
     return changes or None
+
+
+def _state_vectors(state: SentenceState, specs: Sequence[NodeSpec]) -> list[Tensor | None]:
+    """Return the values of states, `[word, feature]` for each group; None if a group cannot be computed."""
+    evaluator, fixed, vectors = state.evaluator, state.model.do, list[Tensor | None]()
+    evaluator.prefetch_values(specs)
+    for spec in specs:
+        nodes = state.ground.select_nodes(spec.group).tolist()
+        has_choices = has_ancestor_choices(state.network, [spec.group.index])
+        if has_choices or evaluator.find_table_fault("value", [spec], ()) is not None:
+            rows = [_state_vector(state, node) for node in nodes]
+            is_complete = all(row is not None and row.dim() == 1 for row in rows)
+            vectors.append(torch.stack([row for row in rows if row is not None]) if is_complete else None)
+            continue
+        table = evaluator.compute_group("value", spec).double().flatten(0, -2)
+        for k, node in enumerate(nodes):
+            if node in fixed:  # the table has its value without do
+                table[k] = fixed[node]
+        vectors.append(None if bool(table.isnan().any()) else table)
+    return vectors
 
 
 def _state_vector(state: SentenceState, node: int) -> Tensor | None:

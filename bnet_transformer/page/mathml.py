@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from functools import lru_cache
 from typing import Any
 
 from bnet_transformer.declare import Network
@@ -46,6 +47,7 @@ def _render_sides(left: str, right: str) -> list[Any] | None:
     return None if None in sides else list(sides)
 
 
+@lru_cache(maxsize=2000)  # the formulas of a net do not change with its interventions
 def to_mathml(latex: str) -> list[Any] | None:
     """Return a formula as MathML: `[tag, attributes, text or children]`; None if the converter lacks a command.
 

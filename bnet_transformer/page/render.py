@@ -26,6 +26,10 @@ MODULES = (
     "panel",
     "attention_lines",
     "explorer",
+    "live_state",
+    "live_client",
+    "live_tables",
+    "live_panel",
 )
 COLOUR_SCHEMES = {"auto": "light dark", "light": "light", "dark": "dark"}
 
@@ -50,12 +54,16 @@ def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
 
 @cache
 def bundle_script(entry_point: str) -> str:
-    """Return the front end as one module; its entry point is `boot` (for the HTML file) or `widget` (for anywidget).
+    """Return the front end as one module, for an entry point: `boot` (the HTML file), `widget` (anywidget) or `serve`.
 
-    Neither an HTML file opened from disk nor anywidget can import a second file. So each module in `MODULES` becomes a
-    function that runs once and returns its exports; a module follows the modules that it imports.
+    Neither an HTML file opened from disk nor anywidget can import a second file. So each module that the entry point
+    needs becomes a function that runs once and returns its exports; a module follows the modules that it imports.
     """
-    return "\n".join([*map(_wrap_module, MODULES), _resolve_imports(entry_point)])
+    needed = {entry_point}
+    for name in (entry_point, *reversed(MODULES)):
+        if name in needed:
+            needed.update(module for _, module in _IMPORT.findall(_read_asset(f"{name}.js")))
+    return "\n".join([*(_wrap_module(name) for name in MODULES if name in needed), _resolve_imports(entry_point)])
 
 
 def _wrap_module(name: str) -> str:

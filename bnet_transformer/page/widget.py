@@ -14,9 +14,8 @@ from typing import Any
 import anywidget
 import traitlets
 
-from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions import Zero
+from bnet_transformer.page.messages import apply_message
 from bnet_transformer.page.render import bundle_script, render_style_sheet
 
 
@@ -71,24 +70,3 @@ class Widget(anywidget.AnyWidget):
         with self.hold_sync():
             self.description, self.buffer = description, buffer
         self.send(answer)
-
-
-def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, Any]) -> Any:
-    """Return the sentence after one message; `initial_sentence` is the sentence before all messages."""
-    match dict(message):
-        case {"do": pairs}:
-            return sentence.do({name: _setting_value(sentence, setting) for name, setting in pairs})
-        case {"undo": []}:
-            return initial_sentence
-        case {"undo": names}:
-            return sentence.undo(*names)
-    raise BNetError("message", expected="do with names and settings, or undo with names", actual=dict(message))
-
-
-def _setting_value(sentence: Any, setting: Mapping[str, object]) -> object:
-    """Return the value of a setting; the value of another node is its value in the current sentence."""
-    kind = setting.get("set")
-    check_choice("setting", kind, ("zero", "node", "state"))
-    if kind == "state":
-        return check_int("state", setting.get("state"), minimum=0)
-    return Zero() if kind == "zero" else sentence[setting.get("from")]

@@ -120,7 +120,7 @@ def split_choices(
 
 def has_ancestor_choices(network: Network, groups: Collection[int]) -> bool:
     """True if a discrete group is an ancestor of one of these groups."""
-    return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(groups))
+    return not network.choice_descendants.isdisjoint(groups)
 
 
 def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:

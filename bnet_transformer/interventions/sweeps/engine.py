@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer._core.arrays import IntArray
+from bnet_transformer._core.cancellation import check_cancelled
 from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.obstacles import Obstacle
@@ -389,6 +390,7 @@ def run_cells(
         for is_sequential in (False, True):
             selected = cell_ids[is_isolated == is_sequential]
             for start in range(0, len(selected), size):
+                check_cancelled()
                 chunk = selected[start : start + size]
                 outcomes = [batch.compute_outcomes(chunk, is_sequential=is_sequential) for batch in batches]
                 values[torch.from_numpy(chunk)] = evaluate_metric(metric, outcomes)

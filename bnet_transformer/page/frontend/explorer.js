@@ -25,7 +25,7 @@ const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest
 /** Draw a sentence into an element; `host` makes `do` live. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
 export function mount(root, data, host) {
   const explorer = new Explorer(root, data, host ?? null);
-  return { update: (/** @type {PageData} */ next) => explorer.setData(next), remove: () => explorer.remove() };
+  return { update: (/** @type {PageData} */ next) => explorer.setData(next), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), remove: () => explorer.remove() };
 }
 
 class Explorer extends AttentionLines {
@@ -37,6 +37,7 @@ class Explorer extends AttentionLines {
   /** @type {number[]} */ selected = [];
   background = svgElement("g", { class: "back", "aria-hidden": "true" });
   foreground = svgElement("g", { class: "front", "aria-hidden": "true" });
+  listeners = new AbortController();
   numPlates = 1;
   highlight = "";
   query = "";
@@ -46,7 +47,7 @@ class Explorer extends AttentionLines {
   constructor(root, data, host) {
     super();
     this.root = root;
-    this.host = host && { do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
+    this.host = host && { ...host, do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
     this.viewport = new Viewport(root.dataset.page !== undefined);
     this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "display settings" });
     this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts" });
@@ -61,6 +62,7 @@ class Explorer extends AttentionLines {
   }
 
   remove() {
+    this.listeners.abort();
     this.resizeObserver.disconnect();
     this.root.replaceChildren();
   }
@@ -203,17 +205,26 @@ class Explorer extends AttentionLines {
     const highlighted = new Set(relatives.find(({ relation }) => relation === this.highlight)?.ids ?? []);
     this.viewport.grid.classList.toggle("marking", this.highlight !== "" && ids.length > 0);
     for (const [box, element] of this.elements) element.classList.toggle("marked", box.ids.some((id) => highlighted.has(id)));
-    if (!ids.length) { this.panel.replaceChildren(...renderOverview(description, this.host)); return; }
+    if (!ids.length) { this.panel.replaceChildren(...this.#addHostSections(renderOverview(description, this.host), -1)); return; }
     const box = this.boxByNode.get(ids[0]), element = box && this.elements.get(box);
     if (element) { element.classList.add("selected"); element.setAttribute("aria-selected", "true"); }
     const backButton = htmlElement("button", { type: "button", class: "quiet close", "aria-label": "back to the sentence", onclick: () => this.select([]) }, "×");
-    this.panel.replaceChildren(backButton, ...renderNodeFacts({
+    this.panel.replaceChildren(backButton, ...this.#addHostSections(renderNodeFacts({
       description, graph, ids, highlight: this.highlight, host: this.host, tables: this.attentionTables(ids), announce: (text) => { this.status.textContent = text; },
       relatives,
-      onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); }, onSelect: (name) => { this.select([graph.findNode(name)]); },
-    }));
+      onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); }, onSelect: (name) => this.selectName(name),
+    }), 2));
     this.panel.scrollTop = 0;
   }
+
+  /** Insert the sections of the host at a position of the panel. @param {HTMLElement[]} elements @param {number} position */
+  #addHostSections(elements, position) {
+    elements.splice(position, 0, ...(this.host?.renderSections?.(this.description, this.selected.map((id) => this.graph.nodeName(id))) ?? []));
+    return elements;
+  }
+
+  /** Select a node by its name. @param {string} name */
+  selectName(name) { this.select([this.graph.findNode(name)]); }
 
   // interaction
 
@@ -224,6 +235,7 @@ class Explorer extends AttentionLines {
     this.renderPanel();
     this.highlightBoxes(this.selected.length ? null : this.focus);
     if (this.selected.length) this.status.textContent = `selected ${this.graph.nodeName(this.selected[0])}`;
+    this.host?.handleSelection?.(this.selected.map((id) => this.graph.nodeName(id)));
   }
 
   /** Move the focus to a box. @param {Box|null} box @param {boolean} [isQuiet] */
@@ -318,7 +330,7 @@ class Explorer extends AttentionLines {
       const box = boxFrom(event), byKeys = /** @type {Element} */ (event.target).matches(":focus-visible"); // a box that the pointer focuses must not move
       if (box && byKeys && box !== this.focus) this.focusBox(box, true);
     });
-    (this.root.dataset.page === undefined ? this.root : document).addEventListener("keydown", (event) => this.handleKey(/** @type {KeyboardEvent} */ (event)));
+    (this.root.dataset.page === undefined ? this.root : document).addEventListener("keydown", (event) => this.handleKey(/** @type {KeyboardEvent} */ (event)), { signal: this.listeners.signal });
   }
 
   /** Handle the keys that the panel lists. @param {KeyboardEvent} event */

@@ -1,0 +1,60 @@
+// @ts-check
+/** The state of the live page: its fragment in the address, and the states that follow from an action. */
+
+/**
+ * @typedef {{node: string, of: string[]}} Question
+ * @typedef {{model: string, text: string, steps: any[], evidence: Record<string, string|number>, posterior: string[], contributions: Question|null,
+ *   other: string, patch: Question, roles: string, selected: string, lens: boolean}} LiveState  `selected` and `lens` are only used in the browser
+ */
+
+const TYPES = /** @type {Record<string, (value: any) => boolean>} */ ({
+  model: (value) => typeof value === "string", text: (value) => typeof value === "string", other: (value) => typeof value === "string",
+  roles: (value) => typeof value === "string", selected: (value) => typeof value === "string", lens: (value) => typeof value === "boolean",
+  steps: Array.isArray, posterior: Array.isArray, evidence: isObject, patch: isObject, contributions: (value) => value === null || isObject(value),
+});
+
+/** @param {any} value */
+function isObject(value) { return typeof value === "object" && value !== null && !Array.isArray(value); }
+
+/** The state of a new sentence. @param {string} model @param {string} text @returns {LiveState} */
+export const createState = (model, text) => ({ model, text, steps: [], evidence: {}, posterior: [], contributions: null, other: "", patch: { node: "", of: [] }, roles: "", selected: "", lens: false });
+
+/** The fragment of a state: its fields that differ from those of a new sentence. @param {LiveState} state */
+export function encodeState(state) {
+  const initial = /** @type {any} */ (createState("", ""));
+  const fields = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(initial[name]));
+  return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(fields)))}`;
+}
+
+/** The state of a fragment; null for an empty fragment. @param {string} fragment @param {string} model  the default @returns {LiveState|null} */
+export function decodeState(fragment, model) {
+  if (fragment.length < 2) return null;
+  let fields;
+  try { fields = JSON.parse(decodeURIComponent(fragment.slice(1))); } catch { fields = null; }
+  const isValid = isObject(fields) && Object.entries(fields).every(([name, value]) => TYPES[name]?.(value));
+  if (!isValid) throw new Error("the part of the address after # is not a state of this page");
+  return { ...createState(model, ""), ...fields };
+}
+
+/** The fields of a state that the server needs. @param {LiveState} state */
+export function serverState(state) {
+  const { selected, lens, ...fields } = state;
+  return fields;
+}
+
+/** The state after `do`. @param {LiveState} state @param {[string, object][]} pairs @returns {LiveState} */
+export const addStep = (state, pairs) => ({ ...state, steps: [...state.steps, { do: pairs }] });
+
+/** The state after `undo`; without names, all interventions are removed. The last step is removed if it is exactly what is undone. @param {LiveState} state @param {string[]} names @returns {LiveState} */
+export function undoSteps(state, names) {
+  if (!names.length) return { ...state, steps: [] };
+  const last = state.steps[state.steps.length - 1]?.do;
+  const isLast = Array.isArray(last) && last.length === names.length && last.every(([name]) => names.includes(name));
+  return { ...state, steps: isLast ? state.steps.slice(0, -1) : [...state.steps, { undo: names }] };
+}
+
+/** The state with evidence on a node, or without it if the value is null. @param {LiveState} state @param {string} name @param {string|number|null} value @returns {LiveState} */
+export function setEvidence(state, name, value) {
+  const { [name]: _, ...remaining } = state.evidence;
+  return { ...state, evidence: value === null ? remaining : { ...remaining, [name]: value } };
+}

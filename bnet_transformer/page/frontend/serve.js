@@ -1,0 +1,189 @@
+// @ts-check
+/** Entry point of the live page: a sentence is typed, the server computes its page, and each action is a new state in the history. */
+
+import { htmlElement } from "./elements.js";
+import { downloadBlob } from "./export.js";
+import { mount } from "./explorer.js";
+import { addStep, createState, decodeState, encodeState, undoSteps } from "./live_state.js";
+import { Client, Superseded, TokenError } from "./live_client.js";
+import { renderNodeSections, renderSentenceSections } from "./live_panel.js";
+
+/** @typedef {import("./live_state.js").LiveState} LiveState */
+
+const FIRST_SENTENCE = "the cat sat on the mat";
+
+class LivePage {
+  client = new Client();
+  /** @type {LiveState|null} */ state = null;
+  /** @type {any} */ data = null;
+  /** @type {ReturnType<typeof mount>|null} */ view = null;
+  /** @type {{lens: any, patch: any}} */ tables = { lens: null, patch: null };
+  theme = "auto";
+  selection = ""; // the node that the explorer shows; `state.selected` may be that of an earlier state
+  position = 0; // in the history of this page
+  lastPosition = 0;
+
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.root = root;
+    this.model = /** @type {HTMLSelectElement} */ (htmlElement("select", { name: "model", "aria-label": "model" }));
+    this.text = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "text", type: "text", "aria-label": "sentence", placeholder: "a sentence", autocomplete: "off", spellcheck: "false" }));
+    this.undoButton = this.#button("back", "undo", "undo the last change", () => history.back());
+    this.redoButton = this.#button("forward", "redo", "redo the change", () => history.forward());
+    this.saveButton = this.#button("save", "save", "save this page as a file for others", () => this.save());
+    this.form = htmlElement("form", { class: "live-form", role: "search", "aria-label": "sentence" }, this.model, this.text, htmlElement("button", { type: "submit" }, "show"),
+      htmlElement("span", { class: "group" }, this.undoButton, this.redoButton), this.saveButton);
+    this.message = htmlElement("p", { class: "live-message", role: "alert" });
+    this.content = htmlElement("main", { class: "live-content" });
+    root.replaceChildren(this.form, this.message, this.content);
+    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.#submit(); });
+    this.model.addEventListener("change", () => this.#submit());
+    root.addEventListener("change", ({ target }) => { if (target instanceof HTMLSelectElement && target.name === "theme") root.dataset.theme = this.theme = target.value; });
+    addEventListener("popstate", () => this.#restore());
+  }
+
+  /** @param {string} command @param {string} text @param {string} label @param {() => void} onclick */
+  #button(command, text, label, onclick) {
+    return /** @type {HTMLButtonElement} */ (htmlElement("button", { type: "button", "data-command": command, title: label, "aria-label": label, disabled: true, onclick }, text));
+  }
+
+  /** List the models, and show the state of the address or the first sentence. */
+  async start() {
+    try {
+      const { models } = await this.client.listModels();
+      this.model.replaceChildren(...models.map((name) => htmlElement("option", { value: name }, name)));
+      this.position = this.lastPosition = history.state?.position ?? 0;
+      let state = createState(models[0], FIRST_SENTENCE), fault = null;
+      try { state = decodeState(location.hash, models[0]) ?? state; } catch (error) { fault = error; }
+      await this.#show(state, () => history.replaceState({ position: this.position }, "", encodeState(state)));
+      if (fault) this.#report(fault);
+    } catch (error) { this.#report(error); }
+  }
+
+  /** Show the state of the address, after undo, redo, or a change of the address. */
+  async #restore() {
+    try {
+      const state = decodeState(location.hash, this.model.options[0].value);
+      if (!state) return;
+      this.position = history.state?.position ?? this.lastPosition + 1;
+      this.lastPosition = Math.max(this.lastPosition, this.position);
+      await this.#show(state, () => history.replaceState({ position: this.position }, ""));
+    } catch (error) { this.#report(error); }
+  }
+
+  /** Show the sentence of the form. */
+  async #submit() {
+    try { await this.change(createState(this.model.value, this.text.value.trim())); } catch (error) { this.#report(error); }
+  }
+
+  /** Show a new state, and add it to the history. @param {LiveState} next */
+  async change(next) {
+    await this.#show(next, () => {
+      this.position = this.lastPosition = this.position + 1;
+      history.pushState({ position: this.position }, "", encodeState(next));
+    });
+  }
+
+  /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} state @param {() => void} commit */
+  async #show(state, commit) {
+    const typed = this.text.value;
+    this.root.classList.add("running");
+    try {
+      const data = await this.client.fetchPage(state);
+      const isSame = this.state?.model === state.model && this.state.text === state.text;
+      this.state = state;
+      commit();
+      this.#draw(data, isSame);
+      if (this.text.value === typed) this.text.value = state.text; // else the user has typed the next sentence
+    } finally { this.root.classList.toggle("running", this.client.pending.has("page")); }
+    this.#refreshTable("lens", state.lens);
+    this.#refreshTable("patch", state.other !== "");
+  }
+
+  /** Draw a page; the settings of the view do not change if the sentence is the same. @param {any} data @param {boolean} isSame */
+  #draw(data, isSame) {
+    const state = /** @type {LiveState} */ (this.state);
+    this.message.textContent = "";
+    this.data = data;
+    data.description.theme = this.theme;
+    this.tables = { lens: null, patch: null };
+    document.title = `${data.description.title.slice(0, 80)} — ${state.model}`;
+    this.model.value = state.model;
+    this.undoButton.disabled = this.position === 0;
+    this.redoButton.disabled = this.position >= this.lastPosition;
+    this.saveButton.disabled = false;
+    if (isSame && this.view) this.view.update(data);
+    else {
+      this.view?.remove();
+      this.selection = "";
+      const root = htmlElement("div", { "data-page": "" });
+      this.content.replaceChildren(root);
+      this.view = mount(root, data, this.#host());
+    }
+    if (state.selected && state.selected !== this.selection) this.view.select(state.selected);
+  }
+
+  /** What the explorer calls. */
+  #host() {
+    const current = () => /** @type {LiveState} */ (this.state);
+    return {
+      /** @param {[string, object][]} pairs */
+      do: (pairs) => this.#changeQuietly(addStep(current(), pairs)),
+      /** @param {string[]} names */
+      undo: (names) => this.#changeQuietly(undoSteps(current(), names)),
+      /** @param {any} description @param {string[]} names */
+      renderSections: (description, names) => this.#renderSections(description, names),
+      /** @param {string[]} names */
+      handleSelection: (names) => {
+        const selected = this.selection = names.length === 1 ? names[0] : "";
+        if (!this.state || this.state.selected === selected) return;
+        this.state = { ...this.state, selected };
+        history.replaceState({ position: this.position }, "", encodeState(this.state));
+      },
+    };
+  }
+
+  /** Show a new state; an error is reported, and one that a newer request caused is ignored. @param {LiveState} next */
+  async #changeQuietly(next) {
+    try { await this.change(next); } catch (error) { this.#report(error); }
+  }
+
+  /** The sections of the panel. @param {any} description @param {string[]} names @returns {HTMLElement[]} */
+  #renderSections(description, names) {
+    const state = /** @type {LiveState} */ (this.state);
+    const context = { state, tables: this.tables, change: (/** @type {LiveState} */ next) => { this.#changeQuietly({ ...next, selected: this.state?.selected ?? "" }); }, select: (/** @type {string} */ name) => this.view?.select(name) };
+    if (!names.length) return renderSentenceSections(description, context);
+    if (names.length > 1) return [];
+    const index = description.groups.reduce((/** @type {number} */ best, /** @type {any} */ group, /** @type {number} */ k) => ((names[0] === group.name || names[0].startsWith(`${group.name}_`)) && (best < 0 || group.name.length > description.groups[best].name.length) ? k : best), -1);
+    return index < 0 ? [] : renderNodeSections(description, names[0], description.groups[index], index, context);
+  }
+
+  /** Ask for a table if it is shown, and draw the panel again. @param {"lens"|"patch"} kind @param {boolean} isShown */
+  async #refreshTable(kind, isShown) {
+    if (!isShown || !this.state) return;
+    const state = this.state;
+    try { this.tables[kind] = await this.client.fetchTable(kind, state); } catch (error) {
+      if (error instanceof Superseded) return;
+      this.tables[kind] = error;
+    }
+    if (!this.state.selected) this.view?.refreshPanel();
+  }
+
+  /** Save the page as an HTML file that requires no server. */
+  async save() {
+    try { downloadBlob(await this.client.fetchFile(/** @type {LiveState} */ (this.state)), "bnet.html"); } catch (error) { this.#report(error); }
+  }
+
+  /** Show an error in one line; without the right token, ask for it. @param {unknown} error */
+  #report(error) {
+    if (error instanceof Superseded) return;
+    this.message.textContent = error instanceof Error ? error.message : String(error);
+    if (!(error instanceof TokenError)) return;
+    const input = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "token", type: "password", "aria-label": "token", placeholder: "token", autocomplete: "off" }));
+    const form = htmlElement("form", { class: "buttons" }, input, htmlElement("button", { type: "submit" }, "use this token"));
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.client.setToken(input.value.trim()); this.message.textContent = ""; this.start(); });
+    this.message.append(" ", form);
+  }
+}
+
+new LivePage(/** @type {HTMLElement} */ (document.getElementById("serve"))).start();

@@ -1,0 +1,54 @@
+"""The messages with which the front end intervenes: `do` with names and settings, and `undo` with names.
+
+The page of a widget and the live page send them. `bnet_transformer.page` describes names and settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions import Zero
+
+SETTINGS = ("zero", "node", "state", "other")
+
+
+def apply_message(
+    sentence: Any, initial_sentence: Any, message: Mapping[str, Any], get_other: Callable[[], Any] | None = None
+) -> Any:
+    """Return the sentence after one message.
+
+    Args:
+        sentence: The sentence before the message.
+        initial_sentence: The sentence before all messages, which is the result of `undo` without names.
+        message: The message.
+        get_other: Returns the sentence whose values the setting `other` copies; None without such a sentence.
+    """
+    match dict(message):
+        case {"do": [*pairs]} if all(map(_is_pair, pairs)):
+            return sentence.do({name: _get_value(sentence, name, setting, get_other) for name, setting in pairs})
+        case {"undo": []}:
+            return initial_sentence
+        case {"undo": [*names]}:
+            return sentence.undo(*names)
+    raise BNetError("message", expected="do with names and settings, or undo with names", actual=dict(message))
+
+
+def _is_pair(item: object) -> bool:
+    """Whether an item is a pair of a name and a setting."""
+    return isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], dict)
+
+
+def _get_value(sentence: Any, name: str, setting: Mapping[str, object], get_other: Callable[[], Any] | None) -> object:
+    """Return the value of a setting; the value of another node is its value in the current sentence."""
+    kind = setting.get("set")
+    check_choice("setting", kind, SETTINGS)
+    if kind == "state":
+        return check_int("state", setting.get("state"), minimum=0)
+    if kind == "other" and get_other is None:
+        raise BNetError(name, expected="another sentence to patch from", actual="none", hint="Enter its words first")
+    if kind == "other" and get_other is not None:
+        return get_other()
+    return Zero() if kind == "zero" else sentence[setting.get("from")]

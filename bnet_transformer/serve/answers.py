@@ -1,0 +1,214 @@
+"""The answers of the live page: the page of a state, its lens, and the sweep that patches one sentence into another."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.cancellation import check_cancelled
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.labels import format_token
+from bnet_transformer.inference.selection import find_state_group
+from bnet_transformer.interventions.sweeps import explain_sweep, sweep
+from bnet_transformer.page.description import PageOptions, describe_sentence
+from bnet_transformer.page.render import render_html
+from bnet_transformer.residual_stream import Contributions
+from bnet_transformer.sentence import Sentence
+from bnet_transformer.serve.page_state import PageState, Question
+from bnet_transformer.serve.sentences import LiveSentence, SentenceSource, check_flops, parse_state
+
+SWEEP_MEMORY = 2**27  # bytes of one batch of cells; a sweep can be cancelled between batches
+PATCH_AXES = ("slice", "word")
+
+
+def describe_page(source: SentenceSource, tab: str, state: PageState) -> tuple[dict[str, Any], bytes]:
+    """Return the description and the buffer of the page of a state, as for `explore`, and what the live page adds."""
+    live = source.build(tab, state)
+    description, buffer = _describe(live, state)
+    network = live.current.net.network
+    kinds = {k: spec.tpm.kind for k, spec in enumerate(network.specs)}
+    description["live"] = {
+        "words": len(live.current.words),
+        "discrete": [k for k, kind in kinds.items() if kind == "discrete"],
+        "readouts": [network.specs[k].group.name for k in _find_readouts(network)],
+        "metric": _find_default_metric(live.current),
+        "roles": _list_patch_roles(network),
+    }
+    return description, buffer
+
+
+def render_file(source: SentenceSource, tab: str, state: PageState) -> bytes:
+    """Return the HTML file of the page of a state, which requires no server."""
+    return render_html(*_describe(source.build(tab, state), state))
+
+
+def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], bytes]:
+    """The description and the buffer of a page."""
+    check_cancelled()
+    contributions = _compute_contributions(live.current, state.contributions)
+    options = PageOptions(posterior=list(state.posterior), contributions=contributions)
+    check_cancelled()
+    return describe_sentence(live.current.state, options, live.clean.state)
+
+
+def _compute_contributions(sentence: Sentence, question: Question | None) -> Contributions | None:
+    """The contributions to a readout."""
+    if question is None:
+        return None
+    if not question.of:
+        raise BNetError("contributions", expected="a state of the readout, or two states", actual="no state")
+    states = [parse_state(sentence, question.node, text) for text in question.of]
+    result = sentence.contributions(question.node, of=states[0] if len(states) == 1 else tuple(states))
+    if not isinstance(result, Contributions):
+        raise BNetError("contributions", expected="a readout", actual=question.node)
+    return result
+
+
+def _find_readouts(network: Network) -> list[int]:
+    """The groups of discrete nodes without children."""
+    graph = network.graph
+    return [k for k, spec in enumerate(network.specs) if spec.tpm.kind == "discrete" and not graph.out_edges[k]]
+
+
+def _find_default_metric(sentence: Sentence) -> str:
+    """The node whose change the sweep measures by default: the last readout, or the last hidden state."""
+    network, ground = sentence.net.network, sentence.ground
+    states = [spec.group.index for spec in network.specs if network.is_word_state(spec.group)]
+    groups = [*states, *_find_readouts(network)]
+    return ground.name(int(ground.select_nodes(network.graph.groups[groups[-1]])[-1])) if groups else ""
+
+
+def _list_patch_roles(network: Network) -> list[str]:
+    """The roles that a sweep can patch, of deterministic nodes of words, with the hidden states first."""
+    states = [find_state_group(network, stack) for stack in network.graph.word_stacks]
+    roles = [group.stem for group in states if group is not None]
+    for spec in network.specs:
+        group = spec.group
+        if (
+            spec.tpm.kind == "deterministic"
+            and group.word_stack is not None
+            and group.slice is not None
+            and spec.parents
+        ):
+            roles.append(group.stem)
+    return list(dict.fromkeys(roles))
+
+
+def compute_lens(source: SentenceSource, tab: str, state: PageState) -> dict[str, Any]:
+    """Return the lens of a state: for each hidden state of each word, the most probable state of the readout."""
+    result = source.build(tab, state).current.lens()
+    check_cancelled()
+    states, probabilities = result.top_states[..., 0], result.top_probabilities[..., 0]
+    return {
+        "readout": result.readout,
+        "states": list(result.states),
+        "words": [format_token(word) for word in result.words],
+        "labels": [[format_token(result.labels[k]) for k in row] for row in states.tolist()],
+        "probabilities": probabilities.double().tolist(),
+        "notes": list(result.notes),
+    }
+
+
+def compute_patch(source: SentenceSource, tab: str, state: PageState) -> dict[str, Any]:
+    """Return the sweep that patches each hidden state of the other sentence into the sentence of a state.
+
+    The sentence of the state is the run that is patched; the other sentence has the values. The effect of a cell is the
+    change of the metric, so a cell with the effect of the whole difference carries the answer.
+    """
+    if not state.other.strip():
+        raise BNetError("patch", expected="another sentence, whose values are patched into this one", actual="no words")
+    base = source.build(tab, state).current
+    other = source.build_clean(tab, state.model, state.other)
+    if len(other.words) != len(base.words):
+        expected, actual = f"{len(base.words)} words, as in this sentence", f"{len(other.words)} words"
+        raise BNetError("other sentence", expected=expected, actual=actual)
+    network = base.net.network
+    role = state.roles or next(iter(_list_patch_roles(network)), "x")
+    metric, text = _build_metric(base, other, state.patch)
+    options: dict[str, Any] = {"at": role, "metric": metric, "memory": SWEEP_MEMORY}
+    if "head" in {plate for group in network.graph.by_stem.get(role, ()) for plate in group.plates}:
+        options["over"] = PATCH_AXES
+    route = explain_sweep(other, base, **options)
+    check_flops("patch", float(route.flops or 0), source.limits)
+    check_cancelled()
+    result = sweep(other, base, progress=False, **options)
+    if result.axes != PATCH_AXES:
+        raise BNetError(
+            "role", expected="nodes with slices and words", actual=f"{role} with {' and '.join(result.axes)}"
+        )
+    assert result.clean is not None and result.corrupt is not None
+    shape = result.values.shape
+    names = [[result.names.get((row, column)) for column in range(shape[1])] for row in range(shape[0])]
+    return {
+        "metric": text,
+        "role": role,
+        "slices": [str(position) for position in result.positions["slice"]],
+        "words": [format_token(word) for word in base.words],
+        "other_words": [format_token(word) for word in other.words],
+        "names": names,
+        "effects": [[_finite(value) for value in row] for row in result.values.tolist()],
+        "before": float(result.corrupt[0]),
+        "after": float(result.clean[0]),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """A number for JSON, which has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _build_metric(base: Sentence, other: Sentence, question: Question) -> tuple[object, str]:
+    """The metric of a sweep, and its definition as text.
+
+    For a discrete node it is the log probability of a state, or the difference of two. For a vector v it is the
+    position of v between its values in both sentences: <v - v0, v1 - v0> / |v1 - v0|^2, which is 0 in this sentence and
+    1 in the other one.
+    """
+    name = question.node or _find_default_metric(base)
+    node = base.ground.id(name)
+    if base.state.model.spec(node).tpm.kind == "discrete":
+        of = question.of or _find_changed_states(base, other, name)
+        states = [parse_state(base, name, text) for text in of]
+        if len(states) == 1:
+            return {name: states[0]}, f"log P({name} = {of[0]})"
+        return {name: tuple(states)}, f"log P({name} = {of[0]}) - log P({name} = {of[1]})"
+    if question.of:
+        raise BNetError("patch", expected=f"no states for {name}, which is a vector", actual=", ".join(question.of))
+    start, end = (_flatten(sentence[name].detach()) for sentence in (base, other))
+    difference = end - start
+    if not bool(difference.abs().sum() > 0):
+        hint = "Use a node after the words that differ"
+        raise BNetError("patch", expected="a node that differs between both sentences", actual=name, hint=hint)
+    direction = difference / difference.square().sum()
+
+    def project(**values: Tensor) -> Tensor:
+        (value,) = values.values()
+        return ((value.reshape(len(value), -1) - start) * direction).sum(-1)
+
+    return _name_parameter(
+        project, name
+    ), f"position of {name} from its value here (0) to that in the other sentence (1)"
+
+
+def _flatten(value: Tensor) -> Tensor:
+    """A value as a vector."""
+    return value.reshape(-1)
+
+
+def _name_parameter(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+    """The function with a parameter of this name, by which a metric names its node."""
+    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _find_changed_states(base: Sentence, other: Sentence, name: str) -> Sequence[str]:
+    """The most probable state of a node in the other sentence, and in this one if it is another state."""
+    states = [int(torch.argmax(sentence.posterior(name))) for sentence in (other, base)]
+    return [str(state) for state in dict.fromkeys(states)]

@@ -1,0 +1,156 @@
+"""The sentence of a state of the live page: nets are loaded once, and a small number of sentences keep their values."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from bnet_transformer._core.cancellation import check_cancelled
+from bnet_transformer.bnet import BNet
+from bnet_transformer.data.encode import split_stack_texts
+from bnet_transformer.errors import BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.figures.attention_grid import get_attention_specs
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.page.attention import prepare_attention
+from bnet_transformer.page.messages import apply_message
+from bnet_transformer.reference.node_tables import has_ancestor_choices
+from bnet_transformer.sentence import Sentence
+from bnet_transformer.serve.page_state import Limits, PageState
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LiveSentence:
+    """The sentence of a state of the live page.
+
+    Args:
+        current: The sentence with its interventions and evidence.
+        clean: The sentence without both.
+    """
+
+    current: Sentence
+    clean: Sentence
+
+
+class SentenceSource:
+    """Builds the sentences of states. Requests of one tab must not run at the same time; those of several tabs can.
+
+    Args:
+        models: For each name of a model, a function that loads it.
+        limits: The limits of a request.
+    """
+
+    def __init__(self, models: Mapping[str, Callable[[], BNet]], limits: Limits) -> None:
+        self.models, self.limits = dict(models), limits
+        self._nets: dict[str, BNet] = {}
+        self._load_locks = {name: threading.Lock() for name in models}
+        self._lock = threading.Lock()
+        self._sentences: OrderedDict[Key, Sentence] = OrderedDict()
+
+    def get_net(self, name: str) -> BNet:
+        """Return the net of a model, which is loaded on first use; other models can be used while it loads."""
+        if name not in self.models:
+            raise unknown_name_error("model", name, self.models)
+        with self._load_locks[name]:
+            check_cancelled()
+            if name not in self._nets:
+                self._nets[name] = self.models[name]()
+            return self._nets[name]
+
+    def build(self, tab: str, state: PageState) -> LiveSentence:
+        """Return the sentence of a state; `tab` identifies the tab, whose sentences no other tab uses."""
+        current = self._build_step(tab, state, len(state.steps))
+        clean = self.build_clean(tab, state.model, state.text)
+        if state.evidence:
+            observed = {name: parse_state(current, name, value) for name, value in state.evidence}
+            key = (tab, *state.get_key(len(state.steps)), repr(state.evidence))
+            current = self._get(key, partial(current.observe, observed))
+        return LiveSentence(current, clean)
+
+    def build_clean(self, tab: str, model: str, text: str) -> Sentence:
+        """Return the sentence of a text."""
+        state = PageState(model, text)
+        return self._get((tab, *state.get_key(0)), partial(self._build_text, model, text))
+
+    def _build_text(self, model: str, text: str) -> Sentence:
+        """Build the sentence of a text, if it is not too long."""
+        net = self.get_net(model)
+        sentence = net.sentence(split_stack_texts(net.network, text))
+        counts = sentence.state.encoded.word_counts
+        if sum(counts.values()) > self.limits.words:
+            expected, actual = f"at most {self.limits.words} words", f"{sum(counts.values())} words"
+            hint = "Use a shorter sentence, or start the server with a larger --max-words"
+            raise BudgetError("sentence", expected=expected, actual=actual, hint=hint)
+        with suppress(UnsupportedError):  # without one batched pass, the budget of joint states limits the work
+            check_flops("sentence", net.cost(counts or None).flops or 0, self.limits)
+        return keep_values(sentence)
+
+    def _build_step(self, tab: str, state: PageState, count: int) -> Sentence:
+        """Return the sentence after the first steps; it is computed from the last one of them that is known."""
+        if not count:
+            return self.build_clean(tab, state.model, state.text)
+        key = (tab, *state.get_key(count))
+
+        def build() -> Sentence:
+            before, clean = self._build_step(tab, state, count - 1), self._build_step(tab, state, 0)
+            get_other = partial(self.build_clean, tab, state.model, state.other) if state.other else None
+            return keep_values(apply_message(before, clean, state.steps[count - 1], get_other))
+
+        return self._get(key, build)
+
+    def _get(self, key: Key, build: Callable[[], Sentence]) -> Sentence:
+        """Return a sentence, which is built if it is not among the last ones that were used."""
+        with self._lock:
+            sentence = self._sentences.get(key)
+            if sentence is not None:
+                self._sentences.move_to_end(key)
+                return sentence
+        check_cancelled()
+        sentence = build()
+        with self._lock:
+            self._sentences[key] = sentence
+            while len(self._sentences) > self.limits.sentences:
+                self._sentences.popitem(last=False)
+        return sentence
+
+
+def keep_values(sentence: Sentence) -> Sentence:
+    """Compute the values that the next intervention reuses, and drop those of the sentence before the last one."""
+    state = sentence.state
+    network = state.network
+    specs = [spec for spec in network.specs if spec.tpm.kind == "deterministic" and spec.parents]
+    specs = [spec for spec in specs if network.graph.out_edges[spec.group.index]]
+    specs = [spec for spec in specs if not has_ancestor_choices(network, [spec.group.index])]
+    state.evaluator.prefetch_values(specs)
+    prepare_attention(state, get_attention_specs(network, None))
+    return Sentence(sentence.net, state.drop_previous())
+
+
+def check_flops(subject: str, flops: float, limits: Limits) -> None:
+    """Raise an error for an answer that is too expensive."""
+    if flops > limits.flops:
+        expected, actual = f"at most {limits.flops:.0e} floating-point operations", f"{flops:.1e}"
+        raise BudgetError(subject, expected=expected, actual=actual, hint="Use shorter sentences, or a smaller model")
+
+
+def parse_state(sentence: Sentence, name: str, value: str | int) -> object:
+    """Return the state of a discrete node that a text names by its label or its index, or the numbers of a value."""
+    if isinstance(value, int):
+        return value
+    state: SentenceState = sentence.state
+    node = state.ground.id(name)
+    spec = state.model.spec(node)
+    if spec.tpm.kind == "discrete" or spec.tpm.is_index_valued:
+        labels = state.labels(node)
+        is_index = value.isdecimal() and len(value) < 10 and (labels is None or value not in labels)
+        return int(value) if is_index else value
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        return value
+    return numbers if spec.shape else numbers[0]

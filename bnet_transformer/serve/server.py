@@ -1,0 +1,101 @@
+"""The server of the live page: it listens on 127.0.0.1 only, and stops at Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.serve.app import check_serve_installed, create_app
+from bnet_transformer.serve.page_state import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from bnet_transformer.bnet import BNet
+
+ADDRESS = "127.0.0.1"
+
+
+def open_socket(port: int) -> socket.socket:
+    """Return a socket that listens on a port of 127.0.0.1; 0 selects a free port."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ADDRESS, port))
+        listener.listen()  # from now on a browser can connect
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OSError) and error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        actual = "a port that is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else f"{port}"
+        hint = "Use --port 0 for a free port"
+        raise BNetError("--port", expected="a free port up to 65535", actual=actual, hint=hint) from error
+    return listener
+
+
+def build_server(
+    listener: socket.socket, models: Mapping[str, Callable[[], BNet]], limits: Limits
+) -> tuple[uvicorn.Server, str]:
+    """Return the server of a socket, and the address of its page with a new token.
+
+    Args:
+        listener: The socket on which the server listens.
+        models: For each name of a model, a function that loads it.
+        limits: The limits of a request.
+    """
+    import uvicorn
+
+    port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+    app = create_app(models, token=token, hosts=[f"{name}:{port}" for name in (ADDRESS, "localhost")], limits=limits)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        access_log=False,  # an address can have the token
+        server_header=False,
+        log_config=None,
+        log_level="warning",
+    )
+    return uvicorn.Server(config), f"http://{ADDRESS}:{port}/?token={token}"
+
+
+def run_server(
+    models: Mapping[str, Callable[[], BNet]],
+    *,
+    port: int,
+    limits: Limits,
+    print_line: Callable[[str], None],
+    open_browser: bool,
+) -> None:
+    """Run the server until Ctrl-C.
+
+    Args:
+        models: For each name of a model, a function that loads it.
+        port: The port; 0 for a free one.
+        limits: The limits of a request.
+        print_line: Prints the address, which includes the token.
+        open_browser: Whether to open the page in a browser.
+
+    Raises:
+        BNetError: A package is not installed, or the port is in use.
+    """
+    check_serve_installed()
+    # Several tabs compute at the same time; threads of torch that wait for a processor would slow down all of them.
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    with open_socket(port) as listener:
+        server, url = build_server(listener, models, limits)
+        print_line(f"{url}\nThe page works on this computer only. Stop the server with Ctrl-C.")
+        if open_browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])

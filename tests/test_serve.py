@@ -1,0 +1,545 @@
+"""The live page without a browser: answers equal those of a sentence, and the server rejects what it must reject."""
+
+import asyncio
+import contextlib
+import gc
+import http.client
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer._core.cancellation import Cancelled, check_cancelled
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.interventions import Zero
+from bnet_transformer.page.description import PageOptions, describe_sentence
+from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page
+from bnet_transformer.serve.page_state import Limits, parse_page_state
+from bnet_transformer.serve.sentences import SentenceSource
+from tests.cases import CASES
+
+pytest.importorskip("starlette", reason='the live page: pip install "bnet-transformer[serve]"')
+pytest.importorskip("httpx2", reason="the test client of starlette requires httpx2")
+from starlette.testclient import TestClient
+
+from bnet_transformer.serve.app import create_app
+from bnet_transformer.serve.jobs import JobQueue
+from tests.live_server import build_decoder, build_selector, run_live_server
+
+TEXT, OTHER = "the cat sat", "the dog sat"
+TOKEN, HOST = "secret-token", "127.0.0.1:8765"
+LIMITS = Limits(words=12, body=5000)
+
+MODELS = {"decoder": build_decoder, "selector": build_selector}
+
+
+@pytest.fixture
+def source():
+    return SentenceSource(MODELS, LIMITS)
+
+
+def state(**fields):
+    return parse_page_state({"model": "decoder", "text": TEXT, **fields}, LIMITS)
+
+
+def describe(sentence, **options):
+    """The description and the buffer of the page that `explore` writes."""
+    return describe_sentence(sentence.state, PageOptions(**options))
+
+
+def check_page(source, sentence, page_state, **options):
+    """Check that an answer is the page of a sentence."""
+    description, buffer = describe_page(source, "tab", page_state)
+    assert description.pop("live")["words"] == len(sentence.words)
+    expected = describe(sentence, **options)
+    if changes := description.pop("relative_changes"):
+        for group, values in expected[0].pop("relative_changes").items():
+            assert changes[group] == pytest.approx(values, abs=2e-6)
+    assert description == {key: expected[0][key] for key in description} and buffer == expected[1]
+
+
+# answers
+
+
+TYPED = [case for case in CASES if isinstance(case.text, str | dict)]
+
+
+@pytest.mark.slow  # the tests below are quick ones of the same
+@pytest.mark.parametrize("case", TYPED, ids=lambda case: case.name)
+def test_a_page_is_that_of_explore(case):
+    source = SentenceSource({"net": lambda: case.net}, Limits())
+    is_typed = isinstance(case.text, str) or all(isinstance(text, str) for text in case.text.values())
+    if not is_typed:
+        pytest.skip("the words of the case are not text")
+    text = case.text if isinstance(case.text, str) else " | ".join(case.text.values())
+    numbers = {name: value for name, value in case.evidence.items() if isinstance(value, int | str)}
+    document = {"model": "net", "text": text, "evidence": numbers}
+    sentence = case.sentence.observe(numbers) if numbers else case.sentence
+    check_page(source, sentence, parse_page_state(document, Limits()))
+
+
+def test_interventions_are_those_of_the_sentence(source):
+    s = build_decoder().sentence(TEXT)
+    steps = [{"do": [["x_1_0", {"set": "zero"}]]}]
+    check_page(source, s.do(x_1_0=Zero()), state(steps=steps))
+    steps.append({"do": [["a_1_0_*", {"set": "zero"}], ["x_0_1", {"set": "node", "from": "x_0_2"}]]})
+    after = s.do(x_1_0=Zero())
+    after = after.do({"a_1_0_*": Zero(), "x_0_1": after["x_0_2"]})
+    check_page(source, after, state(steps=steps))
+    steps.append({"undo": ["x_1_0"]})
+    check_page(source, after.undo("x_1_0"), state(steps=steps))
+    other = [{"do": [["x_1_1", {"set": "other"}]]}]
+    patched = s.do(x_1_1=build_decoder().sentence(OTHER))
+    check_page(source, patched, state(steps=other, other=OTHER))
+    check_page(source, s, state(steps=[*steps, {"undo": []}]))
+
+
+def test_values_of_earlier_interventions_are_freed(source):
+    steps = [{"do": [[f"x_1_{k % 3}", {"set": "node", "from": "x_0_2"}]]} for k in range(7)]
+    for count in range(len(steps) + 1):
+        sentence = source.build("tab", state(steps=steps[:count])).current
+        assert sentence.state.previous is None and sentence.state.evaluator.previous is None
+    assert len(source._sentences) <= LIMITS.sentences
+    s = build_decoder().sentence(TEXT)
+    torch.testing.assert_close(sentence["x_2_2"], s.do({f"x_1_{k}": s["x_0_2"] for k in range(3)})["x_2_2"])
+
+
+def test_evidence_moves_the_posterior(source):
+    s = build_selector().sentence(TEXT)
+    page_state = parse_page_state({"model": "selector", "text": TEXT, "evidence": {"y_1": "3"}}, LIMITS)
+    check_page(source, s.observe(y_1=3), page_state)
+    description, _ = describe_page(source, "tab", page_state)
+    (posterior,) = [item for item in description["posteriors"] if item["node"] == "c"]
+    for after, row in zip(s.posterior("c", {"y_1": 3}), posterior["states"], strict=True):
+        assert row[2] == pytest.approx(float(after), abs=1e-5) and row[1] != row[2]
+
+
+def test_a_posterior_and_contributions_are_shown_on_request(source):
+    s = build_decoder().sentence(TEXT)
+    result = s.contributions("y_2", of=("cat", "dog"))
+    question = {"node": "y_2", "of": ["cat", "dog"]}
+    check_page(source, s, state(posterior=["y_2"], contributions=question), posterior=["y_2"], contributions=result)
+
+
+def test_the_lens_is_that_of_the_sentence(source):
+    lens = build_decoder().sentence(TEXT).do(x_1_0=Zero()).lens()
+    answer = compute_lens(source, "tab", state(steps=[{"do": [["x_1_0", {"set": "zero"}]]}]))
+    assert answer["states"] == list(lens.states)
+    for t, word in ((0, 0), (1, 2), (2, 1)):
+        ((label, probability),) = lens.top(t, word, 1)
+        assert answer["labels"][t][word] == label
+        assert answer["probabilities"][t][word] == pytest.approx(probability, abs=1e-6)
+
+
+def test_the_patch_is_a_sweep_from_the_other_sentence(source):
+    net = build_decoder()
+    base, other = net.sentence(TEXT), net.sentence(OTHER)
+    expected = bt.sweep(other, base, at="x", metric={"y_2": ("dog", "cat")})
+    answer = compute_patch(source, "tab", state(other=OTHER, patch={"node": "y_2", "of": ["dog", "cat"]}))
+    torch.testing.assert_close(torch.tensor(answer["effects"]), expected.values.float())
+    assert answer["names"] == [[f"x_{t}_{i}" for i in range(3)] for t in range(3)]
+    assert answer["before"] == pytest.approx(float(expected.corrupt)) and answer["after"] == pytest.approx(
+        float(expected.clean)
+    )
+
+
+@pytest.mark.parametrize("role", ["x", "a"])
+def test_a_patch_without_a_readout_measures_the_position_between_both_values(source, role):
+    net = build_decoder()
+    base, other = net.sentence(TEXT), net.sentence(OTHER)
+    answer = compute_patch(source, "tab", state(other=OTHER, patch={"node": "x_2_2"}, roles=role))
+    assert answer["before"] == pytest.approx(0, abs=1e-6) and answer["after"] == pytest.approx(1, abs=1e-6)
+    name = f"{role}_1_1" if role == "x" else "a_1_*_1"
+    difference = other["x_2_2"] - base["x_2_2"]
+    moved = base.do({name: other})["x_2_2"] - base["x_2_2"]
+    expected = float(moved @ difference / difference.square().sum())
+    assert answer["effects"][1][1] == pytest.approx(expected, abs=1e-5)
+
+
+# bad input
+
+
+REJECTED = [
+    ([], "an object"),
+    ({"model": "nobody"}, "known name"),
+    ({"text": "the " * 13}, "at most 12 words"),
+    ({"text": "x" * 481}, "characters"),
+    ({"text": "a \0"}, "UTF-8"),
+    ({"text": "a \ud800"}, "UTF-8"),
+    ({"text": 3}, "a text"),
+    ({"text": ""}, "sentence"),
+    ({"text": "the zebra"}, "zebra"),
+    ({"unknown": 3}, "unknown"),
+    ({"steps": [{"do": [["nobody", {"set": "zero"}]]}]}, "nobody"),
+    ({"steps": [{"do": [["x_1_0", {"set": "eval"}]]}]}, "setting"),
+    ({"steps": [{"do": [["x_1_0", "zero"]]}]}, "message"),
+    ({"steps": [{"do": [["x_1_0", {"set": "other"}]]}]}, "another sentence"),
+    ({"steps": [{"undo": ["x_1_0"]}]}, "undo"),
+    ({"steps": [{"undo": [["x_1_0"]]}]}, "known name"),
+    ({"steps": [{"undo": []}] * 65}, "at most 64"),
+    ({"evidence": {"y_1": [1]}}, "index of a state"),
+    ({"evidence": {"y_1": "zebra"}}, "zebra"),
+    ({"evidence": {"y_9": 1}}, "y_9"),
+    ({"posterior": ["x_1_1"]}, "discrete"),
+    ({"contributions": {"node": "y_2"}}, "a state of the readout"),
+    ({"contributions": {"node": "y_2", "of": ["a", "cat", "sat"]}}, "two states"),
+]
+
+
+@pytest.mark.parametrize(("fields", "match"), REJECTED, ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_input_is_one_clear_error(source, fields, match):
+    document = fields if isinstance(fields, list) else {"model": "decoder", "text": TEXT, **fields}
+    with pytest.raises(BNetError, match=match):
+        describe_page(source, "tab", parse_page_state(document, LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({}, "another sentence"),
+        ({"other": "the dog"}, "3 words"),
+        ({"other": TEXT}, "differ"),
+        ({"other": OTHER, "patch": {"node": "x_2_2", "of": ["cat"]}}, "no states"),
+        ({"other": OTHER, "patch": {"node": "x_2_0"}}, "differs"),
+        ({"other": OTHER, "roles": "nobody"}, "nobody"),
+    ],
+)
+def test_a_patch_that_cannot_be_computed_is_one_clear_error(source, fields, match):
+    with pytest.raises(BNetError, match=match):
+        compute_patch(source, "tab", state(**{"patch": {"node": "x_2_2"}, **fields}))
+
+
+def test_expensive_work_is_rejected_before_it_starts():
+    source = SentenceSource(MODELS, Limits(flops=1e3))
+    with pytest.raises(BudgetError, match="operations"):
+        describe_page(source, "tab", state())
+    source = SentenceSource(MODELS, Limits(flops=2e4))
+    describe_page(source, "tab", state())
+    with pytest.raises(BudgetError, match="operations"):
+        compute_patch(source, "tab", state(other=OTHER, patch={"node": "y_2", "of": ["dog"]}))
+
+
+# the server
+
+
+@pytest.fixture
+def client():
+    with TestClient(create_app(MODELS, token=TOKEN, hosts=[HOST], limits=LIMITS), base_url=f"http://{HOST}") as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        yield client
+
+
+def send(client, kind="page", tab="tab", headers=None, **fields):
+    document = {"tab": tab, "state": {"model": "decoder", "text": TEXT, **fields}}
+    return client.post(f"/api/{kind}", json=document, headers=headers)
+
+
+def unpack(content):
+    """The description and the buffer of an answer."""
+    length = int.from_bytes(content[:4], "little")
+    return json.loads(content[4 : 4 + length]), content[4 + length :]
+
+
+def test_an_answer_has_the_page_and_its_buffer(client):
+    response = send(client)
+    description, buffer = unpack(response.content)
+    assert response.status_code == 200 and buffer == describe(build_decoder().sentence(TEXT))[1]
+    assert description["stacks"][0]["words"] == TEXT.split()
+    assert client.get("/api/models").json() == {"models": ["decoder", "selector"], "max_words": 12}
+    page = send(client, "file")
+    assert page.text.startswith("<!doctype html>") and TOKEN not in page.text
+    assert send(client, "lens").json()["readout"] == "y"
+    assert send(client, "patch", other=OTHER, patch={"node": "x_2_2"}).json()["after"] == pytest.approx(1)
+
+
+def test_the_shell_needs_no_token_and_contains_no_secret(client):
+    del client.headers["authorization"]
+    for path in ("/", "/serve.js", "/serve.css"):
+        response = client.get(path)
+        assert response.status_code == 200 and TOKEN not in response.text and "decoder" not in response.text
+        assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert not [name for name in response.headers if name.startswith("access-control")]
+    assert "<script>" not in client.get("/").text and "onclick" not in client.get("/").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": ""}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": f"Basic {TOKEN}"}, 401),
+        ({"authorization": f"bearer {TOKEN}"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1:1"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": f"https://{HOST}"}, 403),
+        ({"origin": f"http://{HOST}"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+    ],
+    ids=str,
+)
+def test_foreign_hosts_origins_and_tokens_are_rejected(client, headers, status):
+    response = send(client, headers=headers)
+    assert response.status_code == status
+    if status != 200:
+        assert list(response.json()) == ["error"] and "\n" not in response.json()["error"]
+
+
+def test_a_token_in_the_address_is_not_accepted(client):
+    del client.headers["authorization"]
+    assert client.get(f"/api/models?token={TOKEN}").status_code == 401
+
+
+def test_a_large_body_is_rejected_with_and_without_its_length(client):
+    assert send(client, text="x" * 6000).status_code == 413
+
+    def stream():
+        for _ in range(20):
+            yield b"x" * 1000
+
+    assert client.post("/api/page", content=stream()).status_code == 413
+    assert send(client).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 4000, b'{"tab": 1}', b'{"tab": "", "state": {}}'])
+def test_a_body_that_is_no_request_is_one_line(client, body):
+    response = client.post("/api/page", content=body)
+    assert response.status_code == 422 and "expected" in response.json()["error"]
+
+
+def test_bad_input_is_one_line_on_the_page_and_in_the_log_and_the_server_continues(client, caplog):
+    hostile = "\x1b[2J</script>\u202e\n"
+    with caplog.at_level(logging.WARNING):
+        response = send(client, text=f"the {hostile}")
+    line = response.json()["error"]
+    assert response.status_code == 422 and "\n" not in line and "\x1b" not in line and "\u202e" not in line
+    (record,) = caplog.records
+    assert record.getMessage() == f"422 {line}"
+    assert send(client).status_code == 200
+
+
+def test_an_error_of_the_library_is_one_line_and_its_traceback_is_in_the_log(caplog):
+    def fail():
+        raise RuntimeError("a bug\x1b[2J")
+
+    app = create_app({"net": fail, "decoder": build_decoder}, token=TOKEN, hosts=[HOST])
+    with TestClient(app, base_url=f"http://{HOST}") as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        response = send(client, model="net")
+        assert response.status_code == 500 and "a bug" not in response.json()["error"]
+        assert any("a bug" in record.getMessage() for record in caplog.records)
+        assert not any("\x1b" in record.getMessage() for record in caplog.records)
+        assert send(client).status_code == 200
+
+
+# jobs
+
+
+async def wait_forever():
+    await asyncio.Event().wait()
+
+
+def run_until(event):
+    """A function that runs until an event, or until its job is cancelled."""
+    while not event.wait(0.005):
+        check_cancelled()
+    return "done"
+
+
+def test_two_tabs_do_not_wait_for_each_other():
+    async def scenario():
+        queue, event = JobQueue(2, 9), threading.Event()
+        slow = asyncio.create_task(queue.run("first", "page", lambda: run_until(event), wait_forever))
+        await asyncio.sleep(0.02)
+        assert await queue.run("second", "page", lambda: "quick", wait_forever) == "quick"
+        assert not slow.done()
+        event.set()
+        assert await slow == "done"
+        assert not queue._tabs and not queue._tasks
+        queue.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_newer_request_of_a_tab_and_a_disconnect_cancel_a_job():
+    async def scenario():
+        queue, event, left = JobQueue(2, 9), threading.Event(), asyncio.Event()
+        stopped = []
+
+        def run():
+            try:
+                return run_until(event)
+            except Cancelled:
+                stopped.append(time.monotonic())
+                raise
+
+        old = asyncio.create_task(queue.run("tab", "page", run, wait_forever))
+        lens = asyncio.create_task(queue.run("tab", "lens", run, wait_forever))
+        await asyncio.sleep(0.02)
+        assert await queue.run("tab", "page", lambda: "new", wait_forever) == "new"
+        for task in (old, lens):
+            with pytest.raises(Cancelled):
+                await task
+        assert len(stopped) == 1  # the lens waited, and never started
+        closed = asyncio.create_task(queue.run("tab", "page", run, left.wait))
+        await asyncio.sleep(0.02)
+        left.set()
+        with pytest.raises(Cancelled):
+            await closed
+        while queue._tabs:
+            await asyncio.sleep(0.005)
+        assert len(stopped) == 2
+        queue.close()
+
+    asyncio.run(scenario())
+
+
+def test_too_many_requests_are_rejected():
+    async def scenario():
+        queue, event = JobQueue(1, 2), threading.Event()
+        tasks = [
+            asyncio.create_task(queue.run(f"{k}", "page", lambda: run_until(event), wait_forever)) for k in range(2)
+        ]
+        await asyncio.sleep(0.02)
+        with pytest.raises(BNetError, match="busy"):
+            await queue.run("other", "page", lambda: 1, wait_forever)
+        event.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 2
+        queue.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_model_does_not_delay_another_tab():
+    started, finish = threading.Event(), threading.Event()
+
+    def load():
+        started.set()
+        finish.wait(5)
+        return build_decoder()
+
+    app = create_app({"decoder": build_decoder, "slow": load}, token=TOKEN, hosts=[HOST])
+    with TestClient(app, base_url=f"http://{HOST}") as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        responses = []
+        waiting = threading.Thread(target=lambda: responses.append(send(client, tab="first", model="slow")))
+        waiting.start()
+        assert started.wait(5)
+        assert send(client, tab="second").status_code == 200 and not responses
+        finish.set()
+        waiting.join()
+        assert responses[0].status_code == 200
+
+
+# a real server
+
+
+def connect(url):
+    """A connection to the server, and its port."""
+    port = int(re.search(r":(\d+)/", url)[1])
+    return socket.create_connection(("127.0.0.1", port), timeout=20), port
+
+
+def build_request(url, port, body=b"", length=None):
+    token = url.partition("=")[2]
+    head = f"POST /api/page HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n"
+    framing = (
+        f"Content-Length: {len(body) if length is None else length}"
+        if length != "chunked"
+        else ("Transfer-Encoding: chunked")
+    )
+    return f"{head}{framing}\r\n\r\n".encode() + body
+
+
+def receive_status(connection):
+    """The status of an answer, of which the first bytes are received."""
+    return int(connection.recv(64).split()[1])
+
+
+def read_memory():
+    """The resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+BODY = json.dumps({"tab": "tab", "state": {"model": "decoder", "text": TEXT}}).encode()
+
+
+@pytest.mark.slow
+def test_a_body_of_a_gigabyte_and_dropped_connections_leave_the_server_running():
+    with run_live_server(MODELS) as url:
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, length=10**9))
+            assert receive_status(connection) == 413
+        before = read_memory()
+        connection, port = connect(url)
+        chunk = b"100000\r\n" + b"x" * 2**20 + b"\r\n"
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(build_request(url, port, length="chunked"))
+            for _ in range(1000):
+                connection.sendall(chunk)
+        assert read_memory() - before < 60e6
+        for body, length in ((b"x", 500), (BODY, None), (b"", 0)):
+            connection, port = connect(url)
+            connection.sendall(build_request(url, port, body, length))
+            connection.close()
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, BODY))
+            assert receive_status(connection) == 200
+
+
+@pytest.mark.slow
+def test_a_client_that_disconnects_cancels_the_work():
+    started, stopped = threading.Event(), threading.Event()
+
+    def load():
+        started.set()
+        try:
+            return run_until(threading.Event())
+        except Cancelled:
+            stopped.set()
+            raise
+
+    with run_live_server({"decoder": build_decoder, "slow": load}) as url:
+        connection, port = connect(url)
+        connection.sendall(build_request(url, port, BODY.replace(b'"decoder"', b'"slow"')))
+        assert started.wait(20) and not stopped.is_set()
+        connection.close()
+        assert stopped.wait(20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_a_thousand_requests_need_no_more_memory_than_a_hundred():
+    memory = []
+    with run_live_server(MODELS, Limits(words=12)) as url:
+        connection, port = connect(url)
+        base = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.close()
+        for k in range(1100):
+            words = [["the", "a", "cat", "dog", "sat"][(k * m) % 5] for m in range(1, 9)]
+            steps = [{"do": [[f"x_1_{k % 8}", {"set": "zero"}]]}] * (k % 3)
+            state = {"model": "decoder", "text": " ".join(words), "steps": steps}
+            document = {"tab": f"tab {k % 7}", "state": state}
+            headers = {"Authorization": f"Bearer {url.partition('=')[2]}"}
+            base.request("POST", "/api/page", json.dumps(document), headers)
+            with base.getresponse() as response:
+                assert response.status == 200 and response.read()
+            if k in (100, 1099):
+                gc.collect()
+                memory.append(read_memory())
+        base.close()
+    assert memory[1] - memory[0] < 15e6

@@ -1,0 +1,418 @@
+"""The live page in Chromium: what it shows equals what the sentence says, read from the DOM; and hostile input."""
+
+import json
+import re
+import threading
+from contextlib import contextmanager
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pytest
+
+import bnet_transformer as bt
+from bnet_transformer.interventions import Zero
+from bnet_transformer.serve.page_state import Limits
+from tests.browser_page import download_file, launch_chromium, needs_chromium
+from tests.live_server import build_decoder, build_selector, run_live_server
+from tests.test_page_browser import HOSTILE, box, check_weights, choose, row, rows
+
+pytest.importorskip("starlette", reason='the live page: pip install "bnet-transformer[serve]"')
+pytestmark = needs_chromium
+
+TEXT, OTHER = "the cat sat", "the dog sat"
+DECODER, SELECTOR = build_decoder(), build_selector()
+gate = threading.Event()
+
+
+def load_slowly():
+    gate.wait(20)
+    return DECODER
+
+
+def build_hostile():
+    return bt.bayesuvius(
+        4, slices=1, heads=2, vocabulary=[word for word in HOSTILE if " " not in word and word], seed=0
+    )
+
+
+MODELS = {"selector": lambda: SELECTOR, "decoder": lambda: DECODER, "slow": load_slowly, "hostile": build_hostile}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launch_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def url():
+    with run_live_server(MODELS, Limits(words=30)) as url:
+        yield url
+
+
+class LiveTab:
+    """A tab of the live page, which must not log errors, open dialogs or request anything from another origin."""
+
+    def __init__(self, browser, url, fragment=None, size=(1280, 860)):
+        self.url, self.faults = url, []
+        self.context = browser.new_context(
+            accept_downloads=True, viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce"
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.on("console", lambda message: self._add(message.type in ("error", "warning"), message.text))
+        self.page.on("pageerror", lambda error: self._add(True, str(error)))
+        self.page.on("dialog", lambda dialog: (self._add(True, "a dialog"), dialog.dismiss()))
+        origin = url.partition("/?")[0]
+        self.page.on(
+            "request", lambda request: self._add(not request.url.startswith((origin, "data:", "blob:")), request.url)
+        )
+        self.page.goto(url + ("" if fragment is None else "#" + quote(json.dumps(fragment))))
+
+    def _add(self, is_fault, text):
+        # Chromium logs the status of each rejected request; the page shows the reason.
+        if is_fault and not re.search(r"status of 4\d\d", text):
+            self.faults.append(text)
+
+
+@pytest.fixture
+def open_tab(browser, url):
+    """Return a function that opens the page, of a sentence or of the first one of the server."""
+    tabs = []
+
+    def opening(model=None, text=TEXT, ready=".node", address=None, **fields):
+        size = fields.pop("size", (1280, 860))
+        fragment = None if model is None else {"model": model, "text": text, **fields}
+        tabs.append(LiveTab(browser, address or url, fragment, size))
+        if ready:
+            tabs[-1].page.wait_for_selector(ready, state="attached")
+        return tabs[-1].page
+
+    yield opening
+    for tab in tabs:
+        tab.context.close()
+        assert not tab.faults, tab.faults
+
+
+def fact(page, name):
+    return page.locator(f'.panel [data-fact="{name}"]').inner_text()
+
+
+def fragment(page):
+    """The state in the address."""
+    return json.loads(unquote(page.evaluate("location.hash").removeprefix("#")))
+
+
+@contextmanager
+def wait_until_updated(page):
+    """Wait until the page of an action in the block is drawn."""
+    with page.expect_response(lambda response: response.url.endswith("/api/page")) as response:
+        yield
+    assert response.value.status == 200, response.value.text()
+    page.wait_for_selector(".live:not(.running)")  # the policy of the page forbids wait_for_function
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+# the page agrees with the sentence
+
+
+def test_a_typed_sentence_a_do_and_its_undo_are_those_of_the_sentence(open_tab):
+    page = open_tab("decoder", "the a cat")
+    with wait_until_updated(page):
+        page.locator('[name="text"]').fill(TEXT)
+        page.keyboard.press("Enter")
+    assert page.locator(".word").evaluate_all("all => all.map(word => word.firstChild.data)") == TEXT.split()
+    s = DECODER.sentence(TEXT)
+    choose(page, "a_1_0_2") if box(page, "a_1_0_2").count() else choose(page, "x_2_2")
+    choose(page, "x_1_0")
+    with wait_until_updated(page):
+        page.locator('[data-action="zero"]').click()
+    after = s.do(x_1_0=Zero())
+    assert fact(page, "kind") == "set by do"
+    choose(page, "x_2_2")
+    changed = page.locator('[data-fact="change"]').get_attribute("data-weight")
+    assert float(changed) == pytest.approx(float((after["x_2_2"] - s["x_2_2"]).norm() / s["x_2_2"].norm()), abs=1e-5)
+    with wait_until_updated(page):
+        page.locator('[data-command="back"]').click()
+    assert not page.locator('[data-fact="change"]').count() and "steps" not in fragment(page)
+    with wait_until_updated(page):
+        page.locator('[data-command="forward"]').click()
+    assert fragment(page)["steps"] == [{"do": [["x_1_0", {"set": "zero"}]]}]
+    choose(page, "x_1_0")
+    assert fact(page, "kind") == "set by do"
+    with wait_until_updated(page):
+        page.locator('[data-action="undo"]').click()
+    assert "steps" not in fragment(page)
+
+
+@pytest.mark.slow
+def test_the_attention_after_a_do_is_that_of_the_sentence(open_tab):
+    page = open_tab("decoder")
+    choose(page, "x_1_1")
+    with wait_until_updated(page):
+        page.locator('[data-action="patch"]').select_option("2")
+    s = DECODER.sentence(TEXT)
+    attention = s.do(x_1_1=s["x_1_2"]).attention(1).detach().mean(0)
+    for word in range(3):
+        choose(page, f"x_2_{word}")
+        check_weights(rows(page, "reads-a_1"), {j: p for j, p in row(attention, word).items() if j <= word})
+
+
+def posterior(page, node):
+    """The prior bars and the probabilities of a posterior in the panel."""
+    cells = page.locator(f'[data-posterior="{node}"] td[data-weight]')
+    return cells.evaluate_all("all => all.map(cell => Number(cell.dataset.weight))")
+
+
+def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
+    page = open_tab("selector")
+    s = SELECTOR.sentence(TEXT)
+    assert np.allclose(posterior(page, "c"), s.posterior("c").numpy(), atol=1e-5)
+    choose(page, "y_1")
+    with wait_until_updated(page):
+        page.locator('[data-action="posterior"]').click()
+    assert np.allclose(posterior(page, "y_1"), s.posterior("y_1").numpy(), atol=1e-5)
+    with wait_until_updated(page):
+        page.locator('[data-action="observe-3"]').click()
+    assert fact(page, "kind") == "observed"
+    page.keyboard.press("Escape")
+    observed = s.observe(y_1=3)
+    assert np.allclose(posterior(page, "c"), observed.posterior("c").numpy(), atol=1e-5)
+    assert page.locator('[data-posterior="c"] .bar.prior').count() == 3
+    choose(page, "y_2")
+    page.locator('[data-action="observe"] input').fill("0")
+    with wait_until_updated(page):
+        page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    both = observed.observe(y_2=0)
+    assert np.allclose(posterior(page, "c"), both.posterior("c").numpy(), atol=1e-5)
+    with wait_until_updated(page):
+        page.locator('[data-action="forget-y_1"]').click()
+    assert np.allclose(posterior(page, "c"), s.observe(y_2=0).posterior("c").numpy(), atol=1e-5)
+    with wait_until_updated(page):
+        page.locator('[data-command="back"]').click()
+    assert np.allclose(posterior(page, "c"), both.posterior("c").numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_selector_is_set_and_undone(open_tab):
+    page = open_tab("selector")
+    choose(page, "c")
+    with wait_until_updated(page):
+        page.locator('[data-action="state-2"]').click()
+    attention = SELECTOR.sentence(TEXT).do(c=2).attention(0).detach()
+    choose(page, "x_1_2")
+    check_weights(rows(page, "reads-x_1"), row(attention, 2))
+    page.keyboard.press("Escape")
+    with wait_until_updated(page):
+        page.locator('[data-action="undo-all"]').click()
+    assert page.locator('[data-posterior="c"]').count() == 1
+
+
+@pytest.mark.slow
+def test_a_patch_shows_the_sweep_and_its_cells_can_be_set(open_tab):
+    page = open_tab("decoder")
+    for name, value in (("other", OTHER), ("node", "y_2"), ("first", "dog"), ("second", "cat")):
+        page.locator(f'[data-live="patch"] [name="{name}"]').fill(value)
+    page.keyboard.press("Enter")
+    page.wait_for_selector('[data-fact="metric"]')
+    clean, base = DECODER.sentence(OTHER), DECODER.sentence(TEXT)
+    result = bt.sweep(clean, base, at="x", metric={"y_2": ("dog", "cat")})
+    cells = page.locator('[data-live="patch"] .cell')
+    read = "all => all.map(cell => [cell.dataset.name, Number(cell.dataset.weight)])"
+    effects = dict(cells.evaluate_all(read))
+    assert effects == pytest.approx(
+        {name: float(result.values[index]) for index, name in result.names.items()}, abs=1e-5
+    )
+    page.locator('[data-live="patch"] .cell[data-name="x_1_1"]').click()
+    assert fact(page, "name") == "x_1_1"
+    with wait_until_updated(page):
+        page.locator('[data-action="other"]').click()
+    choose(page, "x_2_2")
+    after = base.do(x_1_1=clean)
+    changed = float(page.locator('[data-fact="change"]').get_attribute("data-weight"))
+    assert changed == pytest.approx(float((after["x_2_2"] - base["x_2_2"]).norm() / base["x_2_2"].norm()), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_lens_and_contributions_are_those_of_the_sentence(open_tab):
+    page = open_tab("decoder")
+    page.locator('[data-action="lens"]').click()
+    page.wait_for_selector('[data-live="lens"] .cell')
+    s = DECODER.sentence(TEXT)
+    lens = s.lens()
+    for t, state in enumerate(lens.states):
+        for word in range(3):
+            ((label, probability),) = lens.top(t, word, 1)
+            cell = page.locator(f'[data-live="lens"] .cell[data-name="{state}_{word}"]')
+            assert cell.inner_text() == label
+            assert float(cell.get_attribute("data-weight")) == pytest.approx(probability, abs=1e-6)
+    choose(page, "y_2")
+    for name, value in (("first", "cat"), ("second", "sat")):
+        page.locator(f'[data-live="contributions"] [name="{name}"]').fill(value)
+    with wait_until_updated(page):
+        page.keyboard.press("Enter")
+    table = page.locator('[data-part="contributions"]')
+    result = s.contributions("y_2", of=("cat", "sat"))
+    assert float(table.get_attribute("data-total")) == pytest.approx(float(result.value), abs=1e-5)
+    parts = table.locator("tbody tr").evaluate_all("all => all.map(row => Number(row.dataset.weight))")
+    assert np.allclose(parts, [part for _, part in result.top(len(parts))], atol=1e-5)
+
+
+# the address
+
+
+def test_a_fragment_restores_the_state_and_has_no_token(open_tab, url):
+    page = open_tab("selector")
+    token = url.partition("=")[2]
+    choose(page, "y_0")
+    page.locator('[data-action="observe"] input').fill("2")
+    with wait_until_updated(page):
+        page.keyboard.press("Enter")
+    address = page.evaluate("location.href")
+    assert token not in address and fragment(page)["selected"] == "y_0"
+    assert page.evaluate("document.body.innerHTML").count(token) == 0
+    second = open_tab(address=url + "#" + address.partition("#")[2])
+    assert fact(second, "name") == "y_0" and fact(second, "kind") == "observed"
+    second.keyboard.press("Escape")
+    expected = SELECTOR.sentence(TEXT).observe(y_0=2).posterior("c")
+    assert np.allclose(posterior(second, "c"), expected.numpy(), atol=1e-5)
+    with wait_until_updated(second):
+        second.reload()
+    assert np.allclose(posterior(second, "c"), expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_without_the_token_the_page_asks_for_it(open_tab, url):
+    for address in (url.partition("?")[0], url.partition("=")[0] + "=wrong"):
+        page = open_tab(address=address, ready='[name="token"]')
+        assert "token" in page.locator(".live-message").inner_text() and not page.locator(".node").count()
+        page.locator('[name="token"]').fill(url.partition("=")[2])
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".node")
+        assert not page.locator(".live-message").inner_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hash_", ["#x", "#%7B%22steps%22%3A3%7D", "#%FF", "#[]", '#{"unknown":1}'])
+def test_a_fragment_that_is_no_state_is_one_line(open_tab, url, hash_):
+    page = open_tab(address=url + hash_)
+    page.wait_for_selector(".live-message:not(:empty)")
+    assert "address" in page.locator(".live-message").inner_text()
+    assert page.locator(".word").count() == 6  # the first sentence is shown
+
+
+# hostile input, slow models and closed tabs
+
+
+@pytest.mark.slow
+def test_bad_input_is_one_line_and_changes_nothing(open_tab):
+    page = open_tab("decoder")
+    before = page.evaluate("location.hash")
+    for text in (*HOSTILE, "the zebra", "the " * 31, "x" * 2000, ""):
+        page.locator('[name="text"]').fill(text)
+        page.locator(".live-form button[type=submit]").click()
+        page.wait_for_selector(".live-message:not(:empty)")
+        line = page.locator(".live-message").inner_text()
+        assert line and "\n" not in line and page.evaluate("location.hash") == before, text
+        assert not page.locator(".live-message *").count() and "hacked" not in page.title()
+        assert page.locator(".word").count() == 3
+    with wait_until_updated(page):
+        page.locator('[name="text"]').fill(OTHER)
+        page.keyboard.press("Enter")
+    assert page.locator(".live-message").inner_text() == ""
+
+
+@pytest.mark.slow
+def test_hostile_words_of_a_model_stay_text(open_tab):
+    words = [word for word in build_hostile().network.vocabularies[""] if word.isprintable() and not word.isspace()]
+    page = open_tab("hostile", " ".join(words))
+    assert page.locator(".word").count() == len(words) and not page.locator("img").count()
+    assert "hacked" in page.title() or page.title() != "hacked"
+    assert page.locator("script").count() == 1
+
+
+@pytest.mark.slow
+def test_a_slow_model_does_not_delay_another_tab_and_a_closed_tab_is_no_problem(open_tab, browser, url):
+    gate.clear()
+    slow = open_tab("slow", ready=None)
+    closed = LiveTab(browser, url, {"model": "slow", "text": TEXT})
+    page = open_tab("decoder")
+    assert page.locator(".word").count() == 3 and not slow.locator(".node").count()
+    closed.context.close()
+    with wait_until_updated(page):
+        page.locator('[name="text"]').fill(OTHER)
+        page.keyboard.press("Enter")
+    gate.set()
+    slow.wait_for_selector(".node")
+    assert slow.locator(".word").count() == 3
+
+
+@pytest.mark.slow
+def test_a_newer_sentence_replaces_one_that_is_computed(open_tab):
+    page = open_tab("decoder")
+    for text in ("the a", "the cat", "the dog", "the dog sat"):
+        page.locator('[name="text"]').fill(text)
+        page.locator(".live-form button[type=submit]").click()
+    page.wait_for_selector('.panel h2:has-text("the dog sat")')
+    page.wait_for_timeout(300)
+    assert page.locator(".word").count() == 3 and fragment(page)["text"] == "the dog sat"
+    assert page.locator(".live-message").inner_text() == ""
+
+
+@pytest.mark.slow
+def test_a_foreign_page_can_neither_read_nor_embed_the_server(browser, url):
+    page = browser.new_context().new_page()
+    page.goto("data:text/html,<title>foreign</title>")
+    origin, token = url.partition("/?")[0], url.partition("=")[2]
+    fetching = """async ([url, token]) => { try { const response = await fetch(url + "/api/models",
+      { headers: { authorization: "Bearer " + token } }); return response.status; } catch { return "blocked"; } }"""
+    assert page.evaluate(fetching, [origin, token]) == "blocked"
+    page.evaluate(
+        "url => { const e = document.createElement('iframe'); e.src = url; document.body.append(e); }", origin
+    )
+    page.wait_for_timeout(500)
+    assert not [frame for frame in page.frames if frame.locator("#serve").count()]
+    page.context.close()
+
+
+# layout, and the file for others
+
+
+@pytest.mark.slow
+def test_the_saved_file_shows_the_same_without_a_server(open_tab, browser, tmp_path):
+    page = open_tab("selector", evidence={"y_1": 3}, steps=[{"do": [["x_1_0", {"set": "zero"}]]}])
+    name, content = download_file(page, page.locator('[data-command="save"]').click)
+    assert name == "bnet.html" and b"token=" not in content
+    file = tmp_path / name
+    file.write_bytes(content)
+    saved = browser.new_context().new_page()
+    saved.goto(file.as_uri())
+    saved.wait_for_selector(".node")
+    assert posterior(saved, "c") == posterior(page, "c")
+    choose(saved, "x_1_0")
+    assert fact(saved, "kind") == "set by do" and not saved.locator("[data-action]").count()
+    saved.context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 700, 1400])
+def test_no_part_of_the_page_is_wider_than_the_window(open_tab, width):
+    page = open_tab("decoder", other=OTHER, lens=True, size=(width, 800))
+    page.wait_for_selector('[data-live="lens"] .cell')
+    page.wait_for_selector('[data-fact="metric"]')
+    overflowing = """() => [...document.querySelectorAll('.live *:not(.view *):not(.scroller *):not(.status)')]
+      .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
+    assert page.evaluate(overflowing) == [] and page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator('[name="theme"]').select_option("dark")
+    background = "selector => getComputedStyle(document.querySelector(selector)).backgroundColor"
+    assert page.evaluate(background, ".live") == page.evaluate(background, ".live-content > .bnet")
+
+
+@pytest.mark.slow
+def test_every_control_has_a_name(open_tab):
+    page = open_tab("decoder", other=OTHER, lens=True)
+    page.wait_for_selector('[data-live="lens"] .cell')
+    for role in ("button", "combobox", "textbox", "searchbox", "region"):
+        for element in page.get_by_role(role).all()[:60]:
+            assert re.search(r'"[^"]+"', element.aria_snapshot().splitlines()[0]), element.evaluate("e => e.outerHTML")
