@@ -64,7 +64,8 @@ def draw_or_widen(obj, width, **options):
         return obj.picture(width=f"{inches}in", **options), f"{inches}in"
 
 
-EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 16 > 0)) for k, case in enumerate(CASES)]
+QUICK = ("chapter", "marginal")
+EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (case.name not in QUICK)) for case in CASES]
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import bnet_transformer as bt
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import main
+from bnet_transformer.serve.app import check_serve_installed
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -99,6 +100,8 @@ MISSING = [
     ("arviz", "arviz", _export_fit),
     ("anywidget", "notebook", lambda folder: bt.bayesuvius(2).sentence("the cat").widget()),
     ("pyarrow", "parquet", lambda folder: bt.bayesuvius(2).draw(f"{folder}/graph/")),
+    ("starlette", "serve", lambda folder: check_serve_installed()),
+    ("uvicorn", "serve", lambda folder: check_serve_installed()),
     ("h5py", "hdf5", lambda folder: bt.load_geometric(folder / "net.h5")),
 ]
 

@@ -288,7 +288,7 @@ SCALED = [
     pytest.param(bt.EM(steps=3), marks=pytest.mark.slow),
     bt.MAP(optimizer="first-order", steps=2),
     bt.SVI(steps=2),
-    bt.Laplace(draws=9, restarts=1),
+    pytest.param(bt.Laplace(draws=9, restarts=1), marks=pytest.mark.slow),
 ]
 
 

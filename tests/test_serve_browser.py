@@ -164,6 +164,7 @@ def posterior(page, node):
     return cells.evaluate_all("all => all.map(cell => Number(cell.dataset.weight))")
 
 
+@pytest.mark.slow
 def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
     page = open_tab("selector")
     s = SELECTOR.sentence(TEXT)
@@ -262,6 +263,7 @@ def test_the_lens_and_contributions_are_those_of_the_sentence(open_tab):
 # the address
 
 
+@pytest.mark.slow
 def test_a_fragment_restores_the_state_and_has_no_token(open_tab, url):
     page = open_tab("selector")
     token = url.partition("=")[2]
