@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
@@ -237,6 +238,9 @@ def test_the_gain_has_its_standard_error_and_its_name():
     for comparison in (on_data, default):
         assert comparison.gain == pytest.approx(gains.mean(), abs=1e-6)
         assert comparison.gain_error == pytest.approx(gains.std(ddof=1) / 50**0.5, rel=1e-6)
+    assert on_data.interval[0] < on_data.gain < on_data.interval[1]
+    assert on_data.p == pytest.approx(ttest_1samp(gains, 0).pvalue, abs=0.03)
+    assert default.interval is None and default.p is None  # both fits have seen these sentences
     assert on_data.criterion == "log likelihood of the given data"
     assert default.criterion == "log likelihood of the training data"
     assert default.criterion in default._repr_html_()

@@ -492,7 +492,7 @@ def define_rows(s: Symbols, symbol: Symbol, table: NDArray[np.float64], noun: st
     """Define the rows of a fixed table in LaTeX, or only its shape if it is large."""
     if table.size > MAX_NUMBERS_IN_EQUATIONS:
         sizes = r" \times ".join(map(str, table.shape))
-        s.define(rf"{symbol} \text{{ is a fixed table of }} {sizes} \text{{ probabilities}}")
+        s.define(rf"{symbol} \text{{ is a fixed table of }} {sizes} \text{{ {noun}}}")
         return
     indices = np.ndindex(table.shape[:-1])
     s.define(r",\; ".join(f"{symbol.with_sub(*map(str, k), '.')} = {format_row(table[k])}" for k in indices))

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.result_comparison import MIN_INTERVAL_COUNT, permutation_p, studentised_interval
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import NodeSpec
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from bnet_transformer.learning.fit.result import Fit
 
+RESAMPLES = 2000  # of the p value and the interval of a gain
 LEAVE_ONE_OUT = "leave-one-out (PSIS, az.loo)"
 MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match heads
 
@@ -51,6 +55,10 @@ class Comparison(SavedResult):
         agreement: The adjusted Rand index (ARI) of the most responsible heads.
         gain: The mean difference of the log likelihood of a sentence, this fit minus the other, in nats.
         gain_error: The standard error of `gain`.
+        interval: The 95% interval of `gain` over sentences (bootstrap-t); None on training data, and with fewer than 10
+            sentences.
+        p: The p value of `gain` by sign flips of the differences of sentences; None on training data, which the fits
+            have seen, and for one sentence.
         A: The cosines of the matrices `W_q^T W_k` of matched heads by attention node, `[head]`.
         OV: The cosines of the matrices `W_v` of matched heads by attention node, `[head]`.
         criterion: The name of the likelihood in `gain`.
@@ -67,6 +75,8 @@ class Comparison(SavedResult):
     OV: dict[str, Tensor] = field(repr=False)
     criterion: str = "log likelihood"
     notes: tuple[str, ...] = ()
+    interval: tuple[float, float] | None = None
+    p: float | None = None
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row for each head of this fit."""
@@ -82,6 +92,8 @@ class Comparison(SavedResult):
         """Return the comparison and its table of heads as HTML."""
         caption = f"ARI {self.agreement:.3f}; gain {self.gain:+.4f} ± {self.gain_error:.4f} nats per sentence"
         caption += f" by {self.criterion}"
+        caption += "" if self.interval is None else "; 95% interval {:+.4f} to {:+.4f}".format(*self.interval)
+        caption += "" if self.p is None else f"; p {self.p:.3g} by sign flips over sentences"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
         table = self.to_dataframe().to_html(float_format="{:.3f}".format)
         return f"<p>{html.escape(caption)}</p>{table}" + (f"<ul>{notes}</ul>" if notes else "")
@@ -155,6 +167,7 @@ def compare_heads(
         {k: _matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
         criterion,
         (*notes, *collect_notes(named)),
+        *(estimate_gain_uncertainty(*densities) if data is not None or criterion == LEAVE_ONE_OUT else (None, None)),
     )
 
 
@@ -178,6 +191,18 @@ def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     difference = a - b
     error = float(difference.std() / len(difference) ** 0.5) if len(difference) > 1 else float("nan")
     return float(difference.mean()), error
+
+
+def estimate_gain_uncertainty(a: Tensor, b: Tensor) -> tuple[tuple[float, float] | None, float | None]:
+    """The 95% interval of the mean over sentences of `a - b`, and its p value, as of `compare` of other results."""
+    tables = [np.stack([to_numpy(x)[None], np.ones((1, len(x)))]) for x in (a, b)]
+    if len(a) < 2:
+        return None, None
+    p, _, _ = permutation_p(tables, True, RESAMPLES, 0)
+    if len(a) < MIN_INTERVAL_COUNT:
+        return None, float(p[0])
+    low, high = studentised_interval(tables, True, 0.95, RESAMPLES, 0)
+    return (float(low[0]), float(high[0])), float(p[0])
 
 
 def can_leave_one_out(fits: Sequence[Fit[Any]]) -> bool:
