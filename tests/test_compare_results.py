@@ -140,6 +140,7 @@ def test_clusters_count_as_one_sentence():
     assert parts.clusters == (12, 6)
 
 
+@pytest.mark.slow
 def test_intervals_of_many_sentences_are_those_of_student():
     first, second = np.random.default_rng(4).normal(size=(2, 3, 400))
     for paired, test in (

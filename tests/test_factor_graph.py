@@ -167,7 +167,7 @@ def check_ranked(result, logs: torch.Tensor, count: int) -> None:
     close(logs[tuple(states.unbind(1))].reshape(-1), log_probs)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6))
 def test_every_algorithm_equals_brute_force(seed):
     pick = random.Random(seed)

@@ -61,7 +61,7 @@ def test_rotations_of_free_bases_keep_the_likelihood(name):
             assert not torch.allclose(objective.log_evidence(partly, corpus), expected)
 
 
-SLOW = ("codebook, two slices",)
+SLOW = ("codebook, two slices", "slice")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_every_entry_has_its_pictures_in_both_themes(script: ModuleType) -> None
     assert size < 3_000_000
 
 
+@pytest.mark.slow
 def test_a_block_is_executed_once_for_each_theme(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def test_small_parts_change_nothing(monkeypatch):
 # ablation
 
 
+@pytest.mark.slow
 def test_ablation_is_zero_before_the_output_projection():
     """Computed by surgery on the heads and by zero columns of W_o; around the output and of y."""
     net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)

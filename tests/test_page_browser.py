@@ -433,6 +433,7 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
         assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
 
 
+@pytest.mark.slow
 def test_the_view_is_saved_as_svg_and_png(show):
     with show(heads(), detail="words") as page:
         box(page, "x_1_2").hover()

@@ -448,6 +448,7 @@ def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
         bt.plot(s, slice=0, ax=left)
 
 
+@pytest.mark.slow
 def test_no_state_of_matplotlib_is_changed_or_heeded(s):
     import matplotlib.pyplot as pyplot
 
