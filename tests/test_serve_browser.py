@@ -313,7 +313,9 @@ def test_bad_input_is_one_line_and_changes_nothing(open_tab):
     before = page.evaluate("location.hash")
     for text in (*HOSTILE, "the zebra", "the " * 31, "x" * 2000, ""):
         page.locator('[name="text"]').fill(text)
-        page.locator(".live-form button[type=submit]").click()
+        with page.expect_response(lambda response: response.url.endswith("/api/page")) as response:
+            page.locator(".live-form button[type=submit]").click()
+        assert response.value.status == 422, text
         page.wait_for_selector(".live-message:not(:empty)")
         line = page.locator(".live-message").inner_text()
         assert line and "\n" not in line and page.evaluate("location.hash") == before, text
