@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,10 @@ def test_few_sentences_have_no_intervals_and_one_has_no_p():
     small = Values(first[:, :4]).compare(Values(second[:, :4]))
     assert small.low is None and any("no intervals" in note for note in small.notes)
     assert any("no p is below 0.125" in note for note in small.notes) and float(small.p.min()) >= 0.125
+    uneven = Values(first[:, :2]).compare(Values(second[:, :4]), paired=False)
+    even = Values(first[:, :2]).compare(Values(second[:, :2]), paired=False)
+    assert any("no p is below 0.0667" in note for note in uneven.notes)  # 1 of 15 divisions
+    assert any("no p is below 0.333" in note for note in even.notes)  # 2 of 6, which are each other's mirror image
     single = Values(first[:, :1]).compare(Values(second[:, :1]))
     assert single.p is None and single.adjusted_p is None and "p" not in single.to_dataframe()
     assert any("single sentence" in note for note in single.notes)
@@ -179,6 +184,7 @@ def test_a_ratio_without_a_total_effect_has_no_p():
         (lambda: sweep(metric={"y_2": "cat"}).compare(sweep()), "same metric.*state of y.*difference"),
         (lambda: sweep(direction="noise").compare(sweep()), "same direction"),
         (lambda: sweep().compare(build("Sweep").part("x")), "same sentences.*1 and 3.*paired=False"),
+        (lambda: build("Inclusion").compare(replace(build("Inclusion"), sigma=3.0)), "same sigma.*Pass one sigma="),
         (lambda: sweep().compare(sweep(), clusters=["a", "b"]), "clusters"),
         (lambda: sweep().compare(sweep(), paired=1), "paired"),
         (lambda: sweep().compare(sweep(), confidence=95), "confidence"),
