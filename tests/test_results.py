@@ -246,6 +246,14 @@ def test_files_of_other_kinds_and_versions_raise_errors(changes, message, tmp_pa
     assert path.read_bytes() == content
 
 
+def test_a_fit_in_a_file_has_no_other_class_of_nets():
+    from bnet_transformer.learning.fit import result
+
+    fields = {**result._to_fields(fit()), "net": "Samples"}
+    with pytest.raises(bt.BNetError, match="a class of nets.*Samples"):
+        result._from_fields(fields, ())
+
+
 def test_damaged_and_foreign_files_raise_errors(tmp_path):
     path = tmp_path / "result.safetensors"
     build("Sweep").save(path)
