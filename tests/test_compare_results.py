@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,10 @@ def test_few_sentences_have_no_intervals_and_one_has_no_p():
     small = Values(first[:, :4]).compare(Values(second[:, :4]))
     assert small.low is None and any("no intervals" in note for note in small.notes)
     assert any("no p is below 0.125" in note for note in small.notes) and float(small.p.min()) >= 0.125
+    uneven = Values(first[:, :2]).compare(Values(second[:, :4]), paired=False)
+    even = Values(first[:, :2]).compare(Values(second[:, :2]), paired=False)
+    assert any("no p is below 0.0667" in note for note in uneven.notes)  # 1 of 15 divisions
+    assert any("no p is below 0.333" in note for note in even.notes)  # 2 of 6, which are each other's mirror image
     single = Values(first[:, :1]).compare(Values(second[:, :1]))
     assert single.p is None and single.adjusted_p is None and "p" not in single.to_dataframe()
     assert any("single sentence" in note for note in single.notes)
@@ -176,10 +181,19 @@ def test_a_ratio_without_a_total_effect_has_no_p():
         (lambda: build("Roles").compare(build("Inclusion")), "same kind, Roles.*Inclusion"),
         (lambda: build("Sweep").compare(3), "same kind, Sweep"),
         (lambda: build("Sweep").compare(build("Sweep").part("x")), "same at"),
-        (lambda: sweep().compare(sweep(texts=("the cat", "the dog"), node="y_1")), "same cells.*x_0_2"),
-        (lambda: sweep(metric={"y_2": "cat"}).compare(sweep()), "same metric.*state of y.*difference"),
+        (lambda: sweep(metric=by_word).compare(sweep(texts=("the cat", "the dog"), metric=by_word)), "same cells.*x_0_2"),
+        (lambda: sweep(metric={"y_2": "cat"}).compare(sweep()), r"same metric.*log P\(y_2 = cat\).*log P\(y_2 = dog\)"),
+        (lambda: sweep(metric={"y_2": ("cat", "ran")}).compare(sweep()), "same metric"),
+        (lambda: sweep(metric={"y_1": ("cat", "dog")}).compare(sweep()), "same metric"),
+        (lambda: sweep(metric=lambda x_1_2: x_1_2[:, 0]).compare(sweep(metric=lambda x_1_1: x_1_1[:, 0])), "x_1_2"),
+        (lambda: build("Circuit").compare(search({"y_2": ("cat", "ran")})), "same metric"),
+        (lambda: build("Circuit").compare(search(direction="denoise")), "same direction"),
+        (lambda: curves(METRIC).compare(curves({"y_2": ("cat", "ran")})), "same metric"),
+        (lambda: reads().compare(reads(head=1)), "same average over heads.*head 1"),
+        (lambda: reads().compare(reads(slices=[0])), "same slices"),
         (lambda: sweep(direction="noise").compare(sweep()), "same direction"),
         (lambda: sweep().compare(build("Sweep").part("x")), "same sentences.*1 and 3.*paired=False"),
+        (lambda: build("Inclusion").compare(replace(build("Inclusion"), sigma=3.0)), "same sigma.*Pass one sigma="),
         (lambda: sweep().compare(sweep(), clusters=["a", "b"]), "clusters"),
         (lambda: sweep().compare(sweep(), paired=1), "paired"),
         (lambda: sweep().compare(sweep(), confidence=95), "confidence"),
@@ -188,6 +202,29 @@ def test_a_ratio_without_a_total_effect_has_no_p():
 def test_results_that_do_not_correspond_raise_errors(make, message):
     with pytest.raises(bt.BNetError, match=message):
         make()
+
+
+def search(metric=METRIC, **options):
+    return bt.circuit(*pair(), metric=metric, threshold="20%", over=("slice", "head"), **options)
+
+
+def curves(metric):
+    found = search()
+    return bt.faithfulness_curves(*pair(), metric=metric, scores=found, over=found.over, shares=(0.5, 1.0))
+
+
+def reads(**options):
+    return decoder().sentence("the cat sat").reads(**options)
+
+
+def by_word(y):
+    return y[..., 0].sum(-1)
+
+
+def test_the_functions_of_two_metrics_are_not_compared():
+    first, second = (sweep(metric=lambda x_1_2, k=k: x_1_2[:, k]) for k in (0, 1))
+    assert any("cannot be checked" in note for note in first.compare(second).notes)
+    assert not any("cannot be checked" in note for note in sweep().compare(sweep()).notes)
 
 
 def sweep(texts=("the cat sat", "the dog sat"), node="y_2", metric=None, **options):

@@ -342,12 +342,18 @@ def test_contributions_of_another_sentence_are_refused(tmp_path):
         with pytest.raises(BNetError, match=r"contributions\(\.\.\.\)"):
             s.explore(tmp_path / "a.html", contributions=result)
     result = s.contributions("logits_1", of=(0, 1))
+    result.save(tmp_path / "result.safetensors")
+    loaded = bt.load(tmp_path / "result.safetensors")
     with pytest.raises(BNetError, match="ScoreContributions, item 1"):
         s.explore(tmp_path / "a.html", contributions=[result, s.contributions("j_0_0_1")])
     for other in (sentence(seed=1), s.do({"a_0_0_*": Zero()}), s.do(logits_1=torch.ones(2))):
-        with pytest.raises(BNetError, match="other interventions"):
-            other.explore(tmp_path / "a.html", contributions=result)
-    assert not list(tmp_path.iterdir())
+        for saved in (result, loaded):
+            with pytest.raises(BNetError, match="other interventions"):
+                other.explore(tmp_path / "a.html", contributions=saved)
+    with pytest.raises(BNetError, match="without its readout"):
+        s.explore(tmp_path / "a.html", contributions=replace(result, readout=None))
+    assert not list(tmp_path.glob("*.html"))
+    s.explore(tmp_path / "a.html", contributions=loaded)
 
 
 def test_only_the_most_probable_of_many_states_are_shown(tmp_path):

@@ -246,6 +246,14 @@ def test_files_of_other_kinds_and_versions_raise_errors(changes, message, tmp_pa
     assert path.read_bytes() == content
 
 
+def test_a_fit_in_a_file_has_no_other_class_of_nets():
+    from bnet_transformer.learning.fit import result
+
+    fields = {**result._to_fields(fit()), "net": "Samples"}
+    with pytest.raises(bt.BNetError, match="a class of nets.*Samples"):
+        result._from_fields(fields, ())
+
+
 def test_damaged_and_foreign_files_raise_errors(tmp_path):
     path = tmp_path / "result.safetensors"
     build("Sweep").save(path)
@@ -278,6 +286,36 @@ def test_a_failed_save_leaves_what_is_there(tmp_path):
     with pytest.raises(bt.BNetError, match="a file can store"):
         dataclasses.replace(result, readout=object()).save(path)
     assert path.read_bytes() == content and sorted(item.name for item in tmp_path.iterdir()) == ["folder", path.name]
+
+
+def test_functions_and_no_other_callables_are_left_out(tmp_path):
+    result, path = build("Check"), tmp_path / "result.safetensors"
+    dataclasses.replace(result, readout=[lambda y_1, scale=2: y_1 * scale, torch.sin]).save(path)
+    loaded = bt.load(path).readout
+    assert [saved_results.get_parameter_names(item) for item in loaded] == [("y_1",), ()]
+    for value in (torch.nn.Linear(1, 1), functools.partial(max, 1), Values):
+        with pytest.raises(bt.BNetError, match="a file can store"):
+            dataclasses.replace(result, readout=value).save(path)
+
+
+def test_arrays_without_dims_have_the_same_shape_in_a_file(tmp_path):
+    arrays = {"zero": np.array(2.5), "reversed": np.arange(6).reshape(2, 3)[:, ::-1].T}
+    dataclasses.replace(build("Check"), readout=arrays).save(tmp_path / "a")
+    assert_same(arrays, bt.load(tmp_path / "a").readout)
+
+
+class Values(dict):
+    """A class whose objects are no parts of results."""
+
+
+def test_a_name_in_a_file_means_one_class():
+    duplicate = type("Sweep", (), {"__module__": "another.module"})
+    with pytest.raises(bt.BNetError, match=r"another name.*another\.module\.Sweep"):
+        saved_results.stored_class(duplicate)
+    assert saved_results._find_codec("Sweep", "").kind is bt.interventions.sweeps.Sweep
+    with pytest.raises(bt.FileError, match="Sweep") as error:
+        saved_results._find_codec("Oracle", "")
+    assert not {"CellResult", "ComparableResult", "HeadTable"} & {*error.value.allowed.split(", ")}
 
 
 def test_a_file_of_a_result_with_a_net_is_read_as_the_net(tmp_path):

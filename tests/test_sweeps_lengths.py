@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,8 +78,11 @@ def test_states_of_a_list_belong_to_their_examples() -> None:
             result.values.new_tensor(result.effects[..., k].tolist()),
             bt.sweep(one, other, at="a", over=HEADS, metric=metric).values,
         )
-    with pytest.raises(bt.BNetError, match="states"):
-        bt.sweep(clean, corrupt, at="a", over=HEADS, metric={"y_-1": words[:2]})
+    arrays = {"y_-1": (np.array([1, 3, 4, 0]), torch.tensor(2))}
+    close(bt.sweep(clean, corrupt, at="a", over=HEADS, metric=arrays).values, result.values)
+    for metric in ({"y_-1": words[:2]}, {"y_-1": ("dog", words[:1])}, {"y_-1": np.array([1, 3])}):  # 2 of 3 words
+        with pytest.raises(bt.BNetError, match="a list of 4, one for each example"):
+            bt.sweep(clean, corrupt, at="a", over=HEADS, metric=metric)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,9 @@ class ComparableResult(SavedResult):
         """What a reader of the comparison must know that one result does not show."""
         return ()
 
+    def _check_pair(self, other: Any) -> None:
+        """Raise an error if the values of the two results are not on one scale."""
+
     def compare(
         self,
         other: object,
@@ -124,6 +127,7 @@ class ComparableResult(SavedResult):
             raise BNetError("compare", expected=expected, actual=type(other).__name__)
         pair = self._to_sentence_values(), other._to_sentence_values()
         _check_same(*pair)
+        self._check_pair(other)
         sizes = [values.values.shape[1] for values in pair]
         if paired and sizes[0] != sizes[1]:
             hint = "Pass paired=False to compare two data sets"
@@ -328,9 +332,11 @@ def _compare_tables(
     else:
         p_values, adjusted_p, is_exact = permutation_p(tables, paired, resamples, seed)
         p, adjusted = torch.from_numpy(p_values), torch.from_numpy(adjusted_p)
-        smallest = 1 / count_permutations(counts, paired) if is_exact else 0.0
-        if 2 * smallest > LEVEL:
-            notes.append(f"with so few sentences no p is below {2 * smallest:.3g}")
+        # The exchange of all sentences has the same |t|, unless the two data sets differ in size.
+        ties = 2 if paired or counts[0] == counts[1] else 1
+        smallest = ties / count_permutations(counts, paired) if is_exact else 0.0
+        if smallest > LEVEL:
+            notes.append(f"with so few sentences no p is below {smallest:.3g}")
         if min(counts) < MIN_INTERVAL_COUNT:
             notes.append(
                 f"no intervals: with fewer than {MIN_INTERVAL_COUNT} sentences or clusters they are too narrow"

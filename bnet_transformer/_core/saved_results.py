@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import inspect
 import json
 import os
 import pkgutil
@@ -95,12 +96,30 @@ class UnsavedFunction:
 
     Args:
         name: The name of the function.
+        parameters: The names of its parameters.
     """
 
     name: str
+    parameters: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"the function {self.name}, which a file does not contain"
+
+
+def get_parameter_names(function: object) -> tuple[str, ...]:
+    """The names of the parameters of a function without a default; none if the object is no function.
+
+    >>> get_parameter_names(lambda y_1, scale=2: y_1 * scale)
+    ('y_1',)
+    """
+    if isinstance(function, UnsavedFunction):
+        return function.parameters
+    try:
+        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ()
+    named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty)
 
 
 def register_codec(kind: type, to_fields: Callable[[Any], Fields], from_fields: Callable[[Fields, Trust], Any]) -> None:
@@ -110,7 +129,14 @@ def register_codec(kind: type, to_fields: Callable[[Any], Fields], from_fields: 
         kind: The class; its name is that in files.
         to_fields: Returns the values that the file stores, by name.
         from_fields: Builds the object of these values, and of the classes that the reader trusts.
+
+    Raises:
+        BNetError: A class of another module has this name.
     """
+    registered = _CODECS[kind.__name__].kind if kind.__name__ in _CODECS else kind
+    if registered.__module__ != kind.__module__:  # a file contains the name only
+        expected = f"a class with another name than that of {registered.__module__}"
+        raise BNetError("class of results", expected=expected, actual=f"{kind.__module__}.{kind.__name__}")
     _CODECS[kind.__name__] = Codec(kind, to_fields, from_fields)
 
 
@@ -199,16 +225,16 @@ class _ResultWriter:
         if isinstance(value, Tensor):
             return {"tensor": self._add_tensor(value, value.detach(), location)}
         if isinstance(value, np.ndarray):
-            return {"array": self._add_tensor(value, torch.from_numpy(np.ascontiguousarray(value)), location)}
+            return {"array": self._add_tensor(value, torch.from_numpy(np.asarray(value, order="C")), location)}
         if id(value) in self._objects:
             return {"same": self._objects[id(value)][0]}
         name = type(value).__name__
         codec = _CODECS.get(name)
         if codec is None or codec.kind is not type(value):
-            if not callable(value):
+            if not inspect.isroutine(value):  # another callable can contain data, such as a module with weights
                 allowed = "tensors, arrays, collections, strings, numbers, None, and objects of registered classes"
                 raise BNetError(location, expected="a value that a file can store", actual=value, allowed=allowed)
-            return self._encode_object(UnsavedFunction(getattr(value, "__name__", type(value).__name__)), location)
+            return self._encode_object(UnsavedFunction(value.__name__, get_parameter_names(value)), location)
         parts = codec.to_fields(value).items()
         fields = {key: self.encode(part, f"{location}.{key}") for key, part in parts}
         self._objects[id(value)] = len(self._objects), value
@@ -258,7 +284,8 @@ def _find_codec(name: str, location: str) -> Codec:
         _import_results()
     if name not in _CODECS:
         hint = "If a newer version of bnet_transformer wrote the file, update with pip install --upgrade"
-        known = ", ".join(sorted(key for key, codec in _CODECS.items() if issubclass(codec.kind, SavedResult)))
+        kinds = {key: codec.kind for key, codec in _CODECS.items() if issubclass(codec.kind, SavedResult)}
+        known = ", ".join(sorted(key for key, kind in kinds.items() if not kind.__subclasses__()))
         raise FileError(location, expected="a known kind of result", actual=name, allowed=known, hint=hint)
     return _CODECS[name]
 

@@ -344,7 +344,8 @@ class Reads(ComparableResult, Drawable):
         frame = self.to_dataframe()
         cells = tuple(f"{row.output} <- {row.source}" for row in frame.itertuples())
         columns = {name: frame[name].tolist() for name in frame.columns[:-1]}
-        settings = {"words": len(self.tokens), "method": self.method, "residual": self.residual, "state": self.state}
+        settings = {"words": len(self.tokens), "slices": self.slices, "average over heads": self.head}
+        settings |= {"method": self.method, "residual": self.residual, "state": self.state}
         return SentenceValues("share of reads", cells, columns, frame[["share"]].to_numpy(), settings=settings)
 
     def _repr_html_(self) -> str:

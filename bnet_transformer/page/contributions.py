@@ -93,8 +93,9 @@ def _check_sentence(state: SentenceState, result: Contributions) -> None:
 
 def _check_value(state: SentenceState, result: Contributions) -> None:
     """Raise an error if the readout has another value in this sentence, as after another `do`."""
-    if result.readout is None:
-        return
+    if result.readout is None:  # an older file
+        hint = "Call contributions(...) of this sentence"
+        raise BNetError("contributions", expected=EXPECTED, actual="a result without its readout", hint=hint)
     value = compute_readout(state, result.node, result.readout)
     rounding = torch.finfo(result.value.dtype).eps ** 0.5
     if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from bnet_transformer.graph.transformer_lens import get_attention_name
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun
+from bnet_transformer.residual_stream.results import ReadoutDirection
 from bnet_transformer.residual_stream.writers import format_norm
 from bnet_transformer.tpm import Attention
 
@@ -158,7 +159,7 @@ def _parse_state(state: SentenceState, label_node: int | None, name: str, size: 
 
 
 @enable_gradients()
-def compute_readout(state: SentenceState, name: str, readout: Readout) -> Tensor | None:
+def compute_readout(state: SentenceState, name: str, readout: Readout | ReadoutDirection) -> Tensor | None:
     """The value of the same readout in another sentence, `[*states]`; None if its node is set or has another size."""
     model = state.model
     node = model.ground.id(name)
@@ -168,8 +169,8 @@ def compute_readout(state: SentenceState, name: str, readout: Readout) -> Tensor
     if node in model.do or shape != readout.direction.shape or not spec.tpm.linear_parents(*spec.tpm_parents):
         return None
     direction = readout.direction.to(state.network.device, state.network.dtype)
-    readout = replace(readout, node=node, spec=spec, index=index, direction=direction)
-    return seed_readout(make_run(state, readout), readout).value
+    moved = Readout(node, spec, index, direction, readout.label, readout.states)
+    return seed_readout(make_run(state, moved), moved).value
 
 
 def make_run(state: SentenceState, readout: Readout, further_groups: Collection[int] = ()) -> LinearRun:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
-from bnet_transformer._core.saved_results import Fields
+from bnet_transformer._core.saved_results import Fields, stored_class
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
 from bnet_transformer.residual_stream.writers import Writer
 
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 KINDS = ("input", "attention", "feed-forward", "bias")
 TOP_COUNT = 10
 SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, not an effect"
+
+
+@stored_class
+@dataclass(frozen=True, eq=False)
+class ReadoutDirection:
+    """A readout without its node and net: what a file contains of it.
+
+    Args:
+        direction: The vector u.
+        label: The function in words.
+        states: The one or two states whose logits it contains; None for a vector.
+    """
+
+    direction: Tensor
+    label: str
+    states: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,7 +136,7 @@ class Contributions(ContributionTable):
         effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
             writer is zero at the words of its row (`writer.words`) and all later nodes follow, `[writer]`; NaN for
             biases. None otherwise.
-        readout: The readout as a linear function of the node.
+        readout: The readout as a linear function of the node; after `bt.load`, without its net.
         special: For each of `words`, whether it is a special token; empty if this is unknown.
     """
 
@@ -130,11 +146,13 @@ class Contributions(ContributionTable):
     values: Tensor = field(repr=False)
     value: Tensor = field(repr=False)
     effects: Tensor | None = field(default=None, repr=False)
-    readout: Readout | None = field(default=None, repr=False)
+    readout: Readout | ReadoutDirection | None = field(default=None, repr=False)
     special: tuple[bool, ...] = field(default=(), repr=False)
 
     def _to_fields(self) -> Fields:
-        return {**super()._to_fields(), "readout": None}  # a part of the net, which only checks the sentence of a page
+        part = self.readout
+        part = None if part is None else ReadoutDirection(part.direction, part.label, part.states)
+        return {**super()._to_fields(), "readout": part}
 
     @property
     def parts(self) -> Tensor:

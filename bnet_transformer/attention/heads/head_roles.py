@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,7 +148,9 @@ class Roles(HeadTable):
 
     def _to_sentence_values(self) -> SentenceValues:
         relations = {"relations": self.relations}
-        return to_head_values("share of attention", self.slices, self.by_sentence, relations, self.relations)
+        measure = "mean share of attention over the sentences"
+        values = to_head_values(measure, self.slices, self.by_sentence, relations, self.relations)
+        return replace(values, notes=(f"the estimates are means without the prior: alpha = {self.alpha:g} is not in them",))
 
     def _repr_html_(self) -> str:
         """Return the table of heads and the relations that are left out as HTML."""

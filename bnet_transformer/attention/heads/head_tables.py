@@ -301,10 +301,10 @@ class Inclusion(HeadTable):
         settings = {"likelihood": self.likelihood}
         return to_head_values("loss with the head off, nats", self.slices, self.losses, settings)
 
-    def _describe_pair(self, other: Inclusion) -> tuple[str, ...]:
-        if self.sigma == other.sigma:
-            return ()
-        return (f"the losses have different sigma, {self.sigma:.4g} and {other.sigma:.4g}: pass one sigma= to both",)
+    def _check_pair(self, other: Inclusion) -> None:
+        if self.sigma != other.sigma:  # a loss is a squared error in units of sigma
+            expected, hint = f"losses with the same sigma, {self.sigma}", "Pass one sigma= to both calls of bt.inclusion"
+            raise BNetError("compare", expected=expected, actual=other.sigma, hint=hint)
 
     @property
     def summary(self) -> str:

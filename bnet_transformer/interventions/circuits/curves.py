@@ -38,6 +38,7 @@ from bnet_transformer.interventions.circuits.result import (
 )
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
 from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
+from bnet_transformer.interventions.sweeps.metric import describe_metric, explain_unchecked_metric
 from bnet_transformer.interventions.sweeps.results import Sweep
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class FaithfulnessCurves(ComparableResult):
         seed: The seed of the resamples and of the random baseline.
         kl: With `readout=`, for each method the mean over the pairs of `KL(P_clean || P_C)` of this node, in nats, for
             the circuits of its ranking by absolute scores, `[share]`; for a random baseline the mean over its draws.
+        metric: The metric: its node and states, or the parameters of a function; empty if it is unknown.
+        over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
     """
 
     shares: tuple[float, ...]
@@ -84,6 +87,8 @@ class FaithfulnessCurves(ComparableResult):
     resamples: int = 1000
     seed: int = 0
     kl: Mapping[str, Tensor] | None = None
+    metric: str = ""
+    over: tuple[str, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -204,9 +209,9 @@ class FaithfulnessCurves(ComparableResult):
             values += [effects, integrate(effects[None], np.array(self.shares))]
         names = [f"{name}: CPR" if measure == "CPR" else f"{name}: f({share:g})" for name, measure, share in cells]
         columns = dict(zip(("method", "measure", "share"), zip(*cells, strict=True), strict=True))
-        settings = {"shares": self.shares, "methods": self.methods}
+        settings = {"shares": self.shares, "methods": self.methods, "metric": self.metric, "over": self.over}
         note = explain_weak_total(self.clean, self.empty)
-        notes = () if note is None else (note,)
+        notes = (() if note is None else (note,)) + explain_unchecked_metric(self.metric)
         return SentenceValues(
             "faithfulness", tuple(names), columns, np.concatenate(values), total[None], settings, notes
         )
@@ -335,6 +340,7 @@ def faithfulness_curves(
     divergence_runs = None if readout is None else build_divergence_runs(pairs, readout)
     options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
+    curves = replace(curves, metric=describe_metric(metric), over=pairs.over)
     if divergence_runs is not None:
         divergences = measure_curves(divergence_runs, scores, ends, draws, **options)
         kl = {name: values.mean((0, -1)) for name, values in divergences.absolute_outcomes.items()}

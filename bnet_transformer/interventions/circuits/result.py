@@ -24,7 +24,7 @@ from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, bui
 from bnet_transformer.interventions.edges.chain_arrows import iter_chain_arrows
 from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
-from bnet_transformer.interventions.sweeps.metric import parse_metric
+from bnet_transformer.interventions.sweeps.metric import describe_metric, explain_unchecked_metric, parse_metric
 from bnet_transformer.interventions.sweeps.results import Sweep
 
 if TYPE_CHECKING:
@@ -335,8 +335,16 @@ class Circuit(ComparableResult):
         values, scale = (np.stack(arrays) for arrays in zip(*rows.values(), strict=True))
         notes = [explain_weak_total(part.clean, part.corrupt) or ""]
         notes += ["a circuit was searched on these pairs: its faithfulness is too high"] if part.is_in_sample else []
-        settings = {"over": self.over}
+        metric = describe_metric(part.pairs.metric)
+        notes += explain_unchecked_metric(metric)
+        settings = {"over": self.over, "metric": metric}
         return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)))
+
+    def _check_pair(self, other: Circuit) -> None:
+        directions = self.direction, other.direction
+        if None not in directions and directions[0] != directions[1]:
+            expected = f"two results with the same direction, {directions[0]!r}"
+            raise BNetError("compare", expected=expected, actual=repr(directions[1]))
 
     def _describe_pair(self, other: Any) -> tuple[str, ...]:
         first, second = self._retained_names, other._retained_names

@@ -139,7 +139,7 @@ def sweep(
         corrupt=corrupt_run,
         outcomes=outcomes,
         direction=direction,
-        metric=describe_metric(request.base.model, metric, request.metric.nodes),
+        metric=describe_metric(metric),
         first_order=first_order,
         steps=steps,
         calibration=calibration,

@@ -15,6 +15,7 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.interventions.sweeps.metric import explain_unchecked_metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,7 @@ class CellResult(ComparableResult):
         parts: The axes and the cells of each item of `at`, if it is a list.
         direction: `"denoise"` if the clean values are patched into the corrupt run, `"noise"` if the corrupt values are
             patched into the clean run.
-        metric: The kind of metric, and the node groups that it reads, in words.
+        metric: The metric: its node and states, or the parameters of a function.
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
@@ -238,6 +239,7 @@ class CellResult(ComparableResult):
         settings = {"at": self.at, "axes": self.axes, "direction": self.direction, "metric": self.metric}
         is_estimated = getattr(self, "first_order", False)
         notes = ("one result has estimates to first order",) if is_estimated else ()
+        notes += explain_unchecked_metric(self.metric)
         values = np.concatenate([*tables.values()])
         return SentenceValues("effect", tuple(cells), columns, values, settings=settings, notes=notes)
 

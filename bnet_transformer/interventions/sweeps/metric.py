@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.saved_results import get_parameter_names
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
@@ -26,6 +28,7 @@ METRIC_FORMS = (
     "a mapping {node: state} or {node: (state, state)} of a node or a role, or a function whose parameters are names "
     "of nodes or roles"
 )
+FUNCTION_OF = "function of"
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,43 @@ def parse_metric(examples: Examples, metric: object) -> Metric:
     raise BNetError("metric", expected=METRIC_FORMS, actual=metric)
 
 
-def describe_metric(model: GroundModel, metric: object, nodes: Sequence[int]) -> str:
-    """The kind of a metric, and the node groups that it reads, such as "difference of two states of y"."""
-    groups = ", ".join(dict.fromkeys(model.ground.group_of(node).name for node in nodes))
+def describe_metric(metric: object) -> str:
+    """The node and the states of a metric, such as `log P(y_4 = cat) - log P(y_4 = dog)`.
+
+    Args:
+        metric: The metric, as the user passed it; of a loaded result, the place of a function.
+
+    Returns:
+        The metric in words: of a function the names of its parameters.
+
+    >>> describe_metric({"y_4": ("cat", "dog")}), describe_metric(lambda x_1_2: x_1_2[:, 0])
+    ('log P(y_4 = cat) - log P(y_4 = dog)', 'function of x_1_2')
+    """
     if not isinstance(metric, Mapping):
-        return f"function of {groups}"
-    is_pair = isinstance(next(iter(metric.values())), tuple)
-    return f"{'difference of two states' if is_pair else 'state'} of {groups}"
+        return f"{FUNCTION_OF} {', '.join(get_parameter_names(metric))}"
+    ((name, value),) = metric.items()
+    sides = value if isinstance(value, tuple) else (value,)
+    return " - ".join(f"log P({name} = {_describe_states(side)})" for side in sides)
+
+
+def explain_unchecked_metric(description: str) -> tuple[str, ...]:
+    """The note that two functions with the same parameters can differ; empty for other metrics."""
+    if not description.startswith(FUNCTION_OF):
+        return ()
+    return (f"the metric is a {description}: it cannot be checked that both results have the same function",)
+
+
+def _describe_states(states: object) -> str:
+    """The state of all examples, or the fact that each example has its state."""
+    if _is_state_list(states):
+        return "states of each example"
+    return str(states.item() if isinstance(states, Tensor | np.generic | np.ndarray) else states)
+
+
+def _is_state_list(value: object) -> bool:
+    """True for a list of states, one for each example."""
+    is_array = isinstance(value, Tensor | np.ndarray)
+    return value.ndim == 1 if is_array else isinstance(value, Sequence) and not isinstance(value, str)  # type: ignore[attr-defined]
 
 
 def split_metric(
@@ -105,7 +138,7 @@ def split_metric(
         examples: The numbers of the examples of each part.
         has_words: Whether the metric may name a word by its index from the start.
     """
-    names = list(metric) if isinstance(metric, Mapping) else _get_parameter_names(metric)
+    names = list(metric) if isinstance(metric, Mapping) else get_parameter_names(metric)
     for name in names if not has_words else ():
         parsed = model.ground.template.parse_name(name, {})
         if parsed is not None and parsed[0].word_stack is not None:
@@ -120,20 +153,19 @@ def split_metric(
     def select(value: object, numbers: Sequence[int]) -> object:
         if isinstance(value, tuple):
             return tuple(select(item, numbers) for item in value)
-        is_list = (isinstance(value, Tensor) and value.dim() == 1) or isinstance(value, list)
-        return [value[k] for k in numbers] if is_list and len(value) == count else value  # type: ignore[index,arg-type]
+        return [value[k] for k in numbers] if _is_state_list(value) else value  # type: ignore[index]
 
+    for name, value in metric.items():
+        for side in value if isinstance(value, tuple) else (value,):
+            _check_state_count(name, side, count)
     return [{name: select(value, numbers) for name, value in metric.items()} for numbers in examples]
 
 
-def _get_parameter_names(function: object) -> list[str]:
-    """The names of the parameters of a metric that is a function; none if it is no function."""
-    try:
-        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return []
-    named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty]
+def _check_state_count(name: object, states: object, count: int) -> None:
+    """Raise an error for a list of states with another number of states than examples."""
+    if _is_state_list(states) and len(states) != count:  # type: ignore[arg-type]
+        expected = f"a state, or a list of {count}, one for each example"
+        raise BNetError(f"metric of {name}", expected=expected, actual=f"{len(states)} states")  # type: ignore[arg-type]
 
 
 def _parse_metric_function(model: GroundModel, function: Callable[..., object]) -> Metric:
@@ -142,7 +174,7 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise BNetError("metric", expected=METRIC_FORMS, actual=function) from error
-    names = _get_parameter_names(function)
+    names = get_parameter_names(function)
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
         raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
     nodes = {name: _find_metric_nodes(model, name) for name in names}
@@ -227,14 +259,11 @@ def _resolve_last_word(model: GroundModel, name: object) -> object:
 
 def _parse_states(examples: Examples, node: int, value: object) -> Tensor:
     """Encode the state for each example, `[example]`, from one state for all or a list with one for each."""
-    if isinstance(value, Tensor) and value.dim() == 1:
-        value = value.tolist()
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    items = list(value) if is_list else [value] * len(examples)  # type: ignore[call-overload]
     name = examples.model.ground.name(node)
-    if len(items) != len(examples):
-        expected = f"a state, or a list of {len(examples)}, one for each example"
-        raise BNetError(f"metric of {name}", expected=expected, actual=f"{len(items)} states")
+    _check_state_count(name, value, len(examples))
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()  # a single state if it has no dims
+    items = list(value) if _is_state_list(value) else [value] * len(examples)  # type: ignore[call-overload]
     states = []
     for model, state in zip(examples.models, items, strict=True):
         states.append(encode_value(model, node, state, evidence=True))

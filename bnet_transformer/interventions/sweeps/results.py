@@ -40,7 +40,7 @@ class Sweep(CellResult):
         corrupt: The metric of the corrupt run, `[example]`; None for an ablation of the clean run.
         parts: The axes and the cells of each item of `at`, if it is a list; `part` returns the results of one item.
         direction: `"denoise"`, clean values patched into the corrupt run, or `"noise"`, the reverse.
-        metric: The kind of metric, and the node groups that it reads, in words.
+        metric: The metric: its node and states, or the parameters of a function.
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
@@ -201,7 +201,7 @@ class Mediation(CellResult):
         corrupt: The metric of the corrupt run, `[example]`.
         parts: The axes and the cells of each item of `through`, if it is a list.
         direction: `"denoise"`; the direct effects are computed by noising.
-        metric: The kind of metric, and the node groups that it reads, in words.
+        metric: The metric: its node and states, or the parameters of a function.
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.

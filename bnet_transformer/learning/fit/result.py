@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_POSTERIOR_DRAWS = 100  # a prediction, responsibility or likelihood is the mean over at most this many draws
 SENTENCES_PER_PART = 1024
+NET_CLASSES = Network.__name__, "BNet"  # the nets of a fit, which `build_object` builds from a file
 MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit does
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
 HEADER_FIELDS = (
@@ -685,8 +686,10 @@ def _from_fields(fields: Fields, trust: bool | Collection[str]) -> Fit[Any]:
         path = Path(folder, "fit.safetensors")
         path.write_bytes(fields["file"].numpy().tobytes())
         fit: Fit[Any] = load(path, trust=trust)
-    is_network = fields["net"] == Network.__name__
-    return fit if is_network else replace(fit, net=build_object(fields["net"], fit.network))
+    kind = fields["net"]
+    if kind not in NET_CLASSES:
+        raise BNetError("net of a fit", expected="a class of nets", actual=kind, allowed=", ".join(NET_CLASSES))
+    return fit if kind == Network.__name__ else replace(fit, net=build_object(kind, fit.network))
 
 
 register_codec(Fit, _to_fields, _from_fields)
