@@ -18,7 +18,7 @@ from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Media
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
-from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.numbers import FloatArray, format_digits
 from bnet_transformer.plots.special_words import select_words
 
 MAX_BAR_CELLS = 12  # more cells with direct and indirect effects are drawn as heat maps
@@ -86,7 +86,11 @@ def plot_sweep(
 
         def add_error_note() -> None:
             in_cells = any("±" in text.get_text() for ax in panels for text in ax.texts)
-            note = f"±: standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
+            note = (
+                f"±: standard error {over}."
+                if in_cells
+                else f"Standard errors {over}: at most {format_digits(maximum, 2)}."
+            )
             canvas.add_note(note)
 
         canvas.draw_when_sized(add_error_note)
@@ -107,7 +111,7 @@ def plot_mediation(
     """
     check_choice("show", show, (None, *MEDIATION_PARTS))
     check_int("top", top)
-    total = f"{float(result.total.mean()):.3g}".replace("-", "−")
+    total = format_digits(float(result.total.mean()))
     if show is not None:
         plot_sweep(result.of(show), canvas, confidence=confidence, top=top, special=special)
         canvas.add_note(
