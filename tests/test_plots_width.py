@@ -278,6 +278,17 @@ def test_a_png_with_a_width_has_the_resolution_of_print():
     assert widths == [990, 330] and int.from_bytes(figure._repr_png_()[16:20], "big") == round(3.3 * 144)
 
 
+def test_contributions_have_one_minus_sign_and_special_needs_words():
+    parts = build("contributions")
+    figure = bt.plot(replace(parts, value=-parts.value.abs()))
+    titles = [text.get_text() for text in get_texts(figure)]
+    (title,) = [text for text in titles if text.startswith("cat")]
+    assert title.startswith("cat − sat at ") and "-" not in title
+    for name, reason in (("contributions", "a plot without words"), ("tree", "A plot of TanTree shows all words")):
+        with pytest.raises(bt.BNetError, match=reason):
+            bt.plot(build(name), special=False)
+
+
 def get_ticks(ax, axis="x"):
     return [label.get_text() for label in (ax.get_xticklabels() if axis == "x" else ax.get_yticklabels())]
 

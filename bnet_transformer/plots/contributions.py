@@ -38,17 +38,18 @@ def plot_contributions(
     heads = [writer for writer in result.writers if writer.kind == "attention"]
     if by is None:
         by = "head" if len(result.writers) > MAX_BARS and len(heads) > 1 else "writer"
+    check_choice("special", special, (True, False))
     if not special and by != "word":
-        raise BNetError("special=False", expected='by="word", a plot with words', actual=by)
+        hint = f'It has no effect on by="{by}", a plot without words'
+        raise BNetError("special=False", expected='by="word", a plot with words', actual=f'by="{by}"', hint=hint)
     if by == "word":
         _plot_words(result, canvas, special)
     elif by == "head" and heads:
         _plot_heads(result, canvas)
     else:
         _plot_writers(result, canvas, top)
-    canvas.set_title(
-        f"{result.of} at {result.node}: {format_digits(float(result.value), sign=True)}", is_above_legend=by != "head"
-    )
+    value = format_digits(float(result.value), sign=True)
+    canvas.set_title(f"{_format_readout(result.of)} at {result.node}: {value}", is_above_legend=by != "head")
     canvas.add_note(SCALE_NOTE if result.norms else "")
 
 
@@ -133,7 +134,7 @@ def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: i
     names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.writers, writers), (result.heads, heads))]
     data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
     draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head", y="writer")
-    canvas.set_title(f"{result.of} at {result.node}: paths of two")
+    canvas.set_title(f"{_format_readout(result.of)} at {result.node}: paths of two")
     _note_selection(canvas, (len(writers), len(result.writers), "writers"), (len(heads), len(result.heads), "heads"))
     canvas.add_note("Attention and the scales of norms are held fixed.")
 
@@ -175,3 +176,8 @@ def _note_selection(canvas: Canvas, *counts: tuple[int, int, str]) -> None:
     """A note with the numbers of rows and columns that are shown, if these are not all."""
     if any(shown < total for shown, total, _ in counts):
         canvas.add_note("Strongest: " + ", ".join(f"{shown} of {total} {noun}" for shown, total, noun in counts) + ".")
+
+
+def _format_readout(text: str) -> str:
+    """The name of a readout with the minus sign of numbers, as in "cat − dog"."""
+    return text if text.startswith("logit of ") else text.replace(" - ", " − ", 1)
