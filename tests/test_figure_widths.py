@@ -183,7 +183,7 @@ def test_fonts_are_names_in_svg_and_must_exist_in_images(tmp_path):
         s.draw(tmp_path / "a.png", font="DejaVu Sanz")
     assert error.value.subject == "font" and not list(tmp_path.iterdir())
     s.draw(tmp_path / "a.svg", font="No Such Font")
-    for font in ("", "a;b", 3, "x{y}", "'q'"):
+    for font in ("", "serif ", "a;b", 3, "x{y}", "'q'"):
         with pytest.raises(BNetError, match="font"):
             s.picture(font=font)
 

@@ -505,7 +505,7 @@ BAD = {
     "half an interval": (lambda s: bt.plot(np.ones(2), low=np.ones(2)), "low= and high="),
     "upside down": (lambda s: bt.plot(np.ones(2), low=np.ones(2), high=np.zeros(2)), "low= is above high="),
     "shape": (lambda s: bt.plot(np.ones(2), error=np.ones(3)), "the same shape as values"),
-    "slice": (lambda s: bt.plot(s, slice=7), "slices from 0 to 1"),
+    "slice": (lambda s: bt.plot(s, slice=7), "slices: expected an integer from 0 to 1"),
     "head": (lambda s: bt.plot(s, head=0), "a net with a plate of heads"),
     "evidence": (lambda s: bt.plot(s, evidence={"y_1": 0}), "node="),
     "both": (lambda s: bt.plot(s, node="c", slice=0), "slice= cannot be combined"),

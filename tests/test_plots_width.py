@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import logging
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -232,15 +233,60 @@ def test_a_font_is_named_in_svg_and_required_in_other_files():
     figure.savefig(buffer, format="svg")
     texts = re.findall(rb"<text[^>]*>", buffer.getvalue())
     assert texts and all(b"No Such Font" in text for text in texts)
-    with pytest.raises(bt.BNetError, match="installed font"):
-        figure.savefig(io.BytesIO(), format="png")
-    with pytest.warns(UserWarning, match="installed font"):
+    assert not any("No Such Font" in text.get_fontfamily() for text in get_texts(figure))
+    for options in ({"format": "png"}, {"format": "pdf"}):
+        with pytest.raises(bt.BNetError, match="font of this system"):
+            figure.savefig(io.BytesIO(), **options)
+    with pytest.warns(UserWarning, match="not installed"):
         figure._repr_png_()
     serif = bt.plot(build("posterior"), font="serif", width="column", **EXAMPLES["posterior"].options)
     serif.savefig(io.BytesIO(), format="pdf")
     assert {text.get_fontfamily()[0] for text in get_texts(serif)} == {"serif"}
     with pytest.raises(bt.BNetError, match="font"):
         bt.plot(build("posterior"), font=12, **EXAMPLES["posterior"].options)
+
+
+def test_the_rules_of_fonts_are_those_of_draw(caplog):
+    values = torch.tensor([0.2, 0.8])
+    for font in ("Arial, Helvetica", " serif ", ""):
+        with pytest.raises(bt.BNetError, match="one font family"):
+            bt.plot(values, font=font)
+        with pytest.raises(bt.BNetError, match="one font family"):
+            bt.bayesuvius(dim=4).sentence("the cat").picture(font=font)
+    lower = bt.plot(values, font="dejavu serif", width="column")
+    lower.savefig(io.BytesIO(), format="png")
+    assert {text.get_fontfamily()[0] for text in get_texts(lower)} == {"DejaVu Serif"}
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
+    figure = bt.plot(values, font="cursive", width="column")
+    figure.canvas.draw()
+    figure.savefig(io.BytesIO(), format="svg")
+    assert "findfont" not in caplog.text and logger.level == level
+    with pytest.raises(bt.BNetError, match="font of this system"):
+        figure.savefig(io.BytesIO(), format="pdf")
+    with pytest.raises(bt.BNetError, match="font of this system"):
+        bt.plot(values, font="No Such Font", ax=Figure().subplots())
+
+
+def test_a_png_with_a_width_has_the_resolution_of_print():
+    figure = bt.plot(torch.tensor([0.2, 0.8]), width="column")
+    widths = []
+    for options in ({}, {"dpi": 100}):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", **options)
+        widths.append(int.from_bytes(buffer.getvalue()[16:20], "big"))
+    assert widths == [990, 330] and int.from_bytes(figure._repr_png_()[16:20], "big") == round(3.3 * 144)
+
+
+def test_contributions_have_one_minus_sign_and_special_needs_words():
+    parts = build("contributions")
+    figure = bt.plot(replace(parts, value=-parts.value.abs()))
+    titles = [text.get_text() for text in get_texts(figure)]
+    (title,) = [text for text in titles if text.startswith("cat")]
+    assert title.startswith("cat − sat at ") and "-" not in title
+    for name, reason in (("contributions", "a plot without words"), ("tree", "A plot of TanTree shows all words")):
+        with pytest.raises(bt.BNetError, match=reason):
+            bt.plot(build(name), special=False)
 
 
 def get_ticks(ax, axis="x"):

@@ -187,10 +187,16 @@ def test_plots_show_the_numbers_with_their_errors():
         sum(t.startswith("±") for t in labels) == 6 and f"±{float(result.error[0, 0]):.2f}".replace("0.", ".") in labels
     )
     assert np.allclose(get_cells(bt.plot(result, restored=True)), result.restored)
+    cube = make_sweep(("slice", "head", "word"), (2, 4, 3))
     figure = bt.plot(result, intervals=True, confidence=0.5)
     low, high = result.interval(0.5)
-    assert f"scale from {min(float(low.min()), 0):.2g} to {max(float(high.max()), 0):.2g}" in get_notes(figure)
-    cube = make_sweep(("slice", "head", "word"), (2, 4, 3))
+    scale = f"scale from {min(float(low.min()), 0):.2g} to {max(float(high.max()), 0):.2g}".replace("-", "−")
+    assert scale in get_notes(figure)
+    bars = make_sweep(("head",), (4,))
+    assert "50% bootstrap intervals" in get_notes(bt.plot(bars, confidence=0.5))
+    for sweep, options in ((result, {}), (bars, {"restored": True}), (bars, {"intervals": False}), (cube, {})):
+        with pytest.raises(bt.BNetError, match="a plot with intervals"):
+            bt.plot(sweep, confidence=0.5, **options)
     figure = bt.plot(cube)
     assert np.allclose(get_cells(figure, 1), cube.values[:, 1]) and figure.axes[1].get_title() == "head 2"
     figure = bt.plot(make_sweep(("slice", "word", "read"), (2, 3, 3), hole=True))

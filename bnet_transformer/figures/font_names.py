@@ -14,8 +14,9 @@ GENERIC_FONTS: Mapping[str, str] = {
     "sans-serif": "DejaVu Sans",
     "monospace": "DejaVu Sans Mono",
 }
+NAMED_FONT_HINT = "Install it, use another one, or write an SVG or TeX file, which needs only its name"
 # A font name is written into SVG, TeX and DOT files: these characters have no meaning in any of them.
-_FONT_NAME = re.compile(r"[^\W_][\w .+-]*")
+_FONT_NAME = re.compile(r"[^\W_](?:[\w .+-]*[\w.+-])?")
 
 
 def check_font_name(font: object) -> str | None:
@@ -32,18 +33,26 @@ def check_font_name(font: object) -> str | None:
     return font
 
 
-def resolve_font(font: str, families: Collection[str]) -> str:
+def find_family(font: str, families: Collection[str]) -> str | None:
+    """Return the one of the installed `families` that is a font, in any case of letters; None if none is.
+
+    >>> find_family("dejavu serif", ["DejaVu Serif"]), find_family("serif", ["DejaVu Serif"]), find_family("Arial", [])
+    ('DejaVu Serif', 'DejaVu Serif', None)
+    """
+    name = GENERIC_FONTS.get(font, font).casefold()
+    return next((family for family in families if family.casefold() == name), None)
+
+
+def resolve_font(font: str, families: Collection[str], hint: str = NAMED_FONT_HINT) -> str:
     """Return the family to use for a font in an image, one of the installed `families`.
 
     An image (PNG, PDF, a window) contains the letters of a font, so a font that the system lacks is an error. SVG and
     TeX files contain only its name: the viewer needs the font, and this system does not.
     """
-    by_name = {family.casefold(): family for family in families}
-    name = GENERIC_FONTS.get(font, font)
-    if name.casefold() not in by_name:
+    family = find_family(font, families)
+    if family is None:
         matches = difflib.get_close_matches(font, sorted(families))
-        hint = "Install it, use another one, or write an SVG or TeX file, which needs only its name"
         expected = "a font of this system, for PNG and PDF"
         allowed = ", ".join([*GENERIC_FONTS, *matches])
         raise BNetError("font", expected=expected, actual=font, allowed=allowed, hint=hint)
-    return by_name[name.casefold()]
+    return family

@@ -16,6 +16,7 @@ INCHES_PER_UNIT: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.
 MIN_WIDTH, MAX_WIDTH = 0.5, 200.0  # inches
 MAX_HEIGHT = 9.0  # inches; a taller figure does not fit a page
 SLIDE_RATIO = 9 / 16  # height by width
+PRINT_DPI = 300.0  # of a PNG with a width
 MIN_FONT_SIZE = 5.0  # points; smaller text is not legible in print
 _NUMBER_WITH_UNIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
 

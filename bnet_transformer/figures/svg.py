@@ -38,13 +38,14 @@ from bnet_transformer.figures.labels import (
     measure_label,
 )
 from bnet_transformer.figures.picture import DASH_PATTERNS, Frame, NodeBox, Picture, PictureArrow, TextLine
+from bnet_transformer.figures.size import PRINT_DPI
 from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, box_outlines, get_palette, split_arrow_head
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
 MAX_SHOWN_WIDTH = 680.0  # points: wider pictures are shown smaller
 PDF_PAGE_SIZE = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
-PNG_DPI, PRINT_DPI = 192.0, 300.0
+PNG_DPI = 192.0
 MAX_PNG_PIXELS = 8000.0  # the maximum width and height of a PNG
 # All fonts that figures use by name: those of the default, then those of a generic `font=`.
 DEJAVU_FONTS = (

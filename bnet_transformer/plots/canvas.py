@@ -12,10 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import get_font_names
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.font_names import GENERIC_FONTS, check_font_name, find_family, resolve_font
 from bnet_transformer.figures.fonts import BASE_FONT, MISSING_GLYPH, replace_missing_glyphs, text_width
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.size import MIN_FONT_SIZE, parse_width
@@ -28,8 +30,6 @@ from bnet_transformer.plots.saved_figure import (
     PADDING,
     FigureLayout,
     PlotFigure,
-    check_font,
-    is_font_installed,
     relative_font_width,
     wrap_text,
 )
@@ -47,6 +47,7 @@ MIN_PANEL_WIDTH = 0.12  # inches
 COLOUR_BAR_WIDTH = 0.57  # inches of a colour bar with its ticks and label
 USER_AXES_SHARE = 0.9  # of the measured size: notes that are added last reduce the size of the user's axes
 
+AXES_FONT_HINT = "Install it or use another one; without ax=, an SVG file needs only its name"
 MAX_LABEL_LENGTH = 18  # characters of a word
 
 # One hue, whose lightness changes monotonically from background to text: the scale is readable with any colour vision
@@ -96,8 +97,13 @@ class Canvas:
         if ax is not None:
             self.page_width = self.space.width / ax.figure.dpi
             self.is_small = measure_cell(ax) < SMALL_SPACE
-        self.font = check_font(font)
-        self.font_scale = relative_font_width(self.font)
+        name = check_font_name(font)
+        if ax is not None and name is not None:
+            resolve_font(name, get_font_names(), AXES_FONT_HINT)
+        family = None if name is None else find_family(name, get_font_names())
+        self.font = name if name in GENERIC_FONTS else family  # None for the default font
+        self.missing_font = name if name is not None and family is None else ""
+        self.font_scale = relative_font_width(family)
         self.colours = get_palette(theme)
         self.head_colours = HEAD_COLOURS[theme]
         self.theme = theme
@@ -200,7 +206,7 @@ class Canvas:
         self.figure = PlotFigure(figsize=(width, height), dpi=DPI, layout=self.layout, facecolor=self.colours["paper"])
         self.figure.text_colour = self.colours["ink"]
         self.figure.exact_width = self.width is not None
-        self.figure.missing_font = self.font if self.font is not None and not is_font_installed(self.font) else ""
+        self.figure.missing_font = self.missing_font
         FigureCanvasAgg(self.figure)
         return self.figure
 

@@ -12,6 +12,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
+from bnet_transformer.plots.numbers import format_digits
 from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.plots.sweeps import symmetric_limits
 from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
@@ -37,15 +38,18 @@ def plot_contributions(
     heads = [writer for writer in result.writers if writer.kind == "attention"]
     if by is None:
         by = "head" if len(result.writers) > MAX_BARS and len(heads) > 1 else "writer"
+    check_choice("special", special, (True, False))
     if not special and by != "word":
-        raise BNetError("special=False", expected='by="word", a plot with words', actual=by)
+        hint = f'It has no effect on by="{by}", a plot without words'
+        raise BNetError("special=False", expected='by="word", a plot with words', actual=f'by="{by}"', hint=hint)
     if by == "word":
         _plot_words(result, canvas, special)
     elif by == "head" and heads:
         _plot_heads(result, canvas)
     else:
         _plot_writers(result, canvas, top)
-    canvas.set_title(f"{result.of} at {result.node}: {_format(float(result.value))}", is_above_legend=by != "head")
+    value = format_digits(float(result.value), sign=True)
+    canvas.set_title(f"{_format_readout(result.of)} at {result.node}: {value}", is_above_legend=by != "head")
     canvas.add_note(SCALE_NOTE if result.norms else "")
 
 
@@ -87,7 +91,7 @@ def _plot_heads(result: Contributions, canvas: Canvas) -> None:
     axes = next((writer.axes for writer in parts if writer.kind == "attention" and writer.axes), ("head",))
     label = f"{'_'.join(axes)}, feed-forward step"
     draw_heat_map(canvas, data, value_label="contribution", limits=limits, x=label, y="slice")
-    texts = ", ".join(f"{name} {_format(part)}" for name, part in remaining.items())
+    texts = ", ".join(f"{name} {format_digits(part, sign=True)}" for name, part in remaining.items())
     canvas.add_note(f"Other parts: {texts}." if texts else "")
 
 
@@ -111,7 +115,7 @@ def _plot_words(result: Contributions, canvas: Canvas, special: bool) -> None:
     shown = select_words(canvas, list(frame["word"]), result.special[: len(labels)], special)
     if len(shown) < len(labels):
         remainder = float(matrix.sum() - matrix[:, shown].sum())
-        canvas.add_note(f"The parts of the words that are not shown sum to {_format(remainder)}.")
+        canvas.add_note(f"The parts of the words that are not shown sum to {format_digits(remainder, sign=True)}.")
     data = data.select(range(len(kinds)), shown)
     limits = symmetric_limits(matrix)
     draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="word (of a head: attended to)", y="")
@@ -130,7 +134,7 @@ def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: i
     names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.writers, writers), (result.heads, heads))]
     data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
     draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head", y="writer")
-    canvas.set_title(f"{result.of} at {result.node}: paths of two")
+    canvas.set_title(f"{_format_readout(result.of)} at {result.node}: paths of two")
     _note_selection(canvas, (len(writers), len(result.writers), "writers"), (len(heads), len(result.heads), "heads"))
     canvas.add_note("Attention and the scales of norms are held fixed.")
 
@@ -157,12 +161,13 @@ def plot_score_contributions(
     data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
     label = "contribution to the score"
     draw_heat_map(canvas, data, value_label=label, limits=limits, x="writer on the key side", y="writer, query side")
-    score, noun = _format(float(result.scores[position])), "centred score" if result.is_centred else "score"
+    score = format_digits(float(result.scores[position]), sign=True)
+    noun = "centred score" if result.is_centred else "score"
     canvas.set_title(f"{result.node}, word {result.indices[position]} {result.words[position]!r}: {noun} {score}")
     sizes = (len(queries), len(result.queries), "writers of the query"), (len(keys), len(result.keys), "of the key")
     _note_selection(canvas, *sizes)
     if bool(result.positions.any()):
-        canvas.add_note(f"The bias by distance adds {_format(float(result.positions[position]))}.")
+        canvas.add_note(f"The bias by distance adds {format_digits(float(result.positions[position]), sign=True)}.")
     if result.is_centred:
         canvas.add_note("Before the softmax, less the mean over the words attended to.")
 
@@ -173,6 +178,6 @@ def _note_selection(canvas: Canvas, *counts: tuple[int, int, str]) -> None:
         canvas.add_note("Strongest: " + ", ".join(f"{shown} of {total} {noun}" for shown, total, noun in counts) + ".")
 
 
-def _format(value: float) -> str:
-    """A signed number with three digits and a proper minus sign."""
-    return f"{value:+.3g}".replace("-", "−")
+def _format_readout(text: str) -> str:
+    """The name of a readout with the minus sign of numbers, as in "cat − dog"."""
+    return text if text.startswith("logit of ") else text.replace(" - ", " − ", 1)

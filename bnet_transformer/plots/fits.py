@@ -19,7 +19,7 @@ from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, frame_cell
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
-from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.numbers import FloatArray, format_digits
 
 MIN_PANEL_WIDTH = 1.9  # inches of a panel with axes
 FIT_VIEWS = ("pi", "theta", "history")
@@ -111,7 +111,8 @@ def plot_comparison(result: Comparison, canvas: Canvas) -> None:
         if match >= 0:
             frame_cell(canvas, ax, head, match)
     canvas.set_title(f"Adjusted Rand index {result.agreement:.2f}")
-    canvas.add_note(f"Red frames: matched heads. Gain: {result.gain:+.3g} ± {result.gain_error:.2g} nats per sentence.")
+    gain = f"{format_digits(result.gain, sign=True)} ± {format_digits(result.gain_error, 2)}"
+    canvas.add_note(f"Red frames: matched heads. Gain: {gain} nats per sentence.")
 
 
 def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
@@ -146,7 +147,7 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
                 ax,
                 x[k],
                 low + 0.1 * (high - low),
-                f"{gain[k]:+.3g}".replace("-", "−"),
+                format_digits(float(gain[k]), sign=True),
                 ha="center",
                 va="bottom",
                 color=grey,
@@ -232,7 +233,7 @@ def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     if len(rows) > 25:
         canvas.add_note(
             f"Showing the 25 largest of {len(rows)} templates; "
-            f"the others have {numbers[25:].sum() / scale:.3g} {value_label}."
+            f"the others have {format_digits(float(numbers[25:].sum()) / scale)} {value_label}."
         )
     words = ", ".join(f"{n:,}" for n in result.words.values())
     canvas.set_title(f"{result.name}, {words} words, batch {result.batch}")

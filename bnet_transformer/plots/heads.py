@@ -33,7 +33,7 @@ from bnet_transformer.plots.heat_maps import (
     tick_label_width,
 )
 from bnet_transformer.plots.labelled_arrays import to_float_array
-from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.numbers import FloatArray, format_digits
 
 MEASURES = {  # for each measure: the label of its scale, the title, and the attribute with its errors
     "rho": ("share of sentences, rho", "Inclusion of heads", None),
@@ -76,7 +76,7 @@ def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top:
     else:
         _plot_measure(result, canvas, show)
         canvas.set_title(f"{MEASURES[show][1]}, {source}")
-    sigma = "" if result.sigma is None else f", sigma {result.sigma:.3g}"
+    sigma = "" if result.sigma is None else f", sigma {format_digits(result.sigma)}"
     canvas.add_note(f"{result.likelihood}{sigma}; {result.method}.")
     missing = int((~result.has_interval).sum())
     canvas.add_note(f"{missing} of {result.has_interval.numel()} heads have no interval." if missing else "")

@@ -25,7 +25,7 @@ from bnet_transformer.plots.canvas import (
     Canvas,
     make_norm,
 )
-from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_number
+from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_digits, format_number
 from bnet_transformer.plots.saved_figure import SHARED_LABEL_HEIGHT
 
 MAX_PANELS = 256
@@ -340,7 +340,7 @@ def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any, cell
     points = 72 * cell[0], 72 * cell[1]
     if points[0] < MIN_BAR_CELL[0] or points[1] < MIN_BAR_CELL[1]:
         max_length = float(np.nanmax(data.high - data.low, initial=0.0))
-        canvas.add_note(f"Intervals do not fit into the cells; the widest is {max_length:.2g}.")
+        canvas.add_note(f"Intervals do not fit into the cells; the widest is {format_digits(max_length, 2)}.")
         return
     is_bar = points[0] < MIN_LINE_CELL[0] or points[1] < MIN_LINE_CELL[1]
 
@@ -370,7 +370,9 @@ def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any, cell
         x, y = np.array(marks).mean(1).T
         ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
     parts = "interval (bar) and value (line in it)" if is_bar else "value (dot) and interval"
-    canvas.add_note(f"Cell: {parts}, on a scale from {smallest:.2g} to {largest:.2g}; thin line: 0.")
+    canvas.add_note(
+        f"Cell: {parts}, on a scale from {format_digits(smallest, 2)} to {format_digits(largest, 2)}; thin line: 0."
+    )
 
 
 def tick_label_width(labels: Sequence[str], max_length: int = MAX_LABEL_LENGTH) -> float:

@@ -24,7 +24,7 @@ from bnet_transformer.plots.heat_maps import (
     probability_limits,
     tick_label_width,
 )
-from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_number
+from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_digits, format_number
 
 MAX_UPRIGHT_BARS = 16  # with more bars than this, bars are horizontal
 MAX_BAR_NUMBERS = 60  # more bars have no numbers
@@ -259,7 +259,7 @@ def select_top(series: Sequence[BarSeries], labels: Sequence[str], top: int) -> 
     indices = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
     selected = [bars.select(indices) for bars in series]
     remainder = float(np.nansum(np.delete(series[-1].values, indices)))
-    note = f"Showing the {top} largest of {count:,}; the sum of the others is {remainder:.3g}."
+    note = f"Showing the {top} largest of {count:,}; the sum of the others is {format_digits(remainder)}."
     return selected, [labels[k] for k in indices], note
 
 

@@ -39,14 +39,31 @@ def format_number(value: float, largest: float, *, is_integer: bool = False, sho
 
     >>> [format_number(value, 1.0) for value in (0.25, 0.0, -0.001, -0.5, 1.0)]
     ['.25', '0', '.00', '−.50', '1.00']
+    >>> [format_number(value, 12345.0) for value in (12345.0, -1234.5, 12.34)]
+    ['12345', '−1234', '12.3']
     """
     if value == 0:
         return "0"
     decimals = 0 if is_integer else 2 if largest >= 0.1 else 3
-    text = f"{abs(value):.{decimals}f}" if is_integer or largest < 100 else f"{abs(value):.3g}"
+    if is_integer or largest < 100 or abs(value) < 0.01:
+        text = f"{abs(value):.{decimals}f}"
+    else:
+        text = format_digits(abs(value))
     is_rounded_to_zero = not text.strip("0.")
     text = text[1:] if short and largest <= 1 and text.startswith("0.") else text
     return ("−" if value < 0 and not is_rounded_to_zero else "") + text
+
+
+def format_digits(value: float, digits: int = 3, *, sign: bool = False) -> str:
+    """A number with some significant digits, with all digits before the decimal point below `MAX_UNSCALED`.
+
+    With `sign`, positive numbers have a plus sign.
+
+    >>> format_digits(12345.6), format_digits(-0.12345), format_digits(2.0, sign=True), format_digits(1.5e-7)
+    ('12346', '−0.123', '+2', '1.5e−07')
+    """
+    is_long = 10**digits - 0.5 <= abs(value) < MAX_UNSCALED
+    return f"{value:{'+' if sign else ''}{'.0f' if is_long else f'.{digits}g'}}".replace("-", "−")
 
 
 class UnitFormatter(Formatter):

@@ -137,7 +137,11 @@ def plot(
     """
     draw = _find_plot(result)
     known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    check_names(f"option of a plot of {type(result).__name__}", options, known)
+    kind = type(result).__name__
+    if "special" in options and "special" not in known:
+        expected, hint = "a result whose plot can leave out special tokens", f"A plot of {kind} shows all words"
+        raise BNetError("special", expected=expected, actual=kind, hint=hint)
+    check_names(f"option of a plot of {kind}", options, known)
     canvas = Canvas(ax, theme, title, width, font)
     with plot_rc_context(canvas.colours["ink"]):
         draw(result, canvas, **options)

@@ -24,7 +24,7 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.size import MIN_FONT_SIZE
 from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, probability_limits, tick_label_width
-from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.numbers import FloatArray, format_digits
 from bnet_transformer.plots.special_words import select_words
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
@@ -171,7 +171,8 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
         num_hidden = len(tokens) - len(rows)
         words = f" and {num_hidden} words" if num_hidden else ""
         greatest = format_fraction(float((flows * hidden).max()))
-        omitted = f"{int(hidden.sum()):,} flows of at most {greatest}{words}; at most {100 * largest:.2g}% of a slice"
+        share = format_digits(100 * largest, 2)
+        omitted = f"{int(hidden.sum()):,} flows of at most {greatest}{words}; at most {share}% of a slice"
         canvas.add_note(f"Omitted: {omitted}.")
 
 

@@ -22,8 +22,9 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from bnet_transformer._core.files import as_path, atomic_write
-from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.font_names import resolve_font
 from bnet_transformer.figures.fonts import BASE_FONT, text_width
+from bnet_transformer.figures.size import PRINT_DPI
 
 PADDING = 0.06  # inches around the content
 SHARED_LABEL_HEIGHT = 0.17  # inches of the label that all panels share
@@ -39,8 +40,9 @@ RC_PARAMS: Any = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
 }
+VECTOR_FORMATS = ("svg", "svgz", "pdf", "ps", "eps", "pgf")
 DATE_METADATA = {"svg": "Date", "pdf": "CreationDate"}  # omitted, so that equal plots have equal bytes
-GENERIC_FAMILIES = ("serif", "sans-serif", "monospace", "cursive", "fantasy")
+SAVE_HINT = "Install it, use another one, or save as SVG, which has only its name"
 NAMED_FONT_FORMATS = ("svg", "svgz")  # a file of these formats has the name of a font, not its letters
 
 
@@ -63,21 +65,9 @@ def silence_font_search() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def check_font(font: object) -> str | None:
-    """The name of a font family, validated; None for the default font."""
-    if font is not None and (not isinstance(font, str) or not font.strip()):
-        raise BNetError("font", expected='the name of a font family, such as "Times New Roman" or "serif"', actual=font)
-    return None if font is None else font.strip()
-
-
-def is_font_installed(font: str) -> bool:
-    """Whether matplotlib finds a font family."""
-    return font in GENERIC_FAMILIES or font in get_font_names()
-
-
 def relative_font_width(font: str | None) -> float:
-    """The width of text in a font relative to that in the default font, at least 1; 1 if the font is unknown."""
-    if font is None or not is_font_installed(font):
+    """The width of text in an installed font relative to that in the default font, at least 1; 1 for None."""
+    if font is None:
         return 1.0
     sample = "abcdefghijklmnopqrstuvwxyz 0123456789"
     widths = [
@@ -90,7 +80,8 @@ def relative_font_width(font: str | None) -> float:
 class PlotFigure(Figure):
     """A Figure that saves text as text, without date and empty margins, and writes files atomically.
 
-    With `exact_width`, files have the size of the figure. A notebook shows it without pyplot.
+    With `exact_width`, files have the size of the figure. A notebook shows it without pyplot. A `missing_font` is named
+    only in SVG: all texts have installed fonts, with which their sizes are measured.
     """
 
     text_colour = "black"
@@ -98,7 +89,7 @@ class PlotFigure(Figure):
     missing_font = ""
 
     def draw(self, renderer: Any) -> None:
-        with plot_rc_context(self.text_colour), silence_font_search() if self.missing_font else nullcontext():
+        with plot_rc_context(self.text_colour):
             super().draw(renderer)
 
     def get_tightbbox(self, renderer: Any = None, *args: Any, **options: Any) -> Bbox:
@@ -114,12 +105,14 @@ class PlotFigure(Figure):
             file_format = matplotlib.rcParams["savefig.format"]
             fname = f"{os.fspath(fname)}.{file_format}" if is_path else fname
         if self.missing_font and file_format.lower() not in NAMED_FONT_FORMATS:
-            raise missing_font_error(self.missing_font, file_format)
+            resolve_font(self.missing_font, get_font_names(), SAVE_HINT)
         if file_format.lower() in DATE_METADATA:
             options["metadata"] = {DATE_METADATA[file_format.lower()]: None, **(options.get("metadata") or {})}
         options = {"bbox_inches": "tight", "pad_inches": PADDING, **options}
         if self.exact_width:
             options |= {"bbox_inches": "tight", "pad_inches": 0}
+            if file_format.lower() not in VECTOR_FORMATS:
+                options = {"dpi": PRINT_DPI, **options}
         self._save(fname if is_path else None, fname, file_format, options)
 
     def _save(self, path: Any, target: Any, file_format: str, options: dict[str, Any]) -> None:
@@ -127,7 +120,7 @@ class PlotFigure(Figure):
         self.draw_without_rendering()  # compute the layout at the dpi of the figure, not of the file
         with (
             plot_rc_context(self.text_colour),
-            silence_font_search() if self.missing_font else nullcontext(),
+            self._name_missing_font(file_format),
             atomic_write(path) if path is not None else nullcontext(target) as stream,
         ):
             buffer = io.BytesIO()  # on a full disk, the writers of matplotlib raise errors other than OSError
@@ -135,20 +128,31 @@ class PlotFigure(Figure):
             if path is not None:
                 stream.write_bytes(buffer.getvalue())
 
+    @contextmanager
+    def _name_missing_font(self, file_format: str) -> Iterator[None]:
+        """A context in which the texts of an SVG have the font that is not installed as their first choice."""
+        is_named = self.missing_font and file_format.lower() in NAMED_FONT_FORMATS
+        texts: list[Any] = self.findobj(Text) if is_named else []
+        families = {text: text.get_fontfamily() for text in texts if text.get_fontfamily()[0] == BASE_FONT}
+        try:
+            for text, names in families.items():
+                text.set_fontfamily([self.missing_font, *names])
+            with silence_font_search() if families else nullcontext():
+                yield
+        finally:
+            for text, names in families.items():
+                text.set_fontfamily(names)
+
     def _repr_png_(self) -> bytes:
         """The PNG that a notebook shows."""
         buffer = io.BytesIO()
         pad = 0 if self.exact_width else PADDING
         if self.missing_font:
-            warnings.warn(f"{missing_font_error(self.missing_font, 'png')}", stacklevel=2)
+            warnings.warn(
+                f"font {self.missing_font!r} is not installed: {BASE_FONT} is shown. {SAVE_HINT}", stacklevel=2
+            )
         self._save(None, buffer, "png", {"bbox_inches": "tight", "pad_inches": pad, "dpi": DPI})
         return buffer.getvalue()
-
-
-def missing_font_error(font: str, file_format: str) -> BNetError:
-    """The error for a file that contains the letters of a font that is not installed."""
-    hint = "Install the font, or save as SVG, which has the name of the font only"
-    return BNetError("font", expected=f"an installed font for {file_format} files", actual=font, hint=hint)
 
 
 def wrap_text(text: str, size: float, points: float, max_lines: int | None = None) -> str:

@@ -18,9 +18,10 @@ from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Media
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
-from bnet_transformer.plots.numbers import FloatArray
+from bnet_transformer.plots.numbers import FloatArray, format_digits
 from bnet_transformer.plots.special_words import select_words
 
+DEFAULT_CONFIDENCE = 0.95
 MAX_BAR_CELLS = 12  # more cells with direct and indirect effects are drawn as heat maps
 MAX_STACKED_PANELS = 12  # in a column on a page
 MAX_THINNED_PANELS = 3  # at most this many panels may be narrow, with only some of their labels
@@ -39,28 +40,29 @@ def plot_sweep(
     *,
     restored: bool = False,
     intervals: bool | None = None,
-    confidence: float = 0.95,
+    confidence: float | None = None,
     top: int = 20,
     special: bool = True,
 ) -> None:
     """Plot the mean effect of each cell: bars for one axis, a heat map for two, panels for three; NaN is blank.
 
     `special=False` leaves out special tokens. `restored` plots fractions of the total effect. Bars
-    have bootstrap intervals; cells of a heat map have standard errors, or intervals if `intervals=True`.
+    have bootstrap intervals of probability `confidence`, by default 0.95; cells of a heat map have standard errors, or
+    intervals if `intervals=True`.
     """
-    check_fraction("confidence", confidence)
     check_choice("restored", restored, (True, False))
     check_choice("intervals", intervals, (None, True, False))
     check_int("top", top)
     if len(result.axes) > 3:
         raise _axes_limit_error(result, 3)
     has_intervals = _should_draw_intervals(result, intervals, restored)
+    level = _choose_confidence(confidence, has_intervals)
     values = to_float_array("effects", result.restored if restored else result.values)
     errors = None if restored or result.examples == 1 else to_float_array("errors", result.error)
     value_label = "effect" if result.examples == 1 else "mean effect"
     if restored:
         value_label = "from corrupt, 0, to clean, 1" if result.direction == "noise" else "share of the total"
-    bounds = _compute_interval(result, confidence) if has_intervals else None
+    bounds = _compute_interval(result, level) if has_intervals else None
     panels: list[Axes] = []
     if len(result.axes) < 2:
         _draw_bars(canvas, result, [_make_series(result, values, bounds)], value_label, top, special)
@@ -80,13 +82,17 @@ def plot_sweep(
     canvas.set_title(f"{result.at}, {_describe_patches(result)}")
     canvas.add_note("Blank: the cell does not exist." if len(result.names) < values.size else "")
     if has_intervals:
-        canvas.add_note(_interval_note(result, confidence))
+        canvas.add_note(_interval_note(result, level))
     elif errors is not None:
         maximum, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
 
         def add_error_note() -> None:
             in_cells = any("±" in text.get_text() for ax in panels for text in ax.texts)
-            note = f"±: standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
+            note = (
+                f"±: standard error {over}."
+                if in_cells
+                else f"Standard errors {over}: at most {format_digits(maximum, 2)}."
+            )
             canvas.add_note(note)
 
         canvas.draw_when_sized(add_error_note)
@@ -97,7 +103,7 @@ def plot_mediation(
     canvas: Canvas,
     *,
     show: str | None = None,
-    confidence: float = 0.95,
+    confidence: float | None = None,
     top: int = MAX_BAR_CELLS,
     special: bool = True,
 ) -> None:
@@ -107,7 +113,7 @@ def plot_mediation(
     """
     check_choice("show", show, (None, *MEDIATION_PARTS))
     check_int("top", top)
-    total = f"{float(result.total.mean()):.3g}".replace("-", "−")
+    total = format_digits(float(result.total.mean()))
     if show is not None:
         plot_sweep(result.of(show), canvas, confidence=confidence, top=top, special=special)
         canvas.add_note(
@@ -116,20 +122,22 @@ def plot_mediation(
         return
     parts = {name: result.of(name) for name in ("direct", "indirect")}
     values = {name: to_float_array(name, part.values) for name, part in parts.items()}
-    if len(result.axes) > 1 and len(result.names) > MAX_BAR_CELLS:
+    has_bars = len(result.axes) < 2 or len(result.names) <= MAX_BAR_CELLS
+    has_intervals = has_bars and result.examples > 1
+    level = _choose_confidence(confidence, has_intervals)
+    if not has_bars:
         if len(result.axes) > 2:
             raise _axes_limit_error(result, 2)
         _draw_panels(canvas, result, values, (0, 1), "effect", 2, special)
         canvas.add_note("Blank: the cell does not exist." if len(result.names) < values["direct"].size else "")
     else:
-        has_intervals = result.examples > 1
         styles: Any = {"direct": {"colour": "prior"}, "indirect": {"colour": "accent", "hatch": "////"}}
         series = []
         for name, part in parts.items():
-            bounds = _compute_interval(part, confidence) if has_intervals else None
+            bounds = _compute_interval(part, level) if has_intervals else None
             series.append(_make_series(result, values[name], bounds, name=name, **styles[name]))
         _draw_bars(canvas, result, series, "effect", top, special)
-        canvas.add_note(_interval_note(parts["direct"], confidence) if has_intervals else "")
+        canvas.add_note(_interval_note(parts["direct"], level) if has_intervals else "")
     canvas.set_title(f"Effects through {result.at}", is_above_legend=True)
     canvas.add_note(f"Total effect: {total} = direct + indirect + interaction.")
 
@@ -150,6 +158,16 @@ def _should_draw_intervals(result: Sweep, intervals: bool | None, restored: bool
         expected = "effects of several examples over 1 or 2 axes"
         raise BNetError("intervals=True", expected=expected, actual=reason)
     return reason is None and (len(result.axes) < 2 if intervals is None else intervals)
+
+
+def _choose_confidence(confidence: float | None, has_intervals: bool) -> float:
+    """The probability of the intervals; an error if it is given for a plot without intervals."""
+    if confidence is None:
+        return DEFAULT_CONFIDENCE
+    if not has_intervals:
+        expected = "a plot with intervals: bars or intervals=True, effects of several examples, without restored=True"
+        raise BNetError("confidence", expected=expected, actual=confidence)
+    return check_fraction("confidence", confidence)
 
 
 def _interval_note(result: Sweep, confidence: float) -> str:

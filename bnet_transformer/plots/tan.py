@@ -13,6 +13,7 @@ from bnet_transformer.attention import CorpusTan, Tan, TanTree
 from bnet_transformer.errors import BNetError
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, frame_cell, tick_label_width
+from bnet_transformer.plots.numbers import format_digits
 from bnet_transformer.plots.rollout import format_fraction
 
 MAX_TREE_WORDS = 40  # by default, arrows between at most this number of words are drawn, so that all can be labelled
@@ -56,7 +57,7 @@ def plot_corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True
     for i, parent in enumerate(result.parents):
         for row, column in ((i, parent), (parent, i)) if parent >= 0 else ():
             frame_cell(canvas, ax, row, column)
-    distance = "" if result.divergence is None else f", divergence from the TAN {result.divergence:.3g} nats"
+    distance = "" if result.divergence is None else f", divergence from the TAN {format_digits(result.divergence)} nats"
     canvas.set_title(f"{result.sentences:,} sentences{distance}")
     canvas.add_note("Red frames: arrows of the tree.")
 
