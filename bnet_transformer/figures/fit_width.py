@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from bnet_transformer.errors import BNetError
@@ -41,13 +43,14 @@ def compose_picture(
         options: `width`, `title`, `font` and `theme` of the figure.
         reductions: Returns the options that make the figure smaller, for the error.
         densities: The layouts to try for a given width, from loose to compact.
-        fallback: Lays out a figure that shows less, if this one does not fit the width; None for an error.
+        fallback: Lays out a figure that shows less, if this one does not fit the width or the height of the page; None
+            for an error.
 
     Returns:
         The picture. With a width, its `scale` is set.
 
     Raises:
-        BNetError: The figure does not fit the width at a legible size.
+        BNetError: The figure does not fit the width, or the height of a page or slide, at a legible size.
     """
     with measuring_font(options.font):
         return _compose_picture(layout, options, reductions, densities, fallback)
@@ -66,22 +69,43 @@ def _compose_picture(
     if options.width is None:
         return replace(fit_to_extent(add_texts(layout(Density()), heading)), **style)
     width = parse_width(options.width) * POINTS_PER_INCH
-    candidates = ((density, layout(density)) for density in densities)
-    chosen = _choose_layout(candidates, width, heading)
+    layout = cache(layout)
+    chosen = _choose_layout(((density, layout(density)) for density in densities), width, heading)
     if isinstance(chosen, float):
         if fallback is not None:
             return fallback()
         raise _width_error(options, chosen, reductions())
-    drawing, scale = chosen
-    picture = _compose(drawing, heading, width / scale)
-    if picture.height * scale > (max_height := _max_height(width)):  # smaller text if the figure then fits a page
-        reduced = max(MIN_FONT_SIZE / min_text_size(drawing, heading), max_height / picture.height)
-        smaller = _compose(drawing, heading, width / reduced)
-        if smaller.height * reduced <= max_height:
-            picture, scale = smaller, reduced
-        elif scale > 1.0:
-            picture, scale = _compose(drawing, heading, width), 1.0
-    return replace(picture, scale=scale, **style)
+    remaining = (drawing for density in densities if (drawing := layout(density)) is not chosen[0])
+    fitted = _fit_height(itertools.chain(chosen[:1], remaining), chosen[1], width, heading)
+    if isinstance(fitted, float):
+        if fallback is not None:
+            return fallback()
+        raise _height_error(fitted, _max_height(width), reductions())
+    return replace(fitted, **style)
+
+
+def _fit_height(drawings: Iterable[Drawing], scale: float, width: float, heading: str) -> Picture | float:
+    """Return the first layout that is not higher than a page, if necessary with smaller text.
+
+    If there is none, return the smallest height at which one is legible, in points.
+    `scale` is that of the first layout.
+    """
+    max_height, lowest = _max_height(width), math.inf
+    for drawing in drawings:
+        min_scale = MIN_FONT_SIZE / min_text_size(drawing, heading)
+        scale = min(scale, width / required_width(drawing, heading))
+        if scale < min_scale:
+            continue
+        picture = _compose(drawing, heading, width / scale)
+        if picture.height * scale > max_height:
+            scale_of_page = max(min_scale, max_height / picture.height)
+            picture = replace(_compose(drawing, heading, width / scale_of_page), scale=scale_of_page)
+        else:
+            picture = replace(picture, scale=scale)
+        if picture.height * picture.scale <= max_height + 1e-6:
+            return picture
+        lowest = min(lowest, picture.height * picture.scale)
+    return lowest
 
 
 def _compose(drawing: Drawing, heading: str, width: float) -> Picture:
@@ -150,3 +174,15 @@ def _width_error(options: FigureOptions, min_width: float, reductions: Sequence[
     hint = "To draw less, use " + ", ".join(reductions) if reductions else "Use a larger width"
     expected = f"at least {inches:g}in for this figure, so that no text is smaller than {MIN_FONT_SIZE:g} points"
     return BNetError("width", expected=expected, actual=options.width, hint=hint)
+
+
+def _height_error(height: float, max_height: float, reductions: Sequence[str]) -> BNetError:
+    """The error for a figure that is higher than a page or a slide with the smallest legible text."""
+    limit, inches = max_height / POINTS_PER_INCH, math.ceil(100 * height / POINTS_PER_INCH) / 100
+    hint = "To draw less, use " + ", ".join(reductions) + "; or draw" if reductions else "Draw"
+    return BNetError(
+        "height of a figure with width=",
+        expected=f"at most {limit:.4g}in, the height of a page or a slide",
+        actual=f"{inches:g}in with text of {MIN_FONT_SIZE:g} points",
+        hint=f"{hint} it without width=",
+    )

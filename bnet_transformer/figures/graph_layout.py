@@ -6,7 +6,8 @@ The rows of nodes come from `row_order`, their positions and the routes of arrow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -21,6 +22,7 @@ from bnet_transformer.figures.labels import TextRun, format_node_label, format_t
 from bnet_transformer.figures.options import (
     FigureOptions,
     get_highlighted_names,
+    match_names,
     project_highlight,
     resolve_highlight,
     subgraph,
@@ -100,19 +102,72 @@ def layout_ground_graph(
 # the folded graph
 
 
+@dataclass(frozen=True)
+class _NetParts:
+    """The node groups to draw, those after omitted slices, and a caption about the omitted ones."""
+
+    names: Sequence[str]
+    last_groups: frozenset[str] = frozenset()
+    caption: str = ""
+
+
 def layout_net(network: Network, options: FigureOptions) -> Picture:
-    """Lay out the folded graph; a deep net is shown by its first slice and the nodes after its last slice."""
-    graph, groups = template_graph_to_networkx(network), network.graph.groups
-    slices, depth = network.graph.slices, network.graph.depth
-    names = list(graph)
-    caption, last_groups = "", set[str]()
+    """Lay out the folded graph; a deep net is shown by its first slice and the nodes after its last slice.
+
+    With a width, so is any net with repeated slices that does not fit the page; if necessary, weights are omitted too.
+    """
+    names = list(network.graph.by_name)
     if options.slices is None and (marked := _find_marked_slices(network, options, names)):
         options = replace(options, slices=marked)  # slices with different marks do not repeat each other
+    parts = [_select_groups(network, options)]
+    if options.width is not None:
+        if options.slices is None and not parts[0].last_groups and _has_repeated_slices(network):
+            parts.append(_select_groups(network, options, is_shortened=True))
+        if options.weights:
+            parts.append(_omit_weights(network, parts[-1]))
+        marks = get_highlighted_names(project_highlight(options, parts[0].names).highlight)
+        parts[1:] = [part for part in parts[1:] if all(match_names(name, part.names) for name in marks)]
+    return _layout_first_net(network, options, parts)
+
+
+def _layout_first_net(network: Network, options: FigureOptions, parts: Sequence[_NetParts]) -> Picture:
+    """Lay out the first part of a folded graph that fits the width and the height of the options."""
+    part, *remaining = parts
+    names, groups, depth = part.names, network.graph.by_name, network.graph.depth
+    projected = project_highlight(options, names)
+    for name in get_highlighted_names(projected.highlight):
+        if name in groups and name not in names:
+            group = groups[name]
+            step, last = group.step, network.graph.slices[group.stack] - 1
+            option = "weights=True" if step is None else f"slices={min(max(step, 0), last)}"
+            expected = "node groups that the figure draws"
+            raise BNetError("highlight", expected=expected, actual=name, hint=f"Pass {option}")
+    title = f"Folded graph of the net {network.declaration.name}"
+    captions = [part.caption, "; ".join(_describe_reaches(network, names))]
+    graph = subgraph(template_graph_to_networkx(network), names)
+
+    def layout(density: Density) -> Drawing:
+        picture = layout_template_graph(network, graph, density)
+        last = [box for box in picture.boxes if box.name in part.last_groups]
+        gap = max(FOLDED_ROW_GAP * density.row_gap, MIN_ROW_GAP) - 5.0  # without the outlines of a repeated node
+        dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
+        return make_drawing(replace(picture, texts=(*picture.texts, *dots)), projected, title, captions)
+
+    reductions = ["slices="] if options.slices is None and depth > 1 and not part.last_groups else []
+    reductions += ["weights=False"] if _has_weights(network, names) else []
+    fallback = partial(_layout_first_net, network, options, remaining) if remaining else None
+    return compose_picture(layout, projected, lambda: reductions, fallback=fallback)
+
+
+def _select_groups(network: Network, options: FigureOptions, *, is_shortened: bool = False) -> _NetParts:
+    """Return the node groups of the folded graph that the options select; of a deep net, those of one slice."""
+    groups, slices, depth = network.graph.groups, network.graph.slices, network.graph.depth
+    names, caption, last_groups = list(network.graph.by_name), "", set[str]()
     if options.slices is not None:
-        names = _groups_in_slices(network, parse_slices(options.slices, network))
-        num_hidden = len(graph) - len(names)
-        caption = f"{num_hidden} of {len(graph)} node groups are not drawn" if num_hidden else ""
-    elif depth > MAX_FULL_SLICES or (depth > 1 and len(graph) > MAX_FULL_GROUPS):
+        selected = _groups_in_slices(network, parse_slices(options.slices, network))
+        num_hidden = len(names) - len(selected)
+        names, caption = selected, f"{num_hidden} of {len(names)} node groups are not drawn" if num_hidden else ""
+    elif is_shortened or depth > MAX_FULL_SLICES or (depth > 1 and len(names) > MAX_FULL_GROUPS):
         names = _groups_in_slices(network, [0])
         steps = [(group, group.step) for group in groups if group.step is not None]
         names += [group.name for group, step in steps if step >= slices[group.stack]]
@@ -121,28 +176,32 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
         repeated = "Slice 1 repeats" if depth == 2 else f"Slices 1 to {depth - 1} repeat"
         caption = f"{repeated} slice 0 and {'is' if depth == 2 else 'are'} not drawn"
     if not options.weights:
-        wordless = {groups[index].name for index in network.graph.word_independent}
-        names = [name for name in names if name not in wordless]
-    options = project_highlight(options, names)
-    for name in get_highlighted_names(options.highlight):
-        group = network.graph.by_name.get(name)
-        if group is not None and name not in names:
-            step = group.step
-            option = "weights=True" if step is None else f"slices={min(max(step, 0), slices[group.stack] - 1)}"
-            expected = "node groups that the figure draws"
-            raise BNetError("highlight", expected=expected, actual=name, hint=f"Pass {option}")
-    title = f"Folded graph of the net {network.declaration.name}"
-    captions = [caption, "; ".join(_describe_reaches(network, names))]
+        names = [name for name in names if not _has_weights(network, [name])]
+    return _NetParts(names, frozenset(last_groups), caption)
 
-    def layout(density: Density) -> Drawing:
-        picture = layout_template_graph(network, subgraph(graph, names), density)
-        last = [box for box in picture.boxes if box.name in last_groups]
-        gap = max(FOLDED_ROW_GAP * density.row_gap, MIN_ROW_GAP) - 5.0  # without the outlines of a repeated node
-        dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
-        return make_drawing(replace(picture, texts=(*picture.texts, *dots)), options, title, captions)
 
-    has_weights = options.weights and bool(network.graph.word_independent)
-    return compose_picture(layout, options, lambda: ["weights=False"] if has_weights else [])
+def _omit_weights(network: Network, part: _NetParts) -> _NetParts:
+    """Return a part without selectors and weights; the caption counts them."""
+    names = [name for name in part.names if not _has_weights(network, [name])]
+    count = len(part.names) - len(names)
+    caption = f"{part.caption}. " * bool(part.caption) + f"{count} node groups without words are not drawn"
+    return replace(part, names=names, caption=caption) if count else part
+
+
+def _has_weights(network: Network, names: Sequence[str]) -> bool:
+    """Whether one of these node groups is a selector or a weight."""
+    wordless = {network.graph.groups[index].name for index in network.graph.word_independent}
+    return not wordless.isdisjoint(names)
+
+
+def _has_repeated_slices(network: Network) -> bool:
+    """Whether each stack has several slices with the same roles, or at most one."""
+    roles: dict[tuple[str, int], set[str]] = {}
+    for group in network.graph.groups:
+        if group.step is not None and 0 <= group.step < network.graph.slices[group.stack]:
+            roles.setdefault((group.stack, group.step), set()).add(group.role)
+    is_same = all(names == roles.get((stack, 0)) for (stack, _), names in roles.items())
+    return is_same and network.graph.depth > 1
 
 
 def _find_marked_slices(network: Network, options: FigureOptions, names: Sequence[str]) -> list[int]:

@@ -80,9 +80,9 @@ def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
 
 
 def _layout_first_fit(state: SentenceState, options: FigureOptions, views: Sequence[str]) -> Picture:
-    """Lay out the first view that fits the width of the options."""
-    view, *others = views
-    fallback = partial(_layout_first_fit, state, options, others) if others else None
+    """Lay out the first view that fits the width of the options, and a page or a slide in height."""
+    view, *remaining = views
+    fallback = partial(_layout_first_fit, state, options, remaining) if remaining else None
     if view == "words":
         options = project_highlight(options, _grid_nodes(state, select_nodes(state, options)))
     if view == "folded":  # a projection has no nodes that the figure omits
@@ -417,9 +417,11 @@ def _layout_words(state: SentenceState, options: FigureOptions, fallback: Callab
 
 
 def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
-    """The options that make a figure narrower, as text."""
-    names = {"nodes": ("words", "heads"), "words": ("words", "slices")}[view]
-    reductions = [f"{name}=" for name in names if name != "heads" or "head" in state.network.graph.plate_sizes]
+    """The options that make a figure smaller, as text."""
+    graph = state.network.graph
+    names = {"nodes": ("words", "slices", "heads"), "words": ("words", "slices")}[view]
+    is_useful = {"words": True, "slices": graph.depth > 1, "heads": "head" in graph.plate_sizes}
+    reductions = [f"{name}=" for name in names if is_useful[name]]
     if options.special and state.encoded.find_special_words(state.network):
         reductions.append("special=False")
     if view == "nodes" and options.weights and state.network.graph.word_independent:

@@ -163,7 +163,7 @@ def collect_legend(
         entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from word j to word i"))
     if any(arrow.weight is not None for arrow in arrows):
         sample = _sample_arrow("accent" if "accent" in colours else "grey")
-        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i), by width and darkness"))
+        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i), by width and contrast"))
     return entries
 
 
