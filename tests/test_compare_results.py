@@ -221,8 +221,8 @@ def search(metric=METRIC, **options):
 
 
 def curves(metric):
-    found = search()
-    return bt.faithfulness_curves(*pair(), metric=metric, scores=found, over=found.over, shares=(0.5, 1.0))
+    scores = search()
+    return bt.faithfulness_curves(*pair(), metric=metric, scores=scores, over=scores.over, shares=(0.5, 1.0))
 
 
 def reads(**options):
