@@ -639,7 +639,7 @@ class Sentence(StructureQueries):
         )
         words = self.state.encoded.find_special_words(self.state.network).get(stack, ())
         flags = tuple(k in words for k in range(len(result.tokens)))
-        return replace(result, special=flags, has_special=special)
+        return replace(result, special=flags, has_special=special, digest=self.state.encoded.digest(self.state.network))
 
     def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:
         """The logit lens: the readout applied to every state `x_t` of every word, as if it were the last state `x_T`.

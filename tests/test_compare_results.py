@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 import bnet_transformer as bt
-from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
-from tests.test_results import METRIC, build, decoder, pair
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues, digest_words
+from tests.test_results import CLEAN, CORRUPT, METRIC, build, decoder, pair
 
 COMPARABLE = [
     *("Sweep", "Mediation", "Circuit", "FaithfulnessCurves", "Inclusion", "Roles", "Reads"),
@@ -181,7 +181,10 @@ def test_a_ratio_without_a_total_effect_has_no_p():
         (lambda: build("Roles").compare(build("Inclusion")), "same kind, Roles.*Inclusion"),
         (lambda: build("Sweep").compare(3), "same kind, Sweep"),
         (lambda: build("Sweep").compare(build("Sweep").part("x")), "same at"),
-        (lambda: sweep(metric=by_word).compare(sweep(texts=("the cat", "the dog"), metric=by_word)), "same cells.*x_0_2"),
+        (
+            lambda: sweep(metric=by_word).compare(sweep(texts=("the cat", "the dog"), metric=by_word)),
+            "same cells.*x_0_2",
+        ),
         (lambda: sweep(metric={"y_2": "cat"}).compare(sweep()), r"same metric.*log P\(y_2 = cat\).*log P\(y_2 = dog\)"),
         (lambda: sweep(metric={"y_2": ("cat", "ran")}).compare(sweep()), "same metric"),
         (lambda: sweep(metric={"y_1": ("cat", "dog")}).compare(sweep()), "same metric"),
@@ -191,6 +194,16 @@ def test_a_ratio_without_a_total_effect_has_no_p():
         (lambda: curves(METRIC).compare(curves({"y_2": ("cat", "ran")})), "same metric"),
         (lambda: reads().compare(reads(head=1)), "same average over heads.*head 1"),
         (lambda: reads().compare(reads(slices=[0])), "same slices"),
+        (lambda: sweep().compare(sweep(texts=("the dog sat", "the cat sat"))), "same sentences.*1 of 1.*paired=False"),
+        (
+            lambda: bt.roles(decoder(), CLEAN).compare(bt.roles(decoder(), CLEAN[::-1])),
+            "same sentences.*2 of 3.*sentence 0",
+        ),
+        (lambda: reads().compare(decoder().sentence("the dog sat").reads()), "same sentences"),
+        (lambda: parts("the cat sat").compare(parts("the dog sat")), "same sentences"),
+        (lambda: parts("the cat sat", paths=2).compare(parts("the dog sat", paths=2)), "same sentences"),
+        (lambda: build("Inclusion").compare(inclusion(CORRUPT)), "same sentences.*3 of 3"),
+        (lambda: build("Circuit").compare(build("Circuit").run(*pair()[::-1])), "same sentences"),
         (lambda: sweep(direction="noise").compare(sweep()), "same direction"),
         (lambda: sweep().compare(build("Sweep").part("x")), "same sentences.*1 and 3.*paired=False"),
         (lambda: build("Inclusion").compare(replace(build("Inclusion"), sigma=3.0)), "same sigma.*Pass one sigma="),
@@ -209,12 +222,44 @@ def search(metric=METRIC, **options):
 
 
 def curves(metric):
-    found = search()
-    return bt.faithfulness_curves(*pair(), metric=metric, scores=found, over=found.over, shares=(0.5, 1.0))
+    scores = search()
+    return bt.faithfulness_curves(*pair(), metric=metric, scores=scores, over=scores.over, shares=(0.5, 1.0))
 
 
 def reads(**options):
     return decoder().sentence("the cat sat").reads(**options)
+
+
+def parts(text, **options):
+    return decoder().sentence(text).contributions("y_2", of="cat", **options)
+
+
+def inclusion(texts):
+    return bt.inclusion(decoder(), texts, sigma=build("Inclusion").sigma, progress=False)
+
+
+@pytest.mark.parametrize("kind", COMPARABLE)
+def test_the_words_of_the_sentences_are_known(kind):
+    assert not any("not checked that sentence" in note for note in build(kind).compare(build(kind), resamples=20).notes)
+
+
+def test_sentences_that_are_unknown_give_a_note():
+    nets = [bt.bayesuvius(4, mask="causal", seed=seed) for seed in (0, 1)]
+    first, second = (net.sentence(x=torch.arange(12.0).reshape(3, 4)).reads() for net in nets)
+    assert any("not checked that sentence" in note for note in first.compare(second).notes)
+    assert not any("not checked that sentence" in note for note in first.compare(second, paired=False).notes)
+    roles = [bt.roles(decoder(), texts) for texts in (CLEAN, CLEAN[::-1])]
+    assert roles[0].compare(roles[1], paired=False).difference.abs().max() < 1e-6
+
+
+def test_digests_are_those_of_the_text_and_not_of_the_tokens():
+    text = digest_words({"": ["the", "Mona", "Lisa"]}, {})
+    for tokens in (["the", "▁mona", "▁lisa"], ["The", "ĠMona", "ĠLi", "sa"], ["[CLS]", "the", "mon", "##a", "lisa"]):
+        assert digest_words({"a": tokens}, {"a": [0] if tokens[0] == "[CLS]" else []}) == text
+    assert digest_words({"": ["the", "Lisa", "Mona"]}, {}) != text
+    assert digest_words({"": ["0", "1"]}, {}) == "" == digest_words({"": []}, {})
+    values = [Values(np.ones((1, 2)), digests=(text, digest)) for digest in (text, digest_words({"": ["café"]}, {}))]
+    assert any("of 1 pairs are unknown" in note for note in values[0].compare(values[1]).notes)
 
 
 def by_word(y):

@@ -250,7 +250,7 @@ def test_a_fit_in_a_file_has_no_other_class_of_nets():
     from bnet_transformer.learning.fit import result
 
     fields = {**result._to_fields(fit()), "net": "Samples"}
-    with pytest.raises(bt.BNetError, match="a class of nets.*Samples"):
+    with pytest.raises(bt.BNetError, match=r"a class of nets.*Samples"):
         result._from_fields(fields, ())
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import FloatArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
+from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 
@@ -35,6 +37,9 @@ MIN_INTERVAL_COUNT = 10  # with fewer sentences the intervals are too narrow (do
 MAX_CHUNK_NUMEL = 2**22  # numbers of resampled tables at once
 MAX_HTML_ROWS = 12
 LEVEL = 0.05  # of the adjusted p values in summaries
+MARKERS = re.compile(r"^##|[ĠĊ▁\s]")  # of word pieces, of byte-level vocabularies and of SentencePiece
+UNKNOWN_TOKENS = re.compile(r"\[unk\]|<unk>|[^\x00-\x7f]")  # tokenizers change characters outside of ASCII
+UNCERTAIN = "~"  # starts the digest of a text that another tokenizer can change
 SCOPE = "p and intervals are about other sentences, not about other training seeds: two checkpoints are one pair"
 
 
@@ -50,6 +55,7 @@ class SentenceValues:
         scale: If the estimate is a ratio of means, the denominator of each sentence, `[cell or 1, sentence]`.
         settings: What both results must have in common, by name.
         notes: What a reader of the estimates must know.
+        digests: The digest of each sentence (`digest_words`), in its order; empty if the sentences are unknown.
     """
 
     measure: str
@@ -59,6 +65,7 @@ class SentenceValues:
     scale: FloatArray | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
 
     def to_table(self) -> FloatArray:
         """Numerators and denominators, `[2, cell, sentence]`."""
@@ -109,8 +116,8 @@ class ComparableResult(SavedResult):
             with fewer than 10 sentences (or clusters) have no intervals.
 
         Raises:
-            BNetError: The other result is of another kind, has other cells, another metric or, if paired, another
-                number of sentences.
+            BNetError: The other result is of another kind, has other cells, another metric or, if paired, other
+                sentences.
 
         >>> import bnet_transformer as bt
         >>> words = ["the", "cat", "dog", "sat", "ran"]
@@ -133,12 +140,13 @@ class ComparableResult(SavedResult):
             hint = "Pass paired=False to compare two data sets"
             actual = f"{sizes[0]} and {sizes[1]} sentences"
             raise BNetError("compare", expected="results on the same sentences", actual=actual, hint=hint)
+        notes = _check_sentences(*pair) if paired else ()
         tables = [values.to_table() for values in pair]
         if clusters is not None:
             labels = (clusters, clusters) if paired else clusters
             tables = [_sum_clusters(*item) for item in zip(tables, _parse_clusters(labels, sizes), strict=True)]
         result = _compare_tables(type(self).__name__, pair, tables, sizes, paired, level, count, check_seed(seed))
-        return replace(result, notes=(*self._describe_pair(other), *result.notes))
+        return replace(result, notes=(*notes, *self._describe_pair(other), *result.notes))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -283,6 +291,48 @@ def _check_same(first: SentenceValues, second: SentenceValues) -> None:
         actual = "; ".join(lines) or "the same cells in another order"
         hint = 'Use sentences of one length, or over=("slice", "head"), so that cells have no words'
         raise BNetError("compare", expected="two results with the same cells", actual=actual, hint=hint)
+
+
+def digest_words(tokens: Mapping[str, Sequence[str]], special: Mapping[str, Collection[int]]) -> str:
+    """A digest of the words of a sentence, which different tokenizers share: of its text without spaces and case.
+
+    Args:
+        tokens: The tokens of each stack; numerals for vectors without names.
+        special: The indices of the special tokens of each stack.
+
+    Returns:
+        The digest; empty if no stack has names of words.
+
+    >>> digest_words({"": ["[CLS]", "embed", "##ding"]}, {"": [0]}) == digest_words({"": ["ĠEm", "bedding"]}, {})
+    True
+    """
+    texts = []
+    for stack, words in tokens.items():
+        named = [(k, word) for k, word in enumerate(words) if k not in special.get(stack, ())]
+        is_numbered = all(word == str(k) for k, word in named)
+        texts.append("" if is_numbered else "".join(MARKERS.sub("", word) for _, word in named).casefold())
+    if not any(texts):
+        return ""
+    return (UNCERTAIN if any(map(UNKNOWN_TOKENS.search, texts)) else "") + compute_digest(texts)[:8]
+
+
+def _check_sentences(first: SentenceValues, second: SentenceValues) -> tuple[str, ...]:
+    """Raise an error if sentences of a pair differ; return a note if that is unknown for some."""
+    count = first.values.shape[1]
+    sides = [values.digests if len(values.digests) == count else ("",) * count for values in (first, second)]
+    other, unknown = [], 0
+    for k, (one, two) in enumerate(zip(*sides, strict=True)):
+        if not one or not two or (one != two and UNCERTAIN in one + two):
+            unknown += 1
+        elif one != two:
+            other.append(k)
+    if other:
+        actual = f"other words in {len(other):,} of {count:,} pairs, such as sentence {other[0]}"
+        hint = "Pass paired=False to compare two data sets"
+        raise BNetError("compare", expected="results on the same sentences", actual=actual, hint=hint)
+    if not unknown:
+        return ()
+    return (f"it is not checked that sentence k of both is the same: the words of {unknown:,} pairs are unknown",)
 
 
 def _parse_clusters(clusters: Any, sizes: Sequence[int]) -> list[list[Any]]:

@@ -255,6 +255,7 @@ class Reads(ComparableResult, Drawable):
         state: The role of the hidden states that the chain connects, such as `x` or `dec_x`.
         special: For each word, whether it is a special token; empty if this is unknown.
         has_special: False if tables and displays leave special tokens out. `matrix` always contains them.
+        digest: A digest of the words of the sentence; empty if they are unknown.
     """
 
     matrix: Tensor
@@ -271,6 +272,7 @@ class Reads(ComparableResult, Drawable):
     state: str = "x"
     special: tuple[bool, ...] = field(default=(), repr=False)
     has_special: bool = True
+    digest: str = field(default="", repr=False)
 
     @property
     def shown_words(self) -> tuple[int, ...]:
@@ -346,7 +348,8 @@ class Reads(ComparableResult, Drawable):
         columns = {name: frame[name].tolist() for name in frame.columns[:-1]}
         settings = {"words": len(self.tokens), "slices": self.slices, "average over heads": self.head}
         settings |= {"method": self.method, "residual": self.residual, "state": self.state}
-        return SentenceValues("share of reads", cells, columns, frame[["share"]].to_numpy(), settings=settings)
+        shares = frame[["share"]].to_numpy()
+        return SentenceValues("share of reads", cells, columns, shares, settings=settings, digests=(self.digest,))
 
     def _repr_html_(self) -> str:
         """Return the matrix as an HTML table."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.result_comparison import digest_words
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text, match_label
 from bnet_transformer.data.word_encoder import format_sentence_label, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
@@ -65,6 +66,10 @@ class EncodedSentence:
         flags = iter(self.flag_special_tokens(network))
         words = {stack: tuple(k for k, _ in enumerate(tokens) if next(flags)) for stack, tokens in self.tokens.items()}
         return {stack: indices for stack, indices in words.items() if indices}
+
+    def digest(self, network: Network) -> str:
+        """A digest of the words of all stacks."""
+        return digest_words(self.tokens, self.find_special_words(network))
 
     def get_spans(self) -> tuple[Span | None, ...]:
         """For each token of all stacks, its character span in the text; None without a text."""

@@ -7,6 +7,7 @@ computes the parts of all writers and words.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,13 +41,14 @@ def compute_contributions(
             expected = f"None for {name}, a row of attention scores" if of is not None else "1 for attention scores"
             subject, actual = ("of", of) if of is not None else ("paths", paths)
             raise BNetError(subject, expected=expected, actual=actual)
-        return compute_score_contributions(state, name, *row, exact=exact)
+        scores = compute_score_contributions(state, name, *row, exact=exact)
+        return replace(scores, digest=state.encoded.digest(state.network))
     if paths == 2 and exact:
         hint = "Use paths=1 for the effects of writers"
         raise BNetError("exact", expected="False for paths=2, which have no effects", actual=exact, hint=hint)
     readout = parse_readout(state, name, of)
     if paths == 2:
-        return compute_paths(state, name, readout)
+        return replace(compute_paths(state, name, readout), digest=state.encoded.digest(state.network))
     run = make_run(state, readout)
     value, constant, seeds, active, norms = seed_readout(run, readout)
     table = collect_writers(run, run.pull_back(seeds, active), 1, split_reads=True)
@@ -59,7 +61,9 @@ def compute_contributions(
     parts = table.writers, table.words, table.values[0]
     special = (*state.encoded.flag_special_tokens(state.network), False)  # the last entry is for nodes without words
     choices = run.count_choice_states()
-    return Contributions(name, norms, readout.label, *parts, value, effects, readout, special, choices=choices)
+    digest = state.encoded.digest(state.network)
+    numbers = *parts, value, effects, readout, special
+    return Contributions(name, norms, readout.label, *numbers, choices=choices, digest=digest)
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:

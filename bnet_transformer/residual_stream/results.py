@@ -52,11 +52,13 @@ class ContributionTable(ComparableResult, ABC):
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
         choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        digest: A digest of the words of the sentence; empty if they are unknown.
     """
 
     node: str
     norms: tuple[str, ...]
     choices: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    digest: str = field(default="", kw_only=True)
 
     @abstractmethod
     def to_dataframe(self) -> pd.DataFrame:
@@ -73,7 +75,8 @@ class ContributionTable(ComparableResult, ABC):
         keys = [columns[name] for name in columns if name not in ("kind", "group")]
         cells = tuple(" | ".join(map(str, row)) for row in zip(*keys, strict=True))
         settings = {"node": self.node, "of": getattr(self, "of", "")}
-        return SentenceValues("part", cells, columns, frame[["part"]].to_numpy(), settings=settings)
+        parts = frame[["part"]].to_numpy()
+        return SentenceValues("part", cells, columns, parts, settings=settings, digests=(self.digest,))
 
     def _get_part_frame(self) -> pd.DataFrame:
         """All parts, also those that are 0."""
@@ -127,6 +130,7 @@ class Contributions(ContributionTable):
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
         choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        digest: A digest of the words of the sentence; empty if they are unknown.
         of: The readout in words, such as `"Mary - John"`.
         writers: The writers, from the words to the readout.
         words: The words of all stacks; the last entry, `""`, is for nodes without words.
@@ -267,6 +271,7 @@ class PathContributions(ContributionTable):
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
         choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        digest: A digest of the words of the sentence; empty if they are unknown.
         of: The readout in words.
         heads: The heads that add to the readout, the last of the two.
         writers: The writers whose outputs are values of these heads, the first of the two.
@@ -310,6 +315,7 @@ class ScoreContributions(ContributionTable):
         node: The name of the row of attention, such as `"j_1_0_9"`.
         norms: The names of the norms whose scale was held fixed.
         choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        digest: A digest of the words of the sentence; empty if they are unknown.
         queries: The writers on the side of the query.
         keys: The writers on the side of the key.
         words: The words j that the word attends to.

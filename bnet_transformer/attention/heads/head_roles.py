@@ -70,6 +70,7 @@ class Roles(HeadTable):
         selectors: For each slice the selector whose states are the heads; None if heads are a plate.
         left_out: The default relations that are not defined for these sentences, with the reason.
         by_sentence: The shares of each sentence, `[sentence, slice, head, relation]`; `compare` compares their means.
+        digests: A digest of the words of each sentence; empty if they are unknown.
     """
 
     slices: tuple[str, ...]
@@ -89,6 +90,7 @@ class Roles(HeadTable):
     selectors: tuple[str | None, ...] = field(repr=False)
     left_out: Mapping[str, str] = field(repr=False)
     by_sentence: Tensor | None = field(default=None, repr=False)
+    digests: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def role(self) -> tuple[tuple[str, ...], ...]:
@@ -150,7 +152,8 @@ class Roles(HeadTable):
         relations = {"relations": self.relations}
         measure = "mean share of attention over the sentences"
         values = to_head_values(measure, self.slices, self.by_sentence, relations, self.relations)
-        return replace(values, notes=(f"the estimates are means without the prior: alpha = {self.alpha:g} is not in them",))
+        note = f"the estimates are means without the prior: alpha = {self.alpha:g} is not in them"
+        return replace(values, notes=(note,), digests=self.digests)
 
     def _repr_html_(self) -> str:
         """Return the table of heads and the relations that are left out as HTML."""
@@ -335,6 +338,7 @@ def roles(
         sum(sentence.word_counts[nodes.stacks[0]] for sentence in encoded),
         selectors=tuple(selectors),
         left_out=resolved.left_out,
+        digests=tuple(sentence.digest(network) for sentence in encoded),
         **posterior,
     )
 

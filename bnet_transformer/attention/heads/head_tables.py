@@ -6,7 +6,7 @@ import html
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float
-from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
+from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues, digest_words
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
+from bnet_transformer.data.word_encoder import word_encoder
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, unknown_name_error
 
@@ -109,6 +110,24 @@ def to_head_values(
     cells = tuple(f"{row[0]}_{row[1]}" + "".join(f" {name}" for name in row[2:]) for row in rows)
     columns = dict(zip(axes, zip(*rows, strict=True), strict=True))
     return SentenceValues(measure, cells, columns, to_numpy(values.flatten(1).T), settings=settings)
+
+
+def _digest_batch(network: Network, batch: Batch) -> tuple[str, ...]:
+    """A digest of the words of each sentence; empty for vectors, whose words have no names."""
+    tokens: list[dict[str, tuple[str, ...]]] = [{} for _ in range(len(batch))]
+    special: list[dict[str, tuple[int, ...]]] = [{} for _ in range(len(batch))]
+    tokenizer, first = network.tokenizer, next(iter(batch.x), "")
+    for stack, values in batch.x.items():
+        encoder, mask = word_encoder(network, stack), (batch.mask or {}).get(stack)
+        if encoder is None or encoder.states is None:
+            continue
+        for k, row in enumerate(values):
+            ids = (row if mask is None else row[mask[k]]).tolist()
+            tokens[k][stack] = encoder.decode(ids)
+            if tokenizer is not None and tokenizer.can_encode(stack, first):
+                flags = tokenizer.special_tokens_mask(ids)
+                special[k][stack] = tuple(index for index, flag in enumerate(flags) if flag)
+    return tuple(map(digest_words, tokens, special))
 
 
 @dataclass(frozen=True)
@@ -299,11 +318,15 @@ class Inclusion(HeadTable):
     def _to_sentence_values(self) -> SentenceValues:
         # The gates of a net share rho, so that their probabilities are not independent between sentences.
         settings = {"likelihood": self.likelihood}
-        return to_head_values("loss with the head off, nats", self.slices, self.losses, settings)
+        values = to_head_values("loss with the head off, nats", self.slices, self.losses, settings)
+        return replace(values, digests=_digest_batch(self.network, self.data))
 
     def _check_pair(self, other: Inclusion) -> None:
         if self.sigma != other.sigma:  # a loss is a squared error in units of sigma
-            expected, hint = f"losses with the same sigma, {self.sigma}", "Pass one sigma= to both calls of bt.inclusion"
+            expected, hint = (
+                f"losses with the same sigma, {self.sigma}",
+                "Pass one sigma= to both calls of bt.inclusion",
+            )
             raise BNetError("compare", expected=expected, actual=other.sigma, hint=hint)
 
     @property

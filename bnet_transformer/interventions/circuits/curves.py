@@ -74,6 +74,7 @@ class FaithfulnessCurves(ComparableResult):
             the circuits of its ranking by absolute scores, `[share]`; for a random baseline the mean over its draws.
         metric: The metric: its node and states, or the parameters of a function; empty if it is unknown.
         over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
+        digests: A digest of the words of each clean sentence; empty if they are unknown.
     """
 
     shares: tuple[float, ...]
@@ -89,6 +90,7 @@ class FaithfulnessCurves(ComparableResult):
     kl: Mapping[str, Tensor] | None = None
     metric: str = ""
     over: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -213,7 +215,7 @@ class FaithfulnessCurves(ComparableResult):
         note = explain_weak_total(self.clean, self.empty)
         notes = (() if note is None else (note,)) + explain_unchecked_metric(self.metric)
         return SentenceValues(
-            "faithfulness", tuple(names), columns, np.concatenate(values), total[None], settings, notes
+            "faithfulness", tuple(names), columns, np.concatenate(values), total[None], settings, notes, self.digests
         )
 
     def _get_outcomes(self, method: str, ranking: str) -> Tensor:
@@ -340,7 +342,7 @@ def faithfulness_curves(
     divergence_runs = None if readout is None else build_divergence_runs(pairs, readout)
     options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
-    curves = replace(curves, metric=describe_metric(metric), over=pairs.over)
+    curves = replace(curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.clean.digests)
     if divergence_runs is not None:
         divergences = measure_curves(divergence_runs, scores, ends, draws, **options)
         kl = {name: values.mean((0, -1)) for name, values in divergences.absolute_outcomes.items()}

@@ -338,7 +338,10 @@ class Circuit(ComparableResult):
         metric = describe_metric(part.pairs.metric)
         notes += explain_unchecked_metric(metric)
         settings = {"over": self.over, "metric": metric}
-        return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)))
+        digests = part.pairs.clean.digests
+        if len(digests) > len(clean):  # the pairs contain those of the other part
+            digests = tuple(digests[k] for k in (part.pairs.in_sample if part is self else part.pairs.held_out))
+        return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)), digests)
 
     def _check_pair(self, other: Circuit) -> None:
         directions = self.direction, other.direction

@@ -140,10 +140,23 @@ def sweep(
         outcomes=outcomes,
         direction=direction,
         metric=describe_metric(metric),
+        digests=_digest_sentences(parts),
         first_order=first_order,
         steps=steps,
         calibration=calibration,
     )
+
+
+def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
+    """The digests of the clean sentences, or of those that are patched if an ablation provides the values."""
+    digests: dict[int, str] = {}
+    for part in parts:
+        request = part.request
+        is_base = request.options.is_noise or request.source is None
+        examples = request.base if is_base else request.source
+        assert examples is not None
+        digests |= dict(zip(part.examples, examples.digests, strict=True))
+    return tuple(digests[k] for k in sorted(digests))
 
 
 def _compute(parts: Sequence[LengthPart], progress: bool | None) -> tuple[Tensor, Tensor | None, Tensor]:

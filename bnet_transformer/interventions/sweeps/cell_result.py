@@ -54,6 +54,8 @@ class CellResult(ComparableResult):
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
+        digests: A digest of the words of each clean sentence, or of each corrupt one if an ablation replaces the clean
+            run; empty if they are unknown.
     """
 
     at: str
@@ -68,6 +70,7 @@ class CellResult(ComparableResult):
     metric: str = field(default="", kw_only=True)
     aligned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
     special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, kw_only=True)
+    digests: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def base(self) -> Tensor:
@@ -238,10 +241,12 @@ class CellResult(ComparableResult):
             columns["part"] = [part for part in tables for _ in frame.index]
         settings = {"at": self.at, "axes": self.axes, "direction": self.direction, "metric": self.metric}
         is_estimated = getattr(self, "first_order", False)
-        notes = ("one result has estimates to first order",) if is_estimated else ()
-        notes += explain_unchecked_metric(self.metric)
+        notes = explain_unchecked_metric(self.metric)
+        notes += ("one result has estimates to first order",) if is_estimated else ()
         values = np.concatenate([*tables.values()])
-        return SentenceValues("effect", tuple(cells), columns, values, settings=settings, notes=notes)
+        return SentenceValues(
+            "effect", tuple(cells), columns, values, settings=settings, notes=notes, digests=self.digests
+        )
 
     def _get_effects(self) -> dict[str, Tensor]:
         """The effects of the cells, `[*axes, example]`, by the part of the total effect; `""` for all of it."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.result_comparison import digest_words
 from bnet_transformer._core.saved_results import Fields, register_codec
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
@@ -50,6 +51,12 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.models)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """A digest of the words of each sentence."""
+        special = self.special or ({},) * len(self)
+        return tuple(map(digest_words, self.tokens, special))
 
     def with_choices(self, states: Mapping[int, Tensor]) -> Examples:
         """The same sentences with their latent choices set to these states."""

@@ -44,6 +44,8 @@ class Sweep(CellResult):
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
+        digests: A digest of the words of each clean sentence, or of each corrupt one if an ablation replaces the clean
+            run; empty if they are unknown.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
@@ -205,6 +207,8 @@ class Mediation(CellResult):
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
+        digests: A digest of the words of each clean sentence, or of each corrupt one if an ablation replaces the clean
+            run; empty if they are unknown.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
