@@ -295,6 +295,8 @@ def make_drawing(picture: Picture, options: FigureOptions, title: str, caption: 
     if options.highlight is not None:
         marks, marked_arrows = resolve_highlight(options.highlight, dict.fromkeys(box.name for box in picture.boxes))
         boxes = [replace(b, mark=marks.get(b.name, ""), is_faded=b.name not in marks) for b in picture.boxes]
+        # The text of a dot is omitted where it has no space, so its tooltip has the mark too.
+        boxes = [replace(b, title=f"{b.title}: {b.mark}") if b.border == "dot" and b.mark else b for b in boxes]
         arrows = []
         for arrow in picture.arrows:
             is_marked = (arrow.source, arrow.target) in marked_arrows
