@@ -151,8 +151,8 @@ def test_marked_dots_have_their_effects(count):
     boxes = {box.name: box for box in picture.boxes}
     for name, effect in effects.items():
         line, box = texts[label_to_text(text_to_label(effect))], boxes[name]
-        near = sorted(boxes.values(), key=lambda other: np.hypot(other.x - line.x, other.y - line.y))
-        assert near[0] is box and box.title.endswith(effect) and line.size * picture.scale >= MIN_FONT_SIZE
+        ranked = sorted(boxes.values(), key=lambda other: np.hypot(other.x - line.x, other.y - line.y))
+        assert ranked[0] is box and box.title.endswith(effect) and line.size * picture.scale >= MIN_FONT_SIZE
     assert [entry.handle.border for entry in picture.legend if label_to_text(entry.text.runs) == "effect"] == ["dot"]
 
 

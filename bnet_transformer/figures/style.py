@@ -33,7 +33,7 @@ CAPTION_SIZE = 8.5  # of the legend and the caption
 HEADING_SIZE = 12.0  # of the text above a figure
 BOX_HEIGHT = 26.0
 DOT_MARK_SIZE = 7.0  # of the text of a marked dot
-MAX_CROSSED_POINTS = 20  # of arrows behind a text at the height of its dot, before it is placed above or below
+MAX_CROSSED_POINTS = 20  # of arrows behind a text at the height of its dot, before it is above or below
 MIN_TEXT_WIDTH = 220.0  # of the legend and the caption of a small figure
 SAMPLE_WIDTH = 30.0  # of a sample of the legend, with the gap to its text
 DEFAULT_MARK = "marked"
@@ -196,9 +196,9 @@ def to_sentence_case(text: str) -> str:
 
 
 def label_marks(picture: Picture) -> Iterator[TextLine]:
-    """Yield the marks of highlighted boxes as texts above the boxes, and different marks of dots beside the dots."""
-    placed = [line.bounds for line in picture.lines]
-    placed += [box.bounds for box in picture.boxes if box.border == "dot"]
+    """Yield the marks of highlighted boxes as texts above the boxes, and different marks of dots next to the dots."""
+    occupied = [line.bounds for line in picture.lines]
+    occupied += [box.bounds for box in picture.boxes if box.border == "dot"]
     labelled = [box for box in picture.boxes if box.mark not in ("", DEFAULT_MARK)]
     dot_marks = {box.mark for box in labelled if box.border == "dot"}
     has_dots = len(dot_marks) > 1 or any(mark[0] in "+-" for mark in dot_marks)  # the legend has a single label
@@ -207,12 +207,12 @@ def label_marks(picture: Picture) -> Iterator[TextLine]:
         left, top, _, _ = box.bounds
         if box.border != "dot":
             yield TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box))
-        elif has_dots and (line := _label_dot(box, placed, points)) is not None:
-            placed.append(line.bounds)
+        elif has_dots and (line := _label_dot(box, occupied, points)) is not None:
+            occupied.append(line.bounds)
             yield line
 
 
-def _label_dot(box: NodeBox, placed: Sequence[Bounds], points: Sequence[Point]) -> TextLine | None:
+def _label_dot(box: NodeBox, occupied: Sequence[Bounds], points: Sequence[Point]) -> TextLine | None:
     """Return the mark of a dot as text at the side with the fewest points of arrows; None if no side has space."""
     across, along = box.width / 2 + 2.0, box.height / 2 + DOT_MARK_SIZE / 2 + 0.5
     sides = [(dx, dy, anchor) for dx, anchor in ((across, "start"), (-across, "end")) for dy in (0.0, -along, along)]
@@ -221,7 +221,7 @@ def _label_dot(box: NodeBox, placed: Sequence[Bounds], points: Sequence[Point]) 
     for dx, dy, anchor in sides:
         line = TextLine(box.x + dx, box.y + dy, label, anchor, DOT_MARK_SIZE, colour)
         left, top, right, bottom = line.bounds
-        if not any(left < x1 and x0 < right and top < y1 - 0.5 and y0 + 0.5 < bottom for x0, y0, x1, y1 in placed):
+        if not any(left < x1 and x0 < right and top < y1 - 0.5 and y0 + 0.5 < bottom for x0, y0, x1, y1 in occupied):
             count = sum(left < x < right and top < y < bottom for x, y in points)
             candidates.append((count + (MAX_CROSSED_POINTS if dy else 0), line))
     return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
