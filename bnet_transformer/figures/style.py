@@ -159,10 +159,10 @@ def collect_legend(
     entries: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for is_used, sample, text in signs if is_used]
     for role in dict.fromkeys("effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
         marked = next(b for b in boxes if b.mark and role == ("effect" if b.mark[0] in "+-" else b.mark))
-        sample = _sample_box(mark=role)
+        box = _sample_box(mark=role)
         if marked.border == "dot":
-            sample = replace(sample, border="dot", width=marked.width, height=marked.height)
-        entries.append((sample, role))
+            box = replace(box, border="dot", width=marked.width, height=marked.height)
+        entries.append((box, role))
     colours = {arrow.colour for arrow in arrows}
     entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
     has_heads = any(arrow.has_head for arrow in arrows)
