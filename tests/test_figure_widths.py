@@ -13,7 +13,7 @@ import bnet_transformer as bt
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures import svg
 from bnet_transformer.figures.font_names import resolve_font
-from bnet_transformer.figures.labels import label_to_text
+from bnet_transformer.figures.labels import label_to_text, text_to_label
 from bnet_transformer.figures.size import MIN_FONT_SIZE, parse_width
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
@@ -140,6 +140,20 @@ def test_a_narrow_figure_is_laid_out_again_and_not_only_scaled():
     assert len({label_to_text(line.runs) for line in column.lines if line.colour == "grey"}) > 1
     folded = s.net.picture(width="text")  # the caption does not widen it, and it is not enlarged
     assert folded.scale <= 1.0
+
+
+@pytest.mark.parametrize("count", [3, 14])  # words are columns, or rows
+def test_marked_dots_have_their_effects(count):
+    s = bt.bayesuvius(dim=4, slices=2).sentence(["the"] * count)
+    effects = {f"x_1_{k}": f"{k - 1.5:+.2g}" for k in range(3)}
+    picture = s.picture(detail="words", highlight=effects, width="column")
+    texts = {label_to_text(line.runs): line for line in picture.lines}
+    boxes = {box.name: box for box in picture.boxes}
+    for name, effect in effects.items():
+        line, box = texts[label_to_text(text_to_label(effect))], boxes[name]
+        ranked = sorted(boxes.values(), key=lambda other: np.hypot(other.x - line.x, other.y - line.y))
+        assert ranked[0] is box and box.title.endswith(effect) and line.size * picture.scale >= MIN_FONT_SIZE
+    assert [entry.handle.border for entry in picture.legend if label_to_text(entry.text.runs) == "effect"] == ["dot"]
 
 
 @pytest.mark.slow
@@ -294,7 +308,11 @@ def test_figures_of_real_nets_have_their_width(mini, width):
     objects = [(mini, {}), (mini, {"special": False}), (mini, nodes), (mini.net, {}), (mini.reads(), {})]
     objects += [(mini.tan_tree(), {}), (tiny, {"detail": "words"}), (tiny.tan("roles"), {}), (tiny.net, {})]
     for obj, options in objects:
-        points, sizes = read_svg(to_svg(obj.picture(width=width, **options)))
+        picture, width = draw_or_widen(obj, width, **options)
+        if picture is None:  # higher than a slide
+            assert width == "slide" and isinstance(obj, type(mini.net))
+            continue
+        points, sizes = read_svg(to_svg(picture))
         assert points == pytest.approx(72 * parse_width(width), rel=1e-5) and min(sizes) >= MIN_FONT_SIZE - 1e-3
 
 

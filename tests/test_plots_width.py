@@ -332,7 +332,7 @@ def test_special_tokens_are_left_out_of_results_by_word():
     assert get_ticks(bt.plot(lens, special=False).axes[0]) == list(lens.words[1:8])
     sweep = replace(build("sweep"), special={"word": (True, False, False, False, False)})
     figure = bt.plot(sweep, special=False)
-    assert get_ticks(figure.axes[0]) == ["cat / dog", "sat / ran", "on", "a"] and "Special tokens the" in get_notes(
+    assert get_ticks(figure.axes[0]) == ["cat / dog", "sat / ran", "on", "a"] and "The special token" in get_notes(
         figure
     )
     group = replace(build("posteriors of a group"), special=(True, False, False))

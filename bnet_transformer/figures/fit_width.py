@@ -96,15 +96,13 @@ def _fit_height(drawings: Iterable[Drawing], scale: float, width: float, heading
         scale = min(scale, width / required_width(drawing, heading))
         if scale < min_scale:
             continue
-        picture = _compose(drawing, heading, width / scale)
+        picture, reduced = _compose(drawing, heading, width / scale), scale
         if picture.height * scale > max_height:
-            scale_of_page = max(min_scale, max_height / picture.height)
-            picture = replace(_compose(drawing, heading, width / scale_of_page), scale=scale_of_page)
-        else:
-            picture = replace(picture, scale=scale)
-        if picture.height * picture.scale <= max_height + 1e-6:
-            return picture
-        lowest = min(lowest, picture.height * picture.scale)
+            reduced = max(min_scale, max_height / picture.height)
+            picture = _compose(drawing, heading, width / reduced)
+        if picture.height * reduced <= max_height + 1e-6:
+            return replace(picture, scale=reduced)
+        lowest = min(lowest, picture.height * reduced)
     return lowest
 
 

@@ -137,9 +137,9 @@ def _layout_first_net(network: Network, options: FigureOptions, parts: Sequence[
     projected = project_highlight(options, names)
     for name in get_highlighted_names(projected.highlight):
         if name in groups and name not in names:
-            group = groups[name]
-            step, last = group.step, network.graph.slices[group.stack] - 1
-            option = "weights=True" if step is None else f"slices={min(max(step, 0), last)}"
+            step, depths = groups[name].step, network.graph.slices
+            slice_ = None if step is None else min(max(step, 0), depths[groups[name].stack] - 1)
+            option = "weights=True" if slice_ is None else f"slices={slice_}"
             expected = "node groups that the figure draws"
             raise BNetError("highlight", expected=expected, actual=name, hint=f"Pass {option}")
     title = f"Folded graph of the net {network.declaration.name}"
@@ -295,6 +295,8 @@ def make_drawing(picture: Picture, options: FigureOptions, title: str, caption: 
     if options.highlight is not None:
         marks, marked_arrows = resolve_highlight(options.highlight, dict.fromkeys(box.name for box in picture.boxes))
         boxes = [replace(b, mark=marks.get(b.name, ""), is_faded=b.name not in marks) for b in picture.boxes]
+        # The text of a dot is omitted where it has no space, so its tooltip has the mark too.
+        boxes = [replace(b, title=f"{b.title}: {b.mark}") if b.border == "dot" and b.mark else b for b in boxes]
         arrows = []
         for arrow in picture.arrows:
             is_marked = (arrow.source, arrow.target) in marked_arrows

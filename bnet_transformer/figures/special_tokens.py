@@ -11,7 +11,7 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.graph import NodeSelection
 from bnet_transformer.inference import SentenceState
 
-MAX_NAMED_TOKENS = 4  # in a caption
+MAX_NAMED_TOKENS = 4  # in a caption or a note
 
 
 def exclude_words(
@@ -44,15 +44,30 @@ def describe_special_words(
 
     The share is the mean of `P(j special | i)` over the drawn words i and over `attentions`.
     """
-    if not special:
+    if not any(special.values()):
         return ""
-    names = list(dict.fromkeys(format_token(tokens[stack][k]) for stack, ids in special.items() for k in sorted(ids)))
-    listed = " " + " and ".join(names) if len(names) <= MAX_NAMED_TOKENS else ""
+    hidden = [tokens[stack][k] for stack, ids in special.items() for k in sorted(ids)]
     masses = []
     for attn in attentions:
         rows = sorted(words[attn.target[0]])
         masses += attn.weights[rows][:, sorted(special.get(attn.source[0], ()))].sum(1).tolist()
-    if not masses:
-        return f"The special tokens{listed} are not drawn"
-    share = sum(masses) / len(masses)
-    return f"The special tokens{listed} are not drawn; {share:.1%} of the attention of the drawn words goes to them"
+    return describe_omission(hidden, "drawn", sum(masses) / len(masses) if masses else None)
+
+
+def describe_omission(hidden: Sequence[str], verb: str, share: float | None = None) -> str:
+    """Return a sentence without full stop: which special tokens are not drawn or shown, and their share of attention.
+
+    Args:
+        hidden: The token of each word that is left out.
+        verb: The participle, "drawn" or "shown".
+        share: The mean share of the attention of the other words that goes to them; None for no statement.
+
+    >>> describe_omission(["[CLS]"], "drawn", 0.25)
+    'The special token [CLS] is not drawn; 25.0% of the attention of the words drawn goes to it'
+    """
+    names = list(dict.fromkeys(map(format_token, hidden)))
+    joined = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    listed = f" {joined}" if len(names) <= MAX_NAMED_TOKENS else ""
+    noun, be, pronoun = ("token", "is", "it") if len(hidden) == 1 else ("tokens", "are", "them")
+    text = f"The special {noun}{listed} {be} not {verb}"
+    return text if share is None else f"{text}; {share:.1%} of the attention of the words {verb} goes to {pronoun}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer.figures.labels import measure_label, text_to_label
 from bnet_transformer.figures.picture import (
+    Bounds,
     LegendEntry,
     NodeBox,
     Picture,
@@ -31,6 +32,8 @@ LABEL_SIZE = 11.0  # of labels
 CAPTION_SIZE = 8.5  # of the legend and the caption
 HEADING_SIZE = 12.0  # of the text above a figure
 BOX_HEIGHT = 26.0
+DOT_MARK_SIZE = 7.0  # of the text of a marked dot
+MAX_CROSSED_POINTS = 20  # of arrows behind a text at the height of its dot, before it is above or below
 MIN_TEXT_WIDTH = 220.0  # of the legend and the caption of a small figure
 SAMPLE_WIDTH = 30.0  # of a sample of the legend, with the gap to its text
 DEFAULT_MARK = "marked"
@@ -155,7 +158,11 @@ def collect_legend(
     ]
     entries: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for is_used, sample, text in signs if is_used]
     for role in dict.fromkeys("effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
-        entries.append((_sample_box(mark=role), role))
+        marked = next(b for b in boxes if b.mark and role == ("effect" if b.mark[0] in "+-" else b.mark))
+        box = _sample_box(mark=role)
+        if marked.border == "dot":
+            box = replace(box, border="dot", width=marked.width, height=marked.height)
+        entries.append((box, role))
     colours = {arrow.colour for arrow in arrows}
     entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
     has_heads = any(arrow.has_head for arrow in arrows)
@@ -188,12 +195,47 @@ def to_sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
-    """Yield the marks of highlighted boxes as texts above the boxes."""
-    for box in boxes:
-        if box.mark not in ("", DEFAULT_MARK) and box.border != "dot":
-            left, top, _, _ = box.bounds
+def label_marks(picture: Picture) -> Iterator[TextLine]:
+    """Yield the marks of highlighted boxes as texts above the boxes, and different marks of dots next to the dots."""
+    occupied = [line.bounds for line in picture.lines]
+    occupied += [box.bounds for box in picture.boxes if box.border == "dot"]
+    labelled = [box for box in picture.boxes if box.mark not in ("", DEFAULT_MARK)]
+    dot_marks = {box.mark for box in labelled if box.border == "dot"}
+    has_dots = len(dot_marks) > 1 or any(mark[0] in "+-" for mark in dot_marks)  # the legend has a single label
+    points = [point for arrow in picture.arrows for point in _sample_curve(arrow.points)] if has_dots else []
+    for box in labelled:
+        left, top, _, _ = box.bounds
+        if box.border != "dot":
             yield TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box))
+        elif has_dots and (line := _label_dot(box, occupied, points)) is not None:
+            occupied.append(line.bounds)
+            yield line
+
+
+def _label_dot(box: NodeBox, occupied: Sequence[Bounds], points: Sequence[Point]) -> TextLine | None:
+    """Return the mark of a dot as text at the side with the fewest points of arrows; None if no side has space."""
+    across, along = box.width / 2 + 2.0, box.height / 2 + DOT_MARK_SIZE / 2 + 0.5
+    sides = [(dx, dy, anchor) for dx, anchor in ((across, "start"), (-across, "end")) for dy in (0.0, -along, along)]
+    label, colour = text_to_label(box.mark), border_colour(box)
+    candidates = []
+    for dx, dy, anchor in sides:
+        line = TextLine(box.x + dx, box.y + dy, label, anchor, DOT_MARK_SIZE, colour)
+        left, top, right, bottom = line.bounds
+        if not any(left < x1 and x0 < right and top < y1 - 0.5 and y0 + 0.5 < bottom for x0, y0, x1, y1 in occupied):
+            count = sum(left < x < right and top < y < bottom for x, y in points)
+            candidates.append((count + (MAX_CROSSED_POINTS if dy else 0), line))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+
+
+def _sample_curve(points: Sequence[Point], count: int = 16) -> Iterator[Point]:
+    """Yield points of a chain of cubic curves."""
+    for start in range(0, len(points) - 3, 3):
+        curve = points[start : start + 4]
+        for k in range(count + 1):
+            t = k / count
+            factors = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
+            pairs = list(zip(factors, curve, strict=True))
+            yield sum(f * x for f, (x, _) in pairs), sum(f * y for f, (_, y) in pairs)
 
 
 @dataclass(frozen=True)
@@ -264,8 +306,8 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
 
 
 def add_marks(picture: Picture) -> Picture:
-    """Add the marks of highlighted boxes as texts above the boxes."""
-    return replace(picture, texts=(*picture.texts, *label_marks(picture.boxes)))
+    """Add the marks of highlighted boxes as texts."""
+    return replace(picture, texts=(*picture.texts, *label_marks(picture)))
 
 
 def _layout_legend(

@@ -8,11 +8,9 @@ import numpy as np
 
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.labels import format_token
+from bnet_transformer.figures.special_tokens import describe_omission
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.numbers import FloatArray
-
-MAX_NAMED_TOKENS = 4  # in a note
 
 
 def select_words(
@@ -36,11 +34,6 @@ def select_words(
         raise BNetError("special", expected="words that are no special tokens", actual="all words are special")
     hidden = [k for k in range(len(tokens)) if flags[k]]
     if hidden:
-        names = list(dict.fromkeys(format_token(tokens[k]) for k in hidden))
-        listed = f" {', '.join(names)}" if len(names) <= MAX_NAMED_TOKENS else ""
-        share = ""
-        if masses is not None:
-            total = float(np.nansum(masses[..., hidden], -1).mean())
-            share = f"; {total:.1%} of the attention of the words shown goes to them"
-        canvas.add_note(f"Special tokens{listed} are not shown{share}.")
+        share = None if masses is None else float(np.nansum(masses[..., hidden], -1).mean())
+        canvas.add_note(f"{describe_omission([tokens[k] for k in hidden], 'shown', share)}.")
     return shown

@@ -170,7 +170,7 @@ class Explorer extends AttentionLines {
     const numLines = lines.length;
     if (numLines > MAX_LINES) lines = lines.sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0)).slice(0, MAX_LINES);
     const summary = lines.length < numLines ? `Showing the ${MAX_LINES.toLocaleString("en")} strongest of ${numLines.toLocaleString("en")} reads` : allWords && this.attentions.length ? `Showing ${numLines.toLocaleString("en")} reads with P(j | i) ≥ ${minWeight.toFixed(2)}${top ? `, the ${top} strongest of each word` : ""}` : "";
-    const arrowNote = arrows === null ? "In unfolded slices, only the arrows of the selected node are drawn" : arrows.some((line) => line.weight !== null) ? `Width and darkness of k and v arrows: P(j | i) ≥ ${minWeight.toFixed(2)}` : "";
+    const arrowNote = arrows === null ? "In unfolded slices, only the arrows of the selected node are drawn" : arrows.some((line) => line.weight !== null) ? `Width and contrast of k and v arrows: P(j | i) ≥ ${minWeight.toFixed(2)}` : "";
     this.footer.textContent = [numLines || !arrows?.length ? summary : "", arrowNote].filter(Boolean).map((text) => `${text}.`).join(" ");
     if (this.settings.head === "all") this.footer.append(...this.renderHeadLegend());
     this.footer.dataset.reads = String(lines.length);
