@@ -188,7 +188,8 @@ def test_a_net_of_many_slices_and_heads_is_drawn(inclusion):
     )
     for show in ("rho", "log_bayes", "intervals"):
         figure = bt.plot(large, show=show)
-        assert not (show in MEASURES and get_ax_texts(figure.axes[0]))  # no space for numbers
+        numbers = get_ax_texts(figure.axes[0]) if show in MEASURES else []
+        assert len(numbers) in (0, 600)  # in all cells or in none
         assert show != "log_bayes" or render(figure)
 
 
