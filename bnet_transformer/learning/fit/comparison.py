@@ -58,7 +58,7 @@ class Comparison(SavedResult):
         interval: The 95% interval of `gain` over sentences (bootstrap-t); None on training data, and with fewer than 10
             sentences.
         p: The p value of `gain` by sign flips of the differences of sentences; None on training data, which the fits
-            have seen, and for one sentence.
+            have seen, for one sentence, and if a sentence has probability 0 in one fit.
         A: The cosines of the matrices `W_q^T W_k` of matched heads by attention node, `[head]`.
         OV: The cosines of the matrices `W_v` of matched heads by attention node, `[head]`.
         criterion: The name of the likelihood in `gain`.
@@ -195,9 +195,9 @@ def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
 
 def estimate_gain_uncertainty(a: Tensor, b: Tensor) -> tuple[tuple[float, float] | None, float | None]:
     """The 95% interval of the mean over sentences of `a - b`, and its p value, as of `compare` of other results."""
-    tables = [np.stack([to_numpy(x)[None], np.ones((1, len(x)))]) for x in (a, b)]
-    if len(a) < 2:
+    if len(a) < 2 or not bool((a - b).isfinite().all()):  # a sentence of probability 0 in one fit
         return None, None
+    tables = [np.stack([to_numpy(x)[None], np.ones((1, len(x)))]) for x in (a, b)]
     p, _, _ = permutation_p(tables, True, RESAMPLES, 0)
     if len(a) < MIN_INTERVAL_COUNT:
         return None, float(p[0])
