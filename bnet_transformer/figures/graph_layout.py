@@ -30,7 +30,7 @@ from bnet_transformer.figures.options import (
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, TextLine, bounding_box
 from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
 from bnet_transformer.figures.size import Density
-from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, Drawing, arrow_colour, make_arrow
+from bnet_transformer.figures.style import BOX_HEIGHT, DEFAULT_MARK, LABEL_SIZE, Drawing, arrow_colour, make_arrow
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.inference.selection import parse_slices
 from bnet_transformer.tpm import Given
@@ -296,7 +296,8 @@ def make_drawing(picture: Picture, options: FigureOptions, title: str, caption: 
         marks, marked_arrows = resolve_highlight(options.highlight, dict.fromkeys(box.name for box in picture.boxes))
         boxes = [replace(b, mark=marks.get(b.name, ""), is_faded=b.name not in marks) for b in picture.boxes]
         # The text of a dot is omitted where it has no space, so its tooltip has the mark too.
-        boxes = [replace(b, title=f"{b.title}: {b.mark}") if b.border == "dot" and b.mark else b for b in boxes]
+        has_text = {b.name for b in boxes if b.border == "dot" and b.mark not in ("", DEFAULT_MARK)}
+        boxes = [replace(b, title=f"{b.title}: {b.mark}") if b.name in has_text else b for b in boxes]
         arrows = []
         for arrow in picture.arrows:
             is_marked = (arrow.source, arrow.target) in marked_arrows
