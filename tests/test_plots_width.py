@@ -106,8 +106,10 @@ def get_width(data, kind):
     return float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", data)[1]) / 72
 
 
-def mark_slow(names):
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+SIZES = [
+    *(pytest.param(name, "column", marks=[pytest.mark.slow] * (name not in QUICK)) for name in EXAMPLES),
+    *(pytest.param(name, "text", marks=pytest.mark.slow) for name in [*EXAMPLES][::4]),
+]
 
 
 @pytest.mark.slow
@@ -116,8 +118,7 @@ def test_the_examples_have_every_kind_of_plot():
     assert set(PLOTS_BY_TYPE) - set(kinds) == set()
 
 
-@pytest.mark.parametrize("name", mark_slow(EXAMPLES))
-@pytest.mark.parametrize("width", ["column", pytest.param("text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "width"), SIZES)
 def test_a_plot_has_exactly_its_width_and_legible_texts(name, width):
     figure = bt.plot(build(name), width=width, theme="dark" if width == "text" else "light", **EXAMPLES[name].options)
     texts = get_texts(figure)
