@@ -32,6 +32,8 @@ IMPORTERS = {
     "h5py": {"pretrained/geometric_file.py"},
     "gguf": {"pretrained/gguf_file.py"},
     "pyarrow": {"bridges/parquet.py"},
+    "starlette": {"serve/app.py"},
+    "uvicorn": {"serve/app.py", "serve/server.py"},
 }
 
 

@@ -24,6 +24,8 @@ from bnet_transformer.plots.registry import PLOTS_BY_TYPE
 from tests.plot_examples import EXAMPLES, build, random_array
 
 TOLERANCE = 1.5  # pixels
+# The gallery and tests/test_results.py plot these.
+OTHERWISE_PLOTTED = {"Circuit", "CircuitTests", "EstimateCalibration", "ResultComparison"}
 QUICK = ("posterior", "sweep, errors")
 
 
@@ -115,7 +117,7 @@ SIZES = [
 @pytest.mark.slow
 def test_the_examples_have_every_kind_of_plot():
     kinds = [next((kind for kind in PLOTS_BY_TYPE if isinstance(build(name), kind)), list) for name in EXAMPLES]
-    assert set(PLOTS_BY_TYPE) - set(kinds) == set()
+    assert {kind.__name__ for kind in set(PLOTS_BY_TYPE) - set(kinds)} == OTHERWISE_PLOTTED
 
 
 @pytest.mark.parametrize(("name", "width"), SIZES)
