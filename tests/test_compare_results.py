@@ -15,6 +15,8 @@ import bnet_transformer as bt
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues, digest_words
 from tests.test_results import CLEAN, CORRUPT, METRIC, build, decoder, pair
 
+pytestmark = pytest.mark.slow
+
 COMPARABLE = [
     *("Sweep", "Mediation", "Circuit", "FaithfulnessCurves", "Inclusion", "Roles", "Reads"),
     *("Contributions", "PathContributions", "ScoreContributions"),

@@ -20,6 +20,8 @@ from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from tests.cases import CASES, Case, batch_evidence, batch_inputs, close, jitter
 
+pytestmark = pytest.mark.slow
+
 COUNTS = torch.tensor([[5.0, 1.0, 0.0], [2.0, 0.0, 6.0]], dtype=torch.float64)  # [c, y]
 PRIORS = [[1.5, 2.0, 4.0], [3.0, 1.0, 2.5]]
 

@@ -77,14 +77,14 @@ def max_height(width):
 
 
 QUICK = ("chapter", "marginal")
-DRAWN_CASES = [  # each third case, and the quick ones
+SAMPLED_CASES = [  # each third case, and the quick ones
     pytest.param(case, marks=[pytest.mark.slow] * (case.name not in QUICK))
     for k, case in enumerate(CASES)
     if k % 3 == 0 or case.name in QUICK
 ]
 
 
-@pytest.mark.parametrize("case", DRAWN_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SAMPLED_CASES, ids=lambda case: case.name)
 def test_every_figure_has_its_width_and_legible_text(case):
     for obj, options in iter_figures(case):
         try:

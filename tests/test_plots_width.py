@@ -23,6 +23,8 @@ from bnet_transformer.plots.labelled_arrays import make_labelled_array
 from bnet_transformer.plots.registry import PLOTS_BY_TYPE
 from tests.plot_examples import EXAMPLES, build, random_array
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1.5  # pixels
 # The gallery and tests/test_results.py plot these.
 OTHERWISE_PLOTTED = {"Circuit", "CircuitTests", "EstimateCalibration", "ResultComparison"}

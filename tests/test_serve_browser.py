@@ -116,6 +116,7 @@ def wait_until_updated(page):
 # the page agrees with the sentence
 
 
+@pytest.mark.slow
 def test_a_typed_sentence_a_do_and_its_undo_are_those_of_the_sentence(open_tab):
     page = open_tab("decoder", "the a cat")
     with wait_until_updated(page):
