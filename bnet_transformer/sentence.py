@@ -637,8 +637,7 @@ class Sentence(StructureQueries):
             inclusion=inclusion,
             evaluator=None if self.state.evidence else self.state.evaluator,
         )
-        words = self.state.encoded.find_special_words(self.state.network).get(stack, ())
-        flags = tuple(k in words for k in range(len(result.tokens)))
+        flags = self.state.encoded.flag_special_words(self.state.network, stack)
         return replace(result, special=flags, has_special=special, digest=self.state.encoded.digest(self.state.network))
 
     def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:

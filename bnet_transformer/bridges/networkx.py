@@ -151,11 +151,10 @@ def sentence_to_networkx(
     Raises:
         BudgetError: If more arrows than `limit` remain.
     """
-    check_choice("weights", weights, (True, False))
-    check_choice("attention", attention, (True, False))
-    selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
+    selection = select_part(
+        state, weights=weights, slices=slices, words=words, heads=heads, attention=attention, min_weight=min_weight
+    )
     max_arrows = limit
-    check_min_weight(min_weight)
     if min_weight is not None:
         max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
     check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
@@ -173,10 +172,23 @@ def sentence_to_networkx(
     )
 
 
-def check_min_weight(min_weight: float | None) -> None:
-    """Raise an error for a minimum weight that is no probability."""
+def select_part(
+    state: SentenceState,
+    *,
+    weights: bool,
+    slices: int | Collection[int] | None,
+    words: object,
+    heads: int | Collection[int] | None,
+    attention: bool,
+    min_weight: float | None,
+) -> NodeSelection:
+    """Validate the options of a graph that are common to all its formats, and select its nodes."""
+    check_choice("weights", weights, (True, False))
+    check_choice("attention", attention, (True, False))
+    selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
     if min_weight is not None and not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
         raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
+    return selection
 
 
 def check_arrow_limit(

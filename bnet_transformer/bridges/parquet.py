@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.files import as_path, atomic_write
-from bnet_transformer.bridges.networkx import (
-    check_arrow_limit,
-    check_min_weight,
-    iter_nodes,
-    template_graph_to_networkx,
-)
+from bnet_transformer.bridges.networkx import check_arrow_limit, iter_nodes, select_part, template_graph_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
@@ -103,10 +97,9 @@ def write_ground_graph(
         FileError: The folder cannot be written.
     """
     pa = _import_pyarrow()
-    check_choice("weights", weights, (True, False))
-    check_choice("attention", attention, (True, False))
-    selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
-    check_min_weight(min_weight)
+    selection = select_part(
+        state, weights=weights, slices=slices, words=words, heads=heads, attention=attention, min_weight=min_weight
+    )
     check_arrow_limit(state.ground, selection, limit)
     has_weights = attention or min_weight is not None
     columns = _group_columns(pa) | {

@@ -71,6 +71,11 @@ class EncodedSentence:
         """A digest of the words of all stacks."""
         return digest_words(self.tokens, self.find_special_words(network))
 
+    def flag_special_words(self, network: Network, stack: str) -> tuple[bool, ...]:
+        """For each word of a stack, whether it is a special token."""
+        special = self.find_special_words(network).get(stack, ())
+        return tuple(k in special for k in range(len(self.tokens[stack])))
+
     def get_spans(self) -> tuple[Span | None, ...]:
         """For each token of all stacks, its character span in the text; None without a text."""
         spans: list[Span | None] = []

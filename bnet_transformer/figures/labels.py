@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,6 +28,21 @@ class TextRun:
 
     text: str
     style: str = "text"
+
+
+def fill_lines(words: Iterable[str], fits: Callable[[str], bool]) -> list[str]:
+    """Join words with spaces to lines that fit and are as long as possible; a word that does not fit is a line.
+
+    >>> fill_lines(["the", "cat", "sat"], lambda line: len(line) < 8)
+    ['the cat', 'sat']
+    """
+    lines: list[str] = []
+    for word in words:
+        if lines and fits(f"{lines[-1]} {word}"):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from bnet_transformer._core.checks import check_choice
-from bnet_transformer.figures.labels import measure_label, text_to_label
+from bnet_transformer.figures.labels import fill_lines, measure_label, text_to_label
 from bnet_transformer.figures.picture import (
     Bounds,
     LegendEntry,
@@ -361,10 +361,4 @@ def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
 
 def _break_lines(text: str, max_width: float, size: float) -> list[str]:
     """The lines of a text, as long as possible; a word that is wider than `max_width` is a line."""
-    lines: list[str] = []
-    for word in _WORD.findall(text):
-        if lines and measure_label(text_to_label(f"{lines[-1]} {word}"), size) <= max_width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
+    return fill_lines(_WORD.findall(text), lambda line: measure_label(text_to_label(line), size) <= max_width)

@@ -92,8 +92,7 @@ def compute_group_posterior(state: SentenceState, query: Query, name: str) -> Gr
     labels = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
         labels["word"] = state.tokens[group.word_stack]
-    special = state.encoded.find_special_words(state.network).get(group.word_stack or "", ())
-    flags = tuple(k in special for k in range(len(labels.get("word", ()))))
+    flags = () if group.word_stack is None else state.encoded.flag_special_words(state.network, group.word_stack)
     return GroupPosterior(name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels, flags)
 
 

@@ -88,8 +88,7 @@ def _fill_width(canvas: Canvas, figure: PlotFigure) -> None:
 def _fit_texts(canvas: Canvas, width: float) -> None:
     """Thin ticks, wrap labels and reduce the columns of legends; `width` is that of the figure in points."""
     panels = [ax for ax in canvas.layout.panels if ax.get_visible()]
-    for ticks in canvas.tick_labels.values():
-        canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
+    _show_tick_labels(canvas)
     for ax in panels:
         text_fitting.thin_numeric_ticks(ax)
         points = text_fitting.measure_axes(ax)[0]
@@ -103,6 +102,12 @@ def _fit_texts(canvas: Canvas, width: float) -> None:
         if canvas.panel_titles.get(ax):
             text_fitting.wrap_panel_title(ax, points / canvas.font_scale)
         _fit_legend(canvas, ax, width)
+
+
+def _show_tick_labels(canvas: Canvas) -> None:
+    """Show the tick labels that fit the present sizes of the panels."""
+    for ticks in canvas.tick_labels.values():
+        canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
 
 
 def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
@@ -183,8 +188,7 @@ def _fit_user_axes(canvas: Canvas, ax: Axes, title: str, label: str) -> None:
         is_large = True
         for _ in range(FIT_STEPS + 1):
             is_large = _fit_iteration(canvas, ax, title, label, notes, lines)
-        for ticks in canvas.tick_labels.values():
-            canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
+        _show_tick_labels(canvas)
         if is_large:
             return
 
@@ -201,8 +205,7 @@ def _fit_iteration(canvas: Canvas, ax: Axes, title: str, label: str, notes: Sequ
     ax.set_xlabel("\n".join(line for line in lines if line))
     for bar in text_fitting.get_child_axes(ax):
         text_fitting.wrap_axis_labels(bar, space.width / points)
-    for ticks in canvas.tick_labels.values():
-        canvas.show_tick_labels(ticks, text_fitting.measure_unit(ticks.ax, ticks.axis_name))
+    _show_tick_labels(canvas)
     text_fitting.thin_numeric_ticks(ax)
     _fit_legend(canvas, ax, space.width / points)
     _set_title(canvas, ax, title, (space.x1 - box.x0) / points, title_lines)

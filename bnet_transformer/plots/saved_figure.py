@@ -24,6 +24,7 @@ from matplotlib.transforms import Bbox
 from bnet_transformer._core.files import as_path, atomic_write
 from bnet_transformer.figures.font_names import resolve_font
 from bnet_transformer.figures.fonts import BASE_FONT, text_width
+from bnet_transformer.figures.labels import fill_lines
 from bnet_transformer.figures.size import PRINT_DPI
 
 PADDING = 0.06  # inches around the content
@@ -157,13 +158,7 @@ class PlotFigure(Figure):
 
 def wrap_text(text: str, size: float, points: float, max_lines: int | None = None) -> str:
     """The text with line breaks at spaces, so that no line is wider than `points`; cut after `max_lines` lines."""
-    lines: list[str] = []
-    for word in text.split(" "):
-        joined = f"{lines[-1]} {word}" if lines else word
-        if lines and text_width(joined, size) <= points:
-            lines[-1] = joined
-        else:
-            lines.append(word)
+    lines = fill_lines(text.split(" "), lambda line: text_width(line, size) <= points)
     if max_lines is not None and len(lines) > max_lines:
         lines = [*lines[: max_lines - 1], " ".join(lines[max_lines - 1 :])]
     return "\n".join(cut(line, size, points) for line in lines)

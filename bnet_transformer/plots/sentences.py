@@ -119,10 +119,9 @@ def _drop_special(
     return {t: [m.select(row_ids, column_ids) for m in maps] for t, maps in maps_by_slice.items()}
 
 
-def _flag_special(s: SentenceLike, stack: str, words: str) -> list[bool]:
+def _flag_special(s: SentenceLike, stack: str, words: str) -> Sequence[bool]:
     """Whether each word of a stack is a special token."""
-    special = s.state.encoded.find_special_words(s.state.network).get(stack, ())
-    flags = [k in special for k in range(len(s.state.tokens[stack]))]
+    flags = s.state.encoded.flag_special_words(s.state.network, stack)
     if words == TOKEN_WORDS:
         return flags
     return [all(flags[k] for k in group) for group in s.state.encoded.group_subwords()]

@@ -392,8 +392,7 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
         raise BNetError(f"lens of {readout.group.name}", expected="numbers", actual="NaN")
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
-    special = () if stack is None else state.encoded.find_special_words(state.network).get(stack, ())
-    flags = tuple(k in special for k in range(len(words)))
+    flags = (False,) * len(words) if stack is None else state.encoded.flag_special_words(state.network, stack)
     return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader, flags)
 
 
