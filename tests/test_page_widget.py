@@ -221,9 +221,12 @@ CELL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>a cell</ti
 RUN = """async ([script, style, description, buffer]) => {
   const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const listeners = {}, traits = { description, buffer: bytes(buffer) };
+  let unsaved = {};
   const fire = (event, value) => (listeners[event] ?? []).forEach((listener) => listener(value));
   const model = {
     get: (name) => traits[name],
+    set: (name, value) => { traits[name] = unsaved[name] = value; fire(`change:${name}`); },
+    save_changes: () => { window.toPython({ traits: { ...unsaved } }); unsaved = {}; },
     on: (event, listener) => (listeners[event] ??= []).push(listener),
     off: (event, listener) => { listeners[event] = listeners[event].filter((other) => other !== listener); },
     send: async (content) => {
@@ -253,6 +256,8 @@ def cell(watched, tmp_path, harness):
         return {"description": widget.description, "buffer": base64.b64encode(widget.buffer).decode()}
 
     def to_python(content):
+        if "traits" in content:
+            return widget.set_state(content["traits"])
         before = get_traits()
         harness.send(**{name: value for name, value in content.items() if name != "id"})
         answer = {**harness.answers[-1], "id": content["id"]}

@@ -5,7 +5,9 @@ The page of a widget and the live page send them. `bnet_transformer.page` descri
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bnet_transformer._core.checks import check_choice, check_int
@@ -13,6 +15,38 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions import Zero
 
 SETTINGS = ("zero", "node", "state", "other")
+
+
+@dataclass(frozen=True)
+class History:
+    """A sentence, and the messages that lead to it.
+
+    Args:
+        start: The sentence before all messages.
+        sentence: The sentence after them.
+        steps: The messages, as JSON.
+        nodes_before: For each message, the ids of the nodes that are set before it.
+    """
+
+    start: Any
+    sentence: Any
+    steps: tuple[dict[str, Any], ...] = ()
+    nodes_before: tuple[frozenset[int], ...] = ()
+
+    def apply(self, message: Mapping[str, Any]) -> History:
+        """Return the history after one message; an `undo` of exactly the last `do` removes this `do`.
+
+        Args:
+            message: The message.
+        """
+        sentence = apply_message(self.sentence, self.start, message)
+        if message.get("undo") == []:
+            return History(self.start, sentence)
+        is_undo, before, after = "undo" in message, *(frozenset(s.state.interventions) for s in (self.sentence, sentence))
+        if is_undo and self.steps and "do" in self.steps[-1] and after == self.nodes_before[-1]:
+            return History(self.start, sentence, self.steps[:-1], self.nodes_before[:-1])
+        step = {"undo": list(message["undo"])} if is_undo else {"do": copy.deepcopy(message["do"])}
+        return History(self.start, sentence, (*self.steps, step), (*self.nodes_before, before))
 
 
 def apply_message(

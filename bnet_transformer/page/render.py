@@ -25,6 +25,7 @@ MODULES = (
     "export",
     "panel",
     "attention_lines",
+    "view_state",
     "explorer",
     "live_state",
     "live_client",

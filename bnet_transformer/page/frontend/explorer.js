@@ -9,6 +9,7 @@ import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
 import { computeLayout, getSections } from "./layout.js";
 import { renderNodeFacts, renderOverview } from "./panel.js";
+import { compareViews, isEqual, parseView, readView, sectionKeys, viewSettings } from "./view_state.js";
 import { Viewport } from "./viewport.js";
 
 /**
@@ -20,12 +21,13 @@ import { Viewport } from "./viewport.js";
 
 const MAX_LINES = 20_000; // lines of attention that are drawn at once
 const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows is folded initially
+const SETTLE_TIME = 200; // milliseconds without another change of a setting, until the host is informed
 const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest entries of each word are drawn initially
 
-/** Draw a sentence into an element; `host` makes `do` live. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
+/** Draw a sentence into an element; a `host` with `do` makes it live, and one with `handleState` is informed of changes of the view. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
 export function mount(root, data, host) {
   const explorer = new Explorer(root, data, host ?? null);
-  return { update: (/** @type {PageData} */ next) => explorer.setData(next), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), remove: () => explorer.remove() };
+  return { update: (/** @type {PageData} */ next) => explorer.setData(next), getState: () => explorer.getState(), setState: (/** @type {unknown} */ state) => explorer.setState(state), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), remove: () => explorer.remove() };
 }
 
 class Explorer extends AttentionLines {
@@ -42,12 +44,16 @@ class Explorer extends AttentionLines {
   highlight = "";
   query = "";
   matchIndex = 0;
+  /** @type {import("./view_state.js").View} before all changes */ initialView = /** @type {any} */ (undefined);
+  reportedState = "{}"; // the last state, as text, that the host knows
+  timer = 0;
 
   /** @param {HTMLElement} root @param {PageData} data @param {any} host */
   constructor(root, data, host) {
     super();
     this.root = root;
-    this.host = host && { ...host, do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
+    this.handleState = host?.handleState ?? (() => {});
+    this.host = host?.do && { ...host, do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
     this.viewport = new Viewport(root.dataset.page !== undefined);
     this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "display settings" });
     this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts" });
@@ -63,6 +69,7 @@ class Explorer extends AttentionLines {
 
   remove() {
     this.listeners.abort();
+    clearTimeout(this.timer);
     this.resizeObserver.disconnect();
     this.root.replaceChildren();
   }
@@ -78,6 +85,7 @@ class Explorer extends AttentionLines {
   /** Show a description, initially or after a `do`; settings and selection do not change. @param {PageData} data */
   setData({ description, buffer }) {
     this.description = description;
+    const selectedName = this.selected.length ? this.graph.nameOf(this.selected) : "";
     this.graph = new GroundGraph(description, buffer);
     this.attentions = description.attention.map((/** @type {any} */ item) => new PageAttention(this.graph, item, buffer, description.quantization_steps));
     this.interventions = new Set(Object.keys(description.interventions).map((name) => this.graph.findNode(name)));
@@ -89,7 +97,8 @@ class Explorer extends AttentionLines {
       const hasNoMean = this.attentions.length && this.attentions.every((attention) => attention.description.choices.length && !attention.description.has_mean);
       this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, theme: description.theme };
     }
-    this.selected = this.selected.filter((id) => id < this.graph.offsets[this.graph.offsets.length - 1]);
+    this.selected = this.graph.findNodes(selectedName);
+    this.initialView ??= readView(this);
     this.#renderControls();
     this.draw();
   }
@@ -112,6 +121,7 @@ class Explorer extends AttentionLines {
   /** Change settings and draw what depends on them. @param {Partial<Settings>} changes */
   updateSettings(changes) {
     Object.assign(this.settings, changes);
+    this.reportState(SETTLE_TIME);
     if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
     if ("states" in changes) this.#renderControls();
     if ("head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
@@ -212,7 +222,7 @@ class Explorer extends AttentionLines {
     this.panel.replaceChildren(backButton, ...this.#addHostSections(renderNodeFacts({
       description, graph, ids, highlight: this.highlight, host: this.host, tables: this.attentionTables(ids), announce: (text) => { this.status.textContent = text; },
       relatives,
-      onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); }, onSelect: (name) => this.selectName(name),
+      onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); this.reportState(); }, onSelect: (name) => this.selectName(name),
     }), 2));
     this.panel.scrollTop = 0;
   }
@@ -223,8 +233,8 @@ class Explorer extends AttentionLines {
     return elements;
   }
 
-  /** Select a node by its name. @param {string} name */
-  selectName(name) { this.select([this.graph.findNode(name)]); }
+  /** Select a node by its name, or several. @param {string} name */
+  selectName(name) { this.select(this.graph.findNodes(name)); }
 
   // interaction
 
@@ -235,7 +245,50 @@ class Explorer extends AttentionLines {
     this.renderPanel();
     this.highlightBoxes(this.selected.length ? null : this.focus);
     if (this.selected.length) this.status.textContent = `selected ${this.graph.nodeName(this.selected[0])}`;
-    this.host?.handleSelection?.(this.selected.map((id) => this.graph.nodeName(id)));
+    this.reportState();
+  }
+
+  // the view state
+
+  /** The view as JSON: the selected node and settings, where they differ from the initial view. */
+  getState() { return compareViews(readView(this), this.initialView); }
+
+  /** Show a view; what is not valid in it is ignored, and named in the footer. @param {unknown} state */
+  setState(state) {
+    const before = readView(this), { view, ignored } = parseView(state, this.initialView, this);
+    if (!isEqual(view, before)) this.#showView(view, before);
+    this.reportedState = JSON.stringify(compareViews(view, this.initialView));
+    this.reportState(); // if the section of the selected node was unfolded
+    if (ignored.length) this.footer.textContent = this.status.textContent = `Ignored, because this page has no such node, setting or value: ${ignored.slice(0, 3).join(", ")}`;
+  }
+
+  /** Draw another view; a node that was not selected before is shown. @param {import("./view_state.js").View} view @param {import("./view_state.js").View} before */
+  #showView(view, before) {
+    Object.assign(this.settings, viewSettings(view));
+    this.openSections = new Set(sectionKeys(view.unfolded));
+    this.selected = this.graph.findNodes(view.selected ?? "");
+    this.highlight = view.highlight;
+    const isNewNode = view.selected !== before.selected;
+    if (isNewNode) this.focus = null;
+    if (isNewNode && view.selected && isEqual(view.unfolded, before.unfolded)) {
+      const { stack, step, is_state } = this.graph.groups[this.graph.groupOf(this.selected[0])];
+      if (!is_state) this.openSections.add(`${stack}:${step}`);
+    }
+    this.#renderControls();
+    this.draw();
+    if (!isNewNode) return;
+    if (view.selected) this.focusBox(this.boxByNode.get(this.selected[0]) ?? null, true);
+    this.status.textContent = view.selected ? `selected ${view.selected}` : "";
+  }
+
+  /** Inform the host of a change of the view, after a time without another change. @param {number} [delay] */
+  reportState(delay = 0) {
+    clearTimeout(this.timer);
+    if (delay) { this.timer = setTimeout(() => this.reportState(), delay); return; }
+    const state = this.getState(), text = JSON.stringify(state);
+    if (text === this.reportedState) return;
+    this.reportedState = text;
+    this.handleState(state);
   }
 
   /** Move the focus to a box. @param {Box|null} box @param {boolean} [isQuiet] */
@@ -267,6 +320,7 @@ class Explorer extends AttentionLines {
     if (this.openSections.has(key)) this.openSections.delete(key); else this.openSections.add(key);
     this.draw();
     this.status.textContent = `${key.split(":").join(" slice ").trim()} ${this.openSections.has(key) ? "unfolded" : "folded"}`;
+    this.reportState();
   }
 
   /** Run a command of the toolbar. @param {string} command @param {string} [value] */
@@ -274,7 +328,7 @@ class Explorer extends AttentionLines {
     const { viewport } = this;
     if (command === "in" || command === "out") viewport.zoom(command === "in" ? 1.25 : 0.8);
     if (command === "fit") viewport.fit();
-    if (command === "fold" || command === "unfold") { this.openSections = new Set(command === "fold" ? [] : getSections(this.graph).map((section) => section.key)); this.draw(); viewport.fit(); }
+    if (command === "fold" || command === "unfold") { this.openSections = new Set(command === "fold" ? [] : getSections(this.graph).map((section) => section.key)); this.draw(); viewport.fit(); this.reportState(); }
     if (command === "search" || command === "next") this.search(value, command === "next");
     if (command === "svg" || command === "png") this.save(command);
   }

@@ -95,16 +95,31 @@ export class GroundGraph {
     return [this.groups[this.groupOf(node)].name, ...this.indices(node)].join("_");
   }
 
+  /** The name of nodes of a group; a plate along which they differ is a star: `a_0_*_2`. @param {number[]} nodes */
+  nameOf(nodes) {
+    const [first, ...others] = nodes.map((node) => this.indices(node));
+    return [this.groups[this.groupOf(nodes[0])].name, ...first.map((index, axis) => (others.every((indices) => indices[axis] === index) ? index : "*"))].join("_");
+  }
+
   /** The node with this name, or -1. @param {string} name */
   findNode(name) {
+    const nodes = this.findNodes(name);
+    return nodes.length === 1 ? nodes[0] : -1;
+  }
+
+  /** The nodes with this name, in which a star may replace the index of a plate. @param {string} name */
+  findNodes(name) {
     const parts = name.split("_");
     for (let k = parts.length; k > 0; k--) {
-      const group = this.groupByName.get(parts.slice(0, k).join("_"));
-      const indices = parts.slice(k).map(Number);
-      if (group !== undefined && indices.length === this.dims[group].length && indices.every((i, a) => i < this.dims[group][a]))
-        return this.offsets[group] + this.dims[group].reduce((flat, size, a) => flat * size + indices[a], 0);
+      const group = this.groupByName.get(parts.slice(0, k).join("_")), texts = parts.slice(k);
+      if (group === undefined || texts.length !== this.dims[group].length) continue;
+      const { dims, plates } = this.groups[group];
+      return texts.reduce((flats, text, axis) => {
+        const choices = text === "*" && axis < plates.length ? Array.from({ length: dims[axis] }, (_, index) => index) : /^(0|[1-9]\d*)$/.test(text) && Number(text) < dims[axis] ? [Number(text)] : [];
+        return flats.flatMap((flat) => choices.map((index) => flat * dims[axis] + index));
+      }, [0]).map((flat) => this.offsets[group] + flat);
     }
-    return -1;
+    return [];
   }
 
   // structure

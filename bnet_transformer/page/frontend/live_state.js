@@ -4,12 +4,13 @@
 /**
  * @typedef {{node: string, of: string[]}} Question
  * @typedef {{model: string, text: string, steps: any[], evidence: Record<string, string|number>, posterior: string[], contributions: Question|null,
- *   other: string, patch: Question, roles: string, selected: string, lens: boolean}} LiveState  `selected` and `lens` are only used in the browser
+ *   other: string, patch: Question, roles: string, selected: string, lens: boolean,
+ *   view: Record<string, any>}} LiveState  `selected`, `lens` and `view` are only used in the browser; `view` has the settings of `view_state.js`
  */
 
 const TYPES = /** @type {Record<string, (value: any) => boolean>} */ ({
   model: (value) => typeof value === "string", text: (value) => typeof value === "string", other: (value) => typeof value === "string",
-  roles: (value) => typeof value === "string", selected: (value) => typeof value === "string", lens: (value) => typeof value === "boolean",
+  roles: (value) => typeof value === "string", selected: (value) => typeof value === "string", lens: (value) => typeof value === "boolean", view: isObject,
   steps: Array.isArray, posterior: Array.isArray, evidence: isObject, patch: isObject, contributions: (value) => value === null || isObject(value),
 });
 
@@ -17,7 +18,7 @@ const TYPES = /** @type {Record<string, (value: any) => boolean>} */ ({
 function isObject(value) { return typeof value === "object" && value !== null && !Array.isArray(value); }
 
 /** The state of a new sentence. @param {string} model @param {string} text @returns {LiveState} */
-export const createState = (model, text) => ({ model, text, steps: [], evidence: {}, posterior: [], contributions: null, other: "", patch: { node: "", of: [] }, roles: "", selected: "", lens: false });
+export const createState = (model, text) => ({ model, text, steps: [], evidence: {}, posterior: [], contributions: null, other: "", patch: { node: "", of: [] }, roles: "", selected: "", lens: false, view: {} });
 
 /** The fragment of a state: its fields that differ from those of a new sentence. @param {LiveState} state */
 export function encodeState(state) {
@@ -38,7 +39,7 @@ export function decodeState(fragment, model) {
 
 /** The fields of a state that the server needs. @param {LiveState} state */
 export function serverState(state) {
-  const { selected, lens, ...fields } = state;
+  const { selected, lens, view, ...fields } = state;
   return fields;
 }
 

@@ -55,19 +55,20 @@ class LivePage {
       this.position = this.lastPosition = history.state?.position ?? 0;
       let state = createState(models[0], FIRST_SENTENCE), fault = null;
       try { state = decodeState(location.hash, models[0]) ?? state; } catch (error) { fault = error; }
-      await this.#show(state, () => history.replaceState({ position: this.position }, "", encodeState(state)));
+      await this.#show(state, () => history.replaceState({ position: this.position }, "", encodeState(state)), true);
       if (fault) this.#report(fault);
     } catch (error) { this.#report(error); }
   }
 
-  /** Show the state of the address, after undo, redo, or a change of the address. */
+  /** Show the state of the address, after undo, redo, or a change of the address; undo and redo do not change the settings of the view. */
   async #restore() {
     try {
-      const state = decodeState(location.hash, this.model.options[0].value);
-      if (!state) return;
+      const decoded = decodeState(location.hash, this.model.options[0].value), isVisited = history.state !== null;
+      if (!decoded) return;
+      const state = isVisited && this.#isSame(decoded) ? { ...decoded, view: this.#settings() } : decoded;
       this.position = history.state?.position ?? this.lastPosition + 1;
       this.lastPosition = Math.max(this.lastPosition, this.position);
-      await this.#show(state, () => history.replaceState({ position: this.position }, ""));
+      await this.#show(state, () => history.replaceState({ position: this.position }, "", encodeState(state)), !isVisited);
     } catch (error) { this.#report(error); }
   }
 
@@ -84,24 +85,33 @@ class LivePage {
     });
   }
 
-  /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} state @param {() => void} commit */
-  async #show(state, commit) {
+  /** Whether a state has the sentence that is shown. @param {LiveState} state */
+  #isSame(state) { return this.state?.model === state.model && this.state.text === state.text; }
+
+  /** The settings of the view. */
+  #settings() {
+    const { selected, ...settings } = this.view?.getState() ?? {};
+    return settings;
+  }
+
+  /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} state @param {() => void} commit @param {boolean} [isLink]  whether the view is that of the state */
+  async #show(state, commit, isLink = false) {
     const typed = this.text.value;
     this.root.classList.add("running");
     try {
       const data = await this.client.fetchPage(state);
-      const isSame = this.state?.model === state.model && this.state.text === state.text;
+      const isSame = this.#isSame(state);
       this.state = state;
       commit();
-      this.#draw(data, isSame);
+      this.#draw(data, isSame, isLink);
       if (this.text.value === typed) this.text.value = state.text; // else the user has typed the next sentence
     } finally { this.root.classList.toggle("running", this.client.pending.has("page")); }
     this.#refreshTable("lens", state.lens);
     this.#refreshTable("patch", state.other !== "");
   }
 
-  /** Draw a page; the settings of the view do not change if the sentence is the same. @param {any} data @param {boolean} isSame */
-  #draw(data, isSame) {
+  /** Draw a page; the settings of the view do not change if the sentence is the same. @param {any} data @param {boolean} isSame @param {boolean} isLink */
+  #draw(data, isSame, isLink) {
     const state = /** @type {LiveState} */ (this.state);
     this.message.textContent = "";
     this.data = data;
@@ -120,7 +130,8 @@ class LivePage {
       this.content.replaceChildren(root);
       this.view = mount(root, data, this.#host());
     }
-    if (state.selected && state.selected !== this.selection) this.view.select(state.selected);
+    if (isLink || !isSame) this.view.setState({ selected: state.selected || null, ...state.view });
+    else if (state.selected && state.selected !== this.selection) this.view.select(state.selected);
   }
 
   /** What the explorer calls. */
@@ -133,11 +144,11 @@ class LivePage {
       undo: (names) => this.#changeQuietly(undoSteps(current(), names)),
       /** @param {any} description @param {string[]} names */
       renderSections: (description, names) => this.#renderSections(description, names),
-      /** @param {string[]} names */
-      handleSelection: (names) => {
-        const selected = this.selection = names.length === 1 ? names[0] : "";
-        if (!this.state || this.state.selected === selected) return;
-        this.state = { ...this.state, selected };
+      /** @param {import("./view_state.js").ViewState} view */
+      handleState: ({ selected, ...view }) => {
+        this.selection = selected ?? "";
+        if (!this.state) return;
+        this.state = { ...this.state, selected: this.selection, view };
         history.replaceState({ position: this.position }, "", encodeState(this.state));
       },
     };

@@ -1,11 +1,11 @@
 // @ts-check
-// Entry point of the anywidget: mounts the explorer on the widget's traits, and sends do and undo to Python.
+// Entry point of the anywidget: mounts the explorer on the widget's traits, and sends do, undo and the view to Python.
 
 import { mount } from "./explorer.js";
 
 /**
  * The part of anywidget's model that is used: traits by name, and messages.
- * @typedef {{get(name: string): any, on(event: string, listener: (...values: any[]) => void): void,
+ * @typedef {{get(name: string): any, set(name: string, value: any): void, save_changes(): void, on(event: string, listener: (...values: any[]) => void): void,
  *   off(event: string, listener: (...values: any[]) => void): void, send(content: object): void}} WidgetModel
  */
 
@@ -37,20 +37,37 @@ function render({ model, el }) {
     else request?.reject(new Error(error));
   };
 
-  // An answer changes both traits, and each causes an event; the page is drawn once, after both events.
-  let isStale = false;
-  const scheduleUpdate = () => {
-    if (!isStale) queueMicrotask(() => ((isStale = false), view.update(readPage())));
-    isStale = true;
+  const readState = () => ({ selected: model.get("selected"), ...model.get("view") });
+
+  // A message changes several traits, and each causes an event; the page is drawn once, after these events.
+  /** @type {Set<string>} */
+  const changed = new Set();
+  const update = () => {
+    const [isPage, isState] = ["page", "state"].map((part) => changed.has(part));
+    changed.clear();
+    if (isPage) view.update(readPage());
+    if (isState) view.setState(readState()); // nothing is drawn if this view shows the state
   };
+  const scheduleUpdate = (/** @type {string} */ part) => {
+    if (!changed.size) queueMicrotask(update);
+    changed.add(part);
+  };
+  const schedulePage = () => scheduleUpdate("page"), scheduleState = () => scheduleUpdate("state");
 
   const view = mount(el, readPage(), {
     /** @param {[string, object][]} pairs */
     do: (pairs) => sendRequest({ do: pairs }),
     /** @param {string[]} names */
     undo: (names) => sendRequest({ undo: names }),
+    /** @param {import("./view_state.js").ViewState} state */
+    handleState: ({ selected = null, ...settings }) => {
+      model.set("selected", selected);
+      model.set("view", settings);
+      model.save_changes();
+    },
   });
-  const listeners = /** @type {const} */ ([["msg:custom", handleAnswer], ["change:description", scheduleUpdate], ["change:buffer", scheduleUpdate]]);
+  view.setState(readState());
+  const listeners = /** @type {const} */ ([["msg:custom", handleAnswer], ["change:description", schedulePage], ["change:buffer", schedulePage], ["change:selected", scheduleState], ["change:view", scheduleState]]);
   for (const [event, listener] of listeners) model.on(event, listener);
   return () => {
     for (const [event, listener] of listeners) model.off(event, listener);
