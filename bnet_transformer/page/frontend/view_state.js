@@ -81,19 +81,21 @@ function makeChecks({ graph, attentions, numPlates, description }) {
   };
 }
 
-// links: `#x_3_9`, or with settings `#x_3_9&head=2&unfolded=[0,1]`; all parts are percent-encoded
+// links: `#x_3_9`, or with settings `#x_3_9&head=2&unfolded=0,1`; all parts are percent-encoded
 
 /** The fragment of a state; the empty text for the initial view. @param {ViewState} state */
 export function formatFragment({ selected, ...settings }) {
-  const parts = Object.entries(settings).map(([name, value]) => `${name}=${encodeURIComponent(typeof value === "string" ? value : JSON.stringify(value))}`);
+  const encode = (/** @type {unknown} */ value) => encodeURIComponent(typeof value === "string" ? value : JSON.stringify(value));
+  const parts = Object.entries(settings).map(([name, value]) => `${name}=${Array.isArray(value) ? value.map(encode).join(",") : encode(value)}`);
   return [...(selected ? [encodeURIComponent(selected)] : []), ...parts].map((part, k) => (k ? "&" : "#") + part).join("");
 }
 
 /** The state of a fragment; it may have invalid fields. @param {string} fragment @returns {ViewState} */
 export function parseFragment(fragment) {
   const fields = fragment.slice(1).split("&").filter(Boolean).map((part) => {
-    const position = part.indexOf("=");
-    return position < 0 ? ["selected", decode(part)] : [decode(part.slice(0, position)), parseValue(decode(part.slice(position + 1)))];
+    const position = part.indexOf("="), name = decode(part.slice(0, position)), text = part.slice(position + 1);
+    if (position < 0) return ["selected", decode(part)];
+    return [name, name === "unfolded" ? text.split(",").filter(Boolean).map(parseValue) : parseValue(text)];
   });
   return Object.fromEntries(fields);
 }
@@ -102,4 +104,4 @@ export function parseFragment(fragment) {
 function decode(text) { try { return decodeURIComponent(text); } catch { return text; } }
 
 /** A value of a link: JSON, or else a text. @param {string} text */
-function parseValue(text) { try { return JSON.parse(text); } catch { return text; } }
+function parseValue(text) { try { return JSON.parse(decode(text)); } catch { return decode(text); } }
