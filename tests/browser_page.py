@@ -59,7 +59,7 @@ class BrowserPage:
 
     @contextlib.contextmanager
     def open_file(
-        self, file: Path, ready: str = ".node", size: tuple[int, int] = (1280, 800), **media: str
+        self, file: Path, ready: str = ".node", size: tuple[int, int] = (1280, 800), fragment: str = "", **media: str
     ) -> Iterator[Any]:
         """Open a file from disk and wait for the selector `ready`; `media` are a colour scheme and reduced motion."""
         self.faults.clear()
@@ -67,7 +67,7 @@ class BrowserPage:
         self.page.mouse.move(0, 0)
         self.page.set_viewport_size({"width": size[0], "height": size[1]})
         self.page.emulate_media(**{"color_scheme": "light", "reduced_motion": "no-preference", **media})
-        self.page.goto(file.as_uri())
+        self.page.goto(file.as_uri() + fragment)
         self.page.wait_for_selector(ready, state="attached")
         try:
             yield self.page

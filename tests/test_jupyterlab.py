@@ -63,7 +63,8 @@ def test_the_widget_in_jupyterlab(tmp_path):
         page.keyboard.press("Escape")
         page.keyboard.press("Control+s")
         wait_for_saved(file)
-        assert not faults and not [url for url in requests if not url.startswith((address[:17], "data:", "blob:"))]
+        local = (address.partition("{")[0], "data:", "blob:")
+        assert not faults and not [url for url in requests if not url.startswith(local)]
     with pytest.raises(ProcessLookupError):
         os.kill(kernel, 0)
     check_file(file, nbconvert)
@@ -93,17 +94,17 @@ def check_notebook(notebook, s):
     first.locator('.node.selected[aria-label^="q_0, 3 nodes"]').wait_for()
     notebook.run(4)
     wait_for_name(first, "x_2_5")
-    assert first.locator('[name="head"]').input_value() == "2" and not first.locator('[aria-label^="q_0,"]').count()
+    assert first.locator('[name="head"]').input_value() == "2" and not first.locator('[data-node^="q_0_2"]').count()
     check_reads(first, s.do({"a_0_1_*": Zero()}).attention(1).detach()[2, 5])
     # an unknown node changes nothing
-    assert "BNetError" in notebook.run(5) and "x_0_0 to x_2_5" in notebook.cell(5).inner_text()
+    assert "x_0_0 to x_2_5" in notebook.run(5)
     wait_for_name(first, "x_2_5")
     # two views show the same state, in both directions
     notebook.run(6)
     second = notebook.cell(6)
     wait_for_name(second, "x_2_5")
     second.locator('[data-slice-section=":1"]').click()
-    first.locator('[aria-label^="q_1,"]').first.wait_for()
+    first.locator('[data-node="q_1_2_0"]').wait_for()
     first.locator('[data-node="x_1_1"]').click()
     wait_for_name(second, "x_1_1")
     notebook.run(7)

@@ -132,6 +132,46 @@ def test_the_panel_shows_the_attention_of_a_word_in_each_head(show):
 
 
 @pytest.mark.slow
+def test_a_link_is_the_view(show):
+    s = heads(mask="causal")
+    with show(s, detail="words", in_fragment="#x_2_3&head=2&unfolded=1&highlight=parents") as page:
+        page.wait_for_selector('.panel [data-fact="name"]:text-is("x_2_3")')
+        check_weights(rows(page, "reads-a_1"), {j: float(s.attention(1)[2, 3, j]) for j in range(4)})
+        assert box(page, "q_1_2_3").count() and not box(page, "q_0_2_3").count()
+        marked = page.locator(".node.marked").evaluate_all("all => all.map(node => node.dataset.node)")
+        assert set(marked) >= {"x_1_3"} and "x_1_2" not in marked
+        choose(page, "x_1_2")
+        page.locator('[name="head"]').select_option("all")
+        drag(page.locator('[name="min_weight"]'), 0.3)
+        expected = "#x_1_2&unfolded=1&head=all&min_weight=0.3&highlight=parents"
+        page.wait_for_function("hash => location.hash === hash", arg=expected)
+        page.locator('[data-slice-section=":1"]').click()
+        assert page.evaluate("location.hash") == expected.replace("&unfolded=1", "")
+        # a change of the address changes the view: a node of a folded slice is shown, and invalid parts are named
+        page.evaluate("location.hash = 'a_0_*_4'")
+        page.locator('.node.selected[aria-label^="a_0, 3 nodes"]').wait_for()
+        assert page.locator('[name="head"]').input_value() == "mean"
+        page.evaluate("location.hash = 'x_9_9&unfolded=7&colour=%FF&top=3'")
+        page.locator('.footer:has-text("x_9_9")').wait_for()
+        assert all(text in page.locator(".footer").inner_text() for text in ("unfolded", "colour"))
+        assert page.locator('[name="top"]').input_value() == "3" and not page.locator(".node.selected").count()
+        page.evaluate("location.hash = ''")
+        page.wait_for_selector('[name="top"]:placeholder-shown')
+
+
+@pytest.mark.slow
+def test_in_a_frame_without_an_address_the_page_works(show, watched, tmp_path):
+    file, outer = tmp_path / "inner.html", tmp_path / "outer.html"
+    heads().explore(file)
+    text = file.read_text().replace("&", "&amp;").replace('"', "&quot;")
+    outer.write_text(f'<!doctype html><title>frame</title><iframe sandbox="allow-scripts" srcdoc="{text}"></iframe>')
+    with watched.open_file(outer, ready="iframe") as page:
+        frame = page.frame_locator("iframe")
+        frame.locator('[data-node="x_1_2"]').click()
+        frame.locator('.panel [data-fact="name"]:text-is("x_1_2")').wait_for()
+
+
+@pytest.mark.slow
 def test_inclusion_of_heads_is_shown_with_intervals(show):
     s = heads()
     posterior = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)

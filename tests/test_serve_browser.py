@@ -272,17 +272,24 @@ def test_a_fragment_restores_the_state_and_has_no_token(open_tab, url):
     page.locator('[data-action="observe"] input').fill("2")
     with wait_until_updated(page):
         page.keyboard.press("Enter")
+    page.locator('[name="top"]').fill("2")
+    page.wait_for_url(lambda url: "top" in url)
     address = page.evaluate("location.href")
-    assert token not in address and fragment(page)["selected"] == "y_0"
+    assert token not in address and fragment(page)["selected"] == "y_0" and fragment(page)["view"] == {"top": 2}
     assert page.evaluate("document.body.innerHTML").count(token) == 0
     second = open_tab(address=url + "#" + address.partition("#")[2])
     assert fact(second, "name") == "y_0" and fact(second, "kind") == "observed"
+    assert second.locator('[name="top"]').input_value() == "2"
     second.keyboard.press("Escape")
     expected = SELECTOR.sentence(TEXT).observe(y_0=2).posterior("c")
     assert np.allclose(posterior(second, "c"), expected.numpy(), atol=1e-5)
     with wait_until_updated(second):
         second.reload()
     assert np.allclose(posterior(second, "c"), expected.numpy(), atol=1e-5)
+    with wait_until_updated(page):
+        page.locator('[data-command="back"]').click()  # undo changes the evidence and not the view
+    assert page.locator('[name="top"]').input_value() == "2" and fragment(page)["view"] == {"top": 2}
+    assert "evidence" not in fragment(page)
 
 
 @pytest.mark.slow
