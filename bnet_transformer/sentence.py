@@ -1010,7 +1010,7 @@ class Sentence(StructureQueries):
             **options: The options of `explore`.
 
         Returns:
-            The widget; its attribute `sentence` is the sentence after all clicks.
+            The widget. `sentence` is the sentence after all clicks; it, `selected`, `view` and `state` can be set.
         """
         return drawing.make_widget(self, options)
 

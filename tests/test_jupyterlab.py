@@ -36,7 +36,8 @@ w"""
 READ_SELECTED = "print(json.dumps([w.selected, selections, os.getpid()]))"
 READ_DO = """
 same = s.do(x_1_2=Zero())
-print(json.dumps([sorted(w.description["interventions"]), w.sentence["x_2_0"].tolist(), same["x_2_0"].tolist(), w.state]))"""
+values = [sentence["x_2_0"].tolist() for sentence in (w.sentence, same)]
+print(json.dumps([sorted(w.description["interventions"]), *values, w.state]))"""
 STATE = {"steps": [{"do": [["a_0_1_*", {"set": "zero"}]]}], "selected": "x_2_5", "view": {"head": 2}}
 CELLS = [
     *(START, READ_SELECTED, READ_DO, 'w.selected = "q_0_*_3"', f"w.state = {STATE!r}", 'w.selected = "x_9_9"'),
@@ -48,7 +49,11 @@ def test_the_widget_in_jupyterlab(tmp_path):
     nbconvert = pytest.importorskip("nbconvert")
     file = tmp_path / "widget.ipynb"
     cells = [nbformat.v4.new_code_cell(source.strip()) for source in CELLS]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}  # of the interpreter that runs Jupyter
+    kernel = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }  # of the interpreter that runs Jupyter
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), file)
     s = bt.bayesuvius(6, slices=2, heads=3, combine="concat", residual=True, seed=0).sentence(WORDS)
     with run_jupyterlab(tmp_path) as address, launch_chromium() as browser:
@@ -58,7 +63,7 @@ def test_the_widget_in_jupyterlab(tmp_path):
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(address.format("lab/tree/widget.ipynb"))
-        page.get_by_text('| Idle').wait_for()
+        page.get_by_text("| Idle").wait_for()
         kernel = check_notebook(Notebook(page), s)
         page.keyboard.press("Escape")
         page.keyboard.press("Control+s")

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -161,6 +162,89 @@ def test_an_error_is_sent_to_the_page_and_raised(select, monkeypatch):
         harness.widget._handle_message(None, {"id": 1, "undo": []}, [])
     assert harness.answers == [{"id": 1, "error": "out of memory"}]
     assert harness.widget.sentence is select
+
+
+def test_the_state_shows_the_same_page_in_another_widget(concat, monkeypatch):
+    harness = WidgetHarness(concat, monkeypatch, detail="words")
+    changes = []
+    harness.widget.observe(lambda change: changes.append((change["name"], change["new"])), ["selected", "sentence"])
+    assert harness.widget.state == {"steps": [], "selected": None, "view": {}}
+    harness.send(do=[["a_0_1_*", {"set": "zero"}]])
+    harness.send(do=[["x_1_2", {"set": "node", "from": "x_1_4"}]])
+    harness.send(undo=["a_0_1_*"])  # the value of x_1_2 remains that without the head
+    harness.widget.selected = "a_1_*_2"
+    harness.widget.set_state({"view": {"head": 2, "unfolded": [1], "min_weight": 0.2}})  # as the front end does
+    state = harness.widget.state
+    other = concat.widget(detail="nodes")
+    other.state = json.loads(json.dumps(state))
+    assert (
+        other.state == state and other.selected == "a_1_*_2" and other.description["interventions"].keys() == {"x_1_2"}
+    )
+    expected = concat.do(x_1_2=concat.do({"a_0_1_*": Zero()})["x_1_4"])
+    torch.testing.assert_close(other.sentence["x_2_2"], expected["x_2_2"])
+    check_attention(other, expected, [1])
+    assert [name for name, _ in changes] == ["sentence"] * 3 + ["selected"] and changes[2][1] is harness.widget.sentence
+    other.state = {}
+    assert other.sentence is concat and other.selected is None and other.view == {}
+
+
+def test_an_undone_do_is_no_step_unless_it_replaced_another(concat, monkeypatch):
+    harness = WidgetHarness(concat, monkeypatch)
+    zero, patch = {"do": [["x_1_2", {"set": "zero"}]]}, {"do": [["x_1_2", {"set": "node", "from": "x_1_4"}]]}
+    for messages, steps in (
+        ([zero, {"undo": ["x_1_2"]}], []),
+        ([zero, patch, {"undo": ["x_1_2"]}], [zero, patch, {"undo": ["x_1_2"]}]),
+        ([{"undo": []}], []),
+    ):
+        for message in messages:
+            assert harness.send(**message) is None
+        assert harness.widget.state["steps"] == steps and harness.widget.description["interventions"] == {}
+
+
+def test_a_sentence_from_python_is_drawn_and_is_the_new_start(concat, monkeypatch):
+    harness = WidgetHarness(concat, monkeypatch)
+    harness.send(do=[["x_1_2", {"set": "zero"}]])
+    start = harness.widget.sentence.do(x_1_4=Zero())
+    harness.widget.sentence = start
+    assert harness.widget.description["interventions"].keys() == {"x_1_2", "x_1_4"}
+    assert harness.widget.state["steps"] == []
+    harness.send(do=[["x_1_0", {"set": "zero"}]])
+    harness.send(undo=[])
+    assert harness.widget.sentence is start
+    check_attention(harness.widget, start, [1])
+
+
+def test_a_selector_that_is_set_may_have_a_state_in_the_view(select):
+    widget = select.widget()
+    for steps in ([], [{"do": [["c", {"set": "state", "state": 1}]]}]):
+        widget.state = {"steps": steps, "view": {"states": {"c": np.int64(2)}}}
+        assert json.loads(json.dumps(widget.state))["view"] == {"states": {"c": 2}}
+
+
+INVALID = [
+    *[("selected", name, "x_0_0 to x_2_5") for name in ("x_9_9", "x_1_6")],
+    *[("selected", name, "known name") for name in ("nobody", 3, ["x_1_2"])],
+    *[("selected", name, "cannot replace a word") for name in ("x_1_*", "a_0_*_*", "a_*_0_1")],
+    *[("view", {"hed": 1}, "head"), ("view", {"head": 3}, "'mean', 'all', 0, 1, 2"), ("view", [1], "a mapping")],
+    *[("view", {"unfolded": [2]}, "0, 1"), ("view", {"unfolded": "0"}, "list"), ("view", {"top": -1}, "at least 0")],
+    *[("view", {"min_weight": 2}, "from 0 to 1"), ("view", {"states": {"c": 0}}, "selector")],
+    *[("view", {"all_words": 1}, "True"), ("view", {"highlight": "cousins"}, "'parents'")],
+    *[("state", {"step": []}, "steps"), ("state", {"steps": 3}, "a list of steps"), ("state", "x_1_2", "a mapping")],
+    *[("state", {"steps": ["x"]}, "step"), ("state", {"steps": [{"do": 1}]}, "do with names")],
+    ("state", {"steps": [{"do": [["x_1_2", {"set": "zero"}]]}], "selected": "x_9_9"}, "x_0_0 to x_2_5"),
+    ("state", {"steps": [{"do": [["x_1_2", {"set": "zero"}]]}], "view": {"head": 3}}, "head"),
+    ("sentence", "x_1_2", "a Sentence"),
+]
+
+
+def test_invalid_values_from_python_are_errors_and_change_nothing(concat):
+    widget = concat.widget()
+    widget.state = {"steps": [{"do": [["x_1_4", {"set": "zero"}]]}], "selected": "x_1_2", "view": {"head": 1}}
+    before = widget.state, widget.sentence, widget.description, widget.buffer
+    for trait, value, match in [*INVALID, ("sentence", concat.net.sentence("a b"), "the words of this widget")]:
+        with pytest.raises(BNetError, match=match):
+            setattr(widget, trait, value)
+        assert (widget.state, widget.sentence, widget.description, widget.buffer) == before, (trait, value)
 
 
 def test_without_a_kernel_a_sentence_shows_its_figure(select):

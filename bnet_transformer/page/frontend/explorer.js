@@ -21,7 +21,7 @@ import { Viewport } from "./viewport.js";
 
 const MAX_LINES = 20_000; // lines of attention that are drawn at once
 const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows is folded initially
-const SETTLE_TIME = 200; // milliseconds without another change of a setting, until the host is informed
+const REPORT_DELAY = 200; // milliseconds without another change of a setting, until the host is informed
 const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest entries of each word are drawn initially
 
 /** Draw a sentence into an element; a `host` with `do` makes it live, and one with `handleState` is informed of changes of the view. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
@@ -121,7 +121,7 @@ class Explorer extends AttentionLines {
   /** Change settings and draw what depends on them. @param {Partial<Settings>} changes */
   updateSettings(changes) {
     Object.assign(this.settings, changes);
-    this.reportState(SETTLE_TIME);
+    this.reportState(REPORT_DELAY);
     if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
     if ("states" in changes) this.#renderControls();
     if ("head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();

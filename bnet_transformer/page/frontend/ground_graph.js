@@ -97,8 +97,8 @@ export class GroundGraph {
 
   /** The name of nodes of a group; a plate along which they differ is a star: `a_0_*_2`. @param {number[]} nodes */
   nameOf(nodes) {
-    const [first, ...others] = nodes.map((node) => this.indices(node));
-    return [this.groups[this.groupOf(nodes[0])].name, ...first.map((index, axis) => (others.every((indices) => indices[axis] === index) ? index : "*"))].join("_");
+    const [first, ...remaining] = nodes.map((node) => this.indices(node));
+    return [this.groups[this.groupOf(nodes[0])].name, ...first.map((index, axis) => (remaining.every((indices) => indices[axis] === index) ? index : "*"))].join("_");
   }
 
   /** The node with this name, or -1. @param {string} name */

@@ -50,11 +50,11 @@ export function compareViews(view, initial) {
 
 /** The view of a state, and the fields that are ignored because they are unknown or have an invalid value. @param {unknown} state @param {View} initial @param {ViewSource} source @returns {{view: View, ignored: string[]}} */
 export function parseView(state, initial, source) {
-  const checks = makeChecks(source), given = isObject(state) ? /** @type {Record<string, any>} */ (state) : {}, ignored = [];
+  const checks = new Map(Object.entries(makeChecks(source))), given = isObject(state) ? /** @type {Record<string, any>} */ (state) : {}, ignored = [];
   /** @type {Record<string, any>} */
   const view = { ...initial };
   for (const [name, value] of Object.entries(given)) {
-    if (Object.hasOwn(checks, name) && checks[name](value)) view[name] = value;
+    if (checks.get(name)?.(value)) view[name] = value;
     else ignored.push(`${name} = ${JSON.stringify(value)}`.slice(0, 80));
   }
   const sections = new Set(sectionKeys(view.unfolded));
