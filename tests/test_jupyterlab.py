@@ -58,7 +58,7 @@ def test_the_widget_in_jupyterlab(tmp_path):
     s = bt.bayesuvius(6, slices=2, heads=3, combine="concat", residual=True, seed=0).sentence(WORDS)
     with run_jupyterlab(tmp_path) as address, launch_chromium() as browser:
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
-        page.set_default_timeout(40_000)
+        page.set_default_timeout(120_000)
         requests, faults = [], []
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: faults.append(str(error)))

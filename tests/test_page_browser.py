@@ -5,6 +5,7 @@ import itertools
 import re
 import struct
 from functools import cache
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,9 +18,11 @@ from bnet_transformer.data.encode import EncodedSentence
 from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.style import get_palette
 from bnet_transformer.interventions import Attend, Zero
+from bnet_transformer.page.description import PageOptions, describe_sentence
+from bnet_transformer.page.view_state import check_selected, check_view, list_sections
 from bnet_transformer.tpm import Categorical
 from tests.browser_page import download_file, needs_chromium, open_browser_page
-from tests.cases import hidden_states, jitter
+from tests.cases import get_case, hidden_states, jitter
 
 pytestmark = needs_chromium
 
@@ -157,6 +160,25 @@ def test_a_link_is_the_view(show):
         assert page.locator('[name="top"]').input_value() == "3" and not page.locator(".node.selected").count()
         page.evaluate("location.hash = ''")
         page.wait_for_selector('[name="top"]:placeholder-shown')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["three stacks", "vanilla encoder-decoder", "two selectors", "chapter, words", "sites"]
+)
+def test_python_and_the_page_name_the_same_view(show, name):
+    s = get_case(name).sentence
+    description, _ = describe_sentence(s.state, PageOptions())
+    with show(s, detail="words") as page:
+        for command in ("fold", "unfold"):
+            page.locator(f'[data-command="{command}"]').click()
+        page.locator(".node").last.click()
+        node, *settings = [unquote(part) for part in page.evaluate("location.hash").removeprefix("#").split("&")]
+        assert check_selected(s.ground, node) == node
+        names = [item for text in settings for item in text.removeprefix("unfolded=").split(",")]
+        unfolded = [int(item) if re.fullmatch(r"-?\d+", item) else item for item in names]
+        assert check_view({"unfolded": unfolded}, s.ground, description) == {"unfolded": unfolded}
+        assert set(unfolded) == set(list_sections(description))
 
 
 @pytest.mark.slow

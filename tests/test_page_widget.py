@@ -102,6 +102,12 @@ def test_contributions_are_those_of_the_sentence_before_interventions(concat, mo
     assert len(harness.widget.description["contributions"]) == 1
 
 
+def test_the_initial_view_does_not_depend_on_interventions(concat):
+    descriptions = [s.widget().description for s in (concat, concat.do(x_1_2=0.0))]
+    assert descriptions[0]["counts"][1] > descriptions[1]["counts"][1]
+    assert {d["declared_arrows"] for d in descriptions} == {descriptions[0]["counts"][1]}
+
+
 def test_patching_words_adds_up_and_is_undone_together(concat, monkeypatch):
     harness = WidgetHarness(concat, monkeypatch)
     assert harness.send(do=[["x_1_2", {"set": "node", "from": "x_1_4"}]]) is None

@@ -136,6 +136,7 @@ def describe_sentence(
             "dashes": {role: DASH_PATTERNS[dash] for role, dash in ROLE_DASHES.items()},
         },
         "counts": [len(ground), ground.count_arrows()],
+        "declared_arrows": GroundGraph(network.graph, state.encoded.word_counts).count_arrows(),
         "plate_sizes": dict(network.graph.plate_sizes),
         "groups": [_describe_group(model, spec, *rows[k], equation_of[k]) for k, spec in enumerate(network.specs)],
         "group_order": _order_groups(network, rows),

@@ -56,14 +56,15 @@ def check_view(view: object, ground: GroundGraph, description: Mapping[str, Any]
     return {name: checks[name](value) for name, value in fields.items()}
 
 
+def list_sections(description: Mapping[str, Any]) -> list[int | str]:
+    """Return the names of the slices that can be unfolded: the step of a slice, after the name of its stack."""
+    groups = [g for g in description["groups"] if not g["is_state"] and g["step"] is not None and not g["depth"]]
+    return list(dict.fromkeys(f"{g['stack']}:{g['step']}" if g["stack"] else int(g["step"]) for g in groups))
+
+
 def _make_checks(ground: GroundGraph, description: Mapping[str, Any]) -> dict[str, Callable[[object], Any]]:
     """For each setting, the function that checks its value and returns it as JSON."""
     groups, attention = description["groups"], description["attention"]
-    sections = list[int | str]()
-    for group in groups:
-        if not group["is_state"] and group["step"] is not None and not group["depth"]:
-            section = f"{group['stack']}:{group['step']}" if group["stack"] else int(group["step"])
-            sections += [] if section in sections else [section]
     count = max(description["plate_sizes"].get("head", 1), *(item["num_plates"] for item in attention), 1)
     heads = range(count) if description["heads"] is None else description["heads"]
     # A selector that is set has no choices, but its entry is valid: it applies again after `undo`.
@@ -71,7 +72,7 @@ def _make_checks(ground: GroundGraph, description: Mapping[str, Any]) -> dict[st
     choices: dict[str, int | None] = {name: None for group in selectors for name in ground.iter_names(group)}
     choices |= {name: count for item in attention for name, count in item["choices"]}
     return {
-        "unfolded": partial(_check_list, sections),
+        "unfolded": partial(_check_unfolded, list_sections(description)),
         "head": partial(_check_option, "head", ["mean", "all", *heads]),
         "states": partial(_check_states, choices),
         "min_weight": _check_probability,
@@ -89,7 +90,7 @@ def _check_option(subject: str, options: Any, value: object) -> object:
     return value
 
 
-def _check_list(sections: list[int | str], value: object) -> list[object]:
+def _check_unfolded(sections: list[int | str], value: object) -> list[object]:
     """Return the unfolded slices."""
     if not isinstance(value, list | tuple | range):
         raise BNetError("unfolded", expected="a list of slices", actual=value)

@@ -20,7 +20,7 @@ import { Viewport } from "./viewport.js";
  */
 
 const MAX_LINES = 20_000; // lines of attention that are drawn at once
-const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows is folded initially
+const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows before interventions is folded initially, so that a link shows the same slices in each state
 const REPORT_DELAY = 200; // milliseconds without another change of a setting, until the host is informed
 const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest entries of each word are drawn initially
 
@@ -92,7 +92,7 @@ class Explorer extends AttentionLines {
     this.evidence = new Set(Object.keys(description.evidence).map((name) => this.graph.findNode(name)));
     const words = this.graph.stacks.reduce((sum, stack) => sum + stack.words.length, 0);
     if (!this.settings) {
-      const isUnfolded = description.detail === "nodes" || (description.detail === null && description.counts[1] <= MAX_UNFOLDED_ARROWS) || !this.attentions.length || !this.graph.groups.some((group) => group.is_state);
+      const isUnfolded = description.detail === "nodes" || (description.detail === null && description.declared_arrows <= MAX_UNFOLDED_ARROWS) || !this.attentions.length || !this.graph.groups.some((group) => group.is_state);
       this.openSections = new Set(getSections(this.graph).filter((section) => isUnfolded || (words <= MAX_FREE_WORDS && section.label.endsWith("output") && section.groups.length <= 2)).map((section) => section.key));
       const hasNoMean = this.attentions.length && this.attentions.every((attention) => attention.description.choices.length && !attention.description.has_mean);
       this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, theme: description.theme };
