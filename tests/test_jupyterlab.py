@@ -84,6 +84,11 @@ def check_notebook(notebook, s):
     wait_for_name(first, "x_1_2")
     selected, selections, kernel = json.loads(notebook.run(1))
     assert selected == "x_1_2" and selections == ["x_1_2"]
+    # keys are not shortcuts of the notebook, in which "x" cuts the cell
+    first.locator('[data-node="x_1_2"]').click()
+    for key in ("x", "h", "x", "h", "a"):
+        notebook.page.keyboard.press(key)
+    assert notebook.page.locator(".jp-Notebook-cell").count() == len(CELLS)
     # a `do` in the page is that of the sentence
     first.locator('[data-action="zero"]').click()
     first.locator('[data-node="x_1_2"] .fill-do').wait_for()

@@ -153,12 +153,14 @@ class Explorer extends AttentionLines {
       row.append(element);
     }
     const cells = svgElement("g", { class: "nodes", role: "presentation" }, ...[...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row));
+    const isFocused = this.viewport.grid.contains(this.root.ownerDocument.activeElement);
     this.viewport.grid.replaceChildren(this.background, this.foreground, cells);
     this.viewport.setLayout(this.layout, graph);
     const previous = this.focus;
     this.focus = previous ? this.boxByNode.get(previous.ids[0]) ?? null : null;
     const first = this.focus ?? this.layout.boxes.find((box) => box.row === 0) ?? this.layout.boxes[0];
     if (first) this.elements.get(first)?.setAttribute("tabindex", "0");
+    if (first && isFocused) this.elements.get(first)?.focus({ preventScroll: true });
     this.drawLines();
     this.highlightBoxes(this.focus);
     this.renderPanel();

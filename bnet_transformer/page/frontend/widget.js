@@ -67,10 +67,14 @@ function render({ model, el }) {
     },
   });
   view.setState(readState());
+  // Keys of the page are not shortcuts of the notebook: in JupyterLab, "x" cuts the cell. Those with Control or Command are.
+  const keys = new AbortController();
+  el.addEventListener("keydown", (event) => { if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); }, { signal: keys.signal });
   const listeners = /** @type {const} */ ([["msg:custom", handleAnswer], ["change:description", schedulePage], ["change:buffer", schedulePage], ["change:selected", scheduleState], ["change:view", scheduleState]]);
   for (const [event, listener] of listeners) model.on(event, listener);
   return () => {
     for (const [event, listener] of listeners) model.off(event, listener);
+    keys.abort();
     view.remove();
   };
 }
