@@ -33,7 +33,7 @@ class Explorer extends AttentionLines {
   /** @type {Set<number>} */ evidence = new Set();
   /** @type {Map<Box, SVGElement>} */ elements = new Map();
   /** @type {Map<Element, Box>} */ boxByElement = new Map();
-  /** @type {{key: string, row: number, element: SVGElement}[]} the nodes in the order of their boxes */ drawnNodes = [];
+  /** @type {{key: string, row: number, element: SVGElement}[]} the nodes in the order of their boxes */ renderedNodes = [];
   /** @type {Box|null} */ focus = null;
   /** @type {number[]} */ selected = [];
   background = svgElement("g", { class: "back", "aria-hidden": "true" });
@@ -144,8 +144,8 @@ class Explorer extends AttentionLines {
 
   /** Draw the nodes. If the boxes are those of the last drawing, as after most changes of values, only the elements that differ are replaced. */
   #drawNodes() {
-    const { graph, layout: { boxes, hasLabels } } = this, previous = this.drawnNodes;
-    this.drawnNodes = boxes.map((box, k) => {
+    const { graph, layout: { boxes, hasLabels } } = this, previous = this.renderedNodes;
+    this.renderedNodes = boxes.map((box, k) => {
       const name = this.describeBox(box), key = nodeKey(graph, box, this.interventions, this.evidence, hasLabels, name);
       const element = previous[k]?.key === key ? previous[k].element : renderNode(graph, box, this.interventions, this.evidence, hasLabels, name);
       renderChange(element, box, this.description.relative_changes?.[String(box.group)]?.[box.word ?? 0] ?? null);
@@ -154,12 +154,12 @@ class Explorer extends AttentionLines {
       return { key, row: box.row, element };
     });
     if (previous.length === boxes.length && boxes.every((box, k) => box.row === previous[k].row)) {
-      this.drawnNodes.forEach(({ element }, k) => { if (element !== previous[k].element) previous[k].element.replaceWith(element); });
+      this.renderedNodes.forEach(({ element }, k) => { if (element !== previous[k].element) previous[k].element.replaceWith(element); });
       return;
     }
     /** @type {Map<number, SVGElement[]>} */
     const rows = new Map();
-    for (const { row, element } of this.drawnNodes) {
+    for (const { row, element } of this.renderedNodes) {
       const elements = rows.get(row);
       if (elements) elements.push(element); else rows.set(row, [element]);
     }

@@ -29,6 +29,7 @@ export class Viewport {
     this.view = htmlElement("div", { class: "view" }, this.main, this.top, this.left, htmlElement("div", { class: "corner" }));
     /** @type {Layout|null} */
     this.layout = null;
+    this.headerHeight = this.stripWidth = 0;
     this.strips = ""; // what the strips show
     this.size = { width: 0, height: 0 }; // of the view with its strips; reading it from the page computes the page's layout
     this.#addListeners(isPage);
