@@ -148,7 +148,7 @@ def sweep(
 
 
 def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
-    """The digests of the pairs, clean first; of the patched sentences alone if an ablation provides the values."""
+    """The digests of the pairs, clean first, or of the patched sentences if an ablation provides the values."""
     digests: dict[int, str] = {}
     for part in parts:
         request = part.request
