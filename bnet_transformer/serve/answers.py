@@ -29,11 +29,13 @@ PATCH_AXES = ("slice", "word")
 
 def describe_page(source: SentenceSource, tab: str, state: PageState) -> tuple[dict[str, Any], bytes]:
     """Return the description and the buffer of the page of a state, as for `explore`, and what the live page adds."""
+    state = source.choose_text(tab, state)
     live = source.build(tab, state)
     description, buffer = _describe(live, state)
     network = live.current.net.network
     kinds = {k: spec.tpm.kind for k, spec in enumerate(network.specs)}
     description["live"] = {
+        "text": state.text,
         "words": len(live.current.words),
         "discrete": [k for k, kind in kinds.items() if kind == "discrete"],
         "readouts": [network.specs[k].group.name for k in _find_readouts(network)],
