@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_net_opens_with_a_sentence_that_it_accepts(case):
     opened = source.choose_text("tab", start)
     words = [text.split() for text in opened.text.split(" | ")] if stacks else []
     s = source.build("tab", opened).current
-    assert list(s.words) == sum(words, []) and len(words) == len(stacks) and all(words) and len(s.ground) > 0
+    assert list(s.words) == list(chain(*words)) and len(words) == len(stacks) and all(words) and len(s.ground) > 0
     assert source.choose_text("tab", opened) == opened
 
 

@@ -148,9 +148,8 @@ def check_model(model: str) -> None:
         find_package_path(model)
     elif os.path.isdir(model):
         folder_to_source(Path(model))
-    elif model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/")):
-        if not os.path.isfile(model):
-            raise FileError(model, expected="a folder, a GGUF file or a saved net; it does not exist")
+    elif (model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/"))) and not os.path.isfile(model):
+        raise FileError(model, expected="a folder, a GGUF file or a saved net; it does not exist")
 
 
 def split_stacks(net: BNet, text: str) -> object:
