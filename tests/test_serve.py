@@ -171,10 +171,24 @@ def test_the_patch_is_a_sweep_from_the_other_sentence(source):
     expected = bt.sweep(other, base, at="x", metric={"y_2": ("dog", "cat")})
     answer = compute_patch(source, "tab", state(other=OTHER, patch={"node": "y_2", "of": ["dog", "cat"]}))
     torch.testing.assert_close(torch.tensor(answer["effects"]), expected.values.float())
+    assert answer["metric"] == "log P(y_2 = dog) - log P(y_2 = cat)"
     assert answer["names"] == [[f"x_{t}_{i}" for i in range(3)] for t in range(3)]
     assert answer["before"] == pytest.approx(float(expected.corrupt)) and answer["after"] == pytest.approx(
         float(expected.clean)
     )
+
+
+def test_a_patch_under_a_choice_that_is_set_has_this_choice_in_both_sentences(source):
+    net = build_selector()
+    base, other = net.sentence(TEXT).do(c=1), net.sentence(OTHER).do(c=1)
+    document = {"model": "selector", "text": TEXT, "other": OTHER, "patch": {"node": "y_2", "of": ["3"]}}
+    steps = [{"do": [["c", {"set": "state", "state": 1}]]}]
+    answer = compute_patch(source, "tab", parse_page_state({**document, "steps": steps}, LIMITS))
+    expected = bt.sweep(other, base, at="x", metric={"y_2": 3})
+    torch.testing.assert_close(torch.tensor(answer["effects"]), expected.values.float())
+    steps.append({"do": [["x_1_1", {"set": "other"}]]})
+    patched = source.build("tab", parse_page_state({**document, "steps": steps}, LIMITS)).current
+    torch.testing.assert_close(patched["x_2_2"], base.do(x_1_1=other)["x_2_2"])
 
 
 @pytest.mark.parametrize("role", ["x", "a"])

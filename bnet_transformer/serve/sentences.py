@@ -116,6 +116,17 @@ class SentenceSource:
         state = PageState(model, text)
         return self._get((tab, *state.get_key(0)), partial(self._build_text, model, text))
 
+    def build_other(self, tab: str, state: PageState, base: Sentence) -> Sentence:
+        """Return the other sentence of a state, with the discrete nodes that `do` sets in a sentence of the state.
+
+        A value of the other sentence under an open choice has no single value, so both need the same choices.
+        """
+        other, values = self.build_clean(tab, state.model, state.other), {}
+        for node, value in base.state.interventions.items():
+            if base.state.model.spec(node).tpm.kind == "discrete":
+                values[base.ground.name(node)] = value
+        return other.do(values) if values else other
+
     def _build_text(self, model: str, text: str) -> Sentence:
         """Build the sentence of a text, if it is not too long."""
         net = self.get_net(model)
@@ -137,7 +148,7 @@ class SentenceSource:
 
         def build() -> Sentence:
             before, clean = self._build_step(tab, state, count - 1), self._build_step(tab, state, 0)
-            get_other = partial(self.build_clean, tab, state.model, state.other) if state.other else None
+            get_other = partial(self.build_other, tab, state, before) if state.other else None
             return keep_values(apply_message(before, clean, state.steps[count - 1], get_other))
 
         return self._get(key, build)
