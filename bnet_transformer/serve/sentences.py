@@ -119,7 +119,7 @@ class SentenceSource:
     def build_other(self, tab: str, state: PageState, base: Sentence) -> Sentence:
         """Return the other sentence of a state, with the discrete nodes that `do` sets in a sentence of the state.
 
-        A value of the other sentence under an open choice has no single value, so both need the same choices.
+        Without a state of its choices a node has no single value, so both sentences need the same states.
         """
         other, values = self.build_clean(tab, state.model, state.other), {}
         for node, value in base.state.interventions.items():

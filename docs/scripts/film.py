@@ -1,6 +1,7 @@
-"""Make the film of `docs/serve.md`: drive the live page of the net `tiny` in Chromium, and write its frames as one file.
+"""Make the film of `docs/serve.md`: drive the live page of the net `tiny` in Chromium, and write its frames.
 
-``python docs/scripts/film.py`` writes `docs/serve/film.webp` and `docs/serve/still.png`. It requires the extra `dev`, and Chromium.
+``python docs/scripts/film.py`` writes `docs/serve/film.webp` and `docs/serve/still.png`. It requires the extra `dev`,
+and Chromium. The scenes name elements by their attributes, so they do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from playwright.sync_api import Locator, Page, sync_playwright
 
 FOLDER = Path(__file__).resolve().parents[1] / "serve"
@@ -26,7 +27,8 @@ SENTENCE, OTHER = "a bird sang a bird", "a bird ran a bird"
 OVERLAY = """([height, caption]) => {
   document.querySelector("#serve").style.height = `${height - caption}px`;
   const namespace = "http://www.w3.org/2000/svg";
-  const bar = document.createElement("div"), mark = document.createElement("div"), cursor = document.createElementNS(namespace, "svg");
+  const bar = document.createElement("div"), mark = document.createElement("div");
+  const cursor = document.createElementNS(namespace, "svg"), path = document.createElementNS(namespace, "path");
   Object.assign(bar, { id: "film-caption" });
   Object.assign(bar.style, { position: "fixed", left: 0, right: 0, bottom: 0, height: `${caption}px`, zIndex: 99,
     background: "#1f2937", color: "#fff", font: "600 17px system-ui, sans-serif", display: "flex",
@@ -36,9 +38,8 @@ OVERLAY = """([height, caption]) => {
     borderRadius: "8px", boxSizing: "border-box" });
   cursor.id = "film-cursor";
   Object.assign(cursor.style, { position: "fixed", width: "52px", height: "52px", zIndex: 100, pointerEvents: "none" });
-  const path = document.createElementNS(namespace, "path");
-  path.setAttribute("d", "M26 26v19l4.6-4.3 3 7 3.4-1.5-3-6.8h6.2z");
-  Object.entries({ fill: "#111", stroke: "#fff", "stroke-width": 1.5 }).forEach(([key, value]) => path.setAttribute(key, value));
+  const shape = { d: "M26 26v19l4.6-4.3 3 7 3.4-1.5-3-6.8h6.2z", fill: "#111", stroke: "#fff", "stroke-width": 1.5 };
+  for (const [key, value] of Object.entries(shape)) path.setAttribute(key, value);
   cursor.append(path);
   document.body.append(bar, mark, cursor);
 }"""
@@ -73,7 +74,9 @@ class Film:
         self.page.mouse.move(1, HEIGHT - 1)
         self.wait()
         self.page.evaluate(DRAW, [caption, target.bounding_box(), is_clicked])
-        self.frames.append(Image.open(io.BytesIO(self.page.screenshot())).convert("RGB"))
+        frame = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
+        ImageDraw.Draw(frame).rectangle((0, 0, frame.width - 1, frame.height - 1), outline="#c4c9d1", width=SCALE)
+        self.frames.append(frame)
         self.seconds.append(seconds)
 
     def wait(self) -> None:
@@ -101,10 +104,10 @@ class Film:
             strip.paste(frame, (0, k * height))
         palette = strip.quantize(256, method=Image.Quantize.MAXCOVERAGE)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in self.frames]
-        first, *others = [frame.convert("RGB") for frame in frames]
+        first, *later = [frame.convert("RGB") for frame in frames]
         durations = [round(1000 * seconds) for seconds in self.seconds]
         options: dict[str, Any] = {"lossless": True, "quality": 100, "method": 4, "loop": 0}
-        first.save(folder / "film.webp", save_all=True, append_images=others, duration=durations, **options)
+        first.save(folder / "film.webp", save_all=True, append_images=later, duration=durations, **options)
         frames[STILL].save(folder / "still.png", optimize=True)
 
 

@@ -181,7 +181,7 @@ def _link_files(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _copy_pictures(app: Sphinx, error: Exception | None) -> None:
-    """Copy the files of `<picture>` elements, which Sphinx does not read as images, beside their pages."""
+    """Copy the files of `<picture>` elements, which Sphinx does not read as images, to the folders of their pages."""
     if error is None and app.builder.format == "html":
         for folder in PICTURE_FOLDERS:
             shutil.copytree(ROOT / folder, Path(app.outdir) / folder, dirs_exist_ok=True)
