@@ -50,6 +50,7 @@ def read_nodes(s):
     return results
 
 
+@pytest.mark.slow  # the tests of the live page include a quick one
 @pytest.mark.parametrize("case", [case for case in CASES if case.evidence], ids=lambda case: case.name)
 def test_values_after_evidence_are_those_of_a_fresh_sentence(case):
     """Values before evidence are reused: also if it fixes a choice on which they depend."""
