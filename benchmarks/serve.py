@@ -38,8 +38,7 @@ def live_page() -> list[Figure]:
     answer is drawn when the frame with the new page is painted. The server's share is the time from the request to the
     first byte of its answer. The first page is measured from the start of the process, and compared with a process that
     imports the package and loads the model; then the browser is already running. The memory of the server is its
-    peak memory, after the first clicks and after further ones, 200 by
-    default (`--runs` limits them)."""
+    peak memory, after the first clicks and after 200 further ones, or fewer with `--runs`."""
     if CHROMIUM is None or importlib.util.find_spec("playwright") is None:
         print("no Chromium, or no Playwright: nothing is measured in a browser", file=sys.stderr)
         return []
