@@ -1,6 +1,6 @@
 """Make the film of `docs/serve.md`: drive the live page of the net `tiny` in Chromium, and write its frames.
 
-``python docs/scripts/film.py`` writes `docs/serve/film.webp` and `docs/serve/still.png`. It requires the extra `dev`,
+``python docs/scripts/film.py`` writes `docs/serve/film.gif` and `docs/serve/still.png`. It requires the extra `dev`,
 and Chromium. The scenes name elements by their attributes, so they do not depend on the layout.
 """
 
@@ -104,10 +104,9 @@ class Film:
             strip.paste(frame, (0, k * height))
         palette = strip.quantize(256, method=Image.Quantize.MAXCOVERAGE)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in self.frames]
-        first, *later = [frame.convert("RGB") for frame in frames]
         durations = [round(1000 * seconds) for seconds in self.seconds]
-        options: dict[str, Any] = {"lossless": True, "quality": 100, "method": 4, "loop": 0}
-        first.save(folder / "film.webp", save_all=True, append_images=later, duration=durations, **options)
+        options: dict[str, Any] = {"append_images": frames[1:], "duration": durations, "loop": 0, "optimize": True}
+        frames[0].save(folder / "film.gif", save_all=True, **options)
         frames[STILL].save(folder / "still.png", optimize=True)
 
 
@@ -183,8 +182,8 @@ def main() -> None:
         tell(film)
         browser.close()
     film.write(FOLDER)
-    size = (FOLDER / "film.webp").stat().st_size // 1024
-    print(f"docs/serve/film.webp: {len(film.frames)} frames, {sum(film.seconds):.0f} s, {size} kB")
+    size = (FOLDER / "film.gif").stat().st_size // 1024
+    print(f"docs/serve/film.gif: {len(film.frames)} frames, {sum(film.seconds):.0f} s, {size} kB")
 
 
 if __name__ == "__main__":
