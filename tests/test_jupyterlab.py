@@ -99,6 +99,13 @@ def check_notebook(notebook, s):
     first.locator('[data-node="x_2_0"]').click()
     wait_for_name(first, "x_2_0")
     check_reads(first, after.attention(1).detach().mean(0)[0])
+    # colours are those of JupyterLab's theme, and not of the system
+    notebook.page.emulate_media(color_scheme="dark")
+    assert read_colour_scheme(first) == "light"
+    notebook.page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    notebook.page.emulate_media(color_scheme="light")
+    assert read_colour_scheme(first) == "dark"
+    notebook.page.evaluate("document.body.dataset.jpThemeLight = 'true'")
     # what Python sets is drawn: a node of a folded slice, a state
     notebook.run(3)
     first.locator('.node.selected[aria-label^="q_0, 3 nodes"]').wait_for()
@@ -121,6 +128,10 @@ def check_notebook(notebook, s):
     second.locator('[data-node="x_0_0"] .fill-do').wait_for()
     assert json.loads(notebook.run(8)) == {"steps": [], "selected": "x_1_1", "view": {"unfolded": [1], "head": 2}}
     return kernel
+
+
+def read_colour_scheme(cell):
+    return cell.locator(".bnet").evaluate("element => getComputedStyle(element).colorScheme")
 
 
 def wait_for_name(cell, name):

@@ -42,10 +42,8 @@ class History:
         sentence = apply_message(self.sentence, self.start, message)
         if message.get("undo") == []:
             return History(self.start, sentence)
-        is_undo, before, after = (
-            "undo" in message,
-            *(frozenset(s.state.interventions) for s in (self.sentence, sentence)),
-        )
+        before, after = (frozenset(item.state.interventions) for item in (self.sentence, sentence))
+        is_undo = "undo" in message
         if is_undo and self.steps and "do" in self.steps[-1] and after == self.nodes_before[-1]:
             return History(self.start, sentence, self.steps[:-1], self.nodes_before[:-1])
         step = {"undo": list(message["undo"])} if is_undo else {"do": copy.deepcopy(message["do"])}

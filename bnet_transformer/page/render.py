@@ -33,6 +33,10 @@ MODULES = (
     "live_tables",
     "live_panel",
 )
+NOTEBOOK_THEMES = {  # the marks of the themes of JupyterLab, VS Code and Colab
+    "light": ('[data-jp-theme-light="true"]', ".vscode-light", 'html[theme="light"]'),
+    "dark": ('[data-jp-theme-light="false"]', ".vscode-dark", 'html[theme="dark"]'),
+}
 COLOUR_SCHEMES = {"auto": "light dark", "light": "light", "dark": "dark"}
 
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -85,8 +89,15 @@ def _resolve_imports(name: str) -> str:
 def render_style_sheet() -> str:
     """Return the style sheet, with the palettes of figures as CSS variables."""
     light, dark = (_css_variables(theme) for theme in ("light", "dark"))
-    media = f'@media (prefers-color-scheme: dark) {{ .bnet:not([data-theme="light"]) {{ {dark} }} }}'
-    return f'.bnet {{ {light} }}\n{media}\n.bnet[data-theme="dark"] {{ {dark} }}\n{_read_asset("style.css")}'
+    is_not_light, is_not_dark = (f'.bnet:not([data-theme="{theme}"])' for theme in ("light", "dark"))
+    rules = [
+        f".bnet {{ {light} }}",
+        f"@media (prefers-color-scheme: dark) {{ {is_not_light} {{ {dark} }} }}",
+        *(f"{notebook} {is_not_dark} {{ {light} }}" for notebook in NOTEBOOK_THEMES["light"]),
+        *(f"{notebook} {is_not_light} {{ {dark} }}" for notebook in NOTEBOOK_THEMES["dark"]),
+        f'.bnet[data-theme="dark"] {{ {dark} }}',
+    ]
+    return "\n".join([*rules, _read_asset("style.css")])
 
 
 def _css_variables(theme: str) -> str:
