@@ -20,11 +20,16 @@ export class PageAttention {
     this.j = Int32Array.from(columnsOf.flat());
     this.rowStart = [0]; // row i has the pairs rowStart[i] to rowStart[i + 1] (compressed sparse rows)
     for (const row of columnsOf) this.rowStart.push(this.rowStart[this.rowStart.length - 1] + row.length);
-    this.hiddenTargets = graph.hiddenWords(description.group);
-    this.hiddenSources = graph.hiddenWords(description.source_group);
+    this.updateHiddenWords(graph);
     this.buffer = buffer.subarray(description.offset, description.offset + description.num_slots * description.num_plates * this.i.length);
     /** @type {Map<string, Float32Array>} */
     this.cache = new Map();
+  }
+
+  /** Read again which words are not shown. @param {GroundGraph} graph */
+  updateHiddenWords(graph) {
+    this.hiddenTargets = graph.hiddenWords(this.description.group);
+    this.hiddenSources = graph.hiddenWords(this.description.source_group);
   }
 
   /** The slot of a view: the mean, or a joint state of the choices, where the last choice varies fastest; -1 if there is none. @param {AttentionView} view */

@@ -4,11 +4,12 @@
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
 import { renderControls } from "./controls.js";
-import { htmlElement, renderLineBatches, renderLines, renderNode, svgElement } from "./elements.js";
+import { htmlElement, keepFocus, renderLineBatches, renderLines, renderNode, svgElement } from "./elements.js";
 import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
 import { computeLayout, getSections } from "./layout.js";
 import { renderNodeFacts, renderOverview } from "./panel.js";
+import { Printout } from "./printout.js";
 import { Viewport } from "./viewport.js";
 
 /**
@@ -54,8 +55,10 @@ class Explorer extends AttentionLines {
     this.status = htmlElement("div", { class: "status", role: "status", "aria-live": "polite" });
     this.footer = htmlElement("div", { class: "footer" });
     root.classList.add("bnet");
-    root.replaceChildren(this.toolbar, this.viewport.view, this.panel, this.footer, this.status);
+    this.frame = htmlElement("div", { class: "frame" }, this.toolbar, this.viewport.view, this.panel, this.footer, this.status);
+    root.replaceChildren(this.frame);
     this.setData(data);
+    this.printout = new Printout(this);
     this.#addListeners();
     this.resizeObserver = new ResizeObserver(() => this.viewport.resize());
     this.resizeObserver.observe(this.viewport.view);
@@ -63,6 +66,7 @@ class Explorer extends AttentionLines {
 
   remove() {
     this.listeners.abort();
+    this.printout.remove();
     this.resizeObserver.disconnect();
     this.root.replaceChildren();
   }
@@ -87,11 +91,18 @@ class Explorer extends AttentionLines {
       const isUnfolded = description.detail === "nodes" || (description.detail === null && description.counts[1] <= MAX_UNFOLDED_ARROWS) || !this.attentions.length || !this.graph.groups.some((group) => group.is_state);
       this.openSections = new Set(getSections(this.graph).filter((section) => isUnfolded || (words <= MAX_FREE_WORDS && section.label.endsWith("output") && section.groups.length <= 2)).map((section) => section.key));
       const hasNoMean = this.attentions.length && this.attentions.every((attention) => attention.description.choices.length && !attention.description.has_mean);
-      this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, theme: description.theme };
+      this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, showSpecial: description.special?.is_shown ?? true, theme: description.theme };
     }
+    this.hideWords();
     this.selected = this.selected.filter((id) => id < this.graph.offsets[this.graph.offsets.length - 1]);
     this.#renderControls();
     this.draw();
+  }
+
+  /** Hide the special tokens, if the settings say so: words that are not shown have no boxes, lines or rows of tables. */
+  hideWords() {
+    for (const stack of this.graph.stacks) stack.hidden = this.settings.showSpecial ? [] : stack.special;
+    for (const attention of this.attentions) attention.updateHiddenWords(this.graph);
   }
 
   /** Render the toolbar, whose elements depend on description and settings. */
@@ -102,11 +113,12 @@ class Explorer extends AttentionLines {
     this.numPlates = numPlates;
     this.hasPlates = this.graph.groups.some((group, index) => group.word_stack !== null && this.graph.numPlates(index) > 1);
     this.root.dataset.theme = this.settings.theme;
-    this.toolbar.replaceChildren(...renderControls({
+    keepFocus(this.toolbar, () => this.toolbar.replaceChildren(...renderControls({
+      hasSpecial: Boolean(this.description.special), toolbar: this.toolbar,
       settings: this.settings, numPlates, hasPlates: this.hasPlates, heads: this.description.heads, choices: [...choices], hasAttention: this.attentions.length > 0,
       hasMean: this.attentions.some((attention) => attention.description.has_mean), hasWeights: this.graph.groups.some((group) => group.depth > 0),
       updateSettings: (changes) => this.updateSettings(changes), runCommand: (command, value) => this.runCommand(command, value),
-    }));
+    })));
   }
 
   /** Change settings and draw what depends on them. @param {Partial<Settings>} changes */
@@ -114,7 +126,8 @@ class Explorer extends AttentionLines {
     Object.assign(this.settings, changes);
     if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
     if ("states" in changes) this.#renderControls();
-    if ("head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
+    if ("showSpecial" in changes) this.hideWords();
+    if ("showSpecial" in changes || "head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
     else { this.drawLines(); this.highlightBoxes(this.focus); if ("states" in changes) this.renderPanel(); }
   }
 
@@ -143,12 +156,13 @@ class Explorer extends AttentionLines {
       row.append(element);
     }
     const cells = svgElement("g", { class: "nodes", role: "presentation" }, ...[...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row));
+    const previous = this.focus, hadFocus = this.viewport.grid.matches(":focus-within");
     this.viewport.grid.replaceChildren(this.background, this.foreground, cells);
     this.viewport.setLayout(this.layout, graph);
-    const previous = this.focus;
     this.focus = previous ? this.boxByNode.get(previous.ids[0]) ?? null : null;
     const first = this.focus ?? this.layout.boxes.find((box) => box.row === 0) ?? this.layout.boxes[0];
     if (first) this.elements.get(first)?.setAttribute("tabindex", "0");
+    if (first && hadFocus) this.elements.get(first)?.focus({ preventScroll: true });
     this.drawLines();
     this.highlightBoxes(this.focus);
     this.renderPanel();
@@ -194,8 +208,10 @@ class Explorer extends AttentionLines {
     for (const line of lines) for (const end of [line.source, line.target]) if (!highlighted.includes(end)) this.elements.get(end)?.classList.add("connected");
   }
 
-  /** Render the panel of the selected node, or of the sentence. */
-  renderPanel() {
+  /** Render the panel of the selected node, or of the sentence; a focused control keeps the focus. */
+  renderPanel() { keepFocus(this.panel, () => this.#renderPanel()); }
+
+  #renderPanel() {
     const ids = this.selected, { graph, description } = this;
     for (const element of this.viewport.grid.querySelectorAll(".node.selected")) { element.classList.remove("selected"); element.removeAttribute("aria-selected"); }
     const relatives = !ids.length ? [] : [
@@ -205,7 +221,7 @@ class Explorer extends AttentionLines {
     const highlighted = new Set(relatives.find(({ relation }) => relation === this.highlight)?.ids ?? []);
     this.viewport.grid.classList.toggle("marking", this.highlight !== "" && ids.length > 0);
     for (const [box, element] of this.elements) element.classList.toggle("marked", box.ids.some((id) => highlighted.has(id)));
-    if (!ids.length) { this.panel.replaceChildren(...this.#addHostSections(renderOverview(description, this.host), -1)); return; }
+    if (!ids.length) { this.panel.replaceChildren(...this.#addHostSections(renderOverview(description, this.host, this.settings.showSpecial), -1)); return; }
     const box = this.boxByNode.get(ids[0]), element = box && this.elements.get(box);
     if (element) { element.classList.add("selected"); element.setAttribute("aria-selected", "true"); }
     const backButton = htmlElement("button", { type: "button", class: "quiet close", "aria-label": "back to the sentence", onclick: () => this.select([]) }, "×");
@@ -273,7 +289,7 @@ class Explorer extends AttentionLines {
   runCommand(command, value = "") {
     const { viewport } = this;
     if (command === "in" || command === "out") viewport.zoom(command === "in" ? 1.25 : 0.8);
-    if (command === "fit") viewport.fit();
+    if (command === "fit") viewport.fit(viewport.isFitted && !viewport.isComplete);
     if (command === "fold" || command === "unfold") { this.openSections = new Set(command === "fold" ? [] : getSections(this.graph).map((section) => section.key)); this.draw(); viewport.fit(); }
     if (command === "search" || command === "next") this.search(value, command === "next");
     if (command === "svg" || command === "png") this.save(command);
@@ -310,6 +326,12 @@ class Explorer extends AttentionLines {
       const element = /** @type {Element} */ (event.target).closest?.(".node");
       return element ? this.boxByElement.get(element) ?? null : null;
     };
+    const boxNear = (/** @type {MouseEvent} */ event) => { // a finger is less precise than a mouse
+      if (!this.viewport.isTouch || !/** @type {Element} */ (event.target).closest(".main")) return null;
+      const { x, y } = this.viewport.toLayout(event), reach = 16 / this.viewport.scale;
+      const distance = (/** @type {Box} */ box) => Math.hypot(Math.max(0, Math.abs(box.x - x) - box.width / 2), Math.max(0, Math.abs(box.y - y) - box.height / 2));
+      return this.layout.boxes.reduce((/** @type {Box|null} */ best, box) => (distance(box) < (best ? distance(best) : reach) ? box : best), null);
+    };
     grid.addEventListener("pointerover", (event) => { if (!this.viewport.isDragged || !event.buttons) this.highlightBoxes(boxFrom(event)); });
     grid.addEventListener("pointerleave", () => this.highlightBoxes(null));
     words.addEventListener("pointerover", (event) => {
@@ -322,7 +344,7 @@ class Explorer extends AttentionLines {
     view.addEventListener("click", (event) => {
       if (this.viewport.isDragged) return;
       const target = /** @type {Element} */ (event.target), section = /** @type {SVGElement|null} */ (target.closest("[data-slice-section]"));
-      const box = boxFrom(event);
+      const box = boxFrom(event) ?? boxNear(event);
       if (section) this.toggleSection(/** @type {string} */ (section.dataset.sliceSection));
       else if (box) { this.focusBox(box); this.select(box.ids); } else if (target.closest(".main")) this.select([]);
     });

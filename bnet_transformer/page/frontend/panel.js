@@ -118,13 +118,13 @@ function renderList(items, renderItem) {
   return [list, button];
 }
 
-/** The panel of the sentence, if no node is selected. @param {Description} description @param {any} host @returns {HTMLElement[]} */
-export function renderOverview(description, host) {
+/** The panel of the sentence, if no node is selected. @param {Description} description @param {any} host @param {boolean} showSpecial @returns {HTMLElement[]} */
+export function renderOverview(description, host, showSpecial) {
   const [nodes, arrows] = description.counts.map((/** @type {number} */ count) => count.toLocaleString("en"));
   const words = description.stacks.reduce((/** @type {number} */ sum, /** @type {any} */ stack) => sum + stack.words.length, 0);
   const heads = description.heads ? ` The page contains only head${description.heads.length > 1 ? "s" : ""} ${description.heads.join(", ")}.` : "";
   const resolution = description.attention.length ? `P(j | i) is stored in steps of 1/${description.quantization_steps}, so its error is at most 1/${2 * description.quantization_steps}.${heads}` : "This net has no attention P(j | i) between words.";
-  const notes = description.notes.map((/** @type {string} */ note) => htmlElement("p", { class: "note" }, note));
+  const notes = renderNotes(description, showSpecial);
   return [
     htmlElement("h2", {}, isolateText(description.title.length > 100 ? `${description.title.slice(0, 99)}…` : description.title)),
     htmlElement("p", { class: "small" }, `${words ? `${words} words, ` : ""}${nodes} nodes and ${arrows} arrows; the net ${description.net}.`),
@@ -137,8 +137,11 @@ export function renderOverview(description, host) {
   ];
 }
 
+/** The notes on what the page does not show. @param {Description} description @param {boolean} showSpecial */
+export const renderNotes = (description, showSpecial) => [...description.notes, ...(showSpecial || !description.special ? [] : [description.special.note])].map((/** @type {string} */ note) => htmlElement("p", { class: "note" }, note));
+
 /** The legend of the graph. @param {Description} description */
-function renderLegend(description) {
+export function renderLegend(description) {
   const kinds = new Set(description.groups.map((/** @type {any} */ group) => group.kind));
   const hues = new Set(description.edges.map((/** @type {any} */ edge) => edge[4]));
   const entries = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
