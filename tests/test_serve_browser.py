@@ -146,6 +146,34 @@ def test_a_typed_sentence_a_do_and_its_undo_are_those_of_the_sentence(open_tab):
     assert "steps" not in fragment(page)
 
 
+GRAPH = """() => [...document.querySelectorAll(".nodes, .back, .strip-words, .strip-slices")].map((part) => {
+  const copy = part.cloneNode(true);
+  for (const element of copy.querySelectorAll("[tabindex]")) element.removeAttribute("tabindex");
+  for (const element of copy.querySelectorAll(".node")) element.classList.remove("focused", "connected", "selected", "marked");
+  for (const element of copy.querySelectorAll("[aria-selected]")) element.removeAttribute("aria-selected");
+  return copy.innerHTML;
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unfold", [False, True])
+def test_a_graph_that_is_drawn_in_place_is_the_graph_of_a_new_page(open_tab, unfold):
+    page = open_tab("decoder", "the a cat sat")
+    actions = [("x_1_0", "zero"), ("x_1_2", "zero"), ("x_2_1", "zero"), (None, "back"), ("x_1_1", "zero")]
+    for node, action in actions:
+        if node:
+            choose(page, node)
+        selector = f'[data-action="{action}"], [data-command="{action}"]'
+        with wait_until_updated(page):
+            page.locator(selector).first.click()
+        fresh = open_tab(**fragment(page))
+        for tab in (page, fresh):
+            if unfold:
+                tab.locator('[data-command="unfold"]').click()
+        assert page.evaluate(GRAPH) == fresh.evaluate(GRAPH)
+        fresh.context.close()
+
+
 @pytest.mark.slow
 def test_the_attention_after_a_do_is_that_of_the_sentence(open_tab):
     page = open_tab("decoder")

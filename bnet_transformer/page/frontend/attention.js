@@ -14,12 +14,11 @@ export class PageAttention {
   constructor(graph, description, buffer, steps) {
     this.description = description;
     this.steps = steps;
-    const { columnsOf } = graph.relations[description.mask];
-    this.numWords = columnsOf.length;
-    this.i = Int32Array.from(columnsOf.flatMap((row, i) => row.map(() => i)));
-    this.j = Int32Array.from(columnsOf.flat());
-    this.rowStart = [0]; // row i has the pairs rowStart[i] to rowStart[i + 1] (compressed sparse rows)
-    for (const row of columnsOf) this.rowStart.push(this.rowStart[this.rowStart.length - 1] + row.length);
+    const { i, j, rowStart } = graph.pairs(description.mask);
+    this.numWords = rowStart.length - 1;
+    this.i = i;
+    this.j = j;
+    this.rowStart = rowStart;
     this.updateHiddenWords(graph);
     this.buffer = buffer.subarray(description.offset, description.offset + description.num_slots * description.num_plates * this.i.length);
     /** @type {Map<string, Float32Array>} */

@@ -77,18 +77,36 @@ function nodeStyle(graph, box, interventions, evidence) {
   };
 }
 
-/** One node. @param {GroundGraph} graph @param {Box} box @param {Set<number>} interventions @param {Set<number>} evidence @param {boolean} hasLabels @param {number|null} relativeChange */
-export function renderNode(graph, box, interventions, evidence, hasLabels, relativeChange) {
+/** A text that differs if the element of a node differs, except for its change. @param {GroundGraph} graph @param {Box} box @param {Set<number>} interventions @param {Set<number>} evidence @param {boolean} hasLabels @param {string} name */
+export function nodeKey(graph, box, interventions, evidence, hasLabels, name) {
+  const { fill, isDouble, isDashed, isPartial } = nodeStyle(graph, box, interventions, evidence);
+  return `${name} ${box.row} ${box.x} ${box.y} ${box.width} ${box.height} ${box.plate} ${fill} ${isDouble} ${isDashed} ${isPartial} ${hasLabels}`;
+}
+
+/** Show how much the interventions changed a node: a ring of a dot, or a bar below a box. @param {SVGElement} element @param {Box} box @param {number|null} relativeChange */
+export function renderChange(element, box, relativeChange) {
+  const change = relativeChange !== null && relativeChange > 0.002 ? Math.round(100 * Math.min(1, relativeChange)) / 100 : null;
+  const text = change === null ? "" : String(change);
+  if ((element.dataset.change ?? "") === text) return;
+  element.querySelector(".change, .change-bar")?.remove();
+  if (change === null) { delete element.dataset.change; return; }
+  element.dataset.change = text;
+  const { width, height } = box, maxWidth = width - 10;
+  element.append(box.isDot ? svgElement("circle", { r: 7.4, class: "change", "stroke-opacity": Math.min(1, 0.15 + change) })
+    : svgElement("rect", { x: -maxWidth / 2, y: height / 2 + 2.5, width: maxWidth * change, height: 2.6, rx: 1.3, class: "change-bar" }));
+}
+
+/** One node. @param {GroundGraph} graph @param {Box} box @param {Set<number>} interventions @param {Set<number>} evidence @param {boolean} hasLabels @param {string} name */
+export function renderNode(graph, box, interventions, evidence, hasLabels, name) {
   const { fill, isDouble, isDashed, isPartial } = nodeStyle(graph, box, interventions, evidence), group = graph.groups[box.group];
   const role = (group.role.match(/(?:^|_)([qkv])$/) ?? [])[1];
   /** @type {Record<string, string>} */
   const names = box.ids.length === 1 ? { "data-node": graph.nodeName(box.ids[0]) } : { "data-nodes": `${group.name}_*${box.word === null ? "" : `_${box.word}`}` };
   const element = svgElement("g", { ...names, class: `node${isDashed ? " learnable" : ""}${role && !group.role.startsWith("W_") ? ` ${role}` : ""}${isPartial ? " partially-set" : ""}`,
-    role: "gridcell", tabindex: -1, transform: `translate(${Math.round(box.x * 10) / 10} ${Math.round(box.y * 10) / 10})` });
+    role: "gridcell", "aria-label": name, tabindex: -1, transform: `translate(${Math.round(box.x * 10) / 10} ${Math.round(box.y * 10) / 10})` });
   if (box.isDot) {
     element.append(svgElement("circle", { r: 9, class: "target" }));
     element.append(svgElement("circle", { r: 4.4, class: `shape dot fill-${fill}` }));
-    if (relativeChange !== null && relativeChange > 0.002) element.append(svgElement("circle", { r: 7.4, class: "change", "stroke-opacity": Math.min(1, 0.15 + relativeChange) }));
     return element;
   }
   const { width, height } = box, isSmall = height < 20, radius = isSmall ? 3 : 5;
@@ -100,10 +118,6 @@ export function renderNode(graph, box, interventions, evidence, hasLabels, relat
   }
   element.append(makeRect(0, `shape fill-${fill}`));
   if (isDouble) element.append(makeRect(isSmall ? 1.6 : 2.5, "inner"));
-  if (relativeChange !== null && relativeChange > 0.002) {
-    const maxWidth = width - 10;
-    element.append(svgElement("rect", { x: -maxWidth / 2, y: height / 2 + 2.5, width: maxWidth * Math.min(1, relativeChange), height: 2.6, rx: 1.3, class: "change-bar" }));
-  }
   const size = hasLabels ? 12 : isSmall ? 8.5 : 10.5, text = svgElement("text", { y: size * 0.34, "font-size": size, "text-anchor": "middle" });
   if (hasLabels || !isSmall) text.append(...renderLabel(graph, box.group, hasLabels || box.word === null ? box.word : null, box.plate, size));
   else {

@@ -4,7 +4,7 @@
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
 import { renderControls } from "./controls.js";
-import { htmlElement, keepFocus, renderLineBatches, renderLines, renderNode, svgElement } from "./elements.js";
+import { htmlElement, keepFocus, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, svgElement } from "./elements.js";
 import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
 import { computeLayout, getSections } from "./layout.js";
@@ -34,6 +34,7 @@ class Explorer extends AttentionLines {
   /** @type {Set<number>} */ evidence = new Set();
   /** @type {Map<Box, SVGElement>} */ elements = new Map();
   /** @type {Map<Element, Box>} */ boxByElement = new Map();
+  /** @type {{key: string, row: number, element: SVGElement}[]} the nodes in the order of their boxes */ drawnNodes = [];
   /** @type {Box|null} */ focus = null;
   /** @type {number[]} */ selected = [];
   background = svgElement("g", { class: "back", "aria-hidden": "true" });
@@ -143,29 +144,47 @@ class Explorer extends AttentionLines {
       const boxes = this.boxesByGroup.get(box.group);
       if (boxes) boxes.push(box); else this.boxesByGroup.set(box.group, [box]);
     }
-    /** @type {Map<number, SVGElement>} */
-    const rows = new Map();
-    for (const box of this.layout.boxes) {
-      const relativeChange = this.description.relative_changes?.[String(box.group)]?.[box.word ?? 0] ?? null;
-      const element = renderNode(graph, box, this.interventions, this.evidence, this.layout.hasLabels, relativeChange);
-      element.setAttribute("aria-label", this.describeBox(box));
-      this.elements.set(box, element);
-      this.boxByElement.set(element, box);
-      const row = rows.get(box.row) ?? svgElement("g", { role: "row" });
-      rows.set(box.row, row);
-      row.append(element);
-    }
-    const cells = svgElement("g", { class: "nodes", role: "presentation" }, ...[...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row));
     const previous = this.focus, hadFocus = this.viewport.grid.matches(":focus-within");
-    this.viewport.grid.replaceChildren(this.background, this.foreground, cells);
+    this.#drawNodes();
     this.viewport.setLayout(this.layout, graph);
     this.focus = previous ? this.boxByNode.get(previous.ids[0]) ?? null : null;
     const first = this.focus ?? this.layout.boxes.find((box) => box.row === 0) ?? this.layout.boxes[0];
-    if (first) this.elements.get(first)?.setAttribute("tabindex", "0");
+    if (first) this.#setTabStop(first);
     if (first && hadFocus) this.elements.get(first)?.focus({ preventScroll: true });
     this.drawLines();
     this.highlightBoxes(this.focus);
     this.renderPanel();
+  }
+
+  /** Draw the nodes. If the boxes are those of the last drawing, as after most changes of values, only the elements that differ are replaced. */
+  #drawNodes() {
+    const { graph, layout: { boxes, hasLabels } } = this, previous = this.drawnNodes;
+    this.drawnNodes = boxes.map((box, k) => {
+      const name = this.describeBox(box), key = nodeKey(graph, box, this.interventions, this.evidence, hasLabels, name);
+      const element = previous[k]?.key === key ? previous[k].element : renderNode(graph, box, this.interventions, this.evidence, hasLabels, name);
+      renderChange(element, box, this.description.relative_changes?.[String(box.group)]?.[box.word ?? 0] ?? null);
+      this.elements.set(box, element);
+      this.boxByElement.set(element, box);
+      return { key, row: box.row, element };
+    });
+    if (previous.length === boxes.length && boxes.every((box, k) => box.row === previous[k].row)) {
+      this.drawnNodes.forEach(({ element }, k) => { if (element !== previous[k].element) previous[k].element.replaceWith(element); });
+      return;
+    }
+    /** @type {Map<number, SVGElement[]>} */
+    const rows = new Map();
+    for (const { row, element } of this.drawnNodes) {
+      const elements = rows.get(row);
+      if (elements) elements.push(element); else rows.set(row, [element]);
+    }
+    const cells = svgElement("g", { class: "nodes", role: "presentation" }, ...[...rows].sort((a, b) => a[0] - b[0]).map(([, elements]) => svgElement("g", { role: "row" }, ...elements)));
+    this.viewport.grid.replaceChildren(this.background, this.foreground, cells);
+  }
+
+  /** Make a box the one that the Tab key reaches. @param {Box} box */
+  #setTabStop(box) {
+    for (const element of this.viewport.grid.querySelectorAll('[tabindex="0"]')) element.setAttribute("tabindex", "-1");
+    this.elements.get(box)?.setAttribute("tabindex", "0");
   }
 
   /** Draw the attention of all words, and the arrows of unfolded slices. */
@@ -220,7 +239,8 @@ class Explorer extends AttentionLines {
       ...(ids.length === 1 ? [{ relation: "blanket", ids: graph.blanket(ids[0]) }] : [])];
     const highlighted = new Set(relatives.find(({ relation }) => relation === this.highlight)?.ids ?? []);
     this.viewport.grid.classList.toggle("marking", this.highlight !== "" && ids.length > 0);
-    for (const [box, element] of this.elements) element.classList.toggle("marked", box.ids.some((id) => highlighted.has(id)));
+    for (const element of this.viewport.grid.querySelectorAll(".node.marked")) element.classList.remove("marked");
+    if (highlighted.size) for (const [box, element] of this.elements) if (box.ids.some((id) => highlighted.has(id))) element.classList.add("marked");
     if (!ids.length) { this.panel.replaceChildren(...this.#addHostSections(renderOverview(description, this.host, this.settings.showSpecial), -1)); return; }
     const box = this.boxByNode.get(ids[0]), element = box && this.elements.get(box);
     if (element) { element.classList.add("selected"); element.setAttribute("aria-selected", "true"); }
@@ -230,7 +250,6 @@ class Explorer extends AttentionLines {
       relatives,
       onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); }, onSelect: (name) => this.selectName(name),
     }), 2));
-    this.panel.scrollTop = 0;
   }
 
   /** Insert the sections of the host at a position of the panel. @param {HTMLElement[]} elements @param {number} position */
@@ -249,6 +268,7 @@ class Explorer extends AttentionLines {
     this.selected = ids.filter((id) => id >= 0);
     if (!ids.length) this.highlight = "";
     this.renderPanel();
+    this.panel.scrollTop = 0;
     this.highlightBoxes(this.selected.length ? null : this.focus);
     if (this.selected.length) this.status.textContent = `selected ${this.graph.nodeName(this.selected[0])}`;
     this.host?.handleSelection?.(this.selected.map((id) => this.graph.nodeName(id)));
@@ -257,11 +277,9 @@ class Explorer extends AttentionLines {
   /** Move the focus to a box. @param {Box|null} box @param {boolean} [isQuiet] */
   focusBox(box, isQuiet) {
     if (!box) return;
-    if (this.focus) this.elements.get(this.focus)?.setAttribute("tabindex", "-1");
-    for (const element of this.viewport.grid.querySelectorAll('[tabindex="0"]')) element.setAttribute("tabindex", "-1");
     this.focus = box;
+    this.#setTabStop(box);
     const element = this.elements.get(box);
-    element?.setAttribute("tabindex", "0");
     if (!isQuiet) element?.focus({ preventScroll: true });
     this.viewport.view.scrollTo(0, 0);
     this.viewport.reveal(box.x, box.y);

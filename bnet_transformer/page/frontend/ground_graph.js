@@ -41,10 +41,25 @@ export class GroundGraph {
     this.relations = description.bit_tables.map((/** @type {[number, number, number]} */ table) => readBitTable(table, buffer));
     /** @type {Edge[]} */
     this.edges = description.edges.map((/** @type {any} */ [parent, child, plates, words, hue]) => ({ parent, child, plates: this.relations[plates], words: this.relations[words], hue }));
+    /** @type {Map<number, {i: Int32Array, j: Int32Array, rowStart: number[]}>} */
+    this.pairsOf = new Map();
     this.edgesInto = this.groups.map((_, k) => this.edges.filter((edge) => edge.child === k));
     this.edgesOutOf = this.groups.map((_, k) => this.edges.filter((edge) => edge.parent === k));
     /** @type {Set<number>} nodes without incoming arrows, because do set them */
     this.severed = new Set(description.severed);
+  }
+
+  /** The pairs of a relation in the order of its rows; row i has the pairs rowStart[i] to rowStart[i + 1] (compressed sparse rows). @param {number} index */
+  pairs(index) {
+    const known = this.pairsOf.get(index);
+    if (known) return known;
+    const { columnsOf } = this.relations[index], rowStart = [0];
+    for (const row of columnsOf) rowStart.push(rowStart[rowStart.length - 1] + row.length);
+    const i = new Int32Array(rowStart[columnsOf.length]), j = new Int32Array(i.length);
+    columnsOf.forEach((row, k) => { i.fill(k, rowStart[k], rowStart[k + 1]); j.set(row, rowStart[k]); });
+    const pairs = { i, j, rowStart };
+    this.pairsOf.set(index, pairs);
+    return pairs;
   }
 
   /** The words of a group that are not shown. @param {number} group @returns {Set<number>} */
@@ -133,10 +148,14 @@ export class GroundGraph {
   /** The nodes that can be reached from some nodes along arrows, or against them where `isUp`, in ascending order. @param {number[]} nodes @param {boolean} isUp */
   reachable(nodes, isUp) {
     const visited = new Uint8Array(this.offsets[this.offsets.length - 1]), edges = isUp ? this.edgesInto : this.edgesOutOf;
-    const stack = [...nodes], result = /** @type {number[]} */ ([]);
-    for (const node of nodes) visited[node] = 1;
+    const remaining = [...this.counts], stack = [...nodes], result = /** @type {number[]} */ ([]);
+    for (const node of nodes) { visited[node] = 1; remaining[this.groupOf(node)]--; }
     for (let node = stack.pop(); node !== undefined; node = stack.pop())
-      this.visitNeighbours(node, isUp, edges[this.groupOf(node)], (other) => { if (!visited[other]) { visited[other] = 1; stack.push(other); result.push(other); } });
+      for (const edge of edges[this.groupOf(node)]) {
+        const group = isUp ? edge.parent : edge.child;
+        if (!remaining[group]) continue; // every node of the group is visited: its arrows, most of the graph's, need not be followed
+        this.visitNeighbours(node, isUp, [edge], (other) => { if (!visited[other]) { visited[other] = 1; remaining[group]--; stack.push(other); result.push(other); } });
+      }
     return [...Int32Array.from(result).sort()]; // a typed array sorts by number
   }
 

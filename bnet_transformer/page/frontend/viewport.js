@@ -29,6 +29,8 @@ export class Viewport {
     this.view = htmlElement("div", { class: "view" }, this.main, this.top, this.left, htmlElement("div", { class: "corner" }));
     /** @type {Layout|null} */
     this.layout = null;
+    this.strips = ""; // what the strips show
+    this.size = { width: 0, height: 0 }; // of the view with its strips; reading it from the page computes the page's layout
     this.#addListeners(isPage);
   }
 
@@ -67,6 +69,16 @@ export class Viewport {
     this.view.style.setProperty("--left", `${stripWidth}px`);
     this.grid.setAttribute("width", String(layout.width));
     this.grid.setAttribute("height", String(layout.height));
+    const strips = JSON.stringify([layout.words, layout.states.map(({ y, group }) => [y, graph.groups[group].name]), layout.sections, stripWidth, layout.isSlanted]);
+    if (strips !== this.strips) this.#renderStrips(layout, graph);
+    if (isResized) this.fit();
+    else { this.applyTransform(); if (strips !== this.strips) this.updateStrips(); }
+    this.strips = strips;
+  }
+
+  /** Render the words and the slices. @param {Layout} layout @param {GroundGraph} graph */
+  #renderStrips(layout, graph) {
+    const { stripWidth } = this;
     this.words.replaceChildren(svgElement("g", {}, ...layout.words.map((word) => {
       const text = svgElement("text", { class: "word", "data-word": word.word, "data-stack": word.stack, "font-size": layout.isSlanted ? 10.5 : 12.5, "text-anchor": layout.isSlanted ? "start" : "middle" });
       text.textContent = word.text;
@@ -87,8 +99,6 @@ export class Viewport {
         svgElement("rect", { x: 4, y: -10, width: stripWidth - 12, height: 20, rx: 4, class: "target" }), text);
     });
     this.slices.replaceChildren(svgElement("g", {}, ...states), svgElement("g", {}, ...sections));
-    if (isResized) this.fit();
-    else { this.applyTransform(); this.updateStrips(); }
   }
 
   /** Move the labels of the strips: their font size does not scale. */
@@ -113,7 +123,13 @@ export class Viewport {
   }
 
   /** The size of the visible part of the grid. */
-  get viewSize() { return { width: this.main.clientWidth, height: this.main.clientHeight }; }
+  get viewSize() {
+    if (!this.size.width) this.#measure();
+    return { width: Math.max(0, this.size.width - this.stripWidth), height: Math.max(0, this.size.height - this.headerHeight) };
+  }
+
+  /** Read the size of the view from the page. */
+  #measure() { this.size = { width: this.view.clientWidth, height: this.view.clientHeight }; }
 
   /** Clamp the offset and move the layers to it. */
   applyTransform() {
@@ -162,7 +178,10 @@ export class Viewport {
   }
 
   /** After a change of the view's size: fit again, unless the user panned or zoomed. */
-  resize() { if (this.isFitted) this.fit(); else this.applyTransform(); }
+  resize() {
+    this.#measure();
+    if (this.isFitted) this.fit(); else this.applyTransform();
+  }
 
   /** Pan until a point is in view. @param {number} x @param {number} y */
   reveal(x, y) {
