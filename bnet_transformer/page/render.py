@@ -24,6 +24,7 @@ MODULES = (
     "controls",
     "export",
     "panel",
+    "printout",
     "attention_lines",
     "explorer",
     "live_state",
@@ -84,7 +85,9 @@ def render_style_sheet() -> str:
     """Return the style sheet, with the palettes of figures as CSS variables."""
     light, dark = (_css_variables(theme) for theme in ("light", "dark"))
     media = f'@media (prefers-color-scheme: dark) {{ .bnet:not([data-theme="light"]) {{ {dark} }} }}'
-    return f'.bnet {{ {light} }}\n{media}\n.bnet[data-theme="dark"] {{ {dark} }}\n{_read_asset("style.css")}'
+    paper = f"@media print {{ .bnet.bnet {{ {light} }} }}"  # as specific as the rules of themes, and later
+    themes = f'.bnet {{ {light} }}\n{media}\n.bnet[data-theme="dark"] {{ {dark} }}\n{paper}'
+    return f"{themes}\n{_read_asset('style.css')}"
 
 
 def _css_variables(theme: str) -> str:

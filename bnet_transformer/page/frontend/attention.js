@@ -10,6 +10,9 @@
  */
 
 export class PageAttention {
+  /** @type {Set<number>} */ hiddenTargets = new Set();
+  /** @type {Set<number>} */ hiddenSources = new Set();
+
   /** @param {GroundGraph} graph @param {AttentionDescription} description @param {Uint8Array} buffer @param {number} steps */
   constructor(graph, description, buffer, steps) {
     this.description = description;

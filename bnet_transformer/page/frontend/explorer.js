@@ -41,6 +41,7 @@ class Explorer extends AttentionLines {
   foreground = svgElement("g", { class: "front", "aria-hidden": "true" });
   listeners = new AbortController();
   numPlates = 1;
+  hasPlates = false;
   highlight = "";
   query = "";
   matchIndex = 0;

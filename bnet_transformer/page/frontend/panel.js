@@ -131,8 +131,9 @@ export function renderOverview(description, host, showSpecial) {
     ...renderPosteriors(description), ...renderInclusion(description), ...renderHeadSwitches(description, host), ...renderEvidence(description, host), ...notes,
     renderSection("Help", "help",
       renderLegend(description),
-      htmlElement("p", { class: "small" }, ...(words ? ["Point at a word to show the words that it attends to (solid) and the words that attend to it (dashed). Click a node for details. ", resolution] : ["Click a node for details."])),
-      htmlElement("dl", { class: "keys" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "deselect"]]
+      htmlElement("p", { class: "small screen" }, words ? "Point at a word to show the words that it attends to (solid) and the words that attend to it (dashed). Click a node for details." : "Click a node for details."),
+      ...(words ? [htmlElement("p", { class: "small" }, resolution)] : []),
+      htmlElement("dl", { class: "keys screen" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "deselect"]]
         .flatMap(([key, action]) => [htmlElement("dt", {}, htmlElement("kbd", {}, key)), htmlElement("dd", {}, action)]))),
   ];
 }
