@@ -19,9 +19,9 @@ function selectField(name, options, chosen, change) {
   return element;
 }
 
-/** A check box with its label. @param {string} name @param {string} text @param {boolean} isChecked @param {(isChecked: boolean) => void} change */
-function checkbox(name, text, isChecked, change) {
-  const element = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "checkbox", name, checked: isChecked }));
+/** A check box with its label, and its purpose as a tip. @param {string} name @param {string} text @param {string} purpose @param {boolean} isChecked @param {(isChecked: boolean) => void} change */
+function checkbox(name, text, purpose, isChecked, change) {
+  const element = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "checkbox", name, title: purpose, checked: isChecked }));
   element.addEventListener("change", () => change(element.checked));
   return htmlElement("label", { class: "field check" }, element, htmlElement("span", {}, text));
 }
@@ -43,11 +43,11 @@ export function renderControls(options) {
     slider.addEventListener("input", () => { output.textContent = Number(slider.value).toFixed(2); updateSettings({ minWeight: Number(slider.value) }); });
     const top = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "number", name: "top", min: 1, max: 999, value: settings.top || "", placeholder: "all", "aria-label": "number of strongest reads to draw for each word" }));
     top.addEventListener("input", () => updateSettings({ top: Math.max(0, Math.floor(Number(top.value)) || 0) }));
-    elements.push(labelledField("P ≥", slider, output), labelledField("top", top), checkbox("all_words", "all words", settings.allWords, (allWords) => updateSettings({ allWords })));
+    elements.push(labelledField("P ≥", slider, output), labelledField("top", top), checkbox("all_words", "all words", "draw the reads of all words", settings.allWords, (allWords) => updateSettings({ allWords })));
   }
-  if (options.hasPlates) elements.push(checkbox("unfold_heads", "unfold heads", settings.unfoldHeads, (unfoldHeads) => updateSettings({ unfoldHeads })));
-  if (options.hasWeights) elements.push(checkbox("show_weights", "weights", settings.showWeights, (showWeights) => updateSettings({ showWeights })));
-  if (options.hasSpecial) elements.push(checkbox("show_special", "special tokens", settings.showSpecial, (showSpecial) => updateSettings({ showSpecial })));
+  if (options.hasPlates) elements.push(checkbox("unfold_heads", "unfold heads", "a row for each head", settings.unfoldHeads, (unfoldHeads) => updateSettings({ unfoldHeads })));
+  if (options.hasWeights) elements.push(checkbox("show_weights", "weights", "show weights and selectors", settings.showWeights, (showWeights) => updateSettings({ showWeights })));
+  if (options.hasSpecial) elements.push(checkbox("show_special", "special", "show special tokens, such as [CLS]", settings.showSpecial, (showSpecial) => updateSettings({ showSpecial })));
   const search = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "search", name: "search", placeholder: "find a word", "aria-label": "find a word", autocomplete: "off" }));
   search.addEventListener("input", () => runCommand("search", search.value));
   search.addEventListener("keydown", (event) => { if (event.key === "Enter") runCommand("next", search.value); if (event.key === "Escape") { search.value = ""; runCommand("search", ""); search.blur(); } });

@@ -47,6 +47,7 @@ export function keepFocus(container, render) {
   const same = attribute ? [...container.querySelectorAll(`[${attribute}="${CSS.escape(value ?? "")}"]`)] : [];
   const near = parts.flatMap((part) => [...container.querySelectorAll(`${part} :is(button, input, select, summary)`)]);
   const target = /** @type {HTMLElement} */ (same.find((element) => parts.every((part) => element.closest(part))) ?? same[0] ?? near[0] ?? container);
+  if (active instanceof HTMLInputElement && target instanceof HTMLInputElement && active.name === target.name && target.type === "text") target.value = active.value; // the user is typing
   target.focus({ preventScroll: true });
 }
 

@@ -26,7 +26,7 @@ const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest
 /** Draw a sentence into an element; `host` makes `do` live. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
 export function mount(root, data, host) {
   const explorer = new Explorer(root, data, host ?? null);
-  return { update: (/** @type {PageData} */ next) => explorer.setData(next), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), remove: () => explorer.remove() };
+  return { update: (/** @type {PageData} */ next) => explorer.setData(next), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), announce: (/** @type {string} */ text) => { explorer.status.textContent = text; }, remove: () => explorer.remove() };
 }
 
 class Explorer extends AttentionLines {
@@ -53,7 +53,7 @@ class Explorer extends AttentionLines {
     this.host = host && { ...host, do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
     this.viewport = new Viewport(root.dataset.page !== undefined);
     this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "display settings" });
-    this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts" });
+    this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts", tabindex: 0 });
     this.status = htmlElement("div", { class: "status", role: "status", "aria-live": "polite" });
     this.footer = htmlElement("div", { class: "footer" });
     root.classList.add("bnet");
@@ -73,10 +73,10 @@ class Explorer extends AttentionLines {
     this.root.replaceChildren();
   }
 
-  /** Wait for the host, and show its error if it fails. @param {Promise<void>|void} answer */
+  /** Wait for the host, and show its error if it fails; a host that reports its errors itself answers false. @param {Promise<void|boolean>|void} answer */
   async awaitHost(answer) {
     this.root.classList.add("running");
-    try { await answer; this.status.textContent = "done"; } catch (error) {
+    try { if ((await answer) !== false) this.status.textContent = "done"; } catch (error) {
       this.footer.textContent = this.status.textContent = error instanceof Error ? error.message : String(error);
     } finally { this.root.classList.remove("running"); }
   }
@@ -260,7 +260,11 @@ class Explorer extends AttentionLines {
   }
 
   /** Select a node by its name. @param {string} name */
-  selectName(name) { this.select([this.graph.findNode(name)]); }
+  selectName(name) {
+    const box = this.boxByNode.get(this.graph.findNode(name));
+    if (box) this.viewport.reveal(box.x, box.y);
+    this.select([this.graph.findNode(name)]);
+  }
 
   // interaction
 

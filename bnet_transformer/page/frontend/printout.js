@@ -7,11 +7,12 @@ import { renderLegend, renderNotes } from "./panel.js";
 /**
  * @typedef {import("./layout.js").Layout} Layout
  * @typedef {{frame: HTMLElement, footer: HTMLElement, description: any, graph: import("./ground_graph.js").GroundGraph, layout: Layout, selected: number[],
- *   settings: import("./controls.js").Settings, viewport: import("./viewport.js").Viewport}} Printable
+ *   elements: Map<import("./layout.js").Box, SVGElement>, background: SVGElement, foreground: SVGElement, settings: import("./controls.js").Settings, viewport: import("./viewport.js").Viewport}} Printable
  */
 
 const MAX_WIDTH = 1400; // of a graph that is printed without a break
 const BAND_WIDTH = 1050; // of the bands of a wider graph
+const MAX_ASPECT = 1.6; // a graph that is higher, relative to its width, continues on the next page
 const LABEL_SPACE = 34; // for the slanted label of the last word
 
 export class Printout {
@@ -38,20 +39,17 @@ export class Printout {
 
   /** Copy the graph in its current state. */
   build() {
-    const { description, footer, layout, selected, settings, viewport } = this.explorer;
-    const id = `bnet-${Math.random().toString(36).slice(2)}`, content = svgElement("g", { id, class: viewport.grid.getAttribute("class") ?? "" });
-    for (const child of viewport.grid.children) content.append(child.cloneNode(true));
-    for (const element of content.querySelectorAll("[role], [tabindex]")) { element.removeAttribute("role"); element.removeAttribute("tabindex"); }
+    const { description, footer, layout, selected, settings } = this.explorer;
     const title = htmlElement("h1", {}, htmlElement("bdi", {}, description.title)), starts = findBands(layout), width = Math.max(...starts.slice(1).map((end, k) => end - starts[k]));
-    const bands = starts.slice(0, -1).map((start) => this.#renderBand(id, start, width));
-    this.figure.replaceChildren(title, svgElement("svg", { width: 0, height: 0, class: "copy" }, svgElement("defs", {}, content)), ...bands, htmlElement("p", { class: "small" }, footer.textContent ?? ""));
+    this.figure.replaceChildren(title, ...starts.slice(0, -1).map((start) => this.#renderBand(start, width)), htmlElement("p", { class: "small" }, footer.textContent ?? ""));
     this.remarks.replaceChildren(...(selected.length ? [renderLegend(description), ...renderNotes(description, settings.showSpecial)] : []));
   }
 
-  /** The words, slices and nodes of one band. @param {string} id @param {number} start @param {number} width */
-  #renderBand(id, start, width) {
-    const { graph, layout, viewport: { stripWidth, headerHeight, unit } } = this.explorer, left = stripWidth / unit, top = headerHeight / unit;
-    const total = left + width + (layout.isSlanted ? LABEL_SPACE : 0), height = top + layout.height;
+  /** The words, slices and nodes of one band. @param {number} start @param {number} width */
+  #renderBand(start, width) {
+    const { background, elements, foreground, graph, layout, viewport: { grid, stripWidth, headerHeight, unit } } = this.explorer;
+    const boxes = layout.boxes.filter(({ x }) => x >= start && x < start + width), bottom = Math.max(...boxes.map(({ y, height }) => y + height / 2), 0) + 24, left = stripWidth / unit, top = headerHeight / unit;
+    const total = left + width + (layout.isSlanted ? LABEL_SPACE : 0), height = top + bottom;
     const words = layout.words.filter(({ x }) => x >= start && x < start + width).map((word) => {
       const x = left + word.x - start;
       return svgElement("text", { class: "word", "text-anchor": layout.isSlanted ? "start" : "middle", transform: layout.isSlanted ? `translate(${x + 3} ${top - 7}) rotate(-46)` : `translate(${x} ${top - 12})` }, word.text);
@@ -61,8 +59,14 @@ export class Printout {
       return svgElement("text", { class: "state-name", x: left - 12, y: top + y + 4, "text-anchor": "end", "font-size": 11 }, `${stack ? `${stack} ` : ""}`, svgElement("tspan", { class: "math" }, label[0]), ...(slice === null ? [] : [svgElement("tspan", { dy: -4, "font-size": 8 }, String(slice))]));
     });
     const sections = layout.sections.map((section) => svgElement("text", { class: "state-name", x: 4, y: top + section.y + 4, "font-size": 11 }, section.label));
-    const nodes = svgElement("svg", { x: left, y: top, width, height: layout.height, viewBox: `${start} 0 ${width} ${layout.height}` }, svgElement("use", { href: `#${id}` }));
-    const band = svgElement("svg", { class: "band", viewBox: `0 0 ${total} ${height}` }, svgElement("g", { class: "strip-words", "font-size": layout.isSlanted ? 10.5 : 12.5 }, ...words), ...states, ...sections, nodes);
+    const copies = boxes.map((box) => {
+      const copy = /** @type {Element} */ (elements.get(box)?.cloneNode(true));
+      for (const name of ["role", "tabindex", "aria-label", "aria-selected"]) copy.removeAttribute(name);
+      return copy;
+    });
+    const content = svgElement("g", { class: grid.getAttribute("class") ?? "" }, background.cloneNode(true), foreground.cloneNode(true), ...copies);
+    const nodes = svgElement("svg", { x: left, y: top, width, height: bottom, viewBox: `${start} 0 ${width} ${bottom}` }, content);
+    const band = svgElement("svg", { class: height < MAX_ASPECT * total ? "band" : "band long", viewBox: `0 0 ${total} ${height}` }, svgElement("g", { class: "strip-words", "font-size": layout.isSlanted ? 10.5 : 12.5 }, ...words), ...states, ...sections, nodes);
     band.style.maxWidth = `${1.3 * total}px`;
     return band;
   }

@@ -254,7 +254,7 @@ export class Viewport {
     this.isFitted = true;
     this.isForced = isForced;
     this.isComplete = isForced || fullScale >= readableScale;
-    this.scale = this.isComplete ? fullScale : Math.min(Math.max(height / this.layout.height, readableScale), 1);
+    this.scale = this.isComplete ? fullScale : Math.min(Math.max(height / this.layout.height, width / this.layout.width, readableScale), 1);
     this.x = Math.max(0, (width - this.layout.width * this.scale) / 2);
     this.y = 0;
     this.applyTransform();
