@@ -347,9 +347,9 @@ def test_keys_do_what_the_pointer_does(show):
         assert page.locator('[data-fact="name"]').inner_text() == name
         page.keyboard.press("Escape")
         assert not page.locator('[data-fact="name"]').count()
-        before = page.locator(".stage").get_attribute("style")
+        before = page.locator(".main .pane").get_attribute("style")
         page.keyboard.press("+")
-        assert page.locator(".stage").get_attribute("style") != before
+        assert page.locator(".main .pane").get_attribute("style") != before
         count = page.locator("[data-node], [data-nodes]").count()
         page.keyboard.press("f")
         assert page.locator("[data-node], [data-nodes]").count() > count
@@ -368,12 +368,12 @@ def test_the_page_can_be_dragged(show):
         boxes = [node.bounding_box() for node in page.locator(".node").all()]
         node_box = next(p for p in boxes if 150 < p["x"] < 300 and 150 < p["y"] < 300)
         x, y = node_box["x"] + node_box["width"] / 2, node_box["y"] + node_box["height"] / 2
-        before, nodes = page.locator(".stage").get_attribute("style"), page.locator(".nodes").inner_html()
+        before, nodes = page.locator(".main .pane").get_attribute("style"), page.locator(".nodes").inner_html()
         page.mouse.move(x, y)
         page.mouse.down()
         page.mouse.move(x - 60, y - 40, steps=4)
         page.mouse.up()
-        assert page.locator(".stage").get_attribute("style") != before
+        assert page.locator(".main .pane").get_attribute("style") != before
         assert not page.locator('[data-fact="name"]').count()  # a drag is not a click
         assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", nodes)
 
@@ -417,20 +417,20 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
         for width in (320, 480, 700, 819, 820, 1000):
             page.set_viewport_size({"width": width, "height": 800})
             check_fits(page, f"{width} wide")
-            start = page.locator(".stage").get_attribute("style")
+            start = page.locator(".main .pane").get_attribute("style")
             page.get_by_role("button", name=f"{section} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {section}")
             page.locator('[data-command="in"]').click(click_count=3)
             page.get_by_role("button", name=f"{again} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {again}")
-            assert page.locator(".stage").get_attribute("style") == start
+            assert page.locator(".main .pane").get_attribute("style") == start
             page.locator('[name="unfold_heads"]').check()
             check_fits(page, f"{width} wide, with heads")
             page.locator('[name="unfold_heads"]').uncheck()
         page.locator('[data-command="in"]').click(click_count=3)
-        scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
+        scale = page.locator(".main .pane").get_attribute("style").partition("scale")[2]
         page.set_viewport_size({"width": 700, "height": 600})
-        assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
+        assert page.locator(".main .pane").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
 
 
 @pytest.mark.slow

@@ -26,9 +26,11 @@ export class Viewport {
     this.grid = svgElement("svg", { class: "stage", role: "grid", "aria-label": "nodes: words are columns, slices are rows" });
     this.words = svgElement("svg", { class: "strip-words", role: "presentation" });
     this.slices = svgElement("svg", { class: "strip-slices", role: "group", "aria-label": "slices" });
-    this.main = htmlElement("div", { class: "main" }, this.grid);
-    this.top = htmlElement("div", { class: "top" }, this.words);
-    this.left = htmlElement("div", { class: "left" }, this.slices);
+    // The transforms are those of the parents: if the transform of an SVG changes, Chromium computes its layout again.
+    this.panes = [this.grid, this.words, this.slices].map((svg) => htmlElement("div", { class: "pane" }, svg));
+    this.main = htmlElement("div", { class: "main" }, this.panes[0]);
+    this.top = htmlElement("div", { class: "top" }, this.panes[1]);
+    this.left = htmlElement("div", { class: "left" }, this.panes[2]);
     this.view = htmlElement("div", { class: "view" }, this.main, this.top, this.left, htmlElement("div", { class: "corner" }));
     /** @type {Layout|null} */
     this.layout = null;
@@ -222,9 +224,10 @@ export class Viewport {
       size <= available ? Math.min(Math.max(offset, 0), available - size) : Math.min(Math.max(offset, available - size - 40), 40));
     this.x = clamp(this.x, layout.width * this.scale, width);
     this.y = clamp(this.y, layout.height * this.scale, height);
-    this.grid.style.transform = `translate(${this.x}px,${this.y}px) scale(${this.scale})`;
-    this.words.style.transform = `translate(${this.x}px,0)`;
-    this.slices.style.transform = `translate(0,${this.y}px)`;
+    const [grid, words, slices] = this.panes;
+    grid.style.transform = `translate(${this.x}px,${this.y}px) scale(${this.scale})`;
+    words.style.transform = `translate(${this.x}px,0)`;
+    slices.style.transform = `translate(0,${this.y}px)`;
   }
 
   /** Move the content. @param {number} dx @param {number} dy */
