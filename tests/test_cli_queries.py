@@ -187,6 +187,7 @@ def test_fit_is_that_of_python_and_can_be_queried(folder):
     close(out["sentences"][0]["probabilities"], expected.net.sentence(TEXTS[0]).posterior("c", {"y_1": "sat"}).float())
 
 
+@pytest.mark.slow
 def test_fit_reads_labels_and_words_behind_a_tab(folder):
     result = query("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
     net = bt.load("l.safetensors")

@@ -197,6 +197,7 @@ def test_a_ratio_without_a_total_effect_has_no_p():
         (lambda: reads().compare(reads(head=1)), "same average over heads.*head 1"),
         (lambda: reads().compare(reads(slices=[0])), "same slices"),
         (lambda: sweep().compare(sweep(texts=("the dog sat", "the cat sat"))), "same sentences.*1 of 1.*paired=False"),
+        (lambda: sweep().compare(sweep(texts=("the cat sat", "a dog sat"))), "same sentences.*1 of 1"),
         (
             lambda: bt.roles(decoder(), CLEAN).compare(bt.roles(decoder(), CLEAN[::-1])),
             "same sentences.*2 of 3.*sentence 0",

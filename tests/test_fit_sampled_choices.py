@@ -109,6 +109,7 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
     torch.testing.assert_close(result.detach(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["before and x", "rest"])
 def test_the_bound_of_sampled_choices_is_below_the_evidence(name):
     """With fixed parameters: any guide of the choices gives a bound, and a fitted guide a tight one."""

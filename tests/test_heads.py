@@ -167,6 +167,7 @@ def sample_strengths(count, generator):
     return (0.2 * 1.5 ** torch.randperm(count, generator=generator).double()).tolist()
 
 
+@pytest.mark.slow
 def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation():
     seed = 1
     generator = seeded(seed)
@@ -262,6 +263,7 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     assert float((f.inclusion.flatten(1) - exact.inclusion).abs().max()) < 0.25
 
 
+@pytest.mark.slow
 def test_svi_of_one_slice_is_exact_up_to_monte_carlo_error():
     """Where gates do not interact (heads write to disjoint features), only Monte Carlo error remains."""
     net = make_net(3, 0)
@@ -286,10 +288,8 @@ def simulate_pairs(net, heads, sentences, generator):
     return x, (y + 0.3 * torch.randn(y.shape, generator=generator, dtype=D)).detach()
 
 
-@pytest.mark.parametrize(
-    ("heads", "strength"),
-    [(2, 1.0), *(pytest.param(3, strength, marks=pytest.mark.slow) for strength in (1.0, 0.2, 0.05))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "strength"), [(2, 1.0), (3, 1.0), (3, 0.2), (3, 0.05)])
 def test_gibbs_is_the_joint_posterior_of_all_slices(heads, strength):
     """That of enumeration, within Monte Carlo error: shares, ends of intervals, gates and Bayes factors. Where heads
     are strong, the gates of a sentence have several modes."""
@@ -409,6 +409,7 @@ def test_an_inclusion_reads_as_a_table():
         f.measure("damage")
 
 
+@pytest.mark.slow
 def test_one_sentence_gives_a_result_without_standard_errors():
     net, x = make_net(2, 0), torch.randn(1, 2, 8, generator=seeded(), dtype=D)
     for method in ("exact", "gibbs", "svi"):

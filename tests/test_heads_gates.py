@@ -137,6 +137,7 @@ def test_damage_requires_sentences_like_those_of_the_measures():
             damage(observed, counts=counts, progress=False)
 
 
+@pytest.mark.slow
 def test_the_net_of_the_user_stays_as_it_was():
     net = concat_net(observe=Categorical(3))
     before = {name: value.clone() for name, value in net.parameters.items()}

@@ -92,6 +92,7 @@ def compute_deviations(sample, name: str, replications: int) -> tuple[Tensor, in
     return known, len(known)
 
 
+@pytest.mark.slow
 def test_the_error_of_the_exact_method_covers_two_modes() -> None:
     deviations, _ = compute_deviations(sample_exact, "two modes", 6)
     assert (deviations.abs() < 2).double().mean() > 0.6 and (deviations.abs() < 4).all()

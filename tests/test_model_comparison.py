@@ -142,6 +142,7 @@ def test_the_number_of_planted_heads_is_chosen(options):
     assert all(f.sentences == 150 for f in table.fits.values()) and table.densities.shape == (4, 150)
 
 
+@pytest.mark.slow
 def test_a_choice_at_the_end_of_the_range_or_with_dead_heads_is_noted():
     data, held_out = planted(60), planted(60, seed=1)
     end, dead = (bt.fit_heads(mixture, data, heads=k, held_out=held_out, **TABLES) for k in ((1, 2), (4, 5)))
@@ -161,6 +162,7 @@ def test_the_number_of_planted_heads_is_chosen_if_all_weights_are_learned():
     assert table.choice == 3 and table.live[1] == 3
 
 
+@pytest.mark.slow
 def test_each_sentence_is_held_out_once_and_evaluated_by_a_fit_of_the_others():
     x, y = planted(31)
     table = bt.fit_heads(mixture, (x, y), heads=(2, 3), folds=4, seed=5, **TABLES)
@@ -341,6 +343,7 @@ def test_leave_one_out_requires_draws_from_the_posterior():
         assert bt.compare([weighted, f], planted(20, seed=1)).densities.isfinite().all()
 
 
+@pytest.mark.slow
 @ARVIZ
 def test_draws_that_predict_too_differently_are_notes_or_errors():
     pytest.importorskip("arviz")

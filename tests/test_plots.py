@@ -254,6 +254,7 @@ def test_fits_show_shares_intervals_and_history(fits):
         bt.plot(nuts, show="pie")
 
 
+@pytest.mark.slow
 def test_fits_show_every_selector_and_on_what_they_were_judged():
     torch.manual_seed(0)
     x, y = torch.randn(6, 2, 4), torch.randn(6, 2, 4)
@@ -435,6 +436,7 @@ def test_nothing_is_cut_off_and_the_page_is_not_exceeded(s, fits):
         assert pixels.shape[1] <= 7.3 * DPI
 
 
+@pytest.mark.slow
 def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
     outer = Figure(figsize=(7, 3))
     FigureCanvasAgg(outer)

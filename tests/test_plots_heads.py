@@ -68,6 +68,7 @@ def test_intervals_are_in_the_cells_on_one_scale_from_0_to_1(inclusion):
     assert "50% interval" in get_notes(bt.plot(replace(inclusion, interval=0.5)))
 
 
+@pytest.mark.slow
 def test_heads_without_an_interval_have_none(inclusion):
     rhat = torch.ones_like(inclusion.log_bayes)
     rhat[0, 1] = 2.0
@@ -96,6 +97,7 @@ def test_dead_heads_are_framed_and_only_they(inclusion):
     assert "without effect" not in get_notes(bt.plot(alive))
 
 
+@pytest.mark.slow
 def test_errors_are_written_where_they_are_known(inclusion):
     for show, error in (("importance", inclusion.importance_error), ("ablation", inclusion.ablation_error)):
         errors = [t for t in get_ax_texts(bt.plot(inclusion, show=show).axes[0]) if "±" in t]

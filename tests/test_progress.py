@@ -51,6 +51,12 @@ def run_sweep(progress: bool | None) -> None:
     bt.sweep(cat, dog, metric={"y_2": "cat"}, progress=progress)
 
 
+def run_circuit(progress: bool | None) -> None:
+    net = bt.decoder(4, heads=1, slices=1, hidden=4, vocabulary=WORDS)
+    cat, dog = (net.sentence(text) for text in TEXTS)
+    bt.circuit(cat, dog, metric={"y_2": "cat"}, threshold="5%", progress=progress)
+
+
 def make_heads_run(method: str) -> Callable[[bool | None], None]:
     """A function that computes the inclusion of heads by a method, and their damage."""
     options = {} if method == "exact" else {"rounds": 8}
@@ -68,6 +74,7 @@ RUNS = {
     "svi": make_fit("svi"),
     "nuts": make_fit("nuts"),
     "sweep": run_sweep,
+    "circuit": run_circuit,
     "heads, exact": make_heads_run("exact"),
     "heads, svi": make_heads_run("svi"),
     "heads, gibbs": make_heads_run("gibbs"),

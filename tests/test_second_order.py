@@ -161,7 +161,8 @@ def test_em_never_decreases_the_density(case):
     assert bool((gains >= -1e-9 * densities[0].abs()).all()) and bool((gains.sum(0) > 0).all())
 
 
-@pytest.mark.parametrize("method", [pytest.param(bt.MAP(restarts=2), marks=pytest.mark.slow), bt.EM(restarts=2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [bt.MAP(restarts=2), bt.EM(restarts=2)])
 def test_a_fit_is_a_maximum(method):
     """Oracle: the dense Hessian and gradient by autograd, in the weights and the log ratios of the table."""
     net = make_net(heads=2, prior=2.0)
@@ -274,6 +275,7 @@ def test_notes_name_heads_that_coincide_and_weights_beyond_their_prior():
     assert any("coincide" in note for note in f.notes)
 
 
+@pytest.mark.slow
 def test_notes_of_a_fit_that_the_data_do_not_determine():
     """All words are 0, so all weights are 0; the free numbers are the weights and one share."""
     net, zero = make_net(heads=2), torch.zeros(20, 4, 2, dtype=D)

@@ -149,7 +149,8 @@ def test_a_typed_sentence_a_do_and_its_undo_are_those_of_the_sentence(open_tab):
 GRAPH = """() => [...document.querySelectorAll(".nodes, .back, .strip-words, .strip-slices")].map((part) => {
   const copy = part.cloneNode(true);
   for (const element of copy.querySelectorAll("[tabindex]")) element.removeAttribute("tabindex");
-  for (const element of copy.querySelectorAll(".node")) element.classList.remove("focused", "connected", "selected", "marked");
+  const transient = ["focused", "connected", "selected", "marked"];
+  for (const element of copy.querySelectorAll(".node")) element.classList.remove(...transient);
   for (const element of copy.querySelectorAll("[aria-selected]")) element.removeAttribute("aria-selected");
   return copy.innerHTML;
 })"""

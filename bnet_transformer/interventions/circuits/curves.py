@@ -74,7 +74,7 @@ class FaithfulnessCurves(ComparableResult):
             the circuits of its ranking by absolute scores, `[share]`; for a random baseline the mean over its draws.
         metric: The metric: its node and states, or the parameters of a function; empty if it is unknown.
         over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
-        digests: A digest of the words of each clean sentence; empty if they are unknown.
+        digests: A digest of the words of each pair; empty if they are unknown.
     """
 
     shares: tuple[float, ...]
@@ -342,7 +342,9 @@ def faithfulness_curves(
     divergence_runs = None if readout is None else build_divergence_runs(pairs, readout)
     options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
-    curves = replace(curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.clean.digests)
+    curves = replace(
+        curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.clean.digest_pairs(pairs.corrupt)
+    )
     if divergence_runs is not None:
         divergences = measure_curves(divergence_runs, scores, ends, draws, **options)
         kl = {name: values.mean((0, -1)) for name, values in divergences.absolute_outcomes.items()}

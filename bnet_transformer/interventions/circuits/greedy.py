@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from bnet_transformer._core.arrays import IntArray
+from bnet_transformer._core.cancellation import check_cancelled
 from bnet_transformer._core.checks import check_choice, check_float
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
@@ -60,7 +62,9 @@ def parse_threshold(threshold: object, clean: Tensor, corrupt: Tensor) -> float:
     return number
 
 
-def search_circuit(runs: CircuitRuns, examples: IntArray, threshold: float, direction: str) -> SearchResult:
+def search_circuit(
+    runs: CircuitRuns, examples: IntArray, threshold: float, direction: str, progress: bool | None = False
+) -> SearchResult:
     """Search from the clean run, from the corrupt run, or both.
 
     `"noise"` starts from the circuit of all edges, and an edge is removed (reads the corrupt run) if the metric stays
@@ -73,16 +77,16 @@ def search_circuit(runs: CircuitRuns, examples: IntArray, threshold: float, dire
         examples: The positions of the examples that are used.
         threshold: The increase of the distance up to which an edge is removed.
         direction: `"noise"`, `"denoise"` or `"both"`.
+        progress: Whether to show a progress bar; None for only in a terminal.
 
     Returns:
         The effects and the retained edges.
     """
     check_choice("direction", direction, DIRECTIONS)
-    results = []
-    if direction != "denoise":
-        results.append(search_edges(runs, examples, threshold))
-    if direction != "noise":
-        results.append(search_edges(runs.swap(), examples, threshold))
+    searches = [runs] * (direction != "denoise") + [runs.swap()] * (direction != "noise")
+    hide = None if progress is None else not progress
+    with tqdm(total=len(searches) * len(runs.edge_names), disable=hide, unit="edge", leave=False) as bar:
+        results = [search_edges(item, examples, threshold, bar.update) for item in searches]
     if len(results) == 1:
         return results[0]
     effects = {edge: max(result.effects[edge] for result in results) for edge in results[0].effects}
@@ -103,13 +107,16 @@ def evaluate_changes(runs: CircuitRuns, retained: Tensor, changes: Sequence[Sequ
     return torch.cat(parts)
 
 
-def search_edges(runs: CircuitRuns, examples: IntArray, threshold: float) -> SearchResult:
+def search_edges(
+    runs: CircuitRuns, examples: IntArray, threshold: float, report: Callable[[int], object]
+) -> SearchResult:
     """Test all edges, from the outcomes to the inputs.
 
     Args:
         runs: The runs.
         examples: The positions of the examples that are used.
         threshold: The increase of `D(H)`, the mean of `|metric(H) - metric(clean)|`, up to which an edge is removed.
+        report: Receives the number of edges that were tested since its last call.
 
     Returns:
         The effects, and the retained edges.
@@ -119,6 +126,7 @@ def search_edges(runs: CircuitRuns, examples: IntArray, threshold: float) -> Sea
     retained = torch.ones(len(runs.edge_names), dtype=torch.bool)
 
     def measure_distances(removed: Sequence[Sequence[int]]) -> Tensor:  # D without each of these sets of edges
+        check_cancelled()
         return (evaluate_changes(runs, retained, removed)[:, columns] - clean).abs().mean(-1)
 
     effects: dict[int, float] = {}
@@ -128,9 +136,10 @@ def search_edges(runs: CircuitRuns, examples: IntArray, threshold: float) -> Sea
         idle = [edge for edge in group if not connected[edge]]
         effects |= dict.fromkeys(idle, 0.0)
         retained[idle] = False
+        report(len(idle))
         edges = [edge for edge in group if connected[edge]]
         if edges:
-            distance = _test_edges(measure_distances, edges, retained, distance, threshold, effects)
+            distance = _test_edges(measure_distances, edges, retained, distance, threshold, effects, report)
     return SearchResult(effects, tuple(edge for edge in effects if retained[edge]), threshold)
 
 
@@ -141,6 +150,7 @@ def _test_edges(
     distance: float,
     threshold: float,
     effects: dict[int, float],
+    report: Callable[[int], object],
 ) -> float:
     """Test the edges of one group, in the order of their single effects; update `retained` and `effects`.
 
@@ -166,6 +176,7 @@ def _test_edges(
                 retained[edge], distance = False, new_distance
             if is_removed != should_remove:
                 break
+        report(num_used)
         size = 2 * size if is_removed == should_remove else INITIAL_BATCH_SIZE
         remaining, should_remove = remaining[num_used:], is_removed
     return distance

@@ -37,6 +37,7 @@ def circuit(
     held_out: float | tuple[object, ...] | None = None,
     seed: int = 0,
     memory: int = DEFAULT_MEMORY,
+    progress: bool | None = None,
 ) -> Circuit:
     """Find a small set of arrows that preserves a metric, by greedy removal (ACDC, Conmy et al. 2023), or evaluate one.
 
@@ -65,6 +66,7 @@ def circuit(
             example, `(clean, corrupt, metric)`; by default a quarter of 8 or more pairs.
         seed: The seed of the choice of held-out pairs.
         memory: The approximate number of bytes that are used at once.
+        progress: Whether to show a progress bar; by default only in a terminal.
 
     Returns:
         The circuit: its edges and arrows, the effect of each tested edge, and its metric, `[example]`.
@@ -81,6 +83,7 @@ def circuit(
     (0, 10)
     """
     check_choice("direction", direction, DIRECTIONS)
+    check_choice("progress", progress, (True, False, None))
     if (threshold is None) == (edges is None):
         expected = "threshold= for a search, or edges= for a circuit without a search"
         raise BNetError("circuit", expected=expected, actual="none of them" if edges is None else "both of them")
@@ -99,7 +102,7 @@ def circuit(
         runs = pairs.build_runs()
         sample = pairs.in_sample
         level = parse_threshold(threshold, runs.evaluate_clean()[sample], runs.evaluate_corrupt()[sample])
-        search = search_circuit(runs, sample, level, direction)
+        search = search_circuit(runs, sample, level, direction, progress)
         names = tuple(runs.edge_names[edge] for edge in search.retained)
         effects = {runs.edge_names[edge]: effect for edge, effect in search.effects.items()}
         result = evaluate_circuit(pairs, runs, names, effects=effects, is_in_sample=True)

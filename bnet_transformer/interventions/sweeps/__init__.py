@@ -148,14 +148,14 @@ def sweep(
 
 
 def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
-    """The digests of the clean sentences, or of those that are patched if an ablation provides the values."""
+    """The digests of the pairs, clean first, or of the patched sentences if an ablation provides the values."""
     digests: dict[int, str] = {}
     for part in parts:
         request = part.request
         is_base = request.options.is_noise or request.source is None
-        examples = request.base if is_base else request.source
-        assert examples is not None
-        digests |= dict(zip(part.examples, examples.digests, strict=True))
+        clean, corrupt = (request.base, request.source) if is_base else (request.source, request.base)
+        assert clean is not None
+        digests |= dict(zip(part.examples, clean.digest_pairs(corrupt), strict=True))
     return tuple(digests[k] for k in sorted(digests))
 
 

@@ -54,7 +54,7 @@ class CellResult(ComparableResult):
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
-        digests: A digest of the words of each clean sentence, or of each corrupt one if an ablation replaces the clean
+        digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
     """
 

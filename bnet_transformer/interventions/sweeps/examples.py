@@ -58,6 +58,13 @@ class Examples:
         special = self.special or ({},) * len(self)
         return tuple(map(digest_words, self.tokens, special))
 
+    def digest_pairs(self, partners: Examples | None) -> tuple[str, ...]:
+        """A digest of the words of each sentence and of its partner; empty if the words of one are unknown."""
+        if partners is None:
+            return self.digests
+        pairs = zip(self.digests, partners.digests, strict=True)
+        return tuple(f"{one}/{other}" if one and other else "" for one, other in pairs)
+
     def with_choices(self, states: Mapping[int, Tensor]) -> Examples:
         """The same sentences with their latent choices set to these states."""
         if not states:
@@ -69,7 +76,7 @@ class Examples:
         """Split the sentences, in order, into parts of `size`."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield replace(self, models=self.models[part], tokens=self.tokens[part])
+            yield replace(self, models=self.models[part], tokens=self.tokens[part], special=self.special[part])
 
     def run(
         self,

@@ -44,7 +44,7 @@ class Sweep(CellResult):
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
-        digests: A digest of the words of each clean sentence, or of each corrupt one if an ablation replaces the clean
+        digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
@@ -207,7 +207,7 @@ class Mediation(CellResult):
         aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
             if they are unknown.
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
-        digests: A digest of the words of each clean sentence, or of each corrupt one if an ablation replaces the clean
+        digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.

@@ -18,7 +18,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.result_comparison import MIN_INTERVAL_COUNT, permutation_p, studentised_interval
+from bnet_transformer._core.resampling import permutation_p, studentised_interval
+from bnet_transformer._core.result_comparison import MIN_INTERVAL_COUNT
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import NodeSpec

@@ -97,6 +97,13 @@ export function renderChange(element, box, relativeChange) {
     : svgElement("rect", { x: -maxWidth / 2, y: height / 2 + 2.5, width: maxWidth * change, height: 2.6, rx: 1.3, class: "change-bar" }));
 }
 
+/** Make an element equal to another one, without removing it from the page. @param {SVGElement} element @param {SVGElement} content */
+export function replaceContent(element, content) {
+  for (const name of element.getAttributeNames()) if (!content.hasAttribute(name)) element.removeAttribute(name);
+  for (const { name, value } of content.attributes) if (name !== "tabindex") element.setAttribute(name, value);
+  element.replaceChildren(...content.childNodes);
+}
+
 /** One node. @param {GroundGraph} graph @param {Box} box @param {Set<number>} interventions @param {Set<number>} evidence @param {boolean} hasLabels @param {string} name */
 export function renderNode(graph, box, interventions, evidence, hasLabels, name) {
   const { fill, isDouble, isDashed, isPartial } = nodeStyle(graph, box, interventions, evidence), group = graph.groups[box.group];

@@ -4,7 +4,7 @@
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
 import { renderControls } from "./controls.js";
-import { htmlElement, keepFocus, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, svgElement } from "./elements.js";
+import { htmlElement, keepFocus, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, replaceContent, svgElement } from "./elements.js";
 import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
 import { computeLayout, getSections } from "./layout.js";
@@ -34,7 +34,7 @@ class Explorer extends AttentionLines {
   /** @type {Set<number>} */ evidence = new Set();
   /** @type {Map<Box, SVGElement>} */ elements = new Map();
   /** @type {Map<Element, Box>} */ boxByElement = new Map();
-  /** @type {{key: string, row: number, element: SVGElement}[]} the nodes in the order of their boxes */ drawnNodes = [];
+  /** @type {{key: string, row: number, element: SVGElement}[]} the nodes in the order of their boxes */ renderedNodes = [];
   /** @type {Box|null} */ focus = null;
   /** @type {number[]} */ selected = [];
   background = svgElement("g", { class: "back", "aria-hidden": "true" });
@@ -157,24 +157,23 @@ class Explorer extends AttentionLines {
     this.renderPanel();
   }
 
-  /** Draw the nodes. If the boxes are those of the last drawing, as after most changes of values, only the elements that differ are replaced. */
+  /** Draw the nodes. If the boxes have the rows of the last drawing, as after a change of values, only what differs is replaced, and the keyboard's focus stays. */
   #drawNodes() {
-    const { graph, layout: { boxes, hasLabels } } = this, previous = this.drawnNodes;
-    this.drawnNodes = boxes.map((box, k) => {
+    const { graph, layout: { boxes, hasLabels } } = this, previous = this.renderedNodes;
+    const isSameGrid = previous.length > 0 && previous.length === boxes.length && boxes.every((box, k) => box.row === previous[k].row);
+    this.renderedNodes = boxes.map((box, k) => {
       const name = this.describeBox(box), key = nodeKey(graph, box, this.interventions, this.evidence, hasLabels, name);
-      const element = previous[k]?.key === key ? previous[k].element : renderNode(graph, box, this.interventions, this.evidence, hasLabels, name);
+      const element = isSameGrid ? previous[k].element : renderNode(graph, box, this.interventions, this.evidence, hasLabels, name);
+      if (isSameGrid && previous[k].key !== key) replaceContent(element, renderNode(graph, box, this.interventions, this.evidence, hasLabels, name));
       renderChange(element, box, this.description.relative_changes?.[String(box.group)]?.[box.word ?? 0] ?? null);
       this.elements.set(box, element);
       this.boxByElement.set(element, box);
       return { key, row: box.row, element };
     });
-    if (previous.length === boxes.length && boxes.every((box, k) => box.row === previous[k].row)) {
-      this.drawnNodes.forEach(({ element }, k) => { if (element !== previous[k].element) previous[k].element.replaceWith(element); });
-      return;
-    }
+    if (isSameGrid) return;
     /** @type {Map<number, SVGElement[]>} */
     const rows = new Map();
-    for (const { row, element } of this.drawnNodes) {
+    for (const { row, element } of this.renderedNodes) {
       const elements = rows.get(row);
       if (elements) elements.push(element); else rows.set(row, [element]);
     }

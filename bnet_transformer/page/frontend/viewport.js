@@ -6,7 +6,8 @@ import { textWidth } from "./layout.js";
 
 const MAX_STRIP_WIDTH = 92; // width of the strip of slices
 const MIN_SCALE = 0.2;
-const READABLE_SCALES = { boxes: 0.5, dots: 0.62 }; // the minimum scale at which nodes with labels, or dots, are shown initially
+const READABLE_SCALES = { boxes: 0.5, dots: 0.62 }; // the minimum scale of `fit` for nodes with labels in a narrow window, and for dots
+const NARROW_WIDTH = 560;
 const FIT_SCALES = [1.3, 2.6]; // the maximum scale of `fit`, in a small view and in a large one
 const FIT_HEIGHT = 620; // of a view with the maximum scale 1
 const TARGET_HEIGHT = 24; // of the buttons of slices
@@ -206,8 +207,8 @@ export class Viewport {
     this.unit = parseFloat(getComputedStyle(this.view).getPropertyValue("--u")) || 1;
   }
 
-  /** The minimum scale at which the nodes are readable. */
-  get readableScale() { return this.layout?.isSlanted ? READABLE_SCALES.dots : READABLE_SCALES.boxes; }
+  /** The minimum scale of `fit`: a small net is shown as a whole, except in a narrow window. */
+  get readableScale() { return this.layout?.isSlanted ? READABLE_SCALES.dots : this.size.width <= NARROW_WIDTH ? READABLE_SCALES.boxes : MIN_SCALE; }
 
   /** The scale at which the full layout is in view. */
   get fullScale() {
