@@ -58,7 +58,7 @@ export function renderControls(options) {
     onclick: () => toggle.setAttribute("aria-expanded", String(toolbar.classList.toggle("open"))) }, "☰");
   return [toggle, htmlElement("div", { class: "settings" }, ...elements), search,
     htmlElement("span", { class: "group" }, commandButton("fold", "▸", "fold all slices", runCommand), commandButton("unfold", "▾", "unfold all slices", runCommand)),
-    htmlElement("span", { class: "group" }, commandButton("out", "−", "zoom out", runCommand), commandButton("fit", "fit", "fit to the window", runCommand), commandButton("in", "+", "zoom in", runCommand)),
+    htmlElement("span", { class: "group" }, commandButton("out", "−", "zoom out", runCommand), commandButton("fit", "fit", "fit to the window; again: show the whole net", runCommand), commandButton("in", "+", "zoom in", runCommand)),
     htmlElement("div", { class: "settings" }, htmlElement("span", { class: "group" }, commandButton("svg", "SVG", "save this view as SVG", runCommand), commandButton("png", "PNG", "save this view as PNG", runCommand)), theme)];
 }
 

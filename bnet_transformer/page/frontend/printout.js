@@ -41,16 +41,16 @@ export class Printout {
   build() {
     const { description, footer, layout, selected, settings } = this.explorer;
     const title = htmlElement("h1", {}, htmlElement("bdi", {}, description.title)), starts = findBands(layout), width = Math.max(...starts.slice(1).map((end, k) => end - starts[k]));
-    this.figure.replaceChildren(title, ...starts.slice(0, -1).map((start) => this.#renderBand(start, width)), htmlElement("p", { class: "small" }, footer.textContent ?? ""));
+    this.figure.replaceChildren(title, ...starts.slice(0, -1).map((start, k) => this.#renderBand(start, starts[k + 1], width)), htmlElement("p", { class: "small" }, footer.textContent ?? ""));
     this.remarks.replaceChildren(...(selected.length ? [renderLegend(description), ...renderNotes(description, settings.showSpecial)] : []));
   }
 
-  /** The words, slices and nodes of one band. @param {number} start @param {number} width */
-  #renderBand(start, width) {
+  /** The words, slices and nodes of one band. @param {number} start @param {number} end @param {number} width  that of the widest band, so that all have the same scale */
+  #renderBand(start, end, width) {
     const { background, elements, foreground, graph, layout, viewport: { grid, stripWidth, headerHeight, unit } } = this.explorer;
-    const boxes = layout.boxes.filter(({ x }) => x >= start && x < start + width), bottom = Math.max(...boxes.map(({ y, height }) => y + height / 2), 0) + 24, left = stripWidth / unit, top = headerHeight / unit;
+    const boxes = layout.boxes.filter(({ x }) => x >= start && x < end), bottom = Math.max(...boxes.map(({ y, height }) => y + height / 2), 0) + 24, left = stripWidth / unit, top = headerHeight / unit;
     const total = left + width + (layout.isSlanted ? LABEL_SPACE : 0), height = top + bottom;
-    const words = layout.words.filter(({ x }) => x >= start && x < start + width).map((word) => {
+    const words = layout.words.filter(({ x }) => x >= start && x < end).map((word) => {
       const x = left + word.x - start;
       return svgElement("text", { class: "word", "text-anchor": layout.isSlanted ? "start" : "middle", transform: layout.isSlanted ? `translate(${x + 3} ${top - 7}) rotate(-46)` : `translate(${x} ${top - 12})` }, word.text);
     });
@@ -65,7 +65,7 @@ export class Printout {
       return copy;
     });
     const content = svgElement("g", { class: grid.getAttribute("class") ?? "" }, background.cloneNode(true), foreground.cloneNode(true), ...copies);
-    const nodes = svgElement("svg", { x: left, y: top, width, height: bottom, viewBox: `${start} 0 ${width} ${bottom}` }, content);
+    const nodes = svgElement("svg", { x: left, y: top, width: end - start, height: bottom, viewBox: `${start} 0 ${end - start} ${bottom}` }, content);
     const band = svgElement("svg", { class: height < MAX_ASPECT * total ? "band" : "band long", viewBox: `0 0 ${total} ${height}` }, svgElement("g", { class: "strip-words", "font-size": layout.isSlanted ? 10.5 : 12.5 }, ...words), ...states, ...sections, nodes);
     band.style.maxWidth = `${1.3 * total}px`;
     return band;
