@@ -471,13 +471,13 @@ def check_controls(page, width):
 def test_windows_from_320_pixels_to_4k(show):
     sizes = {}
     with show(heads().do(x_1_2=Zero()), detail="nodes") as page:
-        for width, height in ((320, 640), (375, 812), (560, 800), (768, 1024), (1280, 800), (3840, 2160)):
+        for width, height in ((320, 640), (375, 812), (600, 800), (768, 1024), (1280, 800), (3840, 2160)):
             page.set_viewport_size({"width": width, "height": height})
             page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
             toggle = page.locator('[data-command="settings"]')
-            assert toggle.is_visible() == (width <= 560)
+            assert toggle.is_visible() == (width <= 680)
             check_controls(page, width)
-            if width <= 560:
+            if width <= 680:
                 assert not page.locator('[name="head"]').is_visible()
                 toggle.click()
                 assert toggle.get_attribute("aria-expanded") == "true" and page.locator('[name="head"]').is_visible()

@@ -56,10 +56,10 @@ export function renderControls(options) {
   // In a narrow window, a button folds the settings.
   const toggle = htmlElement("button", { type: "button", class: "fold-settings", "data-command": "settings", "aria-label": "settings", title: "settings", "aria-expanded": toolbar.classList.contains("open"),
     onclick: () => toggle.setAttribute("aria-expanded", String(toolbar.classList.toggle("open"))) }, "☰");
-  return [toggle, htmlElement("div", { class: "settings" }, ...elements), search,
+  return [toggle, htmlElement("div", { class: "settings" }, ...elements), htmlElement("div", { class: "tools" }, search,
     htmlElement("span", { class: "group" }, commandButton("fold", "▸", "fold all slices", runCommand), commandButton("unfold", "▾", "unfold all slices", runCommand)),
     htmlElement("span", { class: "group" }, commandButton("out", "−", "zoom out", runCommand), commandButton("fit", "fit", "fit to the window; again: show the whole net", runCommand), commandButton("in", "+", "zoom in", runCommand)),
-    htmlElement("div", { class: "settings" }, htmlElement("span", { class: "group" }, commandButton("svg", "SVG", "save this view as SVG", runCommand), commandButton("png", "PNG", "save this view as PNG", runCommand)), theme)];
+    htmlElement("div", { class: "settings" }, htmlElement("span", { class: "group" }, commandButton("svg", "SVG", "save this view as SVG", runCommand), commandButton("png", "PNG", "save this view as PNG", runCommand)), theme))];
 }
 
 /** Selectors for the states of the open choices, or the posterior mean. @param {ControlOptions} options */

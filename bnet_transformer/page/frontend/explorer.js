@@ -76,7 +76,8 @@ class Explorer extends AttentionLines {
   /** Wait for the host, and show its error if it fails; a host that reports its errors itself answers false. @param {Promise<void|boolean>|void} answer */
   async awaitHost(answer) {
     this.root.classList.add("running");
-    try { if ((await answer) !== false) this.status.textContent = "done"; } catch (error) {
+    this.status.textContent = "";
+    try { if ((await answer) !== false) this.status.textContent ||= "done"; } catch (error) {
       this.footer.textContent = this.status.textContent = error instanceof Error ? error.message : String(error);
     } finally { this.root.classList.remove("running"); }
   }

@@ -174,9 +174,13 @@ export class Viewport {
   updateStrips() {
     const { layout, scale, unit, headerHeight } = this;
     if (!layout) return;
+    // Words that would overlap are smaller, if that is enough; otherwise, some are hidden.
+    const room = layout.words.slice(1).map(({ x, text }, k) => (2 * scale * (x - layout.words[k].x)) / (unit * (textWidth(text, 12.5) + textWidth(layout.words[k].text, 12.5) + 8)));
+    const shrink = layout.isSlanted ? 1 : Math.max(0.74, Math.min(1, ...room));
+    this.words.style.fontSize = shrink < 1 ? `calc(${Math.round(125 * shrink) / 10} * var(--u))` : "";
     let free = -1e9; // the right end of the last visible word: a word that would overlap it is hidden
     [.../** @type {Element} */ (this.words.firstChild).children].forEach((text, k) => {
-      const { x: centre, text: label } = layout.words[k], x = centre * scale, half = unit * (layout.isSlanted ? 6.5 : textWidth(label, 12.5) / 2);
+      const { x: centre, text: label } = layout.words[k], x = centre * scale, half = unit * (layout.isSlanted ? 6.5 : (shrink * textWidth(label, 12.5)) / 2);
       const isVisible = x - half >= free;
       if (isVisible) free = x + half;
       text.setAttribute("visibility", isVisible ? "visible" : "hidden");
