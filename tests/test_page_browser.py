@@ -462,7 +462,8 @@ def check_controls(page, width):
     assert len(controls) > 6
     for control in controls:
         assert min(control["width"], control["height"]) >= 23.9, (width, control)
-        assert control["isCut"] or control["x"] >= 0 and control["x"] + control["width"] <= width, (width, control)
+        is_inside = control["x"] >= 0 and control["x"] + control["width"] <= width
+        assert control["isCut"] or is_inside, (width, control)
     for one, other in itertools.combinations(controls, 2):
         assert one["part"] != other["part"] or not overlap(one, other, 1.1), (width, one, other)  # borders are shared
 
@@ -490,7 +491,8 @@ def test_windows_from_320_pixels_to_4k(show):
                 page.locator('[data-command="fit"]').click(click_count=2)  # the initial part, then the whole net
             check_fits(page, width)
             sizes[width] = page.evaluate(
-                "() => ({ text: parseFloat(getComputedStyle(document.querySelector('.panel h2')).fontSize),"
+                "() => ({"
+                " text: parseFloat(getComputedStyle(document.querySelector('.panel h2')).fontSize),"
                 " nodes: Math.max(...[...document.querySelectorAll('.node')].map((e) => e.getBoundingClientRect().right))"
                 " / document.querySelector('.main').getBoundingClientRect().right })"
             )
@@ -510,7 +512,7 @@ def test_fingers_pan_zoom_and_select(show):
             style = page.locator(".main .pane").get_attribute("style")
             return [float(number) for number in re.findall(r"-?[\d.]+", style)[:3]]
 
-        x, y, scale = transform()
+        x, _, scale = transform()
         touch("touchStart", (200, 250))
         for step in range(1, 6):
             touch("touchMove", (200 - 20 * step, 250))
@@ -528,7 +530,7 @@ def test_fingers_pan_zoom_and_select(show):
 @pytest.mark.slow
 def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
     long = " ".join(WORDS.split() * 12)
-    for words, bands in ((WORDS, 1), (long, 2)):
+    for words, count in ((WORDS, 1), (long, 2)):
         with show(heads(words), detail="words", in_color_scheme="dark") as page:
             choose(page, "x_1_2")
             pdf = page.pdf(format="A4")
@@ -536,12 +538,9 @@ def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
             page.emulate_media(media="print")
             for width in (700, 1030):  # A4, upright and across
                 page.set_viewport_size({"width": width, "height": 900})
-                drawn = page.locator(".printout .band")
-                assert drawn.count() == bands
-                assert all(
-                    part["x"] >= 0 and part["x"] + part["width"] <= width
-                    for part in map(lambda b: b.bounding_box(), drawn.all())
-                )
+                bands = [band.bounding_box() for band in page.locator(".printout .band").all()]
+                assert len(bands) == count
+                assert all(band["x"] >= 0 and band["x"] + band["width"] <= width for band in bands)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
                 assert page.locator(".band .word").all_text_contents() == words.split()
                 nodes = page.locator(".band .node").evaluate_all("all => all.map((node) => node.dataset.node)")
@@ -552,7 +551,6 @@ def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
                 hidden = page.locator(".toolbar, .view, .close, .panel [data-highlight]")
                 assert not any(part.is_visible() for part in hidden.all())
                 assert colours(page, ".printout h1") == [rgb(get_palette("light")[name]) for name in ("ink", "paper")]
-            page.emulate_media(media="screen")
 
 
 @pytest.mark.slow

@@ -349,7 +349,7 @@ class Explorer extends AttentionLines {
       const element = /** @type {Element} */ (event.target).closest?.(".node");
       return element ? this.boxByElement.get(element) ?? null : null;
     };
-    const boxNear = (/** @type {MouseEvent} */ event) => { // a finger is less precise than a mouse
+    const closestBox = (/** @type {MouseEvent} */ event) => { // a finger is less precise than a mouse
       if (!this.viewport.isTouch || !/** @type {Element} */ (event.target).closest(".main")) return null;
       const { x, y } = this.viewport.toLayout(event), reach = 16 / this.viewport.scale;
       const distance = (/** @type {Box} */ box) => Math.hypot(Math.max(0, Math.abs(box.x - x) - box.width / 2), Math.max(0, Math.abs(box.y - y) - box.height / 2));
@@ -367,7 +367,7 @@ class Explorer extends AttentionLines {
     view.addEventListener("click", (event) => {
       if (this.viewport.isDragged) return;
       const target = /** @type {Element} */ (event.target), section = /** @type {SVGElement|null} */ (target.closest("[data-slice-section]"));
-      const box = boxFrom(event) ?? boxNear(event);
+      const box = boxFrom(event) ?? closestBox(event);
       if (section) this.toggleSection(/** @type {string} */ (section.dataset.sliceSection));
       else if (box) { this.focusBox(box); this.select(box.ids); } else if (target.closest(".main")) this.select([]);
     });

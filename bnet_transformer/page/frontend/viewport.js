@@ -121,7 +121,7 @@ export class Viewport {
     const isResized = this.layout?.width !== layout.width || this.layout?.height !== layout.height;
     this.layout = layout;
     this.graph = graph;
-    if (!this.size.width) this.#measure();
+    if (!this.size.width) { this.#measure(); this.#sizeStrips(); this.#measure(); } // in a narrow window, the height of the view follows from the layout
     this.#sizeStrips();
     const { stripWidth } = this;
     this.grid.setAttribute("width", String(layout.width));
@@ -175,8 +175,8 @@ export class Viewport {
     const { layout, scale, unit, headerHeight } = this;
     if (!layout) return;
     // Words that would overlap are smaller, if that is enough; otherwise, some are hidden.
-    const room = layout.words.slice(1).map(({ x, text }, k) => (2 * scale * (x - layout.words[k].x)) / (unit * (textWidth(text, 12.5) + textWidth(layout.words[k].text, 12.5) + 8)));
-    const shrink = layout.isSlanted ? 1 : Math.max(0.74, Math.min(1, ...room));
+    const spaces = layout.words.slice(1).map(({ x, text }, k) => (2 * scale * (x - layout.words[k].x)) / (unit * (textWidth(text, 12.5) + textWidth(layout.words[k].text, 12.5) + 8)));
+    const shrink = layout.isSlanted ? 1 : Math.max(0.74, Math.min(1, ...spaces));
     this.words.style.fontSize = shrink < 1 ? `calc(${Math.round(125 * shrink) / 10} * var(--u))` : "";
     let free = -1e9; // the right end of the last visible word: a word that would overlap it is hidden
     [.../** @type {Element} */ (this.words.firstChild).children].forEach((text, k) => {
