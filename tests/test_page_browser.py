@@ -448,10 +448,11 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
         assert page.locator(".main .pane").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
 
 
-CONTROLS = """() => [...document.querySelectorAll("button, select, input, summary, .section")].filter((e) => e.checkVisibility()).map((e) => {
+CONTROLS = """() => [...document.querySelectorAll("button, select, input, summary, .section")].flatMap((e) => {
+  if (!e.checkVisibility()) return [];
   const box = (e.closest("label.check") ?? e).getBoundingClientRect(), part = e.closest(".toolbar, .panel, .view");
   const text = e.outerHTML.slice(0, 90), isCut = e.closest(".view, .wide, .names") !== null;
-  return { text, part: part.className, isCut, x: box.x, y: box.y, width: box.width, height: box.height };
+  return [{ text, part: part.className, isCut, x: box.x, y: box.y, width: box.width, height: box.height }];
 })"""
 
 
@@ -493,7 +494,7 @@ def test_windows_from_320_pixels_to_4k(show):
             sizes[width] = page.evaluate(
                 "() => ({"
                 " text: parseFloat(getComputedStyle(document.querySelector('.panel h2')).fontSize),"
-                " nodes: Math.max(...[...document.querySelectorAll('.node')].map((e) => e.getBoundingClientRect().right))"
+                " nodes: Math.max(...Array.from(document.querySelectorAll('.node'), (e) => e.getBoundingClientRect().right))"
                 " / document.querySelector('.main').getBoundingClientRect().right })"
             )
         assert sizes[3840]["text"] >= 1.4 * sizes[1280]["text"] and sizes[3840]["nodes"] > 0.7

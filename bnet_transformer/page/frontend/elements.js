@@ -45,8 +45,8 @@ export function keepFocus(container, render) {
   render();
   if (!hadFocus || (active && container.contains(active) && active.isConnected)) return;
   const same = attribute ? [...container.querySelectorAll(`[${attribute}="${CSS.escape(value ?? "")}"]`)] : [];
-  const others = parts.flatMap((part) => [...container.querySelectorAll(`${part} :is(button, input, select, summary)`)]);
-  const target = /** @type {HTMLElement} */ (same.find((element) => parts.every((part) => element.closest(part))) ?? same[0] ?? others[0] ?? container);
+  const neighbours = parts.flatMap((part) => [...container.querySelectorAll(`${part} :is(button, input, select, summary)`)]);
+  const target = /** @type {HTMLElement} */ (same.find((element) => parts.every((part) => element.closest(part))) ?? same[0] ?? neighbours[0] ?? container);
   if (active instanceof HTMLInputElement && target instanceof HTMLInputElement && active.name === target.name && target.type === "text") target.value = active.value; // the user is typing
   target.focus({ preventScroll: true });
 }
